@@ -1,0 +1,1 @@
+"""A checkpointing stream engine that runs inside a Spark application."""

@@ -1,0 +1,153 @@
+"""The operator interface: what a subtask's chain calls, in which order, and what an operator may do.
+
+All calls come from one thread, the subtask's. Life of an operator::
+
+    open -> (process_batch | process_watermark | on_processing_time | poll
+             | prepare_snapshot + snapshot | notify_complete | notify_aborted)* -> finish? -> close
+
+``finish`` is called at end of data (drained), never on cancellation; ``close`` always, also after a failure.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.state.backend import KeyedStateBackend
+
+MAX_WATERMARK = (1 << 63) - 1
+
+
+class Output(Protocol):
+    """Where an operator's results go: the next operator of the chain, or the network."""
+
+    def emit(self, batch: pa.RecordBatch) -> None:
+        """Hands over one batch; never blocks, whatever the consumer does (the subtask checks for room beforehand)."""
+
+    def emit_watermark(self, timestamp_ms: int) -> None:
+        """Hands over a watermark: no later row has an event time at or below it."""
+
+
+class OperatorStateStore:
+    """List states of one operator in one subtask, restored before ``open``.
+
+    Items are JSON values (dict, list, str, int, float, bool, None), so that a savepoint can be read by anything.
+    """
+
+    def __init__(self, restored: tuple[OperatorListState, ...] = ()) -> None:
+        self._restored = {state.name: state for state in restored}
+        self._current: dict[str, OperatorListState] = {}
+
+    def restored(self, name: str) -> tuple[Any, ...]:
+        """The items assigned to this subtask by the restored snapshot; empty without one."""
+        state = self._restored.get(name)
+        return () if state is None else state.items
+
+    def put(self, name: str, items: list[Any], mode: OperatorStateMode = OperatorStateMode.SPLIT) -> None:
+        """Replaces the items that the next snapshot will hold. Call it in ``snapshot``."""
+        self._current[name] = OperatorListState(name, mode, tuple(items))
+
+    def snapshot(self) -> tuple[OperatorListState, ...]:
+        """The states as of the last ``put`` of each; what was restored and never put again is kept."""
+        return tuple({**self._restored, **self._current}.values())
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorContext:
+    """What an operator may know and use.
+
+    ``attempt`` counts deployments of the job from 0 and grows with each restart. ``now_ms`` is the processing-time
+    clock (ms since epoch). ``restored_checkpoint_id`` is None on a fresh start. ``keyed_state`` is None unless the spec
+    is keyed; it covers ``key_groups``. ``set_timer(at_ms)`` asks for one ``on_processing_time`` call at or after that
+    time; a later call replaces the request if it is earlier. ``latest_completed`` tells the last checkpoint id this
+    job completed in this attempt, or the restored one.
+    """
+
+    job_id: str
+    uid: str
+    name: str
+    subtask_index: int
+    parallelism: int
+    max_parallelism: int
+    attempt: int
+    key_groups: KeyGroupRange
+    operator_state: OperatorStateStore
+    now_ms: Callable[[], int]
+    set_timer: Callable[[int], None]
+    configuration: dict[str, str] = field(default_factory=dict)
+    keyed_state: KeyedStateBackend | None = None
+    restored_checkpoint_id: int | None = None
+
+
+class Operator(ABC):
+    """Base of all operators; defaults do nothing or pass on."""
+
+    context: OperatorContext
+    output: Output
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        """Called once before any data, with restored state in the context. May emit."""
+        self.context = context
+        self.output = output
+
+    @abstractmethod
+    def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
+        """Processes one non-empty batch of the given input gate."""
+
+    def process_watermark(self, timestamp_ms: int) -> None:
+        """Event time of all inputs has reached ``timestamp_ms``. The default passes it on."""
+        self.output.emit_watermark(timestamp_ms)
+
+    def on_processing_time(self, now_ms: int) -> None:
+        """The time asked for with ``context.set_timer`` has come."""
+
+    def prepare_snapshot(self, checkpoint_id: int) -> None:
+        """Before the barrier is sent on: last chance to emit rows that belong in front of it."""
+
+    def snapshot(self, checkpoint_id: int) -> None:
+        """The synchronous part: put list states into ``context.operator_state``. Keyed state is taken by the subtask."""
+
+    def notify_complete(self, checkpoint_id: int) -> None:
+        """A checkpoint completed; ids may be skipped and notifications may be missing. Covers all ids up to this one."""
+
+    def notify_aborted(self, checkpoint_id: int) -> None:
+        """A checkpoint was aborted. Never roll back what was prepared for it: a later one covers it."""
+
+    def finish(self) -> None:
+        """No more input: emit what is still held back. Not called when the job stops without draining."""
+
+    def close(self) -> None:
+        """Releases resources and aborts what was not prepared for commit; called once, whatever happened."""
+
+
+class SourceStatus(Enum):
+    """What a source says after a poll."""
+
+    MORE_AVAILABLE = "more available"
+    NOTHING_AVAILABLE = "nothing available"
+    END_OF_INPUT = "end of input"
+
+
+class SourceOperator(Operator):
+    """Head of a chain without inputs. State (positions) lies in ``operator_state``."""
+
+    @abstractmethod
+    def poll(self) -> SourceStatus:
+        """Emits at most one batch and returns at once.
+
+        After ``NOTHING_AVAILABLE`` it is asked again after :meth:`idle_ms`, or when the timer it set comes.
+        """
+
+    def idle_ms(self) -> int:
+        """How long to wait before polling again after ``NOTHING_AVAILABLE``."""
+        return 10
+
+    def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
+        raise TypeError(f"source {self.context.uid!r} has no input")

@@ -1,0 +1,87 @@
+"""The keyed state backend interface: what operators ask of it and how a subtask snapshots and restores it.
+
+One backend serves one operator of one subtask and holds the key groups which that subtask owns. Backends:
+``state/memory`` (columnar tables and overlay maps). Others plug in here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Protocol
+
+import pyarrow as pa
+
+from ckpt_runtime.checkpoint.state_handles import KeyedSection
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreSource:
+    """One section of a snapshot to load: only key groups inside the backend's own range are read.
+
+    ``read(offset, length)`` returns verified bytes of the section's file.
+    """
+
+    section: KeyedSection
+    read: Callable[[int, int], bytes | memoryview]
+
+
+class KeyedSnapshot(Protocol):
+    """The asynchronous part of a snapshot. The state in it does not change while the operator goes on."""
+
+    def write(self, stream: BinaryIO, base_offset: int) -> list[KeyedSection]:
+        """Writes all states to ``stream``, whose next byte is at ``base_offset`` of the file; runs in a pool thread.
+
+        Raises OSError as the storage does. Offsets in the sections count from the file's start.
+        """
+
+    def release(self) -> None:
+        """Gives up the frozen view; called once after ``write`` or instead of it, from any thread."""
+
+
+class KeyedStateBackend(ABC):
+    """States by name. Asking for the same name twice returns the same object; another schema is an error.
+
+    Restoring a state whose stored schema differs evolves it where that is safe (fields added, with null or the
+    aggregate's neutral value; fields removed) and raises ``StateSchemaError`` naming uid, state and both schemas
+    otherwise.
+    """
+
+    key_groups: KeyGroupRange
+    max_parallelism: int
+
+    @abstractmethod
+    def restore(self, sources: Sequence[RestoreSource]) -> None:
+        """Loads a snapshot; called once, before any state is asked for."""
+
+    @abstractmethod
+    def aggregate_table(self, name: str, key_schema: pa.Schema, columns: Sequence[Any]) -> Any:
+        """Columnar state for built-in aggregates: one row per key."""
+
+    @abstractmethod
+    def value_state(self, name: str, key_schema: pa.Schema, value_schema: pa.Schema) -> Any:
+        """One tuple per key."""
+
+    @abstractmethod
+    def list_state(self, name: str, key_schema: pa.Schema, value_schema: pa.Schema) -> Any:
+        """A list of tuples per key."""
+
+    @abstractmethod
+    def map_state(
+        self, name: str, key_schema: pa.Schema, user_key_schema: pa.Schema, value_schema: pa.Schema
+    ) -> Any:
+        """A map from tuple to tuple per key."""
+
+    @abstractmethod
+    def timers(self, name: str, key_schema: pa.Schema) -> Any:
+        """A priority queue of (time, key), each pair once."""
+
+    @abstractmethod
+    def snapshot(self, checkpoint_id: int) -> KeyedSnapshot:
+        """The synchronous part: freezes the state in (near) constant time."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees memory and files."""
