@@ -1,0 +1,70 @@
+"""Options, their values and how they may change. Standard library only; reads neither files nor the environment."""
+
+from ckpt_runtime.configuration.changes import AllowList, ConfigurationChange, find_changes
+from ckpt_runtime.configuration.checkpointing_options import (
+    CheckpointingMode,
+    CheckpointingOptions,
+    ExternalizedCheckpointRetention,
+    RecoveryClaimMode,
+    StateRecoveryOptions,
+)
+from ckpt_runtime.configuration.cluster_options import (
+    CpuPinning,
+    HeartbeatOptions,
+    HighAvailabilityOptions,
+    JobManagerOptions,
+    SlotOptions,
+    TaskManagerOptions,
+)
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.errors import (
+    ConfigurationError,
+    InvalidConfigurationError,
+    InvalidOptionError,
+    UnknownOptionError,
+)
+from ckpt_runtime.configuration.option import Changeability, ConfigOption, OptionScope
+from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, PipelineOptions
+from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, JOB_CHECKPOINT_OVERRIDES, OPTIONS, find_option
+from ckpt_runtime.configuration.rest_options import RestOptions
+from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions, RestartStrategyType
+from ckpt_runtime.configuration.state_options import StateBackendType, StateOptions
+from ckpt_runtime.configuration.validation import find_problems, validate
+
+__all__ = [
+    "INTERNAL_PREFIX",
+    "JOB_CHECKPOINT_OVERRIDES",
+    "OPTIONS",
+    "AllowList",
+    "Changeability",
+    "CheckpointingMode",
+    "CheckpointingOptions",
+    "ConfigOption",
+    "Configuration",
+    "ConfigurationChange",
+    "ConfigurationError",
+    "CpuPinning",
+    "ExecutionOptions",
+    "ExternalizedCheckpointRetention",
+    "HeartbeatOptions",
+    "HighAvailabilityOptions",
+    "InvalidConfigurationError",
+    "InvalidOptionError",
+    "JobManagerOptions",
+    "OptionScope",
+    "PipelineOptions",
+    "RecoveryClaimMode",
+    "RestOptions",
+    "RestartStrategyOptions",
+    "RestartStrategyType",
+    "SlotOptions",
+    "StateBackendType",
+    "StateOptions",
+    "StateRecoveryOptions",
+    "TaskManagerOptions",
+    "UnknownOptionError",
+    "find_changes",
+    "find_option",
+    "find_problems",
+    "validate",
+]

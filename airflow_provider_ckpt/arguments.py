@@ -1,0 +1,141 @@
+"""Checks and conversions of operator arguments, after templates were rendered. Pure; raises ``CkptArgumentInvalid``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
+
+Duration = int | str | timedelta
+"""Milliseconds, a text such as ``"90 s"`` or ``"5 min"`` (a bare number means milliseconds), or a timedelta."""
+
+_HEX_ID: Final = re.compile(r"[0-9a-fA-F]{32}")
+_DURATION: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+_UNIT_MILLIS: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("", "ms", "milli", "millis", "millisecond", "milliseconds"), 1),
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1000),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60_000),
+    **dict.fromkeys(("h", "hour", "hours"), 3_600_000),
+    **dict.fromkeys(("d", "day", "days"), 86_400_000),
+}
+_TRUE: Final = ("true", "1", "yes", "on")
+_FALSE: Final = ("false", "0", "no", "off")
+
+
+def hex_id(name: str, value: object) -> str:
+    """A job or trigger id, in lower case."""
+    if not isinstance(value, str) or not _HEX_ID.fullmatch(value.strip()):
+        raise CkptArgumentInvalid(name, value, "it must be 32 hexadecimal digits")
+    return value.strip().lower()
+
+
+def millis(name: str, value: object, *, minimum: int = 1) -> int:
+    """A duration in milliseconds."""
+    found = _millis(value)
+    if found is None or found < minimum:
+        allowed = f"it must be a duration of at least {minimum} ms: an integer (ms), '90 s', '5 min' or a timedelta"
+        raise CkptArgumentInvalid(name, value, allowed)
+    return found
+
+
+def _millis(value: object) -> int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, timedelta):
+        return round(value / timedelta(milliseconds=1))
+    if isinstance(value, str) and (match := _DURATION.fullmatch(value)):
+        unit = _UNIT_MILLIS.get(match[2].lower())
+        return None if unit is None else round(float(match[1]) * unit)
+    return None
+
+
+def seconds(name: str, value: object) -> float:
+    """A waiting time: seconds as a number, or a timedelta."""
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+        raise CkptArgumentInvalid(name, value, "it must be a non-negative number of seconds or a timedelta")
+    return float(value)
+
+
+def integer(name: str, value: object, *, minimum: int) -> int:
+    """An integer, also as the text that a template renders to."""
+    if isinstance(value, str) and re.fullmatch(r"\s*\d+\s*", value):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise CkptArgumentInvalid(name, value, f"it must be an integer of at least {minimum}")
+    return value
+
+
+def boolean(name: str, value: object) -> bool:
+    """A boolean, also as the text that a template renders to."""
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    if text in _TRUE or text in _FALSE:
+        return text in _TRUE
+    raise CkptArgumentInvalid(name, value, "it must be true or false")
+
+
+def choice(name: str, value: object, allowed: Sequence[str]) -> str:
+    """One of ``allowed`` (upper case), given in any case."""
+    found = value.strip().upper() if isinstance(value, str) else value
+    if found not in allowed:
+        raise CkptArgumentInvalid(name, value, f"it must be one of {', '.join(allowed)}")
+    return str(found)
+
+
+def text(name: str, value: object) -> str:
+    """A text that is not empty."""
+    if not isinstance(value, str) or not value.strip():
+        raise CkptArgumentInvalid(name, value, "it must be a non-empty string")
+    return value.strip()
+
+
+def optional_text(name: str, value: object) -> str | None:
+    """A text; ``None``, the empty text and what a template makes of ``None`` mean "not given"."""
+    if value is None or (isinstance(value, str) and value.strip() in ("", "None")):
+        return None
+    return text(name, value)
+
+
+def options(name: str, value: object) -> dict[str, str]:
+    """Configuration options: keys to texts; numbers and booleans become their text, timedeltas milliseconds."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise CkptArgumentInvalid(name, value, "it must be a mapping of option keys to values")
+    return {str(key): _option(f"{name}[{key!r}]", item) for key, item in value.items()}
+
+
+def _option(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, timedelta):
+        return f"{millis(name, value, minimum=0)} ms"
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    raise CkptArgumentInvalid(name, value, "it must be a string, a number, a boolean or a timedelta")
+
+
+def epoch_millis(name: str, value: object) -> int:
+    """A moment in milliseconds since the epoch: such a number, a datetime with a zone, or ISO 8601 text with one."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    moment = value
+    if isinstance(value, str):
+        if value.strip().isdigit():
+            return int(value)
+        try:
+            moment = datetime.fromisoformat(value.strip())
+        except ValueError:
+            moment = None
+    if not isinstance(moment, datetime) or moment.tzinfo is None:
+        allowed = "it must be milliseconds since the epoch, or a date and time with a time zone"
+        raise CkptArgumentInvalid(name, value, allowed)
+    return round(moment.timestamp() * 1000)

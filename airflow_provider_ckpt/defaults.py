@@ -1,0 +1,22 @@
+"""Defaults from Airflow's configuration, section ``[ckpt]``; read when a task is constructed, never at import."""
+
+from __future__ import annotations
+
+from airflow.sdk.configuration import conf
+
+_SECTION = "ckpt"
+
+
+def deferrable() -> bool:
+    """Whether tasks wait in the triggerer. On by default: these waits are long and hold no worker then."""
+    return bool(conf.getboolean(_SECTION, "deferrable", fallback=True))
+
+
+def poll_interval() -> float:
+    """Seconds between two polls."""
+    return float(conf.getfloat(_SECTION, "poll_interval", fallback=2.0))
+
+
+def wait_timeout() -> float:
+    """Seconds that an operator waits for its operation."""
+    return float(conf.getfloat(_SECTION, "wait_timeout", fallback=600.0))

@@ -1,0 +1,46 @@
+"""Why a task of this provider fails.
+
+All are ``AirflowException``s, so Airflow retries the task; ``CkptRequestRejected`` is the one that a retry cannot cure.
+"""
+
+from __future__ import annotations
+
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+
+class CkptConnectionInvalid(AirflowFailException):
+    """A field of the Airflow connection has a value that cannot be used."""
+
+
+class CkptArgumentInvalid(AirflowFailException, ValueError):
+    """An argument of an operator or sensor has a value that cannot be used; nothing was sent."""
+
+    def __init__(self, name: str, value: object, allowed: str) -> None:
+        super().__init__(f"{name}: {value!r} is not acceptable, {allowed}")
+        self.name = name
+        self.value = value
+        self.allowed = allowed
+
+
+class CkptRequestRejected(AirflowFailException):
+    """The job manager refused the request as malformed; the same request would be refused again."""
+
+
+class CkptUnavailable(AirflowException):
+    """The job manager could not be reached, or could not serve, for as long as the task was willing to try."""
+
+
+class CkptOperationFailed(AirflowException):
+    """A checkpoint, a savepoint or a stop ended in failure; the message is the job manager's."""
+
+
+class CkptJobFailed(AirflowException):
+    """A job ended in a state in which it cannot do what the task waits for."""
+
+
+class CkptSessionFailed(AirflowException):
+    """A session's process ended, or its REST API never answered."""
+
+
+class CkptWaitTimeout(AirflowException):
+    """The task's own deadline passed; the message says what became of the remote side."""

@@ -1,0 +1,97 @@
+"""What the provider tells Airflow about itself.
+
+Airflow evaluates it while its own configuration initialises, so this module imports nothing, reads nothing and cannot
+fail; the entry point must name the function in this module.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_PACKAGE = "airflow_provider_ckpt"
+_INTEGRATION = "ckpt"
+
+
+def _modules(folder: str, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    modules = [f"{_PACKAGE}.{folder}.{name}" for name in names]
+    return [{"integration-name": _INTEGRATION, "python-modules": modules}]
+
+
+_OPERATORS = ("cancel", "checkpoint", "checkpoint_config", "savepoint", "session", "stop", "submit")
+_SENSORS = ("checkpoint", "job")
+_TRIGGERS = ("checkpoint", "job", "operation", "session")
+
+_CONNECTION: dict[str, Any] = {
+    "connection-type": "ckpt",
+    "hook-class-name": f"{_PACKAGE}.hooks.ckpt.CkptHook",
+    "hook-name": "Checkpoint runtime (ckpt, Flink REST)",
+    "ui-field-behaviour": {
+        "hidden-fields": ["login"],
+        "relabeling": {"schema": "Scheme", "password": "Bearer token"},
+        "placeholders": {"schema": "http or https", "host": "127.0.0.1", "port": "8081"},
+    },
+    "conn-fields": {
+        "verify": {
+            "label": "Verify the server's certificate",
+            "description": "Only for https.",
+            "schema": {"type": ["boolean", "null"], "default": True},
+        },
+        "ca_file": {
+            "label": "CA bundle",
+            "description": "Path of a PEM file with the authorities to trust instead of the system's.",
+            "schema": {"type": ["string", "null"]},
+        },
+        "timeout": {
+            "label": "Request timeout in seconds",
+            "description": "How long one request may take; waiting for jobs and operations is not limited by it.",
+            "schema": {"type": ["number", "null"], "minimum": 1, "maximum": 600, "default": 30},
+        },
+    },
+}
+
+_CONFIG: dict[str, Any] = {
+    "ckpt": {
+        "description": "Defaults of the operators and sensors that steer checkpointing stream jobs.",
+        "options": {
+            "deferrable": {
+                "description": "Whether waiting is done in the triggerer, unless a task says otherwise.",
+                "version_added": "0.1.0",
+                "type": "boolean",
+                "example": None,
+                "default": "True",
+            },
+            "poll_interval": {
+                "description": "Seconds between two polls of a job or an operation, unless a task says otherwise.",
+                "version_added": "0.1.0",
+                "type": "float",
+                "example": None,
+                "default": "2.0",
+            },
+            "wait_timeout": {
+                "description": "Seconds that an operator waits for its operation, unless a task says otherwise.",
+                "version_added": "0.1.0",
+                "type": "float",
+                "example": None,
+                "default": "600.0",
+            },
+        },
+    }
+}
+
+
+def get_provider_info() -> dict[str, Any]:
+    """The provider's metadata, in the shape of Airflow's ``provider_info.schema.json``."""
+    return {
+        "package-name": "airflow-provider-ckpt",
+        "name": "Checkpoint runtime",
+        "description": "Steers stream jobs with checkpoints and savepoints through a Flink-compatible REST API.",
+        "versions": ["0.1.0"],
+        "integrations": [{"integration-name": _INTEGRATION, "tags": ["service"]}],
+        "operators": _modules("operators", _OPERATORS),
+        "sensors": _modules("sensors", _SENSORS),
+        "hooks": _modules("hooks", ("ckpt",)),
+        "triggers": _modules("triggers", _TRIGGERS),
+        "connection-types": [_CONNECTION],
+        "extra-links": [f"{_PACKAGE}.links.CkptJobLink", f"{_PACKAGE}.links.CkptCheckpointsLink"],
+        "config": _CONFIG,
+    }

@@ -1,0 +1,1 @@
+"""Hooks: how a connection becomes a REST client."""

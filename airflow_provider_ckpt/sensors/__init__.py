@@ -1,0 +1,1 @@
+"""Sensors: wait for something that a job does by itself."""

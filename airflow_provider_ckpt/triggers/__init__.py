@@ -1,0 +1,1 @@
+"""Triggers: the waiting of operators and sensors, in the triggerer."""

@@ -1,0 +1,1 @@
+"""What the demonstration is made of; never imported by the runtime or by the provider."""

@@ -1,0 +1,100 @@
+"""Runs a pipeline's entry point and compiles what it built. Runs user code: never in the driver's own process.
+
+The archive is a directory with the author's files. Modules beside the entry module are importable by their plain
+names; modules of an archive that was loaded earlier in this process are forgotten first, so that two versions of one
+pipeline never mix.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+
+from ckpt_runtime.api.session import StreamSession
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.graph.compiler import CompiledPlan
+from ckpt_runtime.graph.errors import PlanError
+
+DEFAULT_FUNCTION = "pipeline"
+_ISOLATED_PREFIX = "_ckpt_pipeline_"
+_loaded_directories: list[str] = []
+
+
+def load_plan(
+    archive_dir: Path, entry: str, args: Sequence[str], configuration: Mapping[str, str] | Configuration
+) -> CompiledPlan:
+    """Imports ``entry`` (``"module:function"``, ``"module"`` or ``"file.py:function"``) and compiles its job.
+
+    Equal arguments give an equal ``job_graph.fingerprint``.
+
+    :raises PlanError: no such module or function, or a pipeline that cannot be planned
+    :raises Exception: whatever the author's code raises
+    """
+    module_name, function_name = parse_entry(entry)
+    module = _import_module(archive_dir.resolve(), module_name)
+    function = _function(module, module_name, function_name)
+    session = StreamSession(configuration, name=module_name.rsplit(".", 1)[-1])
+    function(session, *args)
+    return session.compile()
+
+
+def parse_entry(entry: str) -> tuple[str, str]:
+    """Module and function of an entry point. :raises PlanError: anything but identifiers, so no paths."""
+    module, _, function = entry.partition(":")
+    module = module.removesuffix(".py")
+    function = function or DEFAULT_FUNCTION
+    if not all(part.isidentifier() for part in (*module.split("."), function)):
+        raise PlanError("entry", f"{entry!r} is not of the form 'module:function'")
+    return module, function
+
+
+def _function(module: ModuleType, module_name: str, name: str) -> Callable[..., None]:
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise PlanError("entry", f"module {module_name!r} has no function {name!r}")
+    return function  # type: ignore[no-any-return]
+
+
+def _import_module(directory: Path, name: str) -> ModuleType:
+    """A top-level file is loaded under a private name, so that it never meets an installed module of the same name."""
+    _forget_earlier_archives()
+    sys.path.insert(0, str(directory))
+    _loaded_directories.append(str(directory))
+    importlib.invalidate_caches()
+    file = directory / f"{name}.py"
+    if "." in name or not file.is_file():
+        if not _exists_in(directory, name):
+            raise PlanError("entry", f"there is no module {name!r} in the archive")
+        return importlib.import_module(name)
+    private = _ISOLATED_PREFIX + hashlib.sha256(str(directory).encode()).hexdigest()[:12] + "_" + name
+    spec = importlib.util.spec_from_file_location(private, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[private] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[private]
+        raise
+    return module
+
+
+def _exists_in(directory: Path, name: str) -> bool:
+    path = directory.joinpath(*name.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+def _forget_earlier_archives() -> None:
+    while _loaded_directories:
+        directory = _loaded_directories.pop()
+        if directory in sys.path:
+            sys.path.remove(directory)
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            if file and Path(file).is_relative_to(directory):
+                del sys.modules[name]

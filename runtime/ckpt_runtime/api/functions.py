@@ -1,0 +1,57 @@
+"""Aggregate functions for ``groupBy(...).agg(...)``, named as in ``pyspark.sql.functions``. Descriptions only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.specs import Aggregate
+
+
+@dataclass(frozen=True, slots=True)
+class AggregateColumn:
+    """One aggregate with the name of its output column."""
+
+    function: str
+    column: str | None
+    name: str
+
+    def alias(self, name: str) -> AggregateColumn:
+        """The same aggregate under another output name."""
+        if not isinstance(name, str) or not name:
+            raise PlanError("alias", f"expected a column name, not {name!r}")
+        return AggregateColumn(self.function, self.column, name)
+
+    def to_aggregate(self) -> Aggregate:
+        return Aggregate(self.function, self.column, self.name)
+
+
+def _over(function: str, column: str) -> AggregateColumn:
+    if not isinstance(column, str) or not column:
+        raise PlanError(function, f"expected a column name, not {column!r}")
+    return AggregateColumn(function, column, f"{function}({column})")
+
+
+def count(column: str = "*") -> AggregateColumn:
+    """Rows per key, named ``count``; with a column, its values that are not null, named ``count(column)``."""
+    return AggregateColumn("count", None, "count") if column == "*" else _over("count", column)
+
+
+def sum(column: str) -> AggregateColumn:
+    """Sum of the values that are not null; null while there is none."""
+    return _over("sum", column)
+
+
+def min(column: str) -> AggregateColumn:
+    """Least value; null while there is none."""
+    return _over("min", column)
+
+
+def max(column: str) -> AggregateColumn:
+    """Greatest value; null while there is none."""
+    return _over("max", column)
+
+
+def avg(column: str) -> AggregateColumn:
+    """Mean of the values that are not null, as a double; null while there is none."""
+    return _over("avg", column)

@@ -1,0 +1,106 @@
+"""``stream.groupBy(...)``: keyed operators, on the conventions of PySpark's ``GroupedData``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from ckpt_runtime.api import functions
+from ckpt_runtime.api.functions import AggregateColumn
+from ckpt_runtime.api.stream import Stream
+from ckpt_runtime.graph.ddl import to_arrow_schema
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.expressions import check_columns
+from ckpt_runtime.graph.logical import LogicalInput
+from ckpt_runtime.graph.schemas import aggregate_output_schema
+from ckpt_runtime.graph.specs import AggregateSpec, ProcessSpec, WatermarkSpec
+
+_OUTPUT_MODES = {"append": "Append", "update": "Update"}
+_TIME_MODES = {"none": "None", "processingtime": "ProcessingTime", "eventtime": "EventTime"}
+_PROCESSOR_METHODS = ("init", "handleInputRows", "close")
+
+
+class GroupedStream:
+    """A stream split by key; ``agg`` and ``transformWithState`` keep state per key."""
+
+    def __init__(self, stream: Stream, keys: tuple[str, ...]) -> None:
+        self._stream = stream
+        self._keys = keys
+
+    def agg(self, *exprs: AggregateColumn) -> Stream:
+        """Running aggregates: for each row in, one row out with the keys and the updated values."""
+        schema = self._stream.schema
+        if not exprs:
+            raise PlanError("agg", "no aggregate given; e.g. agg(count(), sum('x').alias('total'))")
+        taken = set(self._keys)
+        for column in exprs:
+            if not isinstance(column, AggregateColumn):
+                raise PlanError("agg", f"expected count(), sum(...), min(...), max(...) or avg(...), not {column!r}")
+            if column.column is not None:
+                check_columns([column.column], schema, f"agg: {column.function}")
+                _check_type(column, schema)
+            if column.name in taken:
+                raise PlanError("agg", f"two result columns are called {column.name!r}; use .alias(...)")
+            taken.add(column.name)
+        spec = AggregateSpec(self._keys, tuple(column.to_aggregate() for column in exprs))
+        return self._stream._then(spec, aggregate_output_schema(schema, spec))
+
+    def count(self) -> Stream:
+        """Rows per key, in a column ``count``."""
+        return self.agg(functions.count())
+
+    def transformWithState(
+        self,
+        statefulProcessor: Any,
+        outputStructType: Any,
+        outputMode: str,
+        timeMode: str,
+        initialState: Any = None,
+        eventTimeColumnName: str = "",
+    ) -> Stream:
+        """Runs a PySpark ``StatefulProcessor`` on each key's rows; arguments as PySpark's.
+
+        :raises PlanError: wrong modes, event time without a watermark, an object that is no processor; also for
+            ``initialState`` (start from a savepoint) and ``eventTimeColumnName`` (call ``withWatermark`` behind it).
+        """
+        missing = [method for method in _PROCESSOR_METHODS if not callable(getattr(statefulProcessor, method, None))]
+        if isinstance(statefulProcessor, type) or missing:
+            raise PlanError("statefulProcessor", "expected an instance of a StatefulProcessor subclass")
+        if initialState is not None:
+            raise PlanError("initialState", "not supported; start the job from a savepoint that holds the state")
+        output = to_arrow_schema(outputStructType, "outputStructType")
+        time_mode = _mode("timeMode", timeMode, _TIME_MODES)
+        if time_mode == "EventTime" and not _has_watermark(self._stream._inputs):
+            raise PlanError("timeMode", "EventTime needs .withWatermark(column, delay) before groupBy")
+        if eventTimeColumnName:
+            raise PlanError("eventTimeColumnName", "call .withWatermark(column, delay) on the result instead")
+        spec = ProcessSpec(
+            self._keys, statefulProcessor, output, _mode("outputMode", outputMode, _OUTPUT_MODES), time_mode
+        )
+        return self._stream._then(spec, output)
+
+
+def _mode(field: str, value: str, allowed: dict[str, str]) -> str:
+    mode = allowed.get(value.lower()) if isinstance(value, str) else None
+    if mode is None:
+        raise PlanError(field, f"{value!r} is not one of {', '.join(allowed.values())}")
+    return mode
+
+
+def _has_watermark(inputs: tuple[LogicalInput, ...]) -> bool:
+    """Whether every path from the sources comes through a watermark."""
+    return all(isinstance(edge.node.spec, WatermarkSpec) or _reaches(edge) for edge in inputs)
+
+
+def _reaches(edge: LogicalInput) -> bool:
+    return bool(edge.node.inputs) and _has_watermark(edge.node.inputs)
+
+
+def _check_type(column: AggregateColumn, schema: pa.Schema) -> None:
+    kind = schema.field(column.column).type
+    if column.function in ("sum", "avg"):
+        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+            raise PlanError("agg", f"{column.function} of column {column.column!r}: {kind} is not a number")
+    elif column.function in ("min", "max") and pa.types.is_nested(kind):
+        raise PlanError("agg", f"{column.function} of column {column.column!r}: {kind} has no order")

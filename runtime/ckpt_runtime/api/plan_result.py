@@ -1,0 +1,67 @@
+"""Request and answer of the plan process, as plain data with a JSON form. No user code, no process handling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ckpt_runtime.graph.job_graph import JobGraph
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What to plan: see :func:`ckpt_runtime.api.entry_point.load_plan`."""
+
+    archive_dir: str
+    entry: str
+    args: tuple[str, ...]
+    configuration: dict[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "archive_dir": self.archive_dir,
+            "entry": self.entry,
+            "args": list(self.args),
+            "configuration": self.configuration,
+        }
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> PlanRequest:
+        return cls(
+            document["archive_dir"], document["entry"], tuple(document["args"]), dict(document["configuration"])
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFailure:
+    """Why a pipeline could not be planned. ``traceback`` shows the author's frames only."""
+
+    type: str
+    message: str
+    traceback: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """Either a job graph with warnings, or a failure."""
+
+    job_graph: JobGraph | None = None
+    warnings: tuple[str, ...] = ()
+    failure: PlanFailure | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        if self.failure is not None:
+            failure = self.failure
+            return {"error": {"type": failure.type, "message": failure.message, "traceback": failure.traceback}}
+        assert self.job_graph is not None
+        return {"job_graph": self.job_graph.to_json(), "warnings": list(self.warnings)}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> PlanResult:
+        if "error" in document:
+            error = document["error"]
+            return cls(failure=PlanFailure(error["type"], error["message"], error["traceback"]))
+        return cls(JobGraph.from_json(document["job_graph"]), tuple(document["warnings"]))

@@ -1,0 +1,179 @@
+"""``Stream``: what ``load()`` and every transformation return, on the conventions of PySpark's ``DataFrame``.
+
+Each transformation adds one operator to the plan and checks its arguments against the schema at once, so that a mistake
+shows in the author's own line. ``union``, ``rebalance`` and ``broadcast`` add none: they say how rows reach the next
+operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ckpt_runtime.api.operator_settings import OperatorSettings
+from ckpt_runtime.api.writer import StreamWriter
+from ckpt_runtime.configuration.quantities import parse_duration
+from ckpt_runtime.graph.ddl import to_arrow_schema
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.expressions import check_columns, expression_type
+from ckpt_runtime.graph.job_graph import Partitioning
+from ckpt_runtime.graph.logical import LogicalInput, LogicalNode, LogicalPlan
+from ckpt_runtime.graph.schemas import project_output_schema
+from ckpt_runtime.graph.specs import (
+    ArrowFunction,
+    FilterSpec,
+    MapInArrowSpec,
+    OperatorSpec,
+    ProjectSpec,
+    WatermarkSpec,
+)
+
+Resolve = Callable[[str | type], str | type]
+
+
+class Stream(OperatorSettings):
+    """Unbounded rows of one schema."""
+
+    def __init__(
+        self, plan: LogicalPlan, resolve: Resolve, inputs: tuple[LogicalInput, ...], schema: pa.Schema
+    ) -> None:
+        self._plan = plan
+        self._resolve = resolve
+        self._inputs = inputs
+        self._schema = schema
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of its rows."""
+        return self._schema
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of its columns."""
+        return list(self._schema.names)
+
+    @property
+    def writeStream(self) -> StreamWriter:
+        """A new writer, as ``df.writeStream``."""
+        return StreamWriter(self._plan, self._resolve, self._inputs, self._schema)
+
+    def mapInArrow(self, func: ArrowFunction, schema: Any) -> Stream:
+        """Applies ``func(batches) -> batches``. ``schema`` is that of its result: Arrow, DDL or ``StructType``.
+
+        ``func`` is called once per buffer; it must not keep state between calls that the results depend on.
+        """
+        if not callable(func):
+            raise PlanError("mapInArrow", f"expected a function from batches to batches, not {type(func).__name__}")
+        output = to_arrow_schema(schema, "mapInArrow schema")
+        return self._then(MapInArrowSpec(func, output), output)
+
+    def filter(self, condition: pc.Expression | str) -> Stream:
+        """Keeps the rows for which a boolean expression (or a boolean column, by name) is true."""
+        expression = pc.field(condition) if isinstance(condition, str) else condition
+        kind = expression_type(expression, self._schema, "filter")
+        if not pa.types.is_boolean(kind):
+            raise PlanError("filter", f"{expression} is {kind}, not boolean")
+        return self._then(FilterSpec(expression), self._schema)
+
+    where = filter
+
+    def select(self, *columns: str, **computed: pc.Expression | str) -> Stream:
+        """Some columns by name, then ``name=expression`` ones."""
+        check_columns(columns, self._schema, "select")
+        chosen: list[tuple[str, pc.Expression]] = [(column, pc.field(column)) for column in columns]
+        for name, value in computed.items():
+            chosen.append((name, pc.field(value) if isinstance(value, str) else value))
+        return self._project(chosen, "select")
+
+    def withColumn(self, colName: str, col: pc.Expression) -> Stream:
+        """All columns and one computed one, which takes the place of a column of the same name."""
+        if not isinstance(colName, str) or not colName:
+            raise PlanError("withColumn", f"expected a column name, not {colName!r}")
+        chosen = [(name, col if name == colName else pc.field(name)) for name in self._schema.names]
+        if colName not in self._schema.names:
+            chosen.append((colName, col))
+        return self._project(chosen, "withColumn")
+
+    def withWatermark(self, eventTime: str, delayThreshold: str) -> Stream:
+        """Declares a timestamp column as event time; the watermark trails its greatest value by the threshold."""
+        check_columns([eventTime], self._schema, "withWatermark")
+        kind = self._schema.field(eventTime).type
+        if not pa.types.is_timestamp(kind):
+            raise PlanError("withWatermark", f"column {eventTime!r} is {kind}, not a timestamp")
+        try:
+            delay_ms = parse_duration(delayThreshold)
+        except (ValueError, AttributeError) as error:
+            raise PlanError("withWatermark", f"delay threshold {delayThreshold!r}: {error}") from None
+        return self._then(WatermarkSpec(eventTime, delay_ms), self._schema)
+
+    def groupBy(self, *cols: str) -> GroupedStream:
+        """Rows with equal values in ``cols`` go to the same subtask of the next operator."""
+        from ckpt_runtime.api.grouped import GroupedStream
+
+        if not cols:
+            raise PlanError("groupBy", "no column given; a stream is grouped by at least one")
+        check_columns(cols, self._schema, "groupBy")
+        nested = [column for column in cols if pa.types.is_nested(self._schema.field(column).type)]
+        if nested:
+            raise PlanError("groupBy", f"column {nested[0]!r} is nested and cannot be a key")
+        self._without_partitioning("groupBy")
+        inputs = tuple(LogicalInput(edge.node, Partitioning.HASH, tuple(cols)) for edge in self._inputs)
+        return GroupedStream(Stream(self._plan, self._resolve, inputs, self._schema), tuple(cols))
+
+    def union(self, other: Stream) -> Stream:
+        """The rows of both, without order between them. Schemas must be equal."""
+        if not isinstance(other, Stream) or other._plan is not self._plan:
+            raise PlanError("union", "expected a stream of the same session")
+        if not other._schema.equals(self._schema):
+            raise PlanError("union", f"schemas differ: {_brief(self._schema)} and {_brief(other._schema)}")
+        nodes = {edge.node for edge in self._inputs}
+        if any(edge.node in nodes for edge in other._inputs):
+            raise PlanError("union", "a stream cannot be united with itself; put an operator in between")
+        return Stream(self._plan, self._resolve, self._inputs + other._inputs, self._schema)
+
+    def rebalance(self) -> Stream:
+        """Rows go to the next operator's subtasks in turn."""
+        return self._partitioned(Partitioning.REBALANCE, "rebalance")
+
+    def broadcast(self) -> Stream:
+        """Each row goes to all subtasks of the next operator."""
+        return self._partitioned(Partitioning.BROADCAST, "broadcast")
+
+    def _project(self, columns: Sequence[tuple[str, pc.Expression]], field: str) -> Stream:
+        if not columns:
+            raise PlanError(field, "no column given")
+        names = [name for name, _ in columns]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise PlanError(field, f"column {repeated[0]!r} is given twice")
+        for name, expression in columns:
+            expression_type(expression, self._schema, f"{field}: column {name!r}")
+        spec = ProjectSpec(tuple(columns))
+        return self._then(spec, project_output_schema(self._schema, spec))
+
+    def _then(self, spec: OperatorSpec, schema: pa.Schema) -> Stream:
+        node = self._plan.add(LogicalNode(spec, self._inputs, schema))
+        return Stream(self._plan, self._resolve, (LogicalInput(node),), schema)
+
+    def _partitioned(self, partitioning: Partitioning, method: str) -> Stream:
+        self._without_partitioning(method)
+        inputs = tuple(replace(edge, partitioning=partitioning) for edge in self._inputs)
+        return Stream(self._plan, self._resolve, inputs, self._schema)
+
+    def _without_partitioning(self, method: str) -> None:
+        for edge in self._inputs:
+            if edge.partitioning is not Partitioning.FORWARD:
+                raise PlanError(method, f"rows are already distributed by {edge.partitioning.value.lower()}")
+
+    def _operator(self, method: str) -> LogicalNode:
+        if len(self._inputs) != 1 or self._inputs[0].partitioning is not Partitioning.FORWARD:
+            raise PlanError(method, "call it right behind an operator, not behind union, rebalance or broadcast")
+        return self._inputs[0].node
+
+
+def _brief(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)

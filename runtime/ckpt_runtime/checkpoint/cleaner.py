@@ -1,0 +1,69 @@
+"""Orders the deletion of checkpoints: the pointer first, and only when that is certainly gone the files. Pure.
+
+The one owner of deletions on the coordinator's side; counts what is being cleaned, since cleaning holds back triggers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.effects import DiscardCheckpoint, DiscardLocation, Effect, RemoveFromStore
+
+
+class CheckpointCleaner:
+    """``emit`` takes the effects."""
+
+    def __init__(self, emit: Callable[[Effect], None]) -> None:
+        self._emit = emit
+        self._removing: dict[int, tuple[CompletedCheckpoint, bool, int]] = {}
+        self._deleting: Counter[int] = Counter()
+
+    @property
+    def busy(self) -> int:
+        """How many checkpoints are being cleaned."""
+        return len(self._removing) + self._deleting.total()
+
+    @property
+    def pointers_are_gone(self) -> bool:
+        """Whether no pointer to a checkpoint that is being cleaned can exist any more."""
+        return not self._removing
+
+    def retire(self, checkpoint: CompletedCheckpoint, discard: bool) -> None:
+        """Removes the pointer of a checkpoint and then, with ``discard``, its files."""
+        self._removing[checkpoint.id] = (checkpoint, discard, 0)
+        self._emit(RemoveFromStore(checkpoint.id))
+
+    def discard_location(self, checkpoint_id: int, directory: str) -> None:
+        """Deletes the directory of an aborted checkpoint, to which there never was a pointer."""
+        self._deleting[checkpoint_id] += 1
+        self._emit(DiscardLocation(checkpoint_id, directory))
+
+    def removed(self, checkpoint_id: int) -> bool:
+        """The pointer is gone. Returns False when no removal was under way."""
+        if checkpoint_id not in self._removing:
+            return False
+        checkpoint, discard, _ = self._removing.pop(checkpoint_id)
+        if discard:
+            self._deleting[checkpoint_id] += 1
+            self._emit(DiscardCheckpoint(checkpoint))
+        return True
+
+    def remove_failed(self, checkpoint_id: int) -> bool:
+        """Tries the removal again. Returns False when none was under way."""
+        if checkpoint_id not in self._removing:
+            return False
+        checkpoint, discard, attempt = self._removing[checkpoint_id]
+        self._removing[checkpoint_id] = (checkpoint, discard, attempt + 1)
+        self._emit(RemoveFromStore(checkpoint_id, attempt + 1))
+        return True
+
+    def cleaned(self, checkpoint_id: int) -> bool:
+        """Files were deleted. Returns False when nothing was being deleted."""
+        if not self._deleting[checkpoint_id]:
+            del self._deleting[checkpoint_id]
+            return False
+        self._deleting[checkpoint_id] -= 1
+        self._deleting += Counter()  # drops zeros
+        return True

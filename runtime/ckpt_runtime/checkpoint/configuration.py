@@ -1,0 +1,80 @@
+"""The checkpointing settings in force for a job, as the coordinator uses them. Values and their limits, no parsing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+MINIMUM_MS = 10
+"""The least interval and timeout that a job accepts."""
+
+
+class CheckpointConfigurationError(ValueError):
+    """A setting outside its limits; names the setting, the value and what is allowed."""
+
+
+class CheckpointRetention(StrEnum):
+    """``execution.checkpointing.externalized-checkpoint-retention``: which checkpoints outlive the job."""
+
+    DELETE_ON_CANCELLATION = "DELETE_ON_CANCELLATION"
+    RETAIN_ON_CANCELLATION = "RETAIN_ON_CANCELLATION"
+    NO_EXTERNALIZED_CHECKPOINTS = "NO_EXTERNALIZED_CHECKPOINTS"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointConfiguration:
+    """Effective values. ``interval_ms`` is None when no periodic checkpoints are wanted.
+
+    Raises :class:`CheckpointConfigurationError` when a value is outside its limits. :meth:`effective` additionally
+    raises the interval to the minimum pause, as at submission.
+    """
+
+    interval_ms: int | None = None
+    timeout_ms: int = 600_000
+    min_pause_ms: int = 0
+    max_concurrent: int = 1
+    tolerable_failures: int = 0
+    retained: int = 1
+    retention: CheckpointRetention = CheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS
+    unaligned_enabled: bool = False
+    aligned_timeout_ms: int = 0
+    max_inflight_data_bytes: int | None = None
+    interval_during_backlog_ms: int | None = None
+    checkpoints_after_tasks_finish: bool = True
+
+    def __post_init__(self) -> None:
+        least = {
+            "interval_ms": MINIMUM_MS,
+            "timeout_ms": MINIMUM_MS,
+            "min_pause_ms": 0,
+            "max_concurrent": 1,
+            "tolerable_failures": 0,
+            "retained": 1,
+            "aligned_timeout_ms": 0,
+            "max_inflight_data_bytes": 0,
+            "interval_during_backlog_ms": 0,
+        }
+        for name, minimum in least.items():
+            value = getattr(self, name)
+            if value is not None and value < minimum:
+                raise CheckpointConfigurationError(f"{name} is {value}; it must be at least {minimum}")
+        if self.unaligned_enabled and self.max_concurrent > 1:
+            raise CheckpointConfigurationError(
+                f"max_concurrent is {self.max_concurrent}; it must be 1 while unaligned checkpoints are enabled"
+            )
+
+    def effective(self) -> CheckpointConfiguration:
+        """The same with an interval of at least the minimum pause."""
+        if self.interval_ms is None or self.interval_ms >= self.min_pause_ms:
+            return self
+        return replace(self, interval_ms=self.min_pause_ms)
+
+    def discards_on(self, job_status: str) -> bool:
+        """Whether the retained checkpoints are deleted when the job ends as ``job_status`` (a terminal JobStatus)."""
+        if job_status == "FINISHED":
+            return True
+        if job_status == "CANCELED":
+            return self.retention is not CheckpointRetention.RETAIN_ON_CANCELLATION
+        if job_status == "FAILED":
+            return self.retention is CheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS
+        return False

@@ -1,0 +1,220 @@
+"""Everything that a checkpoint coordinator asks its shell to do: its one output type. Values only.
+
+The shell starts effects in the order given. Those with an answer name the event; exactly one answer comes, at any
+later time and in any order. The others are sent and forgotten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.events import TimerId
+from ckpt_runtime.checkpoint.executions import ExecutionId
+from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
+from ckpt_runtime.checkpoint.state_handles import SubtaskState
+
+
+@dataclass(frozen=True, slots=True)
+class InitializeLocation:
+    """Create the snapshot's own directory: ``chk-<id>``, or a fresh one in ``target_directory`` for a savepoint.
+
+    Answer: LocationReady or LocationFailed. A directory that exists already is a failure.
+    """
+
+    checkpoint_id: int
+    properties: CheckpointProperties
+    target_directory: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerSources:
+    """Send the trigger to ``tasks``; a delivery that fails is reported as TriggerFailed."""
+
+    checkpoint_id: int
+    timestamp: int
+    options: CheckpointOptions
+    tasks: tuple[ExecutionId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteMetadata:
+    """Publish the metadata atomically; it must not exist yet. Answer: MetadataWritten, -Failed or -Unknown."""
+
+    checkpoint: CompletedCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class ResolveMetadata:
+    """Find out whether an earlier write of this metadata happened. Wait longer with growing ``attempt`` (from 1).
+
+    Answer: MetadataWritten, MetadataFailed (only when it can no longer appear) or MetadataUnknown.
+    """
+
+    checkpoint: CompletedCheckpoint
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class AddToStore:
+    """Make the HA pointer durable, ``owned`` with it. Answer: StoreAdded, StoreFailed or StoreUnknown."""
+
+    checkpoint: CompletedCheckpoint
+    owned: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ResolveStore:
+    """Re-read the HA pointer after an unknown outcome. Answer as AddToStore; wait longer with growing ``attempt``."""
+
+    checkpoint: CompletedCheckpoint
+    attempt: int
+    owned: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveFromStore:
+    """Remove the HA pointer; one that is absent counts as removed. Answer: StoreRemoved or StoreRemoveFailed."""
+
+    checkpoint_id: int
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardCheckpoint:
+    """Delete a completed checkpoint: metadata first, private files, then the empty directory. Answer: CleanupDone."""
+
+    checkpoint: CompletedCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardLocation:
+    """Delete an aborted checkpoint's directory with everything in it. Answer: CleanupDone."""
+
+    checkpoint_id: int
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardState:
+    """Delete the private files (relative paths) of a subtask state that no checkpoint will use. No answer."""
+
+    checkpoint_id: int
+    directory: str
+    state: SubtaskState
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteSharedFiles:
+    """Delete shared state files that no retained checkpoint refers to. No answer."""
+
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyComplete:
+    """Tell tasks that a checkpoint is complete."""
+
+    checkpoint_id: int
+    timestamp: int
+    tasks: tuple[ExecutionId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyAborted:
+    """Tell tasks that a checkpoint is aborted; ``latest_completed`` (-1: none) heals a lost completion."""
+
+    checkpoint_id: int
+    timestamp: int
+    latest_completed: int
+    tasks: tuple[ExecutionId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleTimer:
+    """Answer with TimerFired(timer, generation) at ``at_rel_ms``; replaces an earlier one of the same id."""
+
+    timer: TimerId
+    generation: int
+    at_rel_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTimer:
+    """Forget a timer. One that has fired already is harmless."""
+
+    timer: TimerId
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCompleted:
+    """A requested checkpoint is complete; ``external_path`` is its directory."""
+
+    request_id: str
+    checkpoint_id: int
+    external_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """A requested checkpoint failed. ``checkpoint_id`` is None when it never got an id."""
+
+    request_id: str
+    reason: CheckpointFailureReason
+    message: str
+    checkpoint_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreFrom:
+    """Answers RestoreRequested: the newest checkpoint there is, None for a fresh start. Nothing is in flight."""
+
+    request_id: str
+    checkpoint: CompletedCheckpoint | None
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreFailed:
+    """Answers RestoreRequested: the savepoint could not be recorded."""
+
+    request_id: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailJob:
+    """More checkpoints failed than are tolerated, or a synchronous savepoint did."""
+
+    reason: CheckpointFailureReason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownComplete:
+    """After Shutdown: nothing is in flight any more; the coordinator can be dropped."""
+
+
+Effect = (
+    InitializeLocation
+    | TriggerSources
+    | WriteMetadata
+    | ResolveMetadata
+    | AddToStore
+    | ResolveStore
+    | RemoveFromStore
+    | DiscardCheckpoint
+    | DiscardLocation
+    | DiscardState
+    | DeleteSharedFiles
+    | NotifyComplete
+    | NotifyAborted
+    | ScheduleTimer
+    | CancelTimer
+    | RequestCompleted
+    | RequestFailed
+    | RestoreFrom
+    | RestoreFailed
+    | FailJob
+    | ShutdownComplete
+)

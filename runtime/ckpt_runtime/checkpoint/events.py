@@ -1,0 +1,313 @@
+"""Everything that can happen to a checkpoint coordinator: its one input type. Values only.
+
+Requests and messages come from outside; the others answer an effect (see ``effects``). An answer about a write may be
+"unknown" (a timeout, a lost connection): the write may have happened. The coordinator then asks for a re-read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
+from ckpt_runtime.checkpoint.executions import ExecutionId
+from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode
+from ckpt_runtime.checkpoint.state_handles import SubtaskState
+
+
+class TimerKind(StrEnum):
+    """The coordinator's timers."""
+
+    PERIODIC = "periodic"
+    CANCELLER = "canceller"
+    FINAL_CHECKPOINT = "final-checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class TimerId:
+    """``checkpoint_id`` is 0 unless the timer is a canceller."""
+
+    kind: TimerKind
+    checkpoint_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointMetrics:
+    """What one subtask measured. Milliseconds and bytes; -1 for what was not measured."""
+
+    sync_duration: int = 0
+    async_duration: int = 0
+    checkpointed_size: int = 0
+    alignment_buffered: int = 0
+    processed_data: int = 0
+    persisted_data: int = 0
+    alignment_duration: int = 0
+    start_delay: int = 0
+    unaligned: bool = False
+
+
+# --- the job's life
+
+
+@dataclass(frozen=True, slots=True)
+class JobRunning:
+    """All subtasks of a deployment are running or already finished.
+
+    ``executions`` are all of them. ``finished_on_restore`` names vertices that run without their operators because
+    those had finished in the restored checkpoint.
+    """
+
+    executions: tuple[ExecutionId, ...]
+    finished: frozenset[ExecutionId] = frozenset()
+    finished_on_restore: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class TasksLeftRunning:
+    """A task failed or the job is being cancelled: no checkpoint of this deployment can complete any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskFinished:
+    """A subtask ended in state FINISHED."""
+
+    execution: ExecutionId
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfDataReached:
+    """A subtask called ``finish()`` at the natural end of its input and waits for a last checkpoint (FLIP-147)."""
+
+    execution: ExecutionId
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreRequested:
+    """All tasks are gone: what is the next deployment to start from? Answered by RestoreFrom or RestoreFailed.
+
+    ``savepoint`` is what the job was submitted with; it counts only while the store has no checkpoint.
+    """
+
+    request_id: str
+    savepoint: CompletedCheckpoint | None = None
+    mode: RestoreMode = RestoreMode.NO_CLAIM
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodicTriggerStopped:
+    """Stop with savepoint begins: pending and queued checkpoints are aborted, ticks stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodicTriggerStarted:
+    """Stop with savepoint was given up and the tasks still run: ticks go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """The job ended as ``job_status`` (a terminal name), or ``SUSPENDED``: this driver lets go of it.
+
+    ``fenced``: leadership is lost, so nothing may be written or deleted any more, not even to tidy up.
+    """
+
+    job_status: str
+    fenced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationPatched:
+    """New effective settings, already persisted (FLIP-571)."""
+
+    configuration: CheckpointConfiguration
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogChanged:
+    """Whether any source is working off a backlog."""
+
+    processing_backlog: bool
+
+
+# --- triggers
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerRequested:
+    """Somebody wants a checkpoint or savepoint. ``target_directory`` is the savepoint's parent directory."""
+
+    request_id: str
+    properties: CheckpointProperties
+    target_directory: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """Answers ScheduleTimer at its time. Stale generations are ignored."""
+
+    timer: TimerId
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class LocationReady:
+    """Answers InitializeLocation: the directory exists and is this checkpoint's alone."""
+
+    checkpoint_id: int
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class LocationFailed:
+    """Answers InitializeLocation, its outcome unknown included: whatever was created holds no file."""
+
+    checkpoint_id: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerFailed:
+    """A trigger message could not be delivered."""
+
+    checkpoint_id: int
+    message: str
+
+
+# --- messages of tasks
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """A subtask took its snapshot. ``directory`` repeats the one in the checkpoint's options.
+
+    ``finished_operators``: the subtask had already called ``finish()`` on its operators.
+    """
+
+    checkpoint_id: int
+    execution: ExecutionId
+    directory: str
+    state: SubtaskState
+    metrics: CheckpointMetrics = CheckpointMetrics()
+    finished_operators: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """A subtask cannot take part."""
+
+    checkpoint_id: int
+    execution: ExecutionId
+    reason: CheckpointFailureReason
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressReported:
+    """How far a subtask has come that has not acknowledged (or was aborted)."""
+
+    checkpoint_id: int
+    execution: ExecutionId
+    metrics: CheckpointMetrics
+
+
+# --- answers of the storage
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataWritten:
+    """Answers WriteMetadata or ResolveMetadata: the metadata is durable and complete."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataFailed:
+    """Answers WriteMetadata or ResolveMetadata: it certainly does not exist and never will."""
+
+    checkpoint_id: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataUnknown:
+    """Answers WriteMetadata or ResolveMetadata: it may exist."""
+
+    checkpoint_id: int
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAdded:
+    """Answers AddToStore or ResolveStore: the pointer is durable."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFailed:
+    """Answers AddToStore or ResolveStore: the pointer certainly does not exist and never will."""
+
+    checkpoint_id: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUnknown:
+    """Answers AddToStore or ResolveStore: the pointer may exist."""
+
+    checkpoint_id: int
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRemoved:
+    """Answers RemoveFromStore: the pointer is certainly gone."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRemoveFailed:
+    """Answers RemoveFromStore: the pointer may still exist. The removal is tried again."""
+
+    checkpoint_id: int
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CleanupDone:
+    """Answers DiscardCheckpoint or DiscardLocation, whether every file could be deleted or not."""
+
+    checkpoint_id: int
+
+
+CoordinatorEvent = (
+    JobRunning
+    | TasksLeftRunning
+    | SubtaskFinished
+    | EndOfDataReached
+    | RestoreRequested
+    | PeriodicTriggerStopped
+    | PeriodicTriggerStarted
+    | Shutdown
+    | ConfigurationPatched
+    | BacklogChanged
+    | TriggerRequested
+    | TimerFired
+    | LocationReady
+    | LocationFailed
+    | TriggerFailed
+    | Acknowledged
+    | Declined
+    | ProgressReported
+    | MetadataWritten
+    | MetadataFailed
+    | MetadataUnknown
+    | StoreAdded
+    | StoreFailed
+    | StoreUnknown
+    | StoreRemoved
+    | StoreRemoveFailed
+    | CleanupDone
+)

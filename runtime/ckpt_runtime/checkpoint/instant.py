@@ -1,0 +1,16 @@
+"""A moment, as the shells hand it to the pure machines. Nothing here reads a clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """``rel_ms`` is monotonic and decides every deadline; ``abs_ms`` is wall clock and only travels and is shown."""
+
+    rel_ms: int
+    abs_ms: int
+
+    def plus(self, millis: int) -> Instant:
+        return Instant(self.rel_ms + millis, self.abs_ms + millis)

@@ -1,0 +1,98 @@
+"""What kind of snapshot a checkpoint is, and what its barriers tell the tasks. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from ckpt_runtime.checkpoint.statistics import CheckpointType
+
+
+class SavepointFormat(StrEnum):
+    """FLIP-203: the backend's own files, or the format every backend reads."""
+
+    NATIVE = "NATIVE"
+    CANONICAL = "CANONICAL"
+
+
+class RestoreMode(StrEnum):
+    """Who owns the snapshot that a job was started from (FLIP-193)."""
+
+    CLAIM = "CLAIM"
+    NO_CLAIM = "NO_CLAIM"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointProperties:
+    """``full`` asks for a snapshot that shares no file with an earlier one; ``drain`` concerns a sync savepoint."""
+
+    type: CheckpointType = CheckpointType.CHECKPOINT
+    savepoint_format: SavepointFormat | None = None
+    full: bool = False
+    drain: bool = False
+
+    @property
+    def is_savepoint(self) -> bool:
+        return self.type in (CheckpointType.SAVEPOINT, CheckpointType.SYNC_SAVEPOINT)
+
+    @property
+    def is_synchronous(self) -> bool:
+        return self.type is CheckpointType.SYNC_SAVEPOINT
+
+    @property
+    def notifies_and_subsumes(self) -> bool:
+        """A plain savepoint tells no task that it is complete and replaces nothing."""
+        return self.type is not CheckpointType.SAVEPOINT
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "type": self.type.value,
+            "savepoint_format": None if self.savepoint_format is None else self.savepoint_format.value,
+            "full": self.full,
+            "drain": self.drain,
+        }
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> CheckpointProperties:
+        name = document["savepoint_format"]
+        return cls(
+            CheckpointType(document["type"]),
+            None if name is None else SavepointFormat(name),
+            bool(document["full"]),
+            bool(document["drain"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointOptions:
+    """Travels in trigger messages and barriers.
+
+    ``directory`` is where the tasks write; a task names it again in its acknowledgement. ``unaligned`` and
+    ``aligned_timeout_ms`` are the alignment policy of this one checkpoint (savepoints are always aligned).
+    """
+
+    properties: CheckpointProperties
+    directory: str
+    unaligned: bool = False
+    aligned_timeout_ms: int = 0
+    max_inflight_data_bytes: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "properties": self.properties.to_json(),
+            "directory": self.directory,
+            "unaligned": self.unaligned,
+            "aligned_timeout_ms": self.aligned_timeout_ms,
+            "max_inflight_data_bytes": self.max_inflight_data_bytes,
+        }
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> CheckpointOptions:
+        return cls(
+            CheckpointProperties.from_json(document["properties"]),
+            document["directory"],
+            document["unaligned"],
+            document["aligned_timeout_ms"],
+            document["max_inflight_data_bytes"],
+        )

@@ -1,0 +1,95 @@
+"""Which queued checkpoint request goes next, and whether it may go now (Flink's CheckpointRequestDecider).
+
+Pure ordering and capacity; the coordinator asks after every change. Periodic requests are coalesced: one at most waits.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass
+from enum import Enum
+
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
+
+CAPACITY = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerRequest:
+    """``request_id`` is None when nobody waits for the result. ``sequence`` tells equal ones apart."""
+
+    request_id: str | None
+    properties: CheckpointProperties
+    sequence: int
+    requested_at: int
+    periodic: bool = False
+    forced: bool = False
+    target_directory: str | None = None
+
+    @property
+    def priority(self) -> tuple[bool, bool, bool, int, int]:
+        """Sorts first what goes first: savepoints, forced ones, those a user waits for, older ones."""
+        return (not self.properties.is_savepoint, not self.forced, self.periodic, self.requested_at, self.sequence)
+
+
+class Verdict(Enum):
+    """What to do with the head of the queue."""
+
+    WAIT = "wait"
+    GO = "go"
+    TOO_EARLY = "too early"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is going on at the moment of the decision. ``pause_ends_at`` is monotonic time."""
+
+    triggering: bool
+    cleaning: int
+    pending: int
+    max_concurrent: int
+    pause_ends_at: int
+
+
+class CheckpointRequestDecider:
+    """The queue of requests; at most ``CAPACITY`` long."""
+
+    def __init__(self) -> None:
+        self._queue: list[TriggerRequest] = []
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def offer(self, request: TriggerRequest) -> TriggerRequest | None:
+        """Queues a request. Returns the one that found no room (the new one, or a periodic one it displaced)."""
+        if request.periodic and any(queued.periodic for queued in self._queue):
+            return request
+        if len(self._queue) >= CAPACITY:
+            if not self._queue[-1].periodic:
+                return request
+            dropped = self._queue.pop()
+            insort(self._queue, request, key=lambda queued: queued.priority)
+            return dropped
+        insort(self._queue, request, key=lambda queued: queued.priority)
+        return None
+
+    def next(self, load: Load, now: int) -> tuple[Verdict, TriggerRequest | None]:
+        """Takes the head off the queue if it may go, or if it is a periodic one inside the minimum pause."""
+        if not self._queue or load.triggering or load.cleaning > load.max_concurrent:
+            return Verdict.WAIT, None
+        head = self._queue[0]
+        if not head.forced and load.pending >= load.max_concurrent:
+            return Verdict.WAIT, None
+        del self._queue[0]
+        if head.periodic and load.pause_ends_at > now:
+            return Verdict.TOO_EARLY, head
+        return Verdict.GO, head
+
+    def drain(self) -> list[TriggerRequest]:
+        """Empties the queue."""
+        drained, self._queue = self._queue, []
+        return drained
+
+    def drop_periodic(self) -> None:
+        """Forgets a queued tick (its timer was stopped)."""
+        self._queue = [queued for queued in self._queue if not queued.periodic]

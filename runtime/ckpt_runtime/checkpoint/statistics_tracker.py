@@ -1,0 +1,231 @@
+"""Collects checkpoint statistics while a job runs: counts, a bounded history, the latest ones, and summaries.
+
+The coordinator reports every step; :meth:`CheckpointStatsTracker.snapshot` freezes the present state. It survives
+restarts of the job within one leader, keeps at most ``history_size`` ended checkpoints, and never decides anything.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from ckpt_runtime.checkpoint.statistics import (
+    CheckpointCounts,
+    CheckpointStats,
+    CheckpointStatsSnapshot,
+    CheckpointStatsStatus,
+    CheckpointType,
+    CompletedCheckpointsSummary,
+    RestoredCheckpointStats,
+    StatsSummary,
+    SubtaskStats,
+    VertexStats,
+    acknowledged_totals,
+    percentiles,
+)
+
+DEFAULT_HISTORY_SIZE = 10
+SUMMARY_WINDOW = 10_000
+"""Percentiles look at this many completed checkpoints, the latest; minimum, maximum and average at all."""
+
+_MEASURES = (
+    "checkpointed_size",
+    "state_size",
+    "end_to_end_duration",
+    "alignment_buffered",
+    "processed_data",
+    "persisted_data",
+)
+
+
+@dataclass(slots=True)
+class _Measure:
+    """One measure over all completed checkpoints."""
+
+    low: int = 0
+    high: int = 0
+    total: int = 0
+    count: int = 0
+    window: deque[int] = field(default_factory=lambda: deque(maxlen=SUMMARY_WINDOW))
+
+    def add(self, value: int) -> None:
+        value = max(0, value)
+        self.low = value if self.count == 0 else min(self.low, value)
+        self.high = max(self.high, value)
+        self.total += value
+        self.count += 1
+        self.window.append(value)
+
+    def summary(self) -> StatsSummary:
+        if self.count == 0:
+            return StatsSummary()
+        return StatsSummary(self.low, self.high, self.total // self.count, *percentiles(sorted(self.window)))
+
+
+@dataclass(slots=True)
+class _Running:
+    """A checkpoint in progress, still changing."""
+
+    id: int
+    checkpoint_type: CheckpointType
+    savepoint_format: str | None
+    trigger_timestamp: int
+    vertices: dict[str, list[SubtaskStats | None]]
+    deadline_timestamp: int | None = None
+
+    def freeze(self, status: CheckpointStatsStatus) -> CheckpointStats:
+        reported = [stats for subtasks in self.vertices.values() for stats in subtasks]
+        return CheckpointStats(
+            id=self.id,
+            status=status,
+            checkpoint_type=self.checkpoint_type,
+            savepoint_format=self.savepoint_format,
+            trigger_timestamp=self.trigger_timestamp,
+            vertices={
+                vertex_id: VertexStats.of(vertex_id, self.trigger_timestamp, subtasks)
+                for vertex_id, subtasks in self.vertices.items()
+            },
+            num_subtasks=len(reported),
+            deadline_timestamp=self.deadline_timestamp if status is CheckpointStatsStatus.IN_PROGRESS else None,
+            **acknowledged_totals(reported),
+        )
+
+
+class CheckpointStatsTracker:
+    """One job's statistics. Reports about ids that are not in progress (late ones) are ignored."""
+
+    def __init__(self, history_size: int = DEFAULT_HISTORY_SIZE) -> None:
+        if history_size < 0:
+            raise ValueError(f"history_size must be >= 0, is {history_size}")
+        self._counts = CheckpointCounts()
+        self._running: dict[int, _Running] = {}
+        self._history: deque[CheckpointStats] = deque(maxlen=history_size)
+        self._measures = {name: _Measure() for name in _MEASURES}
+        self._latest_completed: CheckpointStats | None = None
+        self._latest_savepoint: CheckpointStats | None = None
+        self._latest_failed: CheckpointStats | None = None
+        self._latest_restored: RestoredCheckpointStats | None = None
+        self._summary = CompletedCheckpointsSummary()
+        self._summary_is_stale = False
+        self._snapshot: CheckpointStatsSnapshot | None = CheckpointStatsSnapshot()
+
+    def report_pending(
+        self,
+        checkpoint_id: int,
+        trigger_timestamp: int,
+        checkpoint_type: CheckpointType,
+        savepoint_format: str | None,
+        parallelism: Mapping[str, int],
+        deadline_timestamp: int,
+    ) -> None:
+        """A checkpoint got its id. ``parallelism`` maps each vertex id to its number of subtasks to wait for."""
+        vertices: dict[str, list[SubtaskStats | None]] = {
+            vertex_id: [None] * subtasks for vertex_id, subtasks in parallelism.items()
+        }
+        self._running[checkpoint_id] = _Running(
+            checkpoint_id, checkpoint_type, savepoint_format, trigger_timestamp, vertices, deadline_timestamp
+        )
+        self._count(total=1, in_progress=1)
+
+    def report_subtask(self, checkpoint_id: int, vertex_id: str, stats: SubtaskStats) -> None:
+        """A subtask acknowledged, or (``completed`` false) told how far it came before an abort."""
+        running = self._running.get(checkpoint_id)
+        if running is not None:
+            running.vertices[vertex_id][stats.index] = stats
+            self._snapshot = None
+
+    def report_deadline(self, checkpoint_id: int, deadline_timestamp: int) -> None:
+        """The timeout of a pending checkpoint changed (FLIP-571)."""
+        running = self._running.get(checkpoint_id)
+        if running is not None:
+            running.deadline_timestamp = deadline_timestamp
+            self._snapshot = None
+
+    def report_completed(self, checkpoint_id: int, external_path: str) -> None:
+        running = self._running.pop(checkpoint_id, None)
+        if running is None:
+            return
+        stats = replace(running.freeze(CheckpointStatsStatus.COMPLETED), external_path=external_path)
+        self._history.append(stats)
+        if stats.is_savepoint:
+            self._latest_savepoint = stats
+        else:
+            self._latest_completed = stats
+        for name, measure in self._measures.items():
+            measure.add(getattr(stats, name))
+        self._summary_is_stale = True
+        self._count(in_progress=-1, completed=1)
+
+    def report_discarded(self, checkpoint_id: int) -> None:
+        """A completed checkpoint was subsumed and its files are going away."""
+
+        def marked(stats: CheckpointStats) -> CheckpointStats:
+            return replace(stats, discarded=True) if stats.id == checkpoint_id else stats
+
+        self._history = deque(map(marked, self._history), maxlen=self._history.maxlen)
+        if self._latest_completed is not None:
+            self._latest_completed = marked(self._latest_completed)
+        self._snapshot = None
+
+    def report_failed(self, checkpoint_id: int, failure_timestamp: int, message: str) -> None:
+        running = self._running.pop(checkpoint_id, None)
+        if running is None:
+            return
+        stats = replace(
+            running.freeze(CheckpointStatsStatus.FAILED), failure_timestamp=failure_timestamp, failure_message=message
+        )
+        self._history.append(stats)
+        self._latest_failed = stats
+        self._count(in_progress=-1, failed=1)
+
+    def report_failed_without_id(self) -> None:
+        """A trigger failed before it got an id: it counts, but has no entry."""
+        self._count(total=1, failed=1)
+
+    def report_restored(
+        self, checkpoint_id: int, restore_timestamp: int, is_savepoint: bool, external_path: str | None
+    ) -> None:
+        self._latest_restored = RestoredCheckpointStats(checkpoint_id, restore_timestamp, is_savepoint, external_path)
+        self._count(restored=1)
+
+    def snapshot(self) -> CheckpointStatsSnapshot:
+        """The present state, frozen; the same object until something is reported."""
+        if self._snapshot is None:
+            self._snapshot = CheckpointStatsSnapshot(
+                counts=self._counts,
+                summary=self._summarise(),
+                history=self._newest_first(),
+                latest_completed=self._latest_completed,
+                latest_savepoint=self._latest_savepoint,
+                latest_failed=self._latest_failed,
+                latest_restored=self._latest_restored,
+            )
+        return self._snapshot
+
+    def _summarise(self) -> CompletedCheckpointsSummary:
+        if self._summary_is_stale:
+            summaries = {name: measure.summary() for name, measure in self._measures.items()}
+            self._summary = CompletedCheckpointsSummary(**summaries)
+            self._summary_is_stale = False
+        return self._summary
+
+    def _newest_first(self) -> tuple[CheckpointStats, ...]:
+        """Pending ones are always shown; ended ones fill up to the history's size."""
+        pending = [running.freeze(CheckpointStatsStatus.IN_PROGRESS) for running in self._running.values()]
+        room = max(0, (self._history.maxlen or 0) - len(pending))
+        ended = sorted(self._history, key=lambda stats: stats.id, reverse=True)[:room]
+        return tuple(sorted([*pending, *ended], key=lambda stats: stats.id, reverse=True))
+
+    def _count(
+        self, restored: int = 0, total: int = 0, in_progress: int = 0, completed: int = 0, failed: int = 0
+    ) -> None:
+        before = self._counts
+        self._counts = CheckpointCounts(
+            before.restored + restored,
+            before.total + total,
+            before.in_progress + in_progress,
+            before.completed + completed,
+            before.failed + failed,
+        )
+        self._snapshot = None

@@ -1,0 +1,84 @@
+"""What can go wrong when talking to the REST API, as exceptions that a caller can tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class CkptClientError(Exception):
+    """Base of everything that the client raises on purpose."""
+
+
+class Unreachable(CkptClientError):
+    """No answer: connection refused, reset, timed out, name unknown. Whether the request arrived is not known."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(f"{url} cannot be reached: {reason}")
+        self.url = url
+        self.reason = reason
+
+
+class CkptApiError(CkptClientError):
+    """An answer with an error status. ``errors`` are the server's lines."""
+
+    def __init__(self, status: int, errors: Sequence[str]) -> None:
+        super().__init__("; ".join(errors) or f"HTTP status {status}")
+        self.status = status
+        self.errors = tuple(errors)
+
+
+class BadRequest(CkptApiError):
+    """400 and other 4xx without an own class: the request cannot succeed as it is."""
+
+
+class Unauthorized(CkptApiError):
+    """401 or 403: no valid token, or this server does not answer to such callers."""
+
+
+class NotFound(CkptApiError):
+    """404: no such job, checkpoint, operation or path."""
+
+
+class Conflict(CkptApiError):
+    """409: the present state of the job forbids it."""
+
+
+class UnexpectedAnswer(CkptApiError):
+    """The answer is not what this call returns; probably no job manager listens there."""
+
+
+class OperationFailed(CkptClientError):
+    """An asynchronous operation ended in failure. ``exception`` is the remote class, ``stack_trace`` its whole text."""
+
+    def __init__(self, exception: str, message: str, stack_trace: str) -> None:
+        super().__init__(message)
+        self.exception = exception
+        self.stack_trace = stack_trace
+
+
+class JobEnded(CkptClientError):
+    """The job reached a terminal state which is not among those waited for."""
+
+    def __init__(self, job_id: str, state: str) -> None:
+        super().__init__(f"Job {job_id} ended as {state}")
+        self.job_id = job_id
+        self.state = state
+
+
+class WaitTimeout(CkptClientError):
+    """The deadline of a wait passed; what was waited for goes on."""
+
+    def __init__(self, what: str, timeout_s: float) -> None:
+        super().__init__(f"{what} did not happen within {timeout_s:g} s")
+        self.timeout_s = timeout_s
+
+
+def error_for(status: int, errors: Sequence[str]) -> CkptApiError:
+    """The exception for an error status."""
+    if status in (401, 403):
+        return Unauthorized(status, errors)
+    if status == 404:
+        return NotFound(status, errors)
+    if status == 409:
+        return Conflict(status, errors)
+    return BadRequest(status, errors) if 400 <= status < 500 else CkptApiError(status, errors)

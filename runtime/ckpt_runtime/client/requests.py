@@ -1,0 +1,295 @@
+"""The table of requests: one function per call of the REST API, giving a :class:`Call` that either client executes.
+
+A call that starts something carries an id chosen here when the caller gives none, so that the server can tell a
+repeated request from a second one; every call but an upload may therefore be repeated after a lost answer.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+from urllib.parse import quote
+
+from ckpt_runtime.client.checkpoint_models import (
+    Checkpoint,
+    CheckpointConfig,
+    CheckpointConfigPatch,
+    CheckpointStatistics,
+)
+from ckpt_runtime.client.models import (
+    Backpressure,
+    ClusterOverview,
+    ExceptionHistory,
+    ExecutionResult,
+    JobConfig,
+    JobDetails,
+    JobLine,
+    OperationStatus,
+    Pipeline,
+    RunOptions,
+    Vertex,
+)
+
+T_co = TypeVar("T_co", covariant=True)
+
+Format = Literal["NATIVE", "CANONICAL"]
+OperationKind = Literal["checkpoint", "savepoint", "savepoint-disposal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A file to send as multipart/form-data."""
+
+    part: str
+    filename: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T_co]):
+    """One request and how to read its answer. ``repeatable`` calls may be sent again when no answer came."""
+
+    method: str
+    path: str
+    parse: Callable[[Any], T_co]
+    body: Mapping[str, Any] | None = None
+    query: Mapping[str, str] = field(default_factory=dict)
+    upload: Upload | None = None
+    repeatable: bool = True
+
+
+def new_id() -> str:
+    """A random trigger or job id: 32 hex digits."""
+    return secrets.token_hex(16)
+
+
+def _segment(value: str) -> str:
+    return quote(value, safe="")
+
+
+def _job(job_id: str, rest: str = "") -> str:
+    return f"/jobs/{_segment(job_id)}{rest}"
+
+
+def _nothing(_: Any) -> None:
+    return None
+
+
+def _request_id(document: Any) -> str:
+    found: str = document["request-id"]
+    return found
+
+
+def cluster_overview() -> Call[ClusterOverview]:
+    """Slots and jobs by state."""
+    return Call("GET", "/overview", ClusterOverview.from_json)
+
+
+def dashboard_config() -> Call[Mapping[str, Any]]:
+    """The server's version and features, as it sends them."""
+    return Call("GET", "/config", dict)
+
+
+def cluster_configuration() -> Call[dict[str, str]]:
+    """The cluster's options."""
+    return Call("GET", "/jobmanager/config", lambda items: {item["key"]: item["value"] for item in items})
+
+
+def shutdown_cluster() -> Call[None]:
+    """End the session; running jobs are suspended."""
+    return Call("DELETE", "/cluster", _nothing)
+
+
+def upload_pipeline(filename: str, content: bytes) -> Call[str]:
+    """Upload a ``.py`` or ``.zip``; gives its id. A repeated upload is a second one, so it is never repeated."""
+    upload = Upload("jarfile", filename, content)
+    return Call(
+        "POST", "/jars/upload", lambda document: _last_segment(document["filename"]), upload=upload, repeatable=False
+    )
+
+
+def _last_segment(path: str) -> str:
+    return path.rstrip("/").rsplit("/", 1)[-1]
+
+
+def list_pipelines() -> Call[tuple[Pipeline, ...]]:
+    """Uploaded pipelines, newest first."""
+    return Call("GET", "/jars", lambda document: tuple(Pipeline.from_json(item) for item in document["files"]))
+
+
+def delete_pipeline(pipeline_id: str) -> Call[None]:
+    """Delete an uploaded pipeline; its jobs go on."""
+    return Call("DELETE", f"/jars/{_segment(pipeline_id)}", _nothing)
+
+
+def run_pipeline(pipeline_id: str, options: RunOptions | None = None, *, job_id: str | None = None) -> Call[str]:
+    """Start a job of an uploaded pipeline; gives its id. The same ``job_id`` again gives the same job."""
+    chosen = options or RunOptions()
+    body: dict[str, Any] = {
+        "programArgsList": list(chosen.arguments),
+        "flinkConfiguration": dict(chosen.configuration),
+        "allowNonRestoredState": chosen.allow_non_restored_state,
+        "jobId": job_id or new_id(),
+    }
+    if chosen.entry_point is not None:
+        body["entryClass"] = chosen.entry_point
+    if chosen.parallelism is not None:
+        body["parallelism"] = chosen.parallelism
+    if chosen.savepoint_path is not None:
+        body |= {"savepointPath": chosen.savepoint_path, "claimMode": chosen.claim_mode}
+    return Call("POST", f"/jars/{_segment(pipeline_id)}/run", lambda document: str(document["jobid"]), body=body)
+
+
+def list_jobs() -> Call[tuple[JobLine, ...]]:
+    """Living and ended jobs."""
+    return Call("GET", "/jobs/overview", lambda document: tuple(JobLine.from_json(job) for job in document["jobs"]))
+
+
+def job_details(job_id: str) -> Call[JobDetails]:
+    """Everything about one job."""
+    return Call("GET", _job(job_id), JobDetails.from_json)
+
+
+def job_status(job_id: str) -> Call[str]:
+    """The job's state."""
+    return Call("GET", _job(job_id, "/status"), lambda document: str(document["status"]))
+
+
+def job_plan(job_id: str) -> Call[Mapping[str, Any]]:
+    """The vertices and their inputs, as the server sends them."""
+    return Call("GET", _job(job_id, "/plan"), lambda document: dict(document["plan"]))
+
+
+def job_config(job_id: str) -> Call[JobConfig]:
+    """The job's configuration and its version."""
+    return Call("GET", _job(job_id, "/config"), JobConfig.from_json)
+
+
+def job_metrics(job_id: str, names: tuple[str, ...]) -> Call[dict[str, str]]:
+    """Values of the named metrics; those that do not exist are left out."""
+    return Call("GET", _job(job_id, "/metrics"), _metric_values, query={"get": ",".join(names)})
+
+
+def _metric_values(document: Any) -> dict[str, str]:
+    return {item["id"]: item["value"] for item in document}
+
+
+def job_exceptions(job_id: str, max_entries: int = 20) -> Call[ExceptionHistory]:
+    """Failures of the job, newest first."""
+    query = {"maxExceptions": str(max_entries)}
+    return Call("GET", _job(job_id, "/exceptions"), ExceptionHistory.from_json, query=query)
+
+
+def execution_result(job_id: str) -> Call[ExecutionResult]:
+    """How the job ended, or that it has not."""
+    return Call("GET", _job(job_id, "/execution-result"), ExecutionResult.from_json)
+
+
+def cancel_job(job_id: str) -> Call[None]:
+    """Start cancelling; nothing to do on a canceled job, a conflict on a finished or failed one."""
+    return Call("PATCH", _job(job_id), _nothing, query={"mode": "cancel"})
+
+
+def vertex_details(job_id: str, vertex_id: str) -> Call[Vertex]:
+    """One vertex with its subtasks."""
+    return Call("GET", _job(job_id, f"/vertices/{_segment(vertex_id)}"), Vertex.from_json)
+
+
+def vertex_backpressure(job_id: str, vertex_id: str) -> Call[Backpressure]:
+    """Backpressured, idle and busy shares of a vertex's subtasks."""
+    return Call("GET", _job(job_id, f"/vertices/{_segment(vertex_id)}/backpressure"), Backpressure.from_json)
+
+
+def vertex_metrics(job_id: str, vertex_id: str, names: tuple[str, ...]) -> Call[dict[str, str]]:
+    """Values of metrics named ``<subtask>.<metric>``; those that do not exist are left out."""
+    path = _job(job_id, f"/vertices/{_segment(vertex_id)}/metrics")
+    return Call("GET", path, _metric_values, query={"get": ",".join(names)})
+
+
+def checkpoint_statistics(job_id: str) -> Call[CheckpointStatistics]:
+    """Counts, summary, the latest checkpoints and the history."""
+    return Call("GET", _job(job_id, "/checkpoints"), CheckpointStatistics.from_json)
+
+
+def checkpoint_details(job_id: str, checkpoint_id: int) -> Call[Checkpoint]:
+    """One checkpoint with its vertices."""
+    return Call("GET", _job(job_id, f"/checkpoints/details/{int(checkpoint_id)}"), Checkpoint.from_json)
+
+
+def checkpoint_subtasks(job_id: str, checkpoint_id: int, vertex_id: str) -> Call[Mapping[str, Any]]:
+    """One vertex of one checkpoint by subtask, as the server sends it."""
+    path = _job(job_id, f"/checkpoints/details/{int(checkpoint_id)}/subtasks/{_segment(vertex_id)}")
+    return Call("GET", path, dict)
+
+
+def checkpoint_config(job_id: str) -> Call[CheckpointConfig]:
+    """The checkpoint configuration that holds now."""
+    return Call("GET", _job(job_id, "/checkpoints/config"), CheckpointConfig.from_json)
+
+
+def patch_checkpoint_config(job_id: str, patch: CheckpointConfigPatch) -> Call[CheckpointConfig]:
+    """Change the checkpoint configuration of a running job (FLIP-571); gives what holds then."""
+    path = _job(job_id, "/checkpoints/configuration")
+    return Call("PATCH", path, CheckpointConfig.from_json, body=patch.to_json())
+
+
+def reset_checkpoint_config(job_id: str) -> Call[CheckpointConfig]:
+    """Return to the submitted checkpoint configuration."""
+    return Call("DELETE", _job(job_id, "/checkpoints/configuration"), CheckpointConfig.from_json)
+
+
+def trigger_checkpoint(job_id: str, *, full: bool = False, trigger_id: str | None = None) -> Call[str]:
+    """Start a checkpoint; gives the trigger id to poll."""
+    body = {"checkpointType": "FULL" if full else "CONFIGURED", "triggerId": trigger_id or new_id()}
+    return Call("POST", _job(job_id, "/checkpoints"), _request_id, body=body)
+
+
+def trigger_savepoint(
+    job_id: str,
+    directory: str | None = None,
+    *,
+    savepoint_format: Format = "NATIVE",
+    cancel_job: bool = False,
+    trigger_id: str | None = None,
+) -> Call[str]:
+    """Start a savepoint in ``directory``, or in the configured one; gives the trigger id to poll."""
+    body: dict[str, Any] = {
+        "cancel-job": cancel_job,
+        "formatType": savepoint_format,
+        "triggerId": trigger_id or new_id(),
+    }
+    if directory is not None:
+        body["target-directory"] = directory
+    return Call("POST", _job(job_id, "/savepoints"), _request_id, body=body)
+
+
+def stop_with_savepoint(
+    job_id: str,
+    directory: str | None = None,
+    *,
+    savepoint_format: Format = "NATIVE",
+    drain: bool = False,
+    trigger_id: str | None = None,
+) -> Call[str]:
+    """Start a stop with a savepoint; gives the trigger id to poll, as a savepoint."""
+    body: dict[str, Any] = {"drain": drain, "formatType": savepoint_format, "triggerId": trigger_id or new_id()}
+    if directory is not None:
+        body["targetDirectory"] = directory
+    return Call("POST", _job(job_id, "/stop"), _request_id, body=body)
+
+
+def dispose_savepoint(path: str, *, trigger_id: str | None = None) -> Call[str]:
+    """Start deleting a savepoint; gives the trigger id to poll."""
+    body = {"savepoint-path": path, "triggerId": trigger_id or new_id()}
+    return Call("POST", "/savepoint-disposal", _request_id, body=body)
+
+
+def operation_status(kind: OperationKind, trigger_id: str, job_id: str | None = None) -> Call[OperationStatus]:
+    """Where an asynchronous operation stands. ``job_id`` is needed for all but disposals."""
+    if kind == "savepoint-disposal":
+        return Call("GET", f"/savepoint-disposal/{_segment(trigger_id)}", OperationStatus.from_json)
+    if job_id is None:
+        raise ValueError(f"job_id: is needed for a {kind} operation")
+    return Call("GET", _job(job_id, f"/{kind}s/{_segment(trigger_id)}"), OperationStatus.from_json)

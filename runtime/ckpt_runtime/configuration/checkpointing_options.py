@@ -1,0 +1,214 @@
+"""Options under ``execution.checkpointing`` and ``execution.state-recovery``: declarations only."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from ckpt_runtime.configuration.option import Changeability, ConfigOption
+from ckpt_runtime.configuration.value_types import (
+    BOOLEAN,
+    DURATION,
+    NON_EMPTY_STRING,
+    DurationType,
+    EnumType,
+    FloatType,
+    IntegerType,
+    MemorySizeType,
+)
+
+MINIMAL_CHECKPOINT_TIME_MS = 10
+
+
+class CheckpointingMode(StrEnum):
+    """What a restored job guarantees about its state."""
+
+    EXACTLY_ONCE = "EXACTLY_ONCE"
+    AT_LEAST_ONCE = "AT_LEAST_ONCE"
+
+
+class ExternalizedCheckpointRetention(StrEnum):
+    """What becomes of the retained checkpoints when a job is cancelled or fails for good."""
+
+    RETAIN_ON_CANCELLATION = "RETAIN_ON_CANCELLATION"
+    DELETE_ON_CANCELLATION = "DELETE_ON_CANCELLATION"
+    NO_EXTERNALIZED_CHECKPOINTS = "NO_EXTERNALIZED_CHECKPOINTS"
+
+
+class RecoveryClaimMode(StrEnum):
+    """FLIP-193: who owns the snapshot that a job is restored from."""
+
+    NO_CLAIM = "NO_CLAIM"
+    CLAIM = "CLAIM"
+
+
+class CheckpointingOptions:
+    """When checkpoints are taken, how, where they go and how many are kept."""
+
+    INTERVAL = ConfigOption(
+        "execution.checkpointing.interval",
+        DurationType(MINIMAL_CHECKPOINT_TIME_MS),
+        None,
+        "Time between the starts of two periodic checkpoints. Not set: no periodic checkpoints.",
+        changeability=Changeability.LIVE,
+    )
+    INTERVAL_DURING_BACKLOG = ConfigOption(
+        "execution.checkpointing.interval-during-backlog",
+        DURATION,
+        None,
+        "The interval while a source works off a backlog; 0 takes none meanwhile. Not set: the ordinary interval.",
+    )
+    TIMEOUT = ConfigOption(
+        "execution.checkpointing.timeout",
+        DurationType(MINIMAL_CHECKPOINT_TIME_MS),
+        600_000,
+        "A checkpoint that has not completed after this time is aborted.",
+        changeability=Changeability.LIVE,
+    )
+    MIN_PAUSE = ConfigOption(
+        "execution.checkpointing.min-pause",
+        DURATION,
+        0,
+        "Least time between the end of one periodic checkpoint and the start of the next.",
+        changeability=Changeability.LIVE,
+    )
+    MAX_CONCURRENT_CHECKPOINTS = ConfigOption(
+        "execution.checkpointing.max-concurrent-checkpoints",
+        IntegerType(minimum=1),
+        1,
+        "Greatest number of checkpoints in progress at the same time.",
+        changeability=Changeability.LIVE,
+    )
+    TOLERABLE_FAILED_CHECKPOINTS = ConfigOption(
+        "execution.checkpointing.tolerable-failed-checkpoints",
+        IntegerType(),
+        0,
+        "Consecutive failed checkpoints that the job survives.",
+        changeability=Changeability.LIVE,
+    )
+    MODE = ConfigOption(
+        "execution.checkpointing.mode",
+        EnumType(CheckpointingMode),
+        CheckpointingMode.EXACTLY_ONCE,
+        "The guarantee for state. AT_LEAST_ONCE does not align barriers.",
+    )
+    UNALIGNED = ConfigOption(
+        "execution.checkpointing.unaligned.enabled",
+        BOOLEAN,
+        False,
+        "Lets barriers overtake queued data, which then becomes part of the checkpoint (FLIP-76).",
+        changeability=Changeability.LIVE,
+        fallback_keys=("execution.checkpointing.unaligned",),
+    )
+    ALIGNED_TIMEOUT = ConfigOption(
+        "execution.checkpointing.aligned-checkpoint-timeout",
+        DURATION,
+        0,
+        "With unaligned checkpoints on: how long a barrier may be aligned before it turns unaligned; 0 turns at once.",
+        changeability=Changeability.LIVE,
+    )
+    MAX_INFLIGHT_DATA = ConfigOption(
+        "execution.checkpointing.unaligned.max-inflight-data",
+        MemorySizeType(),
+        None,
+        "Greatest amount of in-flight data that one subtask may add to an unaligned checkpoint; beyond it channels "
+        "are aligned. Not set: no bound.",
+        changeability=Changeability.LIVE,
+    )
+    CHECKPOINTS_DIRECTORY = ConfigOption(
+        "execution.checkpointing.dir",
+        NON_EMPTY_STRING,
+        None,
+        "Directory (path or URL) under which checkpoints are written, as `<dir>/<job id>/chk-<n>`.",
+        fallback_keys=("state.checkpoints.dir",),
+    )
+    SAVEPOINT_DIRECTORY = ConfigOption(
+        "execution.checkpointing.savepoint-dir",
+        NON_EMPTY_STRING,
+        None,
+        "Directory for savepoints whose request names none.",
+        changeability=Changeability.LIVE,
+        fallback_keys=("state.savepoints.dir",),
+    )
+    NUM_RETAINED = ConfigOption(
+        "execution.checkpointing.num-retained",
+        IntegerType(minimum=1),
+        1,
+        "Completed checkpoints that are kept.",
+        fallback_keys=("state.checkpoints.num-retained",),
+    )
+    EXTERNALIZED_RETENTION = ConfigOption(
+        "execution.checkpointing.externalized-checkpoint-retention",
+        EnumType(ExternalizedCheckpointRetention),
+        ExternalizedCheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS,
+        "What becomes of the retained checkpoints when the job is cancelled or fails.",
+    )
+    INCREMENTAL = ConfigOption(
+        "execution.checkpointing.incremental",
+        BOOLEAN,
+        False,
+        "Writes only what changed since the last checkpoint, where the state backend can.",
+        fallback_keys=("state.backend.incremental",),
+    )
+    CHECKPOINTS_AFTER_TASKS_FINISH = ConfigOption(
+        "execution.checkpointing.checkpoints-after-tasks-finish",
+        BOOLEAN,
+        True,
+        "Goes on with checkpoints when some subtasks have finished (FLIP-147).",
+        fallback_keys=("execution.checkpointing.checkpoints-after-tasks-finish.enabled",),
+    )
+    RESCUE_ENABLED = ConfigOption(
+        "execution.checkpointing.rescue.enabled",
+        BOOLEAN,
+        False,
+        "Extends the timeout of a pending checkpoint by itself when it is nearly done.",
+    )
+    RESCUE_PROGRESS_THRESHOLD = ConfigOption(
+        "execution.checkpointing.rescue.progress-threshold",
+        FloatType(0.0, 1.0),
+        0.9,
+        "Share of acknowledged subtasks from which a checkpoint is worth rescuing.",
+    )
+    RESCUE_EXTENSION = ConfigOption(
+        "execution.checkpointing.rescue.extension",
+        DurationType(MINIMAL_CHECKPOINT_TIME_MS),
+        60_000,
+        "By how much a rescue extends the timeout, each time.",
+    )
+    RESCUE_MAX_TIMEOUT = ConfigOption(
+        "execution.checkpointing.rescue.max-timeout",
+        DurationType(MINIMAL_CHECKPOINT_TIME_MS),
+        3_600_000,
+        "A rescue never extends the timeout beyond this.",
+    )
+
+
+class StateRecoveryOptions:
+    """What a new job starts from."""
+
+    PATH = ConfigOption(
+        "execution.state-recovery.path",
+        NON_EMPTY_STRING,
+        None,
+        "Savepoint or checkpoint (directory or its `_metadata` file) to restore from.",
+        changeability=Changeability.NEVER,
+        fallback_keys=("execution.savepoint.path",),
+        default_equals_absence=True,
+    )
+    CLAIM_MODE = ConfigOption(
+        "execution.state-recovery.claim-mode",
+        EnumType(RecoveryClaimMode),
+        RecoveryClaimMode.NO_CLAIM,
+        "Who owns the snapshot afterwards: with CLAIM the system deletes it when it is subsumed.",
+        changeability=Changeability.NEVER,
+        fallback_keys=("execution.savepoint-restore-mode",),
+        default_equals_absence=True,
+    )
+    IGNORE_UNCLAIMED_STATE = ConfigOption(
+        "execution.state-recovery.ignore-unclaimed-state",
+        BOOLEAN,
+        False,
+        "Allows state in the snapshot that no operator of the job claims.",
+        changeability=Changeability.NEVER,
+        fallback_keys=("execution.savepoint.ignore-unclaimed-state",),
+        default_equals_absence=True,
+    )

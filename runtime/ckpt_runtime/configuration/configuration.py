@@ -1,0 +1,143 @@
+"""Configuration: an immutable mapping of keys to texts which knows the types of its options.
+
+Reads, merges and prints. Never reads files or the environment, and never changes in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping
+from typing import Any, TypeVar
+
+from ckpt_runtime.configuration.errors import InvalidOptionError
+from ckpt_runtime.configuration.option import ConfigOption
+from ckpt_runtime.configuration.registry import canonical_key, find_option
+
+T = TypeVar("T")
+
+_MASK = "******"
+
+
+class Configuration:
+    """Options by key. Older spellings are kept under the present key, which wins when both are given.
+
+    Values are kept as they were written, so that a client reads back what it gave; :meth:`get` parses them.
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, str] | Configuration | None = None) -> None:
+        """Raises :class:`InvalidOptionError` for a key or a value that is no text; values are not parsed here."""
+        self._values: dict[str, str] = {}
+        given: dict[Any, Any] = dict(values.items()) if values is not None else {}
+        for key, value in given.items():
+            if not isinstance(key, str) or not key.strip():
+                raise InvalidOptionError(repr(key), value, "a key that is a text and not empty")
+            if not isinstance(value, str):
+                raise InvalidOptionError(key, value, "a text")
+            canonical = canonical_key(key.strip())
+            if canonical == key.strip() or canonical not in given:
+                self._values[canonical] = value
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, object]) -> Configuration:
+        """From texts, numbers and truth values, as JSON and Python callers have them; nothing else is accepted."""
+        texts: dict[str, str] = {}
+        for key, value in values.items():
+            if isinstance(value, bool):
+                texts[key] = "true" if value else "false"
+            elif isinstance(value, str | int | float):
+                texts[key] = str(value)
+            else:
+                raise InvalidOptionError(key, value, "a text, a number, true or false")
+        return cls(texts)
+
+    @classmethod
+    def from_properties(cls, properties: Iterable[str]) -> Configuration:
+        """From ``key=value`` items such as a command line's ``-D``; a later item wins over an earlier one."""
+        texts: dict[str, str] = {}
+        for item in properties:
+            key, separator, value = item.partition("=")
+            if not separator or not key.strip():
+                raise InvalidOptionError("-D", item, "key=value")
+            texts[canonical_key(key.strip())] = value.strip()
+        return cls(texts)
+
+    @classmethod
+    def merge(cls, *layers: Configuration) -> Configuration:
+        """All layers in one; of two layers that give the same key, the later wins."""
+        merged: dict[str, str] = {}
+        for layer in layers:
+            merged.update(layer.items())
+        return cls(merged)
+
+    def get(self, option: ConfigOption[T]) -> T:
+        """The option's value or its default. Raises :class:`InvalidOptionError` for a value that it cannot take."""
+        text = self._values.get(option.key)
+        return option.default if text is None else option.parse(text)
+
+    def get_text(self, key: str, default: str | None = None) -> str | None:
+        """The text as it was given, under the present or an older key."""
+        return self._values.get(canonical_key(key), default)
+
+    def with_option(self, option: ConfigOption[T], value: T) -> Configuration:
+        """A copy with one option set to a value."""
+        return Configuration({**self._values, option.key: option.format(value)})
+
+    def with_values(self, values: Mapping[str, str | None]) -> Configuration:
+        """A copy with some keys set, or removed where the value is None (the form of FLIP-530's ad-hoc change)."""
+        changed = dict(self._values)
+        for key, value in values.items():
+            canonical = canonical_key(key)
+            if value is None:
+                changed.pop(canonical, None)
+            else:
+                changed[canonical] = value
+        return Configuration(changed)
+
+    def without(self, prefix: str) -> Configuration:
+        """A copy without the keys that start with ``prefix``."""
+        return Configuration({key: value for key, value in self._values.items() if not key.startswith(prefix)})
+
+    def to_dict(self) -> dict[str, str]:
+        """A new dict of all texts, secrets included; for storage and transport between the system's own processes."""
+        return dict(self._values)
+
+    def displayed(self) -> dict[str, str]:
+        """A new dict for people to see: secrets are masked."""
+        return {key: _MASK if _is_secret(key) else value for key, value in self._values.items()}
+
+    def keys(self) -> KeysView[str]:
+        """The keys that are set, in the order in which they were given."""
+        return self._values.keys()
+
+    def items(self) -> ItemsView[str, str]:
+        """Keys and texts that are set, in the order in which they were given."""
+        return self._values.items()
+
+    def __getitem__(self, key: str) -> str:
+        return self._values[canonical_key(key)]
+
+    def __contains__(self, key: object) -> bool:
+        if isinstance(key, ConfigOption):
+            return key.key in self._values
+        return isinstance(key, str) and canonical_key(key) in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Configuration) and self._values == other._values
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._values.items()))
+
+    def __repr__(self) -> str:
+        return f"Configuration({self.displayed()!r})"
+
+
+def _is_secret(key: str) -> bool:
+    option: ConfigOption[Any] | None = find_option(key)
+    return option is not None and option.secret

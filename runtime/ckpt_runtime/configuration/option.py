@@ -1,0 +1,63 @@
+"""One configuration option: its key, type, default, where it may be given and how it may change. Holds no values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from ckpt_runtime.configuration.errors import InvalidOptionError
+from ckpt_runtime.configuration.value_types import ValueType
+
+T = TypeVar("T")
+
+
+class OptionScope(StrEnum):
+    """Where an option has an effect. What a cluster says about a JOB option is that option's default for its jobs."""
+
+    CLUSTER = "cluster"
+    JOB = "job"
+
+
+class Changeability(StrEnum):
+    """What it takes to change an option of a running job (FLIP-530, FLIP-571)."""
+
+    LIVE = "live"
+    RESTART = "restart"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigOption(Generic[T]):
+    """An option. ``default`` is a parsed value (milliseconds, bytes, an enum member) or None for "not set".
+
+    ``default_equals_absence`` says that giving the default and giving nothing mean the same (FLIP-530): true only for
+    options for which a cluster-wide value makes no sense. ``fallback_keys`` are older spellings, read as ``key``.
+    The values of ``secret`` options are never shown.
+    """
+
+    key: str
+    type: ValueType[T]
+    default: T
+    description: str
+    scope: OptionScope = OptionScope.JOB
+    changeability: Changeability = Changeability.RESTART
+    fallback_keys: tuple[str, ...] = ()
+    default_equals_absence: bool = False
+    secret: bool = False
+
+    def parse(self, text: str) -> T:
+        """The value of a text. Raises :class:`InvalidOptionError` naming the key, the value and what is allowed."""
+        try:
+            return self.type.parse(text)
+        except ValueError:
+            raise InvalidOptionError(self.key, "***" if self.secret else text, self.type.allowed) from None
+
+    def format(self, value: T) -> str:
+        """The canonical text of a value."""
+        return self.type.format(value)
+
+    @property
+    def default_text(self) -> str | None:
+        """The default as a user would write it; None when there is none."""
+        return None if self.default is None else self.type.format(self.default)

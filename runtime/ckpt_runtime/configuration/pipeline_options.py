@@ -1,0 +1,73 @@
+"""Options of a job's plan and of its subtasks. Declarations only."""
+
+from __future__ import annotations
+
+from ckpt_runtime.configuration.option import Changeability, ConfigOption
+from ckpt_runtime.configuration.value_types import BOOLEAN, DURATION, NON_EMPTY_STRING, IntegerType
+
+UPPER_BOUND_MAX_PARALLELISM = 32_768
+
+
+class PipelineOptions:
+    """The plan."""
+
+    PARALLELISM = ConfigOption(
+        "parallelism.default",
+        IntegerType(minimum=1, maximum=UPPER_BOUND_MAX_PARALLELISM),
+        1,
+        "Subtasks of each vertex whose parallelism is not given in the pipeline.",
+    )
+    NAME = ConfigOption(
+        "pipeline.name",
+        NON_EMPTY_STRING,
+        None,
+        "The job's name. Not set: the pipeline's own.",
+        changeability=Changeability.NEVER,
+        default_equals_absence=True,
+    )
+    MAX_PARALLELISM = ConfigOption(
+        "pipeline.max-parallelism",
+        IntegerType(minimum=-1, maximum=UPPER_BOUND_MAX_PARALLELISM),
+        -1,
+        "Number of key groups: the greatest parallelism that the job can ever have. -1: derived from the parallelism.",
+        changeability=Changeability.NEVER,
+        default_equals_absence=True,
+    )
+    OPERATOR_CHAINING = ConfigOption(
+        "pipeline.operator-chaining.enabled",
+        BOOLEAN,
+        True,
+        "Runs operators that need no exchange between them in one thread.",
+        changeability=Changeability.NEVER,
+        fallback_keys=("pipeline.operator-chaining",),
+    )
+    AUTO_WATERMARK_INTERVAL = ConfigOption(
+        "pipeline.auto-watermark-interval",
+        DURATION,
+        200,
+        "Time between two watermarks of a source.",
+    )
+
+
+class ExecutionOptions:
+    """How subtasks run and end."""
+
+    BUFFER_TIMEOUT = ConfigOption(
+        "execution.buffer-timeout.interval",
+        DURATION,
+        100,
+        "A partly filled buffer is sent after this time; 0 sends after each batch.",
+        fallback_keys=("execution.buffer-timeout",),
+    )
+    TASK_CANCELLATION_INTERVAL = ConfigOption(
+        "task.cancellation.interval",
+        DURATION,
+        30_000,
+        "Time between two attempts to interrupt a subtask that does not end.",
+    )
+    TASK_CANCELLATION_TIMEOUT = ConfigOption(
+        "task.cancellation.timeout",
+        DURATION,
+        180_000,
+        "A worker whose subtask has not ended this long after its cancellation is replaced; 0 waits for ever.",
+    )

@@ -1,0 +1,62 @@
+"""All options in one place: what reads, checks and documents a configuration looks here. Holds no values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions, StateRecoveryOptions
+from ckpt_runtime.configuration.cluster_options import (
+    HeartbeatOptions,
+    HighAvailabilityOptions,
+    JobManagerOptions,
+    SlotOptions,
+    TaskManagerOptions,
+)
+from ckpt_runtime.configuration.option import ConfigOption
+from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, PipelineOptions
+from ckpt_runtime.configuration.rest_options import RestOptions
+from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions
+from ckpt_runtime.configuration.state_options import StateOptions
+
+GROUPS: tuple[tuple[str, type], ...] = (
+    ("Checkpoints", CheckpointingOptions),
+    ("State recovery", StateRecoveryOptions),
+    ("State", StateOptions),
+    ("Restart strategy", RestartStrategyOptions),
+    ("Pipeline", PipelineOptions),
+    ("Execution", ExecutionOptions),
+    ("Workers and network", TaskManagerOptions),
+    ("Job manager", JobManagerOptions),
+    ("Heartbeats", HeartbeatOptions),
+    ("Slots", SlotOptions),
+    ("REST", RestOptions),
+    ("High availability", HighAvailabilityOptions),
+)
+
+INTERNAL_PREFIX = "$internal."
+"""Keys that the system itself stores beside a job's options; a user may not give them."""
+
+JOB_CHECKPOINT_OVERRIDES = INTERNAL_PREFIX + "job-checkpoint-overrides"
+"""Where the overrides of FLIP-571 lie inside a stored execution plan's job configuration."""
+
+
+def options_of(group: type) -> tuple[ConfigOption[Any], ...]:
+    """The options of one group, in the order of their declaration."""
+    return tuple(value for value in vars(group).values() if isinstance(value, ConfigOption))
+
+
+OPTIONS: dict[str, ConfigOption[Any]] = {option.key: option for _, group in GROUPS for option in options_of(group)}
+_CANONICAL_KEYS: dict[str, str] = {
+    fallback: option.key for option in OPTIONS.values() for fallback in option.fallback_keys
+}
+NAMESPACES: frozenset[str] = frozenset(key.split(".", 1)[0] for key in OPTIONS)
+
+
+def canonical_key(key: str) -> str:
+    """The present spelling of a key; unknown keys are returned as they are."""
+    return _CANONICAL_KEYS.get(key, key)
+
+
+def find_option(key: str) -> ConfigOption[Any] | None:
+    """The option that a key, present or older, belongs to; None for keys which the system does not know."""
+    return OPTIONS.get(canonical_key(key))

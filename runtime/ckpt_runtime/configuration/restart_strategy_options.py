@@ -1,0 +1,98 @@
+"""Options under ``restart-strategy``: what happens after a failure. Declarations only."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from ckpt_runtime.configuration.option import ConfigOption
+from ckpt_runtime.configuration.value_types import MAX_INT, DurationType, EnumType, FloatType, IntegerType
+
+
+class RestartStrategyType(StrEnum):
+    """How a failed job comes back."""
+
+    NONE = "none"
+    FIXED_DELAY = "fixed-delay"
+    EXPONENTIAL_DELAY = "exponential-delay"
+    FAILURE_RATE = "failure-rate"
+
+
+_MS = DurationType()
+
+
+class RestartStrategyOptions:
+    """The restart strategies and their limits."""
+
+    TYPE = ConfigOption(
+        "restart-strategy.type",
+        EnumType(RestartStrategyType, {"off": RestartStrategyType.NONE, "disable": RestartStrategyType.NONE}),
+        None,
+        "The strategy. Not set: exponential-delay when periodic checkpoints are on, none otherwise.",
+        fallback_keys=("restart-strategy",),
+    )
+    FIXED_DELAY_ATTEMPTS = ConfigOption(
+        "restart-strategy.fixed-delay.attempts",
+        IntegerType(),
+        1,
+        "Restarts before the job fails.",
+    )
+    FIXED_DELAY_DELAY = ConfigOption(
+        "restart-strategy.fixed-delay.delay",
+        _MS,
+        1_000,
+        "Pause before each restart.",
+    )
+    EXPONENTIAL_INITIAL_BACKOFF = ConfigOption(
+        "restart-strategy.exponential-delay.initial-backoff",
+        DurationType(1),
+        1_000,
+        "Pause before the first restart.",
+    )
+    EXPONENTIAL_MAX_BACKOFF = ConfigOption(
+        "restart-strategy.exponential-delay.max-backoff",
+        DurationType(1),
+        60_000,
+        "Greatest pause.",
+    )
+    EXPONENTIAL_MULTIPLIER = ConfigOption(
+        "restart-strategy.exponential-delay.backoff-multiplier",
+        FloatType(1.0, 1_000.0),
+        1.5,
+        "Factor from one pause to the next.",
+    )
+    EXPONENTIAL_RESET_THRESHOLD = ConfigOption(
+        "restart-strategy.exponential-delay.reset-backoff-threshold",
+        DurationType(1),
+        3_600_000,
+        "Time without a failure after which the pause and the attempts start again.",
+    )
+    EXPONENTIAL_JITTER = ConfigOption(
+        "restart-strategy.exponential-delay.jitter-factor",
+        FloatType(0.0, 1.0),
+        0.1,
+        "Share of the pause by which it is randomly lengthened or shortened.",
+    )
+    EXPONENTIAL_ATTEMPTS = ConfigOption(
+        "restart-strategy.exponential-delay.attempts-before-reset-backoff",
+        IntegerType(minimum=1),
+        MAX_INT,
+        "Failures since the last reset after which the job fails.",
+    )
+    FAILURE_RATE_MAX_FAILURES = ConfigOption(
+        "restart-strategy.failure-rate.max-failures-per-interval",
+        IntegerType(minimum=1),
+        1,
+        "Failures within the interval that the job survives.",
+    )
+    FAILURE_RATE_INTERVAL = ConfigOption(
+        "restart-strategy.failure-rate.failure-rate-interval",
+        DurationType(1),
+        60_000,
+        "The interval in which failures are counted.",
+    )
+    FAILURE_RATE_DELAY = ConfigOption(
+        "restart-strategy.failure-rate.delay",
+        _MS,
+        1_000,
+        "Pause before each restart.",
+    )

@@ -1,0 +1,119 @@
+"""Checks a configuration before anything acts on it: unknown keys, values, places, and options that clash.
+
+A key in one of the system's own namespaces that no option has is refused with the nearest known keys, because a
+misspelt option would otherwise silently do nothing. Keys with other prefixes belong to the user and pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from difflib import get_close_matches
+
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingMode, CheckpointingOptions
+from ckpt_runtime.configuration.cluster_options import HeartbeatOptions, HighAvailabilityOptions
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.errors import InvalidConfigurationError, InvalidOptionError, UnknownOptionError
+from ckpt_runtime.configuration.option import OptionScope
+from ckpt_runtime.configuration.pipeline_options import PipelineOptions
+from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, NAMESPACES, OPTIONS, find_option
+from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions
+
+Problem = InvalidOptionError | UnknownOptionError
+
+
+def validate(configuration: Configuration, scope: OptionScope) -> None:
+    """Raises :class:`InvalidConfigurationError` with everything that is wrong.
+
+    ``scope`` says whose configuration it is: a job's may hold JOB options only, a cluster's may hold all.
+    """
+    problems = find_problems(configuration, scope)
+    if problems:
+        raise InvalidConfigurationError(problems)
+
+
+def find_problems(configuration: Configuration, scope: OptionScope) -> tuple[Problem, ...]:
+    """Everything that is wrong, in the order of the keys; clashes between options only when each is fine alone."""
+    problems = [problem for key in configuration if (problem := _problem_of(configuration, key, scope))]
+    if problems:
+        return tuple(problems)
+    return tuple(problem for rule in _RULES if (problem := rule(configuration)))
+
+
+def _problem_of(configuration: Configuration, key: str, scope: OptionScope) -> Problem | None:
+    value = configuration[key]
+    if key.startswith(INTERNAL_PREFIX):
+        return InvalidOptionError(key, value, "keys of the system's own are not given by users")
+    option = find_option(key)
+    if option is None:
+        if key.split(".", 1)[0] not in NAMESPACES:
+            return None
+        return UnknownOptionError(key, value, get_close_matches(key, OPTIONS, n=3, cutoff=0.7))
+    try:
+        option.parse(value)
+    except InvalidOptionError as error:
+        return error
+    if scope is OptionScope.JOB and option.scope is OptionScope.CLUSTER:
+        shown = "***" if option.secret else value
+        return InvalidOptionError(key, shown, "only in the cluster's configuration, not in a job's")
+    return None
+
+
+def _max_parallelism_of_zero(configuration: Configuration) -> Problem | None:
+    option = PipelineOptions.MAX_PARALLELISM
+    if configuration.get(option) == 0:
+        return InvalidOptionError(option.key, "0", f"-1, or {option.type.allowed.replace('-1', '1')}")
+    return None
+
+
+def _parallelism_above_maximum(configuration: Configuration) -> Problem | None:
+    maximum = configuration.get(PipelineOptions.MAX_PARALLELISM)
+    parallelism = configuration.get(PipelineOptions.PARALLELISM)
+    if 0 < maximum < parallelism:
+        allowed = f"at most {PipelineOptions.MAX_PARALLELISM.key}, which is {maximum}"
+        return InvalidOptionError(PipelineOptions.PARALLELISM.key, str(parallelism), allowed)
+    return None
+
+
+def _unaligned_without_exactly_once(configuration: Configuration) -> Problem | None:
+    mode = configuration.get(CheckpointingOptions.MODE)
+    if configuration.get(CheckpointingOptions.UNALIGNED) and mode is not CheckpointingMode.EXACTLY_ONCE:
+        allowed = f"only together with {CheckpointingOptions.MODE.key} EXACTLY_ONCE"
+        return InvalidOptionError(CheckpointingOptions.UNALIGNED.key, "true", allowed)
+    return None
+
+
+def _heartbeat_timeout_below_interval(configuration: Configuration) -> Problem | None:
+    interval = configuration.get(HeartbeatOptions.INTERVAL)
+    timeout = configuration.get(HeartbeatOptions.TIMEOUT)
+    if timeout <= interval:
+        allowed = f"more than {HeartbeatOptions.INTERVAL.key}, which is {interval} ms"
+        return InvalidOptionError(HeartbeatOptions.TIMEOUT.key, f"{timeout} ms", allowed)
+    return None
+
+
+def _lease_shorter_than_renewal(configuration: Configuration) -> Problem | None:
+    duration = configuration.get(HighAvailabilityOptions.LEASE_DURATION)
+    renewal = configuration.get(HighAvailabilityOptions.LEASE_RENEW_INTERVAL)
+    if duration <= renewal:
+        allowed = f"more than {HighAvailabilityOptions.LEASE_RENEW_INTERVAL.key}, which is {renewal} ms"
+        return InvalidOptionError(HighAvailabilityOptions.LEASE_DURATION.key, f"{duration} ms", allowed)
+    return None
+
+
+def _backoff_above_maximum(configuration: Configuration) -> Problem | None:
+    initial = configuration.get(RestartStrategyOptions.EXPONENTIAL_INITIAL_BACKOFF)
+    maximum = configuration.get(RestartStrategyOptions.EXPONENTIAL_MAX_BACKOFF)
+    if initial > maximum:
+        allowed = f"at most {RestartStrategyOptions.EXPONENTIAL_MAX_BACKOFF.key}, which is {maximum} ms"
+        return InvalidOptionError(RestartStrategyOptions.EXPONENTIAL_INITIAL_BACKOFF.key, f"{initial} ms", allowed)
+    return None
+
+
+_RULES: tuple[Callable[[Configuration], Problem | None], ...] = (
+    _max_parallelism_of_zero,
+    _parallelism_above_maximum,
+    _unaligned_without_exactly_once,
+    _heartbeat_timeout_below_interval,
+    _lease_shorter_than_renewal,
+    _backoff_above_maximum,
+)

@@ -1,0 +1,228 @@
+"""The types that an option's value can have: how its text is read, printed and described. No option is named here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Generic, Protocol, TypeVar
+
+from ckpt_runtime.configuration.quantities import (
+    DURATION_FORM,
+    SIZE_FORM,
+    format_duration,
+    format_memory_size,
+    parse_duration,
+    parse_memory_size,
+)
+
+T_co = TypeVar("T_co", covariant=True)
+E = TypeVar("E", bound=StrEnum)
+
+MAX_INT = (1 << 31) - 1
+
+
+class ValueType(Protocol[T_co]):
+    """Reads and prints the values of one kind of option."""
+
+    @property
+    def name(self) -> str:
+        """The kind's name in the documentation."""
+
+    @property
+    def allowed(self) -> str:
+        """What a value may be, for error messages and the documentation."""
+
+    def parse(self, text: str) -> T_co:
+        """The value of a text. Raises ValueError; the message is not shown, :attr:`allowed` is."""
+
+    def format(self, value: Any) -> str:
+        """The canonical text of a value; :meth:`parse` reads it back."""
+
+
+@dataclass(frozen=True, slots=True)
+class StringType:
+    """Any text; surrounding white space is dropped. ``non_empty`` refuses the empty text."""
+
+    non_empty: bool = False
+    name: str = "String"
+
+    @property
+    def allowed(self) -> str:
+        return "a text that is not empty" if self.non_empty else "any text"
+
+    def parse(self, text: str) -> str:
+        value = text.strip()
+        if self.non_empty and not value:
+            raise ValueError(self.allowed)
+        return value
+
+    def format(self, value: Any) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class BooleanType:
+    """``true`` or ``false`` in any case."""
+
+    name: str = "Boolean"
+    allowed: str = "true, false"
+
+    def parse(self, text: str) -> bool:
+        match text.strip().lower():
+            case "true":
+                return True
+            case "false":
+                return False
+            case _:
+                raise ValueError(self.allowed)
+
+    def format(self, value: Any) -> str:
+        return "true" if value else "false"
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerType:
+    """A whole number between ``minimum`` and ``maximum``, both included."""
+
+    minimum: int = 0
+    maximum: int = MAX_INT
+    name: str = "Integer"
+
+    @property
+    def allowed(self) -> str:
+        return f"a whole number from {self.minimum} to {self.maximum}"
+
+    def parse(self, text: str) -> int:
+        stripped = text.strip()
+        digits = stripped.removeprefix("-")
+        if not (digits.isascii() and digits.isdigit() and len(digits) <= len(str(1 << 63))):
+            raise ValueError(self.allowed)
+        value = int(stripped)
+        if not self.minimum <= value <= self.maximum:
+            raise ValueError(self.allowed)
+        return value
+
+    def format(self, value: Any) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class FloatType:
+    """A finite number between ``minimum`` and ``maximum``, both included."""
+
+    minimum: float = 0.0
+    maximum: float = 1e9
+    name: str = "Double"
+
+    @property
+    def allowed(self) -> str:
+        return f"a number from {self.minimum:g} to {self.maximum:g}"
+
+    def parse(self, text: str) -> float:
+        value = float(text.strip())
+        if not math.isfinite(value) or not self.minimum <= value <= self.maximum:
+            raise ValueError(self.allowed)
+        return value
+
+    def format(self, value: Any) -> str:
+        return repr(float(value))
+
+
+@dataclass(frozen=True, slots=True)
+class DurationType:
+    """Milliseconds, from text with a unit."""
+
+    minimum_ms: int = 0
+    name: str = "Duration"
+
+    @property
+    def allowed(self) -> str:
+        bound = f", at least {format_duration(self.minimum_ms)}" if self.minimum_ms else ""
+        return DURATION_FORM + bound
+
+    def parse(self, text: str) -> int:
+        value = parse_duration(text)
+        if value < self.minimum_ms:
+            raise ValueError(self.allowed)
+        return value
+
+    def format(self, value: Any) -> str:
+        return format_duration(value)
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySizeType:
+    """Bytes, from text with a unit."""
+
+    minimum_bytes: int = 0
+    maximum_bytes: int = (1 << 63) - 1
+    name: str = "MemorySize"
+
+    @property
+    def allowed(self) -> str:
+        lower = f", at least {format_memory_size(self.minimum_bytes)}" if self.minimum_bytes else ""
+        upper = "" if self.maximum_bytes == (1 << 63) - 1 else f", at most {format_memory_size(self.maximum_bytes)}"
+        return SIZE_FORM + lower + upper
+
+    def parse(self, text: str) -> int:
+        value = parse_memory_size(text)
+        if not self.minimum_bytes <= value <= self.maximum_bytes:
+            raise ValueError(self.allowed)
+        return value
+
+    def format(self, value: Any) -> str:
+        return format_memory_size(value)
+
+
+@dataclass(frozen=True, slots=True)
+class EnumType(Generic[E]):
+    """A member of ``members``, in any case, with or without ``-`` and ``_``; ``aliases`` are further spellings."""
+
+    members: type[E]
+    aliases: dict[str, E] = field(default_factory=dict)
+    name: str = "Enum"
+
+    @property
+    def allowed(self) -> str:
+        return ", ".join(member.value for member in self.members)
+
+    def parse(self, text: str) -> E:
+        spelled = _fold(text)
+        for member in self.members:
+            if _fold(member.value) == spelled:
+                return member
+        for alias, member in self.aliases.items():
+            if _fold(alias) == spelled:
+                return member
+        raise ValueError(self.allowed)
+
+    def format(self, value: Any) -> str:
+        return str(value.value)
+
+
+@dataclass(frozen=True, slots=True)
+class StringListType:
+    """Texts separated by commas (Flink's semicolons are read as well); empty items are dropped."""
+
+    name: str = "List<String>"
+    allowed: str = "texts separated by commas"
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        items = (item.strip() for item in text.replace(";", ",").split(","))
+        return tuple(item for item in items if item)
+
+    def format(self, value: Any) -> str:
+        return ",".join(value)
+
+
+def _fold(text: str) -> str:
+    return text.strip().lower().replace("-", "").replace("_", "")
+
+
+STRING = StringType()
+NON_EMPTY_STRING = StringType(non_empty=True)
+BOOLEAN = BooleanType()
+DURATION = DurationType()
+MEMORY_SIZE = MemorySizeType()
+STRING_LIST = StringListType()

@@ -1,0 +1,333 @@
+"""Compiles a logical plan: decides uids, parallelisms and edges, chains operators into vertices, checks the result.
+
+The outcome is deterministic: two runs of one pipeline function give equal job graphs. Never opens a connector; user
+code has run before (the pipeline function) or runs later (in a worker).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, RANGE_SCHEMA
+from ckpt_runtime.graph.job_graph import (
+    JobEdge,
+    JobGraph,
+    JobVertex,
+    OperatorNode,
+    Partitioning,
+    vertex_id_of,
+)
+from ckpt_runtime.graph.key_groups import DEFAULT_MAX_PARALLELISM, UPPER_BOUND_MAX_PARALLELISM
+from ckpt_runtime.graph.logical import Chaining, LogicalInput, LogicalNode, LogicalPlan
+from ckpt_runtime.graph.specs import (
+    CommitterSpec,
+    EnumeratorSpec,
+    OperatorSpec,
+    RangeReaderSpec,
+    SinkSpec,
+    SourceSpec,
+)
+
+READER_SUFFIX = ".reader"
+COMMITTER_SUFFIX = ".committer"
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledPlan:
+    """A checked plan: what travels (``job_graph``) and what stays in this process (``specs``), by operator uid.
+
+    ``input_schemas`` has no entry for sources, ``output_schemas`` none for sinks without a committer.
+    """
+
+    job_graph: JobGraph
+    specs: dict[str, OperatorSpec]
+    input_schemas: dict[str, pa.Schema]
+    output_schemas: dict[str, pa.Schema]
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Operator:
+    """A node with everything decided."""
+
+    node: LogicalNode
+    uid: str
+    uid_given: bool
+    parallelism: int
+    inputs: list[_Edge] = field(default_factory=list)
+    consumers: int = 0
+
+    @property
+    def chain_head(self) -> bool:
+        """Whether it starts a vertex."""
+        if len(self.inputs) != 1 or self.node.chaining is not Chaining.ALWAYS:
+            return True
+        edge = self.inputs[0]
+        upstream = edge.source
+        return (
+            edge.partitioning is not Partitioning.FORWARD
+            or upstream.consumers != 1
+            or upstream.node.chaining is Chaining.NEVER
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Edge:
+    source: _Operator
+    partitioning: Partitioning
+    keys: tuple[str, ...]
+
+
+def compile_plan(plan: LogicalPlan) -> CompiledPlan:
+    """Compiles ``plan``.
+
+    :raises PlanError: no source, no sink, a uid given twice, a parallelism below 1 or above the maximum, two maximum
+        parallelisms within one chain.
+    """
+    nodes, warnings = _reachable(plan)
+    nodes = _expand_data_sources(nodes)
+    operators = _decide(plan, nodes, warnings)
+    _connect(operators)
+    chains = _chain(plan, operators)
+    graph = _job_graph(plan, chains)
+    return CompiledPlan(
+        job_graph=graph,
+        specs={operator.uid: operator.node.spec for operator in operators},
+        input_schemas={
+            operator.uid: _schema_of(operator.inputs[0].source) for operator in operators if operator.inputs
+        },
+        output_schemas={
+            operator.uid: operator.node.schema for operator in operators if operator.node.schema is not None
+        },
+        warnings=tuple(warnings),
+    )
+
+
+def _schema_of(operator: _Operator) -> pa.Schema:
+    assert operator.node.schema is not None
+    return operator.node.schema
+
+
+def _reachable(plan: LogicalPlan) -> tuple[list[LogicalNode], list[str]]:
+    """The nodes that lead to a sink, in plan order; the others are left out with a warning."""
+    if not any(node.kind == "source" for node in plan.nodes):
+        raise PlanError("pipeline", "it has no source; start with session.readStream.format(...).load()")
+    sinks = [node for node in plan.nodes if node.kind == "sink"]
+    if not sinks:
+        raise PlanError("pipeline", "it has no sink; end each branch with .writeStream.format(...).start()")
+    wanted: set[LogicalNode] = set()
+    todo = list(sinks)
+    while todo:
+        node = todo.pop()
+        if node not in wanted:
+            wanted.add(node)
+            todo.extend(edge.node for edge in node.inputs)
+    warnings = [
+        f"operator {node.label!r} leads to no sink and is left out" for node in plan.nodes if node not in wanted
+    ]
+    return [node for node in plan.nodes if node in wanted], warnings
+
+
+def _expand_data_sources(nodes: list[LogicalNode]) -> list[LogicalNode]:
+    """PySpark readers become enumerator and range readers, PySpark writers get a committer behind them."""
+    replaced: dict[LogicalNode, LogicalNode] = {}
+    expanded: list[LogicalNode] = []
+    for node in nodes:
+        inputs = tuple(
+            LogicalInput(replaced.get(edge.node, edge.node), edge.partitioning, edge.keys) for edge in node.inputs
+        )
+        copy = LogicalNode(
+            node.spec,
+            inputs,
+            node.schema,
+            node.uid,
+            node.name,
+            node.parallelism,
+            node.max_parallelism,
+            node.chaining,
+        )
+        replaced[node] = copy
+        spec = copy.spec
+        if isinstance(spec, SourceSpec) and isinstance(spec.format, type):
+            enumerator, reader = _reader_pair(copy, spec)
+            expanded += [enumerator, reader]
+            replaced[node] = reader
+        elif isinstance(spec, SinkSpec) and isinstance(spec.format, type):
+            copy.schema = COMMITTABLE_SCHEMA
+            expanded += [copy, _committer(copy, spec)]
+        else:
+            expanded.append(copy)
+    return expanded
+
+
+def _reader_pair(node: LogicalNode, spec: SourceSpec) -> tuple[LogicalNode, LogicalNode]:
+    name = node.name or _format_name(spec.format)
+    enumerator = LogicalNode(
+        EnumeratorSpec(spec.format, spec.options, spec.schema or node.schema),
+        (),
+        RANGE_SCHEMA,
+        node.uid,
+        f"{name} offsets",
+        1,
+        node.max_parallelism,
+        Chaining.NEVER,
+    )
+    reader = LogicalNode(
+        RangeReaderSpec(spec.format, spec.options, spec.schema or node.schema),
+        (LogicalInput(enumerator, Partitioning.BROADCAST),),
+        node.schema,
+        None if node.uid is None else node.uid + READER_SUFFIX,
+        name,
+        node.parallelism,
+        node.max_parallelism,
+        node.chaining,
+    )
+    return enumerator, reader
+
+
+def _committer(node: LogicalNode, spec: SinkSpec) -> LogicalNode:
+    return LogicalNode(
+        CommitterSpec(spec.format, spec.options),
+        (LogicalInput(node, Partitioning.REBALANCE),),
+        None,
+        None if node.uid is None else node.uid + COMMITTER_SUFFIX,
+        f"{node.name or _format_name(spec.format)} commit",
+        1,
+        None,
+        Chaining.NEVER,
+    )
+
+
+def _format_name(format_: str | type) -> str:
+    return format_ if isinstance(format_, str) else format_.__name__
+
+
+def _decide(plan: LogicalPlan, nodes: list[LogicalNode], warnings: list[str]) -> list[_Operator]:
+    """Gives every operator its uid and parallelism."""
+    given: dict[str, LogicalNode] = {}
+    for node in nodes:
+        if node.uid is None:
+            continue
+        if node.uid in given:
+            raise PlanError("uid", f"{node.uid!r} is used by two operators; each needs its own")
+        given[node.uid] = node
+    operators: list[_Operator] = []
+    for position, node in enumerate(nodes):
+        uid = node.uid or _derived_uid(node, position, given)
+        if node.uid is None and node.stateful and node.kind != "committer":
+            warnings.append(
+                f"operator {node.label!r} keeps state but has no uid; {uid!r} was derived from its position, and its "
+                "state is lost when the pipeline changes: call .uid(...)"
+            )
+        parallelism = plan.default_parallelism if node.parallelism is None else node.parallelism
+        operators.append(_Operator(node, uid, node.uid is not None, _checked_parallelism(parallelism, uid)))
+    return operators
+
+
+def _derived_uid(node: LogicalNode, position: int, given: dict[str, LogicalNode]) -> str:
+    uid = f"{node.kind}-{position}"
+    while uid in given:
+        uid += "-derived"
+    return uid
+
+
+def _checked_parallelism(parallelism: int, uid: str) -> int:
+    if not 1 <= parallelism <= UPPER_BOUND_MAX_PARALLELISM:
+        raise PlanError(
+            "parallelism", f"{parallelism} of operator {uid!r} is not between 1 and {UPPER_BOUND_MAX_PARALLELISM}"
+        )
+    return parallelism
+
+
+def _connect(operators: list[_Operator]) -> None:
+    """Turns inputs into edges; a change of parallelism turns forward into rebalance."""
+    by_node = {operator.node: operator for operator in operators}
+    for operator in operators:
+        for edge in operator.node.inputs:
+            source = by_node[edge.node]
+            partitioning = edge.partitioning
+            if partitioning is Partitioning.FORWARD and source.parallelism != operator.parallelism:
+                partitioning = Partitioning.REBALANCE
+            operator.inputs.append(_Edge(source, partitioning, edge.keys))
+            source.consumers += 1
+
+
+def _chain(plan: LogicalPlan, operators: list[_Operator]) -> list[list[_Operator]]:
+    """The vertices as lists of operators, in topological order (heads keep plan order)."""
+    chains: list[list[_Operator]] = []
+    chain_of: dict[str, list[_Operator]] = {}
+    for operator in operators:
+        if operator.chain_head or not plan.chaining:
+            chain = [operator]
+            chains.append(chain)
+        else:
+            chain = chain_of[operator.inputs[0].source.uid]
+            chain.append(operator)
+        chain_of[operator.uid] = chain
+    return chains
+
+
+def _max_parallelism(plan: LogicalPlan, chain: list[_Operator]) -> int:
+    """One maximum parallelism per vertex: key groups of two would tear the keyed state apart."""
+    asked = {
+        operator.node.max_parallelism: operator.uid
+        for operator in reversed(chain)
+        if operator.node.max_parallelism is not None
+    }
+    if len(asked) > 1:
+        listed = " and ".join(f"{uid!r} ({maximum})" for maximum, uid in sorted(asked.items()))
+        raise PlanError(
+            "maxParallelism",
+            f"operators {listed} are chained into one vertex; give them the same value or call .startNewChain()",
+        )
+    parallelism = chain[0].parallelism
+    maximum = next(iter(asked), plan.default_max_parallelism)
+    if maximum is None:
+        wanted = 1 << (parallelism + (parallelism + 1) // 2 - 1).bit_length()
+        maximum = min(max(wanted, DEFAULT_MAX_PARALLELISM), UPPER_BOUND_MAX_PARALLELISM)
+    if not 1 <= maximum <= UPPER_BOUND_MAX_PARALLELISM:
+        raise PlanError(
+            "maxParallelism",
+            f"{maximum} of operator {chain[0].uid!r} is not between 1 and {UPPER_BOUND_MAX_PARALLELISM}",
+        )
+    if parallelism > maximum:
+        raise PlanError(
+            "parallelism", f"{parallelism} of operator {chain[0].uid!r} is above its maximum parallelism {maximum}"
+        )
+    return maximum
+
+
+def _job_graph(plan: LogicalPlan, chains: list[list[_Operator]]) -> JobGraph:
+    vertex_of: dict[str, str] = {}
+    vertices: list[JobVertex] = []
+    edges: list[JobEdge] = []
+    for chain in chains:
+        vertex_id = vertex_id_of(chain[0].uid)
+        vertex_of.update({operator.uid: vertex_id for operator in chain})
+        vertices.append(
+            JobVertex(
+                id=vertex_id,
+                operators=tuple(_operator_node(operator) for operator in chain),
+                parallelism=chain[0].parallelism,
+                max_parallelism=_max_parallelism(plan, chain),
+            )
+        )
+        edges.extend(
+            JobEdge(vertex_of[edge.source.uid], vertex_id, edge.partitioning, edge.keys) for edge in chain[0].inputs
+        )
+    return JobGraph(plan.name, tuple(vertices), tuple(edges), dict(plan.configuration))
+
+
+def _operator_node(operator: _Operator) -> OperatorNode:
+    node = operator.node
+    return OperatorNode(
+        uid=operator.uid,
+        name=node.name or operator.uid,
+        kind=node.kind,
+        stateful=node.stateful,
+        uid_given=operator.uid_given,
+        user_code=node.user_code,
+    )

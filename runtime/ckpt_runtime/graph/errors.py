@@ -1,0 +1,15 @@
+"""The error that everything about a plan raises. Never an error of the running job."""
+
+from __future__ import annotations
+
+
+class PlanError(ValueError):
+    """A pipeline that cannot be planned. The message names the field, the value and what is allowed.
+
+    ``field`` is the offending argument, option or column set, e.g. ``"groupBy"`` or ``"option 'path'"``.
+    """
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem

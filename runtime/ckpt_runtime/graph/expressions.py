@@ -1,0 +1,41 @@
+"""Checks Arrow expressions against a schema while a plan is made, so that no subtask finds out first. Reads no data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from ckpt_runtime.graph.errors import PlanError
+
+
+def expression_type(expression: pc.Expression, schema: pa.Schema, field: str) -> pa.DataType:
+    """The type of ``expression`` over rows of ``schema``.
+
+    :raises PlanError: naming ``field``: a column that does not exist, types that no function takes, no expression.
+    """
+    if not isinstance(expression, pc.Expression):
+        raise PlanError(
+            field, f"expected a pyarrow.compute expression such as pc.field('x') > 1, not {type(expression).__name__}"
+        )
+    try:
+        scanner = ds.dataset(schema.empty_table()).scanner(columns={"value": expression})
+        return scanner.projected_schema.field("value").type
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise PlanError(field, f"{expression}: {first_line}; columns are {', '.join(schema.names)}") from error
+
+
+def check_columns(columns: Sequence[str], schema: pa.Schema, field: str) -> None:
+    """:raises PlanError: a name that is no text or no column, or one that occurs twice in ``columns``."""
+    for position, column in enumerate(columns):
+        if not isinstance(column, str):
+            raise PlanError(field, f"expected a column name, not {type(column).__name__}")
+        if schema.names.count(column) != 1:
+            known = ", ".join(schema.names)
+            problem = "is ambiguous" if column in schema.names else "does not exist"
+            raise PlanError(field, f"column {column!r} {problem}; columns are {known}")
+        if column in columns[:position]:
+            raise PlanError(field, f"column {column!r} is given twice")

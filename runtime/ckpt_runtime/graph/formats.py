@@ -1,0 +1,234 @@
+"""The built-in formats as a plan sees them: their options, and the schema that a source will emit.
+
+The operators behind them are in ``connectors/``; this table is all that a pipeline author's process needs. PySpark
+``DataSource`` classes are described here too, by calling the class itself (user code: only where plans are made).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from ckpt_runtime.graph.ddl import to_arrow_schema
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.options import Option, parse_options
+
+AVAILABLE_NOW_OPTION = "availableNow"
+"""Reader option of every ``DataSource`` class, taken by the engine: read what is there now, then end."""
+
+COMMITTABLE_SCHEMA = pa.schema(
+    [
+        pa.field("checkpoint_id", pa.int64(), False),
+        pa.field("subtask", pa.int32(), False),
+        pa.field("message", pa.string(), True),
+    ]
+)
+"""What a PySpark stream writer sends to its committer: one row per subtask and checkpoint; the message is JSON."""
+
+RANGE_SCHEMA = pa.schema(
+    [
+        pa.field("sequence", pa.int64(), False),
+        pa.field("start", pa.string(), False),
+        pa.field("end", pa.string(), False),
+        pa.field("rows", pa.binary(), True),
+    ]
+)
+"""What an enumerator sends to the readers: an offset range as JSON. ``rows`` is an Arrow IPC stream with the range's
+rows where the reader hands them out with the offsets (simple readers), else null."""
+
+_BATCH_ROWS = Option("batchRows", int, 8192, minimum=1)
+_RATE = Option("rowsPerSecond", float, 0.0, minimum=0)
+
+SourceSchema = Callable[[dict[str, Any], pa.Schema | None], pa.Schema]
+SinkCheck = Callable[[dict[str, Any], pa.Schema], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFormat:
+    """A built-in source: its options and ``schema(options, declared schema)``."""
+
+    name: str
+    options: tuple[Option, ...]
+    schema: SourceSchema
+
+
+@dataclass(frozen=True, slots=True)
+class SinkFormat:
+    """A built-in sink: its options and a check of them against the schema of its input."""
+
+    name: str
+    options: tuple[Option, ...]
+    check: SinkCheck
+
+
+def _replay_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
+    schema = declared if declared is not None else _parquet_schema(options["path"])
+    for column in split_columns(options["partitionBy"]):
+        if column not in schema.names:
+            raise PlanError("option 'partitionBy'", f"no column {column!r}; there are {', '.join(schema.names)}")
+    return schema
+
+
+def _parquet_schema(path: str) -> pa.Schema:
+    import fsspec
+    import pyarrow.parquet as pq
+
+    filesystem, root = fsspec.core.url_to_fs(path)
+    files = parquet_files(filesystem, root)
+    if not files:
+        raise PlanError("option 'path'", f"{path!r} is no Parquet file and no directory with Parquet files")
+    with filesystem.open(files[0], "rb") as stream:
+        return pq.read_schema(stream).remove_metadata()
+
+
+def parquet_files(filesystem: Any, root: str) -> list[str]:
+    """The Parquet files that ``root`` stands for, in name order: itself, or the visible ones in the directory."""
+    if filesystem.isfile(root):
+        return [root]
+    if not filesystem.isdir(root):
+        return []
+    names = [str(name) for name in filesystem.ls(root, detail=False)]
+    visible = [name for name in names if not name.rsplit("/", 1)[-1].startswith((".", "_"))]
+    return sorted(name for name in visible if name.endswith(".parquet"))
+
+
+def split_columns(text: str | None) -> list[str]:
+    """The column names in a comma-separated option."""
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def _numbers_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
+    if options["sequence"]:
+        schema = pa.schema([("source", pa.int64()), ("n", pa.int64())])
+    else:
+        schema = pa.schema([("key", pa.int64()), ("value", pa.int64())])
+        if options["rowNumber"]:
+            schema = schema.append(pa.field("row", pa.int64()))
+    if declared is not None and declared != schema:
+        raise PlanError("schema", f"format 'numbers' emits {schema.names} as int64; leave the schema out")
+    return schema
+
+
+def _accept(options: dict[str, Any], schema: pa.Schema) -> None:
+    """Takes any input."""
+
+
+def _check_verify(options: dict[str, Any], schema: pa.Schema) -> None:
+    for key in ("key", "count", "sum"):
+        column = options[key]
+        if key == "sum" and not column:
+            continue
+        if column not in schema.names:
+            raise PlanError(f"option {key!r}", f"no column {column!r}; there are {', '.join(schema.names)}")
+        if not pa.types.is_integer(schema.field(column).type):
+            raise PlanError(f"option {key!r}", f"column {column!r} is {schema.field(column).type}, not an integer")
+
+
+SOURCE_FORMATS: dict[str, SourceFormat] = {
+    source.name: source
+    for source in (
+        SourceFormat(
+            "replay", (Option("path", required=True), _RATE, _BATCH_ROWS, Option("partitionBy")), _replay_schema
+        ),
+        SourceFormat(
+            "numbers",
+            (
+                Option("rows", int, 0, minimum=0),
+                Option("keys", int, 100_000, minimum=1),
+                Option("batchRows", int, 16_384, minimum=1),
+                _RATE,
+                Option("rowNumber", bool, False),
+                Option("sequence", bool, False),
+            ),
+            _numbers_schema,
+        ),
+    )
+}
+
+SINK_FORMATS: dict[str, SinkFormat] = {
+    sink.name: sink
+    for sink in (
+        SinkFormat(
+            "parquet",
+            (
+                Option("path", required=True),
+                Option("compression", default="snappy", choices=("snappy", "zstd", "lz4", "gzip", "none")),
+                Option("maxRowsPerFile", int, 0, minimum=0),
+                Option("onMissing", default="fail", choices=("fail", "ignore")),
+            ),
+            _accept,
+        ),
+        SinkFormat("noop", (), _accept),
+        SinkFormat(
+            "verify",
+            (
+                Option("key", default="key"),
+                Option("count", default="count"),
+                Option("sum"),
+                Option("report", required=True),
+            ),
+            _check_verify,
+        ),
+    )
+}
+
+
+def is_data_source(value: Any) -> bool:
+    """Whether ``value`` is a class shaped like PySpark's ``DataSource`` (PySpark is not imported to find out)."""
+    return isinstance(value, type) and all(
+        callable(getattr(value, method, None)) for method in ("name", "schema", "streamReader", "streamWriter")
+    )
+
+
+def source_options(name: str, options: Mapping[str, str]) -> dict[str, Any]:
+    """The parsed options of a built-in source."""
+    return parse_options(name, SOURCE_FORMATS[name].options, options)
+
+
+def sink_options(name: str, options: Mapping[str, str]) -> dict[str, Any]:
+    """The parsed options of a built-in sink."""
+    return parse_options(name, SINK_FORMATS[name].options, options)
+
+
+def source_schema(source: str | type, options: Mapping[str, str], declared: pa.Schema | None) -> pa.Schema:
+    """What a source emits; checks its options on the way.
+
+    :raises PlanError: unknown format, bad option, or a ``DataSource`` without a schema.
+    """
+    if isinstance(source, type):
+        return declared if declared is not None else _data_source_schema(source, options)
+    if source not in SOURCE_FORMATS:
+        raise PlanError("format", _unknown(source, SOURCE_FORMATS))
+    return SOURCE_FORMATS[source].schema(source_options(source, options), declared)
+
+
+def check_sink(sink: str | type, options: Mapping[str, str], schema: pa.Schema) -> None:
+    """Checks a sink's format and options against what it will get. :raises PlanError: as :func:`source_schema`."""
+    if isinstance(sink, type):
+        return
+    if sink not in SINK_FORMATS:
+        raise PlanError("format", _unknown(sink, SINK_FORMATS))
+    SINK_FORMATS[sink].check(sink_options(sink, options), schema)
+
+
+def _unknown(name: str, known: Mapping[str, Any]) -> str:
+    return f"{name!r} is not one of {', '.join(sorted(known))}, and no DataSource class is registered under that name"
+
+
+def _data_source_schema(source: type, options: Mapping[str, str]) -> pa.Schema:
+    try:
+        schema = new_data_source(source, options).schema()
+    except Exception as error:
+        raise PlanError("schema", f"{source.__name__}.schema() failed, give .schema(...): {error}") from error
+    return to_arrow_schema(schema)
+
+
+def new_data_source(source: type, options: Mapping[str, str]) -> Any:
+    """An instance of a user's ``DataSource`` class with case-insensitive options, as Spark builds it."""
+    from pyspark.sql.datasource import CaseInsensitiveDict
+
+    own = {key: value for key, value in options.items() if key.lower() != AVAILABLE_NOW_OPTION.lower()}
+    return source(CaseInsensitiveDict(own))

@@ -1,0 +1,110 @@
+"""The logical plan: operators as the author wrote them, before chaining and before anything is decided for them.
+
+Nodes refer to their inputs, so a plan is a graph in which every node comes after what it reads from. Nodes are filled
+in while the pipeline function runs (uid, parallelism) and only read afterwards. Never runs user code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import pyarrow as pa
+
+from ckpt_runtime.graph.job_graph import Partitioning
+from ckpt_runtime.graph.specs import (
+    AggregateSpec,
+    CommitterSpec,
+    EnumeratorSpec,
+    FilterSpec,
+    MapInArrowSpec,
+    OperatorSpec,
+    ProcessSpec,
+    ProjectSpec,
+    RangeReaderSpec,
+    SinkSpec,
+    SourceSpec,
+    WatermarkSpec,
+)
+
+KINDS: dict[type, str] = {
+    SourceSpec: "source",
+    EnumeratorSpec: "enumerator",
+    RangeReaderSpec: "range_reader",
+    MapInArrowSpec: "map",
+    FilterSpec: "filter",
+    ProjectSpec: "project",
+    WatermarkSpec: "watermark",
+    AggregateSpec: "aggregate",
+    ProcessSpec: "process",
+    SinkSpec: "sink",
+    CommitterSpec: "committer",
+}
+STATEFUL_KINDS = frozenset({"source", "enumerator", "aggregate", "process", "sink", "committer"})
+
+
+class Chaining(StrEnum):
+    """Whether an operator may run in one thread with its neighbours."""
+
+    ALWAYS = "ALWAYS"
+    HEAD = "HEAD"
+    NEVER = "NEVER"
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalInput:
+    """Where a node reads from, and how that output is spread over the node's subtasks."""
+
+    node: LogicalNode
+    partitioning: Partitioning = Partitioning.FORWARD
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class LogicalNode:
+    """One operator. ``schema`` is what it emits (None for sinks); None elsewhere means "decide for me"."""
+
+    spec: OperatorSpec
+    inputs: tuple[LogicalInput, ...]
+    schema: pa.Schema | None
+    uid: str | None = None
+    name: str | None = None
+    parallelism: int | None = None
+    max_parallelism: int | None = None
+    chaining: Chaining = Chaining.ALWAYS
+
+    @property
+    def kind(self) -> str:
+        return KINDS[type(self.spec)]
+
+    @property
+    def stateful(self) -> bool:
+        return self.kind in STATEFUL_KINDS
+
+    @property
+    def user_code(self) -> bool:
+        """Whether its operator calls functions or classes of the author while the job runs."""
+        if isinstance(self.spec, MapInArrowSpec | ProcessSpec):
+            return True
+        return isinstance(getattr(self.spec, "format", None), type)
+
+    @property
+    def label(self) -> str:
+        """How messages call it."""
+        return self.uid or self.name or self.kind
+
+
+@dataclass(slots=True)
+class LogicalPlan:
+    """All nodes in the order in which they were written, and the job's own settings."""
+
+    name: str
+    configuration: dict[str, str] = field(default_factory=dict)
+    nodes: list[LogicalNode] = field(default_factory=list)
+    default_parallelism: int = 1
+    default_max_parallelism: int | None = None
+    chaining: bool = True
+
+    def add(self, node: LogicalNode) -> LogicalNode:
+        self.nodes.append(node)
+        return node

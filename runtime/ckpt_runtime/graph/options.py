@@ -1,0 +1,76 @@
+"""Options of sources and sinks: what a format accepts, and turning the user's strings into values.
+
+Option names are case-insensitive, as in PySpark. An unknown option is an error, so that a typing mistake never passes
+silently. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckpt_runtime.graph.errors import PlanError
+
+_TRUE = ("true", "1", "yes", "on")
+_FALSE = ("false", "0", "no", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option. ``kind`` is ``str``, ``int``, ``float`` or ``bool``; ``default`` None means "not set".
+
+    ``choices`` limits strings, ``minimum`` numbers (inclusive).
+    """
+
+    key: str
+    kind: type = str
+    default: Any = None
+    required: bool = False
+    minimum: float | None = None
+    choices: tuple[str, ...] = ()
+
+
+def parse_options(format_name: str, declared: tuple[Option, ...], given: Mapping[str, str]) -> dict[str, Any]:
+    """The values of all declared options by their declared key.
+
+    :raises PlanError: unknown option, missing required option, or a value outside what is allowed.
+    """
+    by_lower = {option.key.lower(): option for option in declared}
+    unknown = sorted(key for key in given if key.lower() not in by_lower)
+    if unknown:
+        allowed = ", ".join(option.key for option in declared) or "no options"
+        raise PlanError(f"option {unknown[0]!r}", f"format {format_name!r} does not know it; it takes {allowed}")
+    values = {option.key: option.default for option in declared}
+    for key, text in given.items():
+        option = by_lower[key.lower()]
+        values[option.key] = parse_value(option, str(text))
+    for option in declared:
+        if option.required and values[option.key] in (None, ""):
+            raise PlanError(f"option {option.key!r}", f"format {format_name!r} needs it")
+    return values
+
+
+def parse_value(option: Option, text: str) -> Any:
+    """One value of its declared kind."""
+    field = f"option {option.key!r}"
+    if option.kind is bool:
+        if text.lower() not in (*_TRUE, *_FALSE):
+            raise PlanError(field, f"{text!r} is not true or false")
+        return text.lower() in _TRUE
+    if option.kind in (int, float):
+        return _number(option, text, field)
+    if option.choices and text not in option.choices:
+        raise PlanError(field, f"{text!r} is not one of {', '.join(option.choices)}")
+    return text
+
+
+def _number(option: Option, text: str, field: str) -> int | float:
+    try:
+        value = option.kind(text)
+    except ValueError:
+        kind = "a whole number" if option.kind is int else "a number"
+        raise PlanError(field, f"{text!r} is not {kind}") from None
+    if option.minimum is not None and not value >= option.minimum:
+        raise PlanError(field, f"{text} is less than the least allowed value {option.minimum:g}")
+    return value  # type: ignore[no-any-return]

@@ -1,0 +1,153 @@
+"""Turns a job graph, its slots and the restored state into one deployment per worker. Pure.
+
+With slot sharing, slot ``i`` hosts subtask ``i`` of every vertex. Channels are numbered in the order of edges, producing
+subtasks and consuming subtasks, so both ends of a channel know it by the same index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ckpt_runtime.checkpoint.executions import SubtaskKey
+from ckpt_runtime.checkpoint.state_handles import OperatorSubtaskState
+from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, Partitioning
+from ckpt_runtime.task.deployment import (
+    Address,
+    Deployment,
+    InputChannelDescriptor,
+    OutputChannelDescriptor,
+    OutputDescriptor,
+    Program,
+    SubtaskDescriptor,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPlacement:
+    """Where slot ``i`` of a job is: its worker's data address, and the core to bind the worker to (None: unbound)."""
+
+    address: Address
+    pin_cpu: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredState:
+    """What a deployment starts from: state by subtask and operator uid, and the subtasks that had finished."""
+
+    checkpoint_id: int
+    directory: str
+    states: Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]
+    finished_vertices: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _Channel:
+    index: int
+    source: SubtaskKey
+    target: SubtaskKey
+
+
+def plan_deployments(
+    job_id: str,
+    graph: JobGraph,
+    program: Program,
+    slots: Sequence[SlotPlacement],
+    *,
+    deployment: int,
+    attempt: int,
+    restored: RestoredState | None,
+) -> list[Deployment]:
+    """One deployment per slot, in slot order."""
+    channels = {edge: _channels(graph, edge, first) for edge, first in _first_indices(graph).items()}
+    return [
+        Deployment(
+            job_id=job_id,
+            deployment=deployment,
+            attempt=attempt,
+            graph=graph,
+            program=program,
+            subtasks=tuple(
+                _subtask(graph, (vertex.id, slot), slots, channels, restored)
+                for vertex in graph.vertices
+                if slot < vertex.parallelism
+            ),
+            restored_checkpoint_id=None if restored is None else restored.checkpoint_id,
+            snapshot_directory="" if restored is None else restored.directory,
+            pin_cpu=placement.pin_cpu,
+        )
+        for slot, placement in enumerate(slots)
+    ]
+
+
+def _first_indices(graph: JobGraph) -> dict[JobEdge, int]:
+    first, indices = 0, {}
+    for edge in graph.edges:
+        indices[edge] = first
+        first += graph.vertex(edge.source).parallelism * graph.vertex(edge.target).parallelism
+    return indices
+
+
+def _channels(graph: JobGraph, edge: JobEdge, first: int) -> list[_Channel]:
+    producers = graph.vertex(edge.source).parallelism
+    consumers = graph.vertex(edge.target).parallelism
+    return [
+        _Channel(first + producer * consumers + consumer, (edge.source, producer), (edge.target, consumer))
+        for producer in range(producers)
+        for consumer in range(consumers)
+        if edge.partitioning is not Partitioning.FORWARD or producer == consumer
+    ]
+
+
+def _subtask(
+    graph: JobGraph,
+    key: SubtaskKey,
+    slots: Sequence[SlotPlacement],
+    channels: Mapping[JobEdge, list[_Channel]],
+    restored: RestoredState | None,
+) -> SubtaskDescriptor:
+    vertex_id, index = key
+    inputs = [
+        InputChannelDescriptor(channel.index, gate, channel.source[1] == index)
+        for gate, edge in enumerate(graph.inputs(vertex_id))
+        for channel in channels[edge]
+        if channel.target == key
+    ]
+    outputs = [
+        OutputDescriptor(
+            edge.partitioning,
+            edge.keys,
+            graph.vertex(edge.target).max_parallelism,
+            tuple(
+                OutputChannelDescriptor(
+                    channel.index, None if channel.target[1] == index else slots[channel.target[1]].address
+                )
+                for channel in channels[edge]
+                if channel.source == key
+            ),
+        )
+        for edge in graph.outputs(vertex_id)
+    ]
+    state = {} if restored is None else dict(restored.states.get(key, {}))
+    finished = restored is not None and vertex_id in restored.finished_vertices
+    return SubtaskDescriptor(vertex_id, index, tuple(inputs), tuple(outputs), state, finished)
+
+
+def place(workers: Sequence[tuple[str, Address, Sequence[int]]], *, pin: bool) -> list[SlotPlacement]:
+    """Placements of the workers, given as (host, data address, cores of the host).
+
+    A worker gets a core of its own when its host has no more workers than cores; otherwise binding would make workers
+    queue for one core while another is free.
+    """
+    on_host: dict[str, int] = {}
+    for host, _, _ in workers:
+        on_host[host] = on_host.get(host, 0) + 1
+    placed: dict[str, int] = {}
+    placements = []
+    for host, address, cores in workers:
+        cpu: int | None = None
+        if pin and len(cores) >= on_host[host]:
+            cpu = cores[placed.get(host, 0)]
+            placed[host] = placed.get(host, 0) + 1
+        placements.append(SlotPlacement(address, cpu))
+    return placements

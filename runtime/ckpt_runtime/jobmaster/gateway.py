@@ -1,0 +1,548 @@
+"""What the REST layer asks of the dispatcher: one protocol, plain values and named errors.
+
+The dispatcher implements :class:`DispatcherGateway`; REST handlers know nothing else of the job manager. Everything
+here is immutable data or an interface: no I/O, no clock, no web framework. Times are milliseconds since the epoch
+with -1 for "not yet"; durations are milliseconds; sizes are bytes; job, vertex and trigger ids are 32 lower-case hex
+digits, already checked by the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
+    from ckpt_runtime.graph.job_graph import JobGraph
+
+NOT_YET = -1
+
+
+class JobStatus(StrEnum):
+    """States of a job, spelled as Flink's ``JobStatus`` (Flink's own client parses them)."""
+
+    INITIALIZING = "INITIALIZING"
+    CREATED = "CREATED"
+    RUNNING = "RUNNING"
+    FAILING = "FAILING"
+    FAILED = "FAILED"
+    CANCELLING = "CANCELLING"
+    CANCELED = "CANCELED"
+    FINISHED = "FINISHED"
+    RESTARTING = "RESTARTING"
+    SUSPENDED = "SUSPENDED"
+    RECONCILING = "RECONCILING"
+
+    @property
+    def is_terminal(self) -> bool:
+        """True when the job never changes again, on this or any other driver."""
+        return self in (JobStatus.FAILED, JobStatus.CANCELED, JobStatus.FINISHED)
+
+
+class ExecutionState(StrEnum):
+    """States of one subtask's execution attempt, as Flink's."""
+
+    CREATED = "CREATED"
+    SCHEDULED = "SCHEDULED"
+    DEPLOYING = "DEPLOYING"
+    INITIALIZING = "INITIALIZING"
+    RUNNING = "RUNNING"
+    FINISHED = "FINISHED"
+    CANCELING = "CANCELING"
+    CANCELED = "CANCELED"
+    FAILED = "FAILED"
+    RECONCILING = "RECONCILING"
+
+
+class SavepointFormat(StrEnum):
+    """FLIP-203: the backend's own files, or the one form that all backends read."""
+
+    NATIVE = "NATIVE"
+    CANONICAL = "CANONICAL"
+
+
+class CheckpointKind(StrEnum):
+    """What a triggered checkpoint writes: as configured, or everything."""
+
+    CONFIGURED = "CONFIGURED"
+    FULL = "FULL"
+
+
+class ClaimMode(StrEnum):
+    """FLIP-193: who owns the snapshot that a job is restored from."""
+
+    NO_CLAIM = "NO_CLAIM"
+    CLAIM = "CLAIM"
+
+
+class OperationKind(StrEnum):
+    """Kinds of asynchronous operations. A stop is polled as a savepoint, as in Flink."""
+
+    CHECKPOINT = "checkpoint"
+    SAVEPOINT = "savepoint"
+    SAVEPOINT_DISPOSAL = "savepoint-disposal"
+
+
+class GatewayError(Exception):
+    """Base of the errors that a gateway call may raise on purpose; the message is for the client."""
+
+
+class NotFound(GatewayError):
+    """Something that the request names does not exist."""
+
+
+class JobNotFound(NotFound):
+    """No living or kept job has this id."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"Job {job_id} not found")
+        self.job_id = job_id
+
+
+class VertexNotFound(NotFound):
+    """The job has no such vertex."""
+
+    def __init__(self, vertex_id: str) -> None:
+        super().__init__(f"Job vertex {vertex_id} not found")
+        self.vertex_id = vertex_id
+
+
+class CheckpointNotFound(NotFound):
+    """No statistics are kept for this checkpoint."""
+
+    def __init__(self, checkpoint_id: int) -> None:
+        super().__init__(f"Could not find checkpointing statistics for checkpoint {checkpoint_id}.")
+        self.checkpoint_id = checkpoint_id
+
+
+class OperationNotFound(NotFound):
+    """No operation has this trigger id, or it was forgotten after its time."""
+
+    def __init__(self, kind: OperationKind, trigger_id: str, job_id: str | None = None) -> None:
+        suffix = "" if job_id is None else f" for job {job_id}"
+        super().__init__(f"There is no {kind.value} operation with triggerId={trigger_id}{suffix}.")
+        self.trigger_id = trigger_id
+
+
+class PipelineNotFound(NotFound):
+    """Nothing uploaded has this id."""
+
+    def __init__(self, pipeline_id: str) -> None:
+        super().__init__(f"There is no uploaded pipeline {pipeline_id!r}")
+        self.pipeline_id = pipeline_id
+
+
+class InvalidRequest(GatewayError):
+    """A value is not acceptable. ``field`` is the request's field or configuration option; nothing has changed."""
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        super().__init__(f"{field}: {value!r} is not acceptable, {allowed}")
+        self.field = field
+        self.value = value
+        self.allowed = allowed
+
+
+class SubmissionFailed(GatewayError):
+    """The pipeline's entry point raised, its plan is wrong, or the snapshot to restore from cannot be used."""
+
+
+class Conflict(GatewayError):
+    """The request is fine, but the present state of its target forbids it; nothing has changed."""
+
+
+class UpdateInProgress(Conflict):
+    """FLIP-571: of two concurrent updates of one job the second is refused."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"Another update of the configuration of job {job_id} is in progress")
+        self.job_id = job_id
+
+
+class JobTerminated(Conflict):
+    """The job has ended for good."""
+
+    def __init__(self, job_id: str, status: JobStatus, message: str | None = None) -> None:
+        super().__init__(message or f"Job {job_id} has already reached the terminal state {status.value}")
+        self.job_id = job_id
+        self.status = status
+
+
+class JobAlreadyExists(Conflict):
+    """A client-chosen job id is taken by a job of another submission."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"Job {job_id} already exists and was submitted with a different request")
+        self.job_id = job_id
+
+
+class NotReady(GatewayError):
+    """This driver cannot serve now (it is starting, is not the leader, or is shutting down); try again later."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOverview:
+    """``jobs_by_status`` counts living and kept jobs; states without jobs may be left out."""
+
+    slots_total: int
+    slots_available: int
+    slot_agents: int
+    jobs_by_status: Mapping[JobStatus, int]
+
+
+@dataclass(frozen=True, slots=True)
+class DashboardConfig:
+    """``refresh_interval_ms`` is how often the pages poll; ``timezone_offset_ms`` is the driver's."""
+
+    refresh_interval_ms: int
+    timezone_name: str
+    timezone_offset_ms: int
+    version: str
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPipeline:
+    """An uploaded pipeline. ``id`` is chosen by the server; ``name`` is the client's file name, for display only."""
+
+    id: str
+    name: str
+    uploaded_at_ms: int
+    entry_points: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """Start a job of an uploaded pipeline.
+
+    ``entry_point`` is ``"module:function"`` or None for the archive's only one. ``job_id`` given by the client makes
+    the call idempotent: the same request again returns the same job, a different one is :class:`JobAlreadyExists`.
+    """
+
+    pipeline_id: str
+    entry_point: str | None = None
+    arguments: tuple[str, ...] = ()
+    parallelism: int | None = None
+    configuration: Mapping[str, str] = field(default_factory=dict)
+    savepoint_path: str | None = None
+    allow_non_restored_state: bool = False
+    claim_mode: ClaimMode = ClaimMode.NO_CLAIM
+    job_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobOverview:
+    """A line of the job list. ``tasks_by_state`` counts subtasks; ``pending_operators`` wait for the plan to adapt."""
+
+    job_id: str
+    name: str
+    status: JobStatus
+    start_time_ms: int
+    end_time_ms: int
+    last_modification_ms: int
+    tasks_by_state: Mapping[ExecutionState, int]
+    pending_operators: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class IoMetrics:
+    """Counters of one subtask since its present attempt started. ``complete`` is false before its first report."""
+
+    read_bytes: int = 0
+    write_bytes: int = 0
+    read_records: int = 0
+    write_records: int = 0
+    backpressured_ms: int = 0
+    idle_ms: int = 0
+    busy_ms: float = 0.0
+    complete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskDetails:
+    """One subtask. ``state_timestamps_ms`` says when each state was entered; ``endpoint`` is ``host:port``."""
+
+    index: int
+    attempt: int
+    state: ExecutionState
+    endpoint: str
+    slot_agent_id: str
+    start_time_ms: int
+    end_time_ms: int
+    state_timestamps_ms: Mapping[ExecutionState, int]
+    io: IoMetrics = IoMetrics()
+
+
+@dataclass(frozen=True, slots=True)
+class VertexDetails:
+    """One vertex with its subtasks, by index. ``status`` is the state that sums them up."""
+
+    vertex_id: str
+    name: str
+    parallelism: int
+    max_parallelism: int
+    status: ExecutionState
+    start_time_ms: int
+    end_time_ms: int
+    subtasks: tuple[SubtaskDetails, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobDetails:
+    """``overview`` plus when each state was entered last, the vertices in topological order and the plan."""
+
+    overview: JobOverview
+    state_timestamps_ms: Mapping[JobStatus, int]
+    vertices: tuple[VertexDetails, ...]
+    graph: JobGraph
+    max_parallelism: int = NOT_YET
+
+
+@dataclass(frozen=True, slots=True)
+class JobConfigInfo:
+    """``configuration`` holds what was given at submission or changed later, never the cluster's (FLIP-530)."""
+
+    job_id: str
+    name: str
+    restart_strategy: str
+    parallelism: int
+    configuration: Mapping[str, str]
+    version: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveCheckpointConfig:
+    """What holds now: submitted configuration, then updates, then overrides (FLIP-571).
+
+    ``interval_ms`` is None when periodic checkpoints are off; ``max_inflight_data_bytes`` is None for no bound.
+    ``overrides`` names the fields (as :class:`CheckpointConfigPatch` spells them) that an override rules now.
+    """
+
+    exactly_once: bool
+    interval_ms: int | None
+    timeout_ms: int
+    min_pause_ms: int
+    max_concurrent: int
+    tolerable_failed_checkpoints: int
+    unaligned: bool
+    aligned_timeout_ms: int
+    max_inflight_data_bytes: int | None
+    externalized: bool
+    delete_on_cancellation: bool
+    state_backend: str
+    checkpoint_storage: str
+    checkpoints_after_tasks_finish: bool = True
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointConfigPatch:
+    """FLIP-571: the fields to change; None leaves a field alone. At least one is set, all are in range."""
+
+    interval_ms: int | None = None
+    timeout_ms: int | None = None
+    min_pause_ms: int | None = None
+    max_concurrent: int | None = None
+    tolerable_failed_checkpoints: int | None = None
+    aligned_timeout_ms: int | None = None
+    unaligned: bool | None = None
+    max_inflight_data_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FailureCause:
+    """``exception`` is a class name, ``message`` one line, ``stack_trace`` the whole text."""
+
+    exception: str
+    message: str
+    stack_trace: str
+
+
+@dataclass(frozen=True, slots=True)
+class OperationStatus:
+    """An asynchronous operation. Done when it has a ``location``, a ``checkpoint_id``, a ``failure`` or ``completed``.
+
+    ``location`` is a savepoint's URL; ``checkpoint_id`` is a triggered checkpoint's.
+    """
+
+    completed: bool
+    location: str | None = None
+    checkpoint_id: int | None = None
+    failure: FailureCause | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExceptionEntry:
+    """One failure of the job. Task fields are None for failures of the job itself."""
+
+    failure: FailureCause
+    timestamp_ms: int
+    task_name: str | None = None
+    endpoint: str | None = None
+    slot_agent_id: str | None = None
+    concurrent: tuple[ExceptionEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ExceptionHistory:
+    """Newest first; ``truncated`` when older entries were left off."""
+
+    entries: tuple[ExceptionEntry, ...]
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionResult:
+    """``status`` is None until the job has ended; ``failure`` only when it failed."""
+
+    job_id: str
+    name: str
+    status: JobStatus | None
+    start_time_ms: int
+    end_time_ms: int
+    failure: FailureCause | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskPressure:
+    """Shares of the last measuring window, each in 0..1."""
+
+    index: int
+    attempt: int
+    backpressured: float
+    idle: float
+    busy: float
+
+
+@dataclass(frozen=True, slots=True)
+class VertexPressure:
+    """``subtasks`` is empty, and ``measured_at_ms`` -1, before the first measurement."""
+
+    measured_at_ms: int
+    subtasks: tuple[SubtaskPressure, ...]
+
+
+class DispatcherGateway(Protocol):
+    """The job manager as REST sees it. Any method may raise :class:`NotReady`; the others are named."""
+
+    async def cluster_overview(self) -> ClusterOverview: ...
+
+    async def dashboard_config(self) -> DashboardConfig: ...
+
+    async def cluster_configuration(self) -> Mapping[str, str]:
+        """The cluster's options, secrets already masked."""
+        ...
+
+    async def shutdown_cluster(self) -> None:
+        """Start an orderly end of the session; returns at once. Running jobs are suspended, their state kept."""
+        ...
+
+    async def store_pipeline(self, filename: str, content: AsyncIterator[bytes]) -> StoredPipeline:
+        """Keep an uploaded ``.py`` or ``.zip``. The stored name is the server's; ``filename`` is shown only.
+
+        Raises :class:`InvalidRequest` when the content is no such archive.
+        """
+        ...
+
+    async def list_pipelines(self) -> tuple[StoredPipeline, ...]: ...
+
+    async def delete_pipeline(self, pipeline_id: str) -> None:
+        """Raises :class:`PipelineNotFound`."""
+        ...
+
+    async def run_pipeline(self, request: RunRequest) -> str:
+        """Returns the job id once the plan is checked and stored.
+
+        Raises :class:`PipelineNotFound`, :class:`InvalidRequest`, :class:`SubmissionFailed`,
+        :class:`JobAlreadyExists`.
+        """
+        ...
+
+    async def list_jobs(self) -> tuple[JobOverview, ...]:
+        """Living and ended jobs, newest first."""
+        ...
+
+    async def job_status(self, job_id: str) -> JobStatus:
+        """Raises :class:`JobNotFound`, as does every method below that takes a job id."""
+        ...
+
+    async def job_details(self, job_id: str) -> JobDetails: ...
+
+    async def job_config(self, job_id: str) -> JobConfigInfo: ...
+
+    async def job_metrics(self, job_id: str) -> Mapping[str, str]:
+        """Flink's names (``numberOfCompletedCheckpoints``, ``uptime``, ...) to values as text."""
+        ...
+
+    async def vertex_metrics(self, job_id: str, vertex_id: str) -> Mapping[int, Mapping[str, float]]:
+        """Subtask index to its metrics by Flink's names. Raises :class:`VertexNotFound`."""
+        ...
+
+    async def vertex_backpressure(self, job_id: str, vertex_id: str) -> VertexPressure:
+        """Raises :class:`VertexNotFound`."""
+        ...
+
+    async def exception_history(self, job_id: str, max_entries: int) -> ExceptionHistory: ...
+
+    async def execution_result(self, job_id: str) -> ExecutionResult: ...
+
+    async def cancel_job(self, job_id: str) -> None:
+        """Start cancelling. Nothing to do on a CANCELED job; :class:`JobTerminated` on a FINISHED or FAILED one."""
+        ...
+
+    async def checkpoint_statistics(self, job_id: str) -> CheckpointStatsSnapshot: ...
+
+    async def checkpoint_config(self, job_id: str) -> EffectiveCheckpointConfig: ...
+
+    async def patch_checkpoint_config(self, job_id: str, patch: CheckpointConfigPatch) -> EffectiveCheckpointConfig:
+        """FLIP-571: persist, then apply, then return what holds now.
+
+        Raises :class:`UpdateInProgress`, :class:`JobTerminated`, and :class:`InvalidRequest` for values that only
+        clash with the job's other settings.
+        """
+        ...
+
+    async def delete_checkpoint_config_overrides(self, job_id: str) -> EffectiveCheckpointConfig:
+        """Return to the submitted values. Raises :class:`UpdateInProgress`, :class:`JobTerminated`."""
+        ...
+
+    async def default_savepoint_directory(self, job_id: str) -> str | None: ...
+
+    async def trigger_checkpoint(self, job_id: str, kind: CheckpointKind, trigger_id: str | None) -> str:
+        """Returns the trigger id: the given one, whose operation is started once only, or a new one.
+
+        A known trigger id is answered with itself whatever the job's state is by now. Otherwise a job that has ended
+        raises :class:`JobTerminated`.
+        """
+        ...
+
+    async def trigger_savepoint(
+        self,
+        job_id: str,
+        directory: str,
+        savepoint_format: SavepointFormat,
+        cancel_job: bool,
+        trigger_id: str | None,
+    ) -> str:
+        """As :meth:`trigger_checkpoint`. Problems with the directory show in the operation."""
+        ...
+
+    async def stop_with_savepoint(
+        self,
+        job_id: str,
+        directory: str,
+        savepoint_format: SavepointFormat,
+        drain: bool,
+        trigger_id: str | None,
+    ) -> str:
+        """As :meth:`trigger_checkpoint`; polled as a :attr:`OperationKind.SAVEPOINT`."""
+        ...
+
+    async def dispose_savepoint(self, path: str, trigger_id: str | None) -> str:
+        """As :meth:`trigger_checkpoint`, for a path and no job."""
+        ...
+
+    async def operation_status(self, kind: OperationKind, trigger_id: str, job_id: str | None) -> OperationStatus:
+        """Raises :class:`OperationNotFound`, also for the right trigger id with the wrong job id."""
+        ...

@@ -1,0 +1,369 @@
+"""The slots of a session: stages of slot agents, their workers, and which job holds which slot.
+
+A slot has one active worker and one warm spare. When the active worker dies, the spare takes over at once and another
+spare is started. When an agent is lost, its whole stage is (Spark fails a barrier stage as one), and the job that held
+the slots asks for new ones, which launches a new stage. Everything runs on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ckpt_runtime.jobmaster.control_endpoint import Message, Peer
+
+logger = logging.getLogger(__name__)
+
+
+class SlotsUnavailableError(RuntimeError):
+    """The slots that a job needs could not be had in time."""
+
+
+class SlotProvider(Protocol):
+    """Where slot agents come from: Spark barrier stages, or plain processes in tests."""
+
+    def launch(
+        self, stage_id: int, slots: int, control_port: int, secret: str, ended: Callable[[int, BaseException | None], None]
+    ) -> None:
+        """Starts ``slots`` agents; ``ended`` may be called from any thread, once, when all of them are over."""
+
+    def cancel(self, stage_id: int) -> None: ...
+
+
+class SlotOwner(Protocol):
+    """The job that holds slots."""
+
+    def worker_message(self, slot: Slot, message: Message) -> None: ...
+
+    def worker_lost(self, slot: Slot, reason: str) -> None:
+        """The slot's worker is gone. If the slot lives, ``slot.worker`` already is the spare (or None until ready)."""
+
+    def slot_lost(self, slot: Slot, reason: str) -> None: ...
+
+
+@dataclass(slots=True)
+class Worker:
+    """A worker process that has reported in."""
+
+    worker_id: str
+    peer: Peer
+    used: bool = False
+
+    @property
+    def data_address(self) -> tuple[str, int]:
+        host, port = self.peer.hello["data_address"]
+        return (host, port)
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One barrier task. ``worker`` is the active worker, None while none is ready."""
+
+    slot_id: str
+    stage_id: int
+    agent: Peer
+    worker: Worker | None = None
+    spare: Worker | None = None
+    owner: SlotOwner | None = None
+    idle_since: float = field(default_factory=time.monotonic)
+    starting: set[str] = field(default_factory=set)
+    lost: bool = False
+
+    @property
+    def host(self) -> str:
+        host: str = self.agent.hello["host"]
+        return host
+
+    @property
+    def cpus(self) -> list[int]:
+        cpus: list[int] = self.agent.hello["cpus"]
+        return cpus
+
+
+@dataclass(slots=True)
+class _Stage:
+    """A launched stage: how many agents it has, how many reported in, and whether it is on its way out."""
+
+    expected: int
+    arrived: int = 0
+    ending: bool = False
+
+
+class SlotPool:
+    """All slots. ``idle_timeout_s`` is how long an unused stage is kept."""
+
+    def __init__(
+        self,
+        provider: SlotProvider,
+        secret: str,
+        *,
+        heartbeat_interval_s: float,
+        heartbeat_timeout_s: float,
+        idle_timeout_s: float,
+        request_timeout_s: float,
+    ) -> None:
+        self._provider = provider
+        self._secret = secret
+        self._heartbeat_interval_s = heartbeat_interval_s
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._idle_timeout_s = idle_timeout_s
+        self._request_timeout_s = request_timeout_s
+        self._slots: dict[str, Slot] = {}
+        self._stages: dict[int, _Stage] = {}
+        self._stage_errors: dict[int, BaseException] = {}
+        self._next_stage = 0
+        self._next_worker = 0
+        self._changed = asyncio.Condition()
+        self._loop = asyncio.get_running_loop()
+        self._control_port = 0
+        self._watch: asyncio.Task[None] | None = None
+        self._closing = False
+
+    def start(self, control_port: int) -> None:
+        self._control_port = control_port
+        self._watch = self._loop.create_task(self._watch_heartbeats())
+
+    async def stop(self) -> None:
+        """Tells all agents to end and waits for their stages, for a while."""
+        self._closing = True
+        if self._watch is not None:
+            self._watch.cancel()
+        for slot in self._slots.values():
+            slot.agent.send({"type": "shutdown"})
+        try:
+            async with asyncio.timeout(10), self._changed:
+                await self._changed.wait_for(lambda: not self._stages)
+        except TimeoutError:
+            for stage_id in self._stages:
+                self._provider.cancel(stage_id)
+
+    @property
+    def total(self) -> int:
+        return len(self._slots)
+
+    @property
+    def available(self) -> int:
+        return sum(1 for slot in self._slots.values() if slot.owner is None)
+
+    async def acquire(self, owner: SlotOwner, count: int, held: list[Slot]) -> list[Slot]:
+        """``count`` living slots with a ready worker each, those in ``held`` first.
+
+        Raises SlotsUnavailableError when a stage cannot be launched or the request times out.
+        """
+        chosen = [slot for slot in held if not slot.lost][:count]
+        try:
+            async with asyncio.timeout(self._request_timeout_s):
+                while True:
+                    for slot in self._slots.values():
+                        if len(chosen) < count and slot.owner is None and slot not in chosen:
+                            slot.owner = owner
+                            chosen.append(slot)
+                    chosen = [slot for slot in chosen if not slot.lost]
+                    if len(chosen) == count and all(slot.worker is not None for slot in chosen):
+                        return chosen
+                    if len(chosen) < count and not self._launching():
+                        self._launch(count - len(chosen))
+                    async with self._changed:
+                        await self._changed.wait()
+                    self._raise_launch_failure()
+        except TimeoutError:
+            for slot in chosen:
+                self.release(slot)
+            raise SlotsUnavailableError(
+                f"{count} slots were not available within {self._request_timeout_s:g} s ({len(chosen)} were); "
+                "check that Spark has as many free task slots (cores) as the job's parallelism"
+            ) from None
+        except BaseException:
+            for slot in chosen:
+                self.release(slot)
+            raise
+
+    def release(self, slot: Slot) -> None:
+        """Gives a slot back. Its worker ran a job's code, so the next job gets a fresh process."""
+        slot.owner = None
+        slot.idle_since = time.monotonic()
+        if not slot.lost and slot.worker is not None and slot.worker.used:
+            self.replace_worker(slot)
+        self._notify()
+
+    def replace_worker(self, slot: Slot) -> None:
+        """Kills the slot's worker and makes the spare the active one."""
+        worker, slot.worker = slot.worker, slot.spare
+        slot.spare = None
+        if worker is not None:
+            worker.peer.listener = None
+            worker.peer.close()
+            slot.agent.send({"type": "kill", "worker": worker.worker_id})
+        self._start_workers(slot)
+
+    def welcome(self, peer: Peer) -> None:
+        """A peer has said hello to the control endpoint."""
+        peer.listener = self
+        if peer.role == "agent":
+            slot = Slot(peer.hello["slot"], peer.hello["stage"], peer)
+            self._slots[slot.slot_id] = slot
+            if slot.stage_id in self._stages:
+                self._stages[slot.stage_id].arrived += 1
+            self._start_workers(slot)
+        else:
+            self._welcome_worker(peer)
+
+    def peer_message(self, peer: Peer, message: Message) -> None:
+        slot = self._slots.get(peer.hello["slot"])
+        if slot is None or message["type"] == "heartbeat" and peer.role == "agent":
+            return
+        if peer.role == "agent":
+            if message["type"] == "exited":
+                slot.starting.discard(message["worker"])
+                self._worker_ended(slot, message["worker"], f"its process ended with exit code {message['code']}")
+        elif slot.owner is not None and slot.worker is not None and slot.worker.peer is peer:
+            slot.owner.worker_message(slot, message)
+
+    def peer_lost(self, peer: Peer, reason: str) -> None:
+        slot = self._slots.get(peer.hello["slot"])
+        if slot is None:
+            return
+        if peer.role == "agent":
+            self._slot_ended(slot, f"its slot agent was lost: {reason}")
+        else:
+            self._worker_ended(slot, peer.hello["worker"], reason)
+
+    def _welcome_worker(self, peer: Peer) -> None:
+        slot = self._slots.get(peer.hello["slot"])
+        if slot is None:
+            peer.close()
+            return
+        worker = Worker(peer.hello["worker"], peer)
+        slot.starting.discard(worker.worker_id)
+        if slot.worker is None:
+            slot.worker = worker
+        else:
+            slot.spare = worker
+        self._start_workers(slot)
+        self._notify()
+
+    def _start_workers(self, slot: Slot) -> None:
+        """One process at a time, so that the one a job waits for does not compete with its own spare."""
+        if slot.lost or slot.starting or (slot.worker is not None and slot.spare is not None):
+            return
+        self._next_worker += 1
+        worker_id = f"{slot.slot_id}-w{self._next_worker}"
+        slot.starting.add(worker_id)
+        slot.agent.send({"type": "spawn", "worker": worker_id})
+
+    def _worker_ended(self, slot: Slot, worker_id: str, reason: str) -> None:
+        if slot.spare is not None and slot.spare.worker_id == worker_id:
+            slot.spare.peer.close()
+            slot.spare = None
+        elif slot.worker is not None and slot.worker.worker_id == worker_id:
+            self.replace_worker(slot)
+            if slot.owner is not None:
+                slot.owner.worker_lost(slot, f"worker {worker_id} was lost: {reason}")
+        self._start_workers(slot)
+        self._notify()
+
+    def _slot_ended(self, slot: Slot, reason: str) -> None:
+        if slot.lost:
+            return
+        slot.lost = True
+        self._slots.pop(slot.slot_id, None)
+        for worker in (slot.worker, slot.spare):
+            if worker is not None:
+                worker.peer.listener = None
+                worker.peer.close()
+        slot.worker = slot.spare = None
+        slot.agent.close()
+        if slot.owner is not None:
+            slot.owner.slot_lost(slot, f"slot {slot.slot_id} was lost: {reason}")
+        self._end_stage(slot.stage_id)
+        self._notify()
+
+    def _end_stage(self, stage_id: int) -> None:
+        """Spark fails a barrier stage as a whole: do not wait for it to take the other slots away one by one."""
+        stage = self._stages.get(stage_id)
+        if stage is None or stage.ending:
+            return
+        stage.ending = True
+        for sibling in [slot for slot in self._slots.values() if slot.stage_id == stage_id]:
+            sibling.agent.send({"type": "shutdown"})
+            self._slot_ended(sibling, "its barrier stage lost a task")
+
+    def _launching(self) -> bool:
+        """Whether a launched stage has agents that have not reported in yet."""
+        return any(stage.arrived < stage.expected and not stage.ending for stage in self._stages.values())
+
+    def _launch(self, count: int) -> None:
+        stage_id, self._next_stage = self._next_stage, self._next_stage + 1
+        self._stages[stage_id] = _Stage(count)
+        logger.info("launching barrier stage %d with %d slots", stage_id, count)
+        self._provider.launch(stage_id, count, self._control_port, self._secret, self._stage_ended)
+
+    def _stage_ended(self, stage_id: int, error: BaseException | None) -> None:
+        self._loop.call_soon_threadsafe(self._on_stage_ended, stage_id, error)
+
+    def _on_stage_ended(self, stage_id: int, error: BaseException | None) -> None:
+        self._stages.pop(stage_id, None)
+        lost = [slot for slot in self._slots.values() if slot.stage_id == stage_id]
+        if error is not None and not lost and not self._closing:
+            self._stage_errors[stage_id] = error
+        for slot in lost:
+            self._slot_ended(slot, "its barrier stage ended" if error is None else str(error).splitlines()[0])
+        self._notify()
+
+    def _raise_launch_failure(self) -> None:
+        if self._stage_errors and not self._launching():
+            _, error = self._stage_errors.popitem()
+            self._stage_errors.clear()
+            raise SlotsUnavailableError(f"the barrier stage could not run: {error}") from error
+
+    def _notify(self) -> None:
+        async def notify() -> None:
+            async with self._changed:
+                self._changed.notify_all()
+
+        self._loop.create_task(notify())
+
+    async def _watch_heartbeats(self) -> None:
+        """Finds the silent (a stopped process keeps its sockets open), and stages that nobody needs."""
+        while True:
+            await asyncio.sleep(self._heartbeat_interval_s)
+            now = time.monotonic()
+            for slot in list(self._slots.values()):
+                slot.agent.send({"type": "ping"})
+                self._check_heartbeats(slot, now)
+            self._end_idle_stages(now)
+
+    def _check_heartbeats(self, slot: Slot, now: float) -> None:
+        silent = f"no heartbeat for {self._heartbeat_timeout_s:g} s"
+        if now - slot.agent.last_heard > self._heartbeat_timeout_s:
+            self._provider.cancel(slot.stage_id)
+            self._slot_ended(slot, silent)
+            return
+        for worker in (slot.worker, slot.spare):
+            if worker is not None and now - worker.peer.last_heard > self._heartbeat_timeout_s:
+                slot.agent.send({"type": "kill", "worker": worker.worker_id})
+                self._worker_ended(slot, worker.worker_id, silent)
+
+    def _end_idle_stages(self, now: float) -> None:
+        for stage_id in list(self._stages):
+            slots = [slot for slot in self._slots.values() if slot.stage_id == stage_id]
+            idle = all(slot.owner is None and now - slot.idle_since > self._idle_timeout_s for slot in slots)
+            if slots and idle:
+                self._end_stage(stage_id)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """The slots for the cluster overview."""
+        return [
+            {
+                "id": slot.slot_id,
+                "host": slot.host,
+                "worker": None if slot.worker is None else slot.worker.worker_id,
+                "spare": slot.spare is not None,
+                "free": slot.owner is None,
+            }
+            for slot in self._slots.values()
+        ]

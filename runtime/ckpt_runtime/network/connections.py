@@ -1,0 +1,106 @@
+"""Blocking helpers on one socket: exact reads, the handshake, and length-prefixed JSON messages (the control protocol)."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from typing import Any
+
+import orjson
+
+from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, Handshake
+
+HANDSHAKE_TIMEOUT_S = 10.0
+MAX_MESSAGE_BYTES = 256 << 20
+_LENGTH = struct.Struct("<I")
+
+
+def receive_exactly(connection: socket.socket, count: int) -> bytes:
+    """Raises ConnectionError when the peer closes first."""
+    content = bytearray(count)
+    view = memoryview(content)
+    while view:
+        received = connection.recv_into(view)
+        if received == 0:
+            raise ConnectionError("the peer closed the connection")
+        view = view[received:]
+    return bytes(content)
+
+
+def authenticate(connection: socket.socket, secret: str, role: str, purpose: str) -> None:
+    """Runs the handshake on a blocking socket. Raises AuthenticationError, TimeoutError or ConnectionError."""
+    connection.settimeout(HANDSHAKE_TIMEOUT_S)
+    handshake = Handshake(secret, role, purpose)
+    connection.sendall(handshake.preface())
+    peer_preface = receive_exactly(connection, PREFACE_BYTES)
+    connection.sendall(handshake.proof(peer_preface))
+    handshake.verify(peer_preface, receive_exactly(connection, PROOF_BYTES))
+    connection.settimeout(None)
+
+
+def encode_message(message: dict[str, Any]) -> bytes:
+    """A control message with its length prefix."""
+    body = orjson.dumps(message)
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"control message of {len(body)} bytes exceeds the limit of {MAX_MESSAGE_BYTES}")
+    return _LENGTH.pack(len(body)) + body
+
+
+def message_length(prefix: bytes) -> int:
+    """The body length announced by the 4-byte prefix. Raises ConnectionError above MAX_MESSAGE_BYTES."""
+    length: int = _LENGTH.unpack(prefix)[0]
+    if length > MAX_MESSAGE_BYTES:
+        raise ConnectionError(f"peer announced a control message of {length} bytes")
+    return length
+
+
+class ControlConnection:
+    """The blocking end of a control connection to the driver, held by slot agents and workers.
+
+    Any thread may send; one thread receives.
+    """
+
+    PURPOSE = "control"
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._send_lock = threading.Lock()
+
+    @classmethod
+    def dial(cls, address: tuple[str, int], secret: str) -> ControlConnection:
+        """Connects and authenticates. Raises OSError (AuthenticationError is one)."""
+        connection = socket.create_connection(address, timeout=HANDSHAKE_TIMEOUT_S)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            authenticate(connection, secret, "client", cls.PURPOSE)
+        except BaseException:
+            connection.close()
+            raise
+        return cls(connection)
+
+    @property
+    def local_host(self) -> str:
+        """The address by which this host reaches the driver, hence by which its neighbours can reach it."""
+        host: str = self._connection.getsockname()[0]
+        return host
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Raises OSError when the driver is gone."""
+        content = encode_message(message)
+        with self._send_lock:
+            self._connection.sendall(content)
+
+    def receive(self) -> dict[str, Any]:
+        """Blocks for the next message. Raises ConnectionError when the driver is gone."""
+        body = receive_exactly(self._connection, message_length(receive_exactly(self._connection, _LENGTH.size)))
+        message: dict[str, Any] = orjson.loads(body)
+        return message
+
+    def close(self) -> None:
+        """Wakes a thread blocked in :meth:`receive`."""
+        try:
+            self._connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._connection.close()

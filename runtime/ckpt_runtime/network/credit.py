@@ -1,0 +1,50 @@
+"""Credit-based flow control, both sides, as plain counters. Pure.
+
+A receiver grants a window of buffers per channel; a sender sends a data buffer only against credit. Control elements
+need none. Credit goes back in halves of the window, or at once when the receiver has nothing left to do.
+"""
+
+from __future__ import annotations
+
+
+class SenderCredit:
+    """What a sender may still send."""
+
+    __slots__ = ("_available",)
+
+    def __init__(self) -> None:
+        self._available = 0
+
+    @property
+    def available(self) -> int:
+        return self._available
+
+    def grant(self, count: int) -> None:
+        if count <= 0:
+            raise ValueError(f"credit grant must be positive, was {count}")
+        self._available += count
+
+    def spend(self) -> None:
+        if self._available == 0:
+            raise RuntimeError("a buffer was sent without credit")
+        self._available -= 1
+
+
+class ReceiverCredit:
+    """What a receiver owes: buffers consumed but not yet given back to the sender."""
+
+    __slots__ = ("_owed", "window")
+
+    def __init__(self, window: int) -> None:
+        if window < 1:
+            raise ValueError(f"credit window must be at least 1, was {window}")
+        self.window = window
+        self._owed = 0
+
+    def consumed(self, queue_empty: bool) -> int:
+        """One buffer was consumed; how many to give back now (0 = later)."""
+        self._owed += 1
+        if queue_empty or self._owed * 2 >= self.window:
+            owed, self._owed = self._owed, 0
+            return owed
+        return 0

@@ -1,0 +1,471 @@
+"""The only file with data sockets: one listening socket and one I/O thread per worker.
+
+A worker dials each peer that it sends to; data flows one way on that connection and credit the other. All channels
+between two workers share it. Bodies are received straight into Arrow buffers, so that a record batch is read without a
+copy, and sent by scatter-gather. Dialling and the handshake happen outside the I/O thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+
+import pyarrow as pa
+
+from ckpt_runtime.network.connections import HANDSHAKE_TIMEOUT_S, authenticate
+from ckpt_runtime.network.credit import SenderCredit
+from ckpt_runtime.network.elements import ControlElement, decode_element, encode_element
+from ckpt_runtime.network.framing import (
+    HEADER_BYTES,
+    FrameHeader,
+    FrameKind,
+    decode_credit,
+    decode_header,
+    deployment_of,
+    encode_credit,
+    encode_header,
+)
+from ckpt_runtime.network.gate import InputChannel
+
+logger = logging.getLogger(__name__)
+
+_PURPOSE = "data"
+_MAX_VECTORS = 64
+Address = tuple[str, int]
+
+
+class RemoteSubpartition:
+    """The sending end of a channel whose consumer lives in another worker.
+
+    The subtask's thread appends frames; the I/O thread moves them to the connection as credit allows.
+    """
+
+    def __init__(self, channel: int, capacity: int, wake_producer: Callable[[], None]) -> None:
+        self.channel = channel
+        self._capacity = capacity
+        self._wake_producer = wake_producer
+        self._pending: deque[tuple[FrameKind, pa.Buffer | bytes]] = deque()
+        self._pending_buffers = 0
+        self._credit = SenderCredit()
+        self._schema: pa.Schema | None = None
+        self._opened = False
+        self._connection: _Connection | None = None
+        self.bytes_sent = 0
+
+    @property
+    def has_room(self) -> bool:
+        return self._pending_buffers < self._capacity
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why nothing can be sent any more; None while all is well."""
+        return None if self._connection is None else self._connection.error
+
+    def attach(self, connection: _Connection) -> None:
+        self._connection = connection
+
+    def send_batch(self, batch: pa.RecordBatch) -> None:
+        """Queues a batch (in the subtask's thread: serialisation is its work, not the I/O thread's)."""
+        if self._schema is None:
+            self._schema = batch.schema
+            self._pending.append((FrameKind.SCHEMA, batch.schema.serialize()))
+        content = batch.serialize()
+        self.bytes_sent += content.size
+        self._pending_buffers += 1
+        self._pending.append((FrameKind.DATA, content))
+        self._notify()
+
+    def send_control(self, element: ControlElement) -> None:
+        self._pending.append((FrameKind.CONTROL, encode_element(element)))
+        self._notify()
+
+    def _notify(self) -> None:
+        assert self._connection is not None
+        self._connection.ready(self)
+
+    # The methods below belong to the I/O thread.
+
+    def grant(self, count: int) -> None:
+        """The first grant also says that the receiver is there: nothing may be sent before."""
+        self._opened = True
+        self._credit.grant(count)
+
+    def drain_into(self, out: deque[bytes | memoryview | pa.Buffer]) -> None:
+        """Moves what credit allows. Only the I/O thread pops, so peeking first is safe."""
+        if not self._opened:
+            return
+        had_no_room = not self.has_room
+        while self._pending:
+            kind, body = self._pending[0]
+            if kind is FrameKind.DATA:
+                if self._credit.available == 0:
+                    break
+                self._credit.spend()
+                self._pending_buffers -= 1
+            self._pending.popleft()
+            out.append(encode_header(self.channel, len(memoryview(body)), kind))
+            out.append(body)
+        if had_no_room and self.has_room:
+            self._wake_producer()
+
+    def failed(self) -> None:
+        """The connection is lost: the producer looks at :attr:`error`."""
+        self._wake_producer()
+
+
+class _Connection:
+    """One socket in the I/O thread: incremental reading, queued writing, and the channels that use it."""
+
+    def __init__(self, transport: DataTransport, connection: socket.socket, peer: str) -> None:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = connection
+        self.peer = peer
+        self.subpartitions: dict[int, RemoteSubpartition] = {}
+        self.inputs: dict[int, InputChannel] = {}
+        self.error: BaseException | None = None
+        self._transport = transport
+        self._ready: deque[RemoteSubpartition] = deque()
+        self._frames: deque[tuple[int, FrameKind, bytes]] = deque()
+        self._out: deque[bytes | memoryview | pa.Buffer] = deque()
+        self._header = bytearray(HEADER_BYTES)
+        self._header_filled = 0
+        self._frame: FrameHeader | None = None
+        self._body: pa.Buffer | None = None
+        self._body_view = memoryview(b"")
+        self.wants_write = False
+
+    def ready(self, subpartition: RemoteSubpartition) -> None:
+        """A subtask queued something; any thread."""
+        self._ready.append(subpartition)
+        self._transport.notify(self)
+
+    def send_frame(self, channel: int, kind: FrameKind, body: bytes) -> None:
+        """Queues a frame outside flow control (OPEN, CREDIT); any thread."""
+        self._frames.append((channel, kind, body))
+        self._transport.notify(self)
+
+    # I/O thread only, from here on.
+
+    def collect(self) -> None:
+        while self._frames:
+            channel, kind, body = self._frames.popleft()
+            self._out.append(encode_header(channel, len(body), kind))
+            if body:
+                self._out.append(body)
+        while self._ready:
+            self._ready.popleft().drain_into(self._out)
+
+    def write(self) -> None:
+        """Sends as much as the socket takes; ``wants_write`` says whether something is left."""
+        while self._out:
+            vectors = [memoryview(part) for part in islice(self._out, _MAX_VECTORS)]
+            try:
+                sent = self.socket.sendmsg(vectors)
+            except BlockingIOError:
+                break
+            self._advance(sent)
+        self.wants_write = bool(self._out)
+
+    def _advance(self, sent: int) -> None:
+        while sent:
+            part = memoryview(self._out[0])
+            if sent >= part.nbytes:
+                sent -= part.nbytes
+                self._out.popleft()
+            else:
+                self._out[0] = part.cast("B")[sent:]
+                sent = 0
+
+    def read(self) -> None:
+        """Reads until the socket is empty or a fair share was read. Raises OSError when the peer is gone."""
+        for _ in range(32):
+            try:
+                if self._frame is None:
+                    if not self._read_header():
+                        continue
+                if self._body_view:
+                    count = self.socket.recv_into(self._body_view)
+                    if count == 0:
+                        raise ConnectionError("the peer closed the connection")
+                    self._body_view = self._body_view[count:]
+                if not self._body_view:
+                    self._dispatch()
+            except BlockingIOError:
+                return
+
+    def _read_header(self) -> bool:
+        count = self.socket.recv_into(memoryview(self._header)[self._header_filled :])
+        if count == 0:
+            raise ConnectionError("the peer closed the connection")
+        self._header_filled += count
+        if self._header_filled < HEADER_BYTES:
+            return False
+        self._header_filled = 0
+        self._frame = decode_header(self._header)
+        if self._frame.length:
+            self._body = pa.allocate_buffer(self._frame.length)
+            self._body_view = memoryview(self._body).cast("B")
+        return True
+
+    def _dispatch(self) -> None:
+        frame, body = self._frame, self._body
+        self._frame = self._body = None
+        assert frame is not None
+        match frame.kind:
+            case FrameKind.DATA:
+                channel = self.inputs.get(frame.channel)
+                if channel is not None and body is not None:
+                    channel.put(body)
+            case FrameKind.CONTROL:
+                channel = self.inputs.get(frame.channel)
+                if channel is not None and body is not None:
+                    channel.put(decode_element(memoryview(body)))
+            case FrameKind.SCHEMA:
+                channel = self.inputs.get(frame.channel)
+                if channel is not None and body is not None:
+                    channel.schema = pa.ipc.read_schema(body)
+            case FrameKind.CREDIT:
+                subpartition = self.subpartitions.get(frame.channel)
+                if subpartition is not None and body is not None:
+                    subpartition.grant(decode_credit(memoryview(body)))
+                    self._ready.append(subpartition)
+            case FrameKind.OPEN:
+                self._transport.channel_opened(self, frame.channel)
+
+    def fail(self, error: BaseException) -> None:
+        """Tells every channel on this connection; the subtasks see it when they poll or send."""
+        self.error = error
+        failure = ConnectionError(f"connection to worker {self.peer} lost: {error}")
+        for channel in self.inputs.values():
+            channel.put(failure)
+        for subpartition in self.subpartitions.values():
+            subpartition.failed()
+        self.inputs.clear()
+        self.socket.close()
+
+
+class DataTransport:
+    """Channels of one worker to and from its peers.
+
+    ``register`` announces a receiving channel, ``connect`` opens a sending one; both may come first. ``release``
+    forgets a deployment's channels: what arrives for them afterwards is dropped.
+    """
+
+    def __init__(self, host: str, secret: str) -> None:
+        self._secret = secret
+        self._listener = socket.create_server((host, 0), backlog=128)
+        self._listener.setblocking(False)
+        self.address: Address = (host, self._listener.getsockname()[1])
+        self._selector = selectors.DefaultSelector()
+        self._wake_receive, self._wake_send = os.pipe()
+        os.set_blocking(self._wake_receive, False)
+        os.set_blocking(self._wake_send, False)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wake_receive, selectors.EVENT_READ, self._drain_wake)
+        self._connections: set[_Connection] = set()
+        self._dialled: dict[Address, _Connection] = {}
+        self._dial_lock = threading.Lock()
+        self._registered: dict[int, InputChannel] = {}
+        self._opened: dict[int, _Connection] = {}
+        self._released = -1
+        self._channel_lock = threading.Lock()
+        self._notified: deque[_Connection] = deque()
+        self._tasks: deque[Callable[[], None]] = deque()
+        self._sleeping = False
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="data-io", daemon=True)
+        self._thread.start()
+
+    # Any thread.
+
+    def register(self, channel: int, receiver: InputChannel) -> None:
+        """The receiver gets what the peer sends on ``channel``, and the peer gets the receiver's credit window."""
+        with self._channel_lock:
+            self._registered[channel] = receiver
+            connection = self._opened.pop(channel, None)
+        if connection is not None:
+            self._post(lambda: self._bind(connection, channel, receiver))
+
+    def connect(self, peer: Address, channel: int, capacity: int, wake: Callable[[], None]) -> RemoteSubpartition:
+        """Opens a sending channel to the worker at ``peer``. Raises OSError when it cannot be reached."""
+        connection = self._dial(peer)
+        subpartition = RemoteSubpartition(channel, capacity, wake)
+        subpartition.attach(connection)
+        self._post(lambda: self._open(connection, channel, subpartition))
+        return subpartition
+
+    def release(self, deployment: int) -> None:
+        """Forgets the channels of all deployments up to and including this one."""
+        with self._channel_lock:
+            self._released = max(self._released, deployment)
+            self._registered = {c: r for c, r in self._registered.items() if deployment_of(c) > deployment}
+            self._opened = {c: r for c, r in self._opened.items() if deployment_of(c) > deployment}
+        self._post(lambda: self._forget(deployment))
+
+    def close(self) -> None:
+        self._closing = True
+        self._wake()
+        self._thread.join(timeout=5)
+
+    def notify(self, connection: _Connection) -> None:
+        """The connection has something to send."""
+        self._notified.append(connection)
+        if self._sleeping:
+            self._wake()
+
+    def _post(self, task: Callable[[], None]) -> None:
+        self._tasks.append(task)
+        self._wake()
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_send, b"w")
+        except (BlockingIOError, OSError):
+            pass
+
+    def _dial(self, peer: Address) -> _Connection:
+        with self._dial_lock:
+            connection = self._dialled.get(peer)
+            if connection is not None and connection.error is None:
+                return connection
+            plain = socket.create_connection(peer, timeout=HANDSHAKE_TIMEOUT_S)
+            try:
+                authenticate(plain, self._secret, "client", _PURPOSE)
+            except BaseException:
+                plain.close()
+                raise
+            connection = _Connection(self, plain, f"{peer[0]}:{peer[1]}")
+            self._dialled[peer] = connection
+            self._post(lambda: self._add(connection))
+            return connection
+
+    # I/O thread.
+
+    def channel_opened(self, connection: _Connection, channel: int) -> None:
+        """The peer asks for credit on a channel; it gets it as soon as the channel's receiver is registered."""
+        with self._channel_lock:
+            if deployment_of(channel) <= self._released:
+                return
+            receiver = self._registered.get(channel)
+            if receiver is None:
+                self._opened[channel] = connection
+                return
+        self._bind(connection, channel, receiver)
+
+    @staticmethod
+    def _open(connection: _Connection, channel: int, subpartition: RemoteSubpartition) -> None:
+        connection.subpartitions[channel] = subpartition
+        connection.send_frame(channel, FrameKind.OPEN, b"")
+        if connection.error is not None:
+            subpartition.failed()
+
+    def _bind(self, connection: _Connection, channel: int, receiver: InputChannel) -> None:
+        if connection.error is not None:
+            receiver.put(ConnectionError(f"connection to worker {connection.peer} lost: {connection.error}"))
+            return
+        connection.inputs[channel] = receiver
+        receiver.on_credit(lambda count: connection.send_frame(channel, FrameKind.CREDIT, encode_credit(count)))
+        connection.send_frame(channel, FrameKind.CREDIT, encode_credit(receiver.credit.window))
+
+    def _forget(self, deployment: int) -> None:
+        for connection in self._connections:
+            for channels in (connection.inputs, connection.subpartitions):
+                for channel in [c for c in channels if deployment_of(c) <= deployment]:
+                    del channels[channel]
+
+    def _add(self, connection: _Connection) -> None:
+        if connection.socket.fileno() < 0:
+            return
+        self._connections.add(connection)
+        self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+        self._flush(connection)
+
+    def _accept(self) -> None:
+        try:
+            plain, peer = self._listener.accept()
+        except OSError:
+            return
+        threading.Thread(target=self._welcome, args=(plain, f"{peer[0]}:{peer[1]}"), daemon=True).start()
+
+    def _welcome(self, plain: socket.socket, peer: str) -> None:
+        try:
+            authenticate(plain, self._secret, "server", _PURPOSE)
+        except OSError as error:
+            logger.warning("refused a data connection from %s: %s", peer, error)
+            plain.close()
+            return
+        connection = _Connection(self, plain, peer)
+        self._post(lambda: self._add(connection))
+        if self._closing:
+            plain.close()
+
+    def _drain_wake(self) -> None:
+        try:
+            os.read(self._wake_receive, 4096)
+        except BlockingIOError:
+            pass
+
+    def _run(self) -> None:
+        while not self._closing:
+            while self._tasks:
+                self._tasks.popleft()()
+            while self._notified:
+                self._flush(self._notified.popleft())
+            self._sleeping = True
+            timeout = 0 if self._notified or self._tasks else 1.0
+            events = self._selector.select(timeout)
+            self._sleeping = False
+            for key, mask in events:
+                if isinstance(key.data, _Connection):
+                    self._serve(key.data, mask)
+                else:
+                    key.data()
+        while self._tasks:
+            self._tasks.popleft()()
+        for connection in list(self._connections):
+            connection.socket.close()
+        self._connections.clear()
+        self._listener.close()
+        self._selector.close()
+        os.close(self._wake_receive)
+        os.close(self._wake_send)
+
+    def _serve(self, connection: _Connection, mask: int) -> None:
+        if connection.error is not None:
+            return
+        try:
+            if mask & selectors.EVENT_READ:
+                connection.read()
+            self._send(connection)
+        except OSError as error:
+            self._drop(connection, error)
+
+    def _flush(self, connection: _Connection) -> None:
+        if connection.error is not None or connection not in self._connections:
+            return
+        try:
+            self._send(connection)
+        except OSError as error:
+            self._drop(connection, error)
+
+    def _send(self, connection: _Connection) -> None:
+        wanted = connection.wants_write
+        connection.collect()
+        connection.write()
+        if connection.wants_write != wanted:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_write else 0)
+            self._selector.modify(connection.socket, events, connection)
+
+    def _drop(self, connection: _Connection, error: OSError) -> None:
+        self._selector.unregister(connection.socket)
+        self._connections.discard(connection)
+        with self._dial_lock:
+            self._dialled = {a: c for a, c in self._dialled.items() if c is not connection}
+        connection.fail(error)

@@ -1,0 +1,85 @@
+"""Who may call: bearer token, or loopback alone.
+
+With a token every request must carry it. Without one the server may bind to loopback addresses only, and refuses
+requests that a web page could make a browser send there: a foreign ``Host`` (DNS rebinding) or a foreign ``Origin``.
+It never logs or echoes a token.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ckpt_runtime.rest.errors import error_response
+
+_LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost"})
+
+
+class BindingRefused(ValueError):
+    """The REST server would be reachable from other machines without a token."""
+
+
+def is_loopback(host: str) -> bool:
+    """True for ``localhost`` and loopback addresses; other names are not resolved and count as reachable."""
+    bare = host.strip("[]").lower()
+    if bare in _LOOPBACK_NAMES:
+        return True
+    try:
+        return ipaddress.ip_address(bare).is_loopback
+    except ValueError:
+        return False
+
+
+def check_binding(host: str, token: str | None) -> None:
+    """Raises :class:`BindingRefused` for a non-loopback ``host`` without a token."""
+    if not token and not is_loopback(host):
+        raise BindingRefused(
+            f"rest.bind-address: {host!r} is reachable from other machines, which needs a token; "
+            "set one, or bind to 127.0.0.1"
+        )
+
+
+class Guard:
+    """ASGI middleware in front of everything else."""
+
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        if token is not None and not token.strip():
+            raise ValueError("token must not be empty; use None for no token")
+        self._app = app
+        self._expected = None if token is None else token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        refusal = self._refusal(Headers(scope=scope))
+        await (refusal or self._app)(scope, receive, send)
+
+    def _refusal(self, headers: Headers) -> Response | None:
+        if self._expected is not None:
+            scheme, _, given = headers.get("authorization", "").partition(" ")
+            offered = given.strip().encode("latin-1", "replace") if scheme.lower() == "bearer" else b""
+            if not hmac.compare_digest(offered, self._expected):
+                return error_response(
+                    401, ["A valid bearer token is required."], {"WWW-Authenticate": 'Bearer realm="ckpt"'}
+                )
+            return None
+        host = headers.get("host", "")
+        if not is_loopback(_host_name(f"//{host}")):
+            return error_response(403, ["Without a token this server answers to loopback host names only."])
+        origin = headers.get("origin")
+        if origin is not None and origin != f"http://{host}":
+            return error_response(403, ["Requests from other origins are not accepted."])
+        return None
+
+
+def _host_name(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""

@@ -1,0 +1,112 @@
+"""Errors of the REST layer and their one shape, ``{"errors": [...]}``.
+
+Maps everything that can go wrong to a status code: our own :class:`ApiError`, the gateway's named errors, the
+framework's routing and parameter errors. It never puts a stack trace or a repeated request body into an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from ckpt_runtime.jobmaster import gateway
+from ckpt_runtime.rest.responses import FlinkResponse
+
+MAX_ECHOED_CHARS = 200
+"""How much of a refused value an error message repeats."""
+
+_GATEWAY_STATUS: tuple[tuple[type[gateway.GatewayError], int], ...] = (
+    (gateway.NotFound, 404),
+    (gateway.Conflict, 409),
+    (gateway.InvalidRequest, 400),
+    (gateway.SubmissionFailed, 400),
+    (gateway.NotReady, 503),
+)
+
+
+class ApiError(Exception):
+    """An answer with an error status. ``errors`` are the lines for the client; nothing has changed on the server."""
+
+    def __init__(self, status: int, *errors: str) -> None:
+        super().__init__("; ".join(errors))
+        self.status = status
+        self.errors: Sequence[str] = errors
+
+
+class BadRequest(ApiError):
+    """A 400: the request is malformed or names an unacceptable value."""
+
+    def __init__(self, *errors: str) -> None:
+        super().__init__(400, *errors)
+
+
+def echo(value: object) -> str:
+    """``repr`` of a client's value, short enough for a message."""
+    text = repr(value)
+    return text if len(text) <= MAX_ECHOED_CHARS else f"{text[:MAX_ECHOED_CHARS]}... ({len(text)} characters)"
+
+
+def error_response(status: int, errors: Sequence[str], headers: dict[str, str] | None = None) -> Response:
+    """An answer in the one error shape."""
+    return FlinkResponse({"errors": list(errors)}, status_code=status, headers=headers)
+
+
+def not_found(path: str) -> Response:
+    """Flink's answer to an unknown path or method."""
+    return error_response(404, [f"Not found: {path[:MAX_ECHOED_CHARS]}"])
+
+
+def original_path(request: Request) -> str:
+    """The path as the client wrote it, version prefix included."""
+    path: str = request.scope.get("ckpt.original_path") or request.url.path
+    return path
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Every error of ``app`` gets the one shape; an unknown path or method is 404, never 405 (as in Flink)."""
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(gateway.GatewayError, _on_gateway_error)
+    app.add_exception_handler(RequestValidationError, _on_parameter_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(Exception, _on_unexpected)
+
+
+async def _on_api_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error.status, error.errors)
+
+
+async def _on_gateway_error(_request: Request, error: Exception) -> Response:
+    status = next((status for kind, status in _GATEWAY_STATUS if isinstance(error, kind)), 500)
+    headers = {"Retry-After": "1"} if status == 503 else None
+    return error_response(status, [str(error)], headers)
+
+
+async def _on_parameter_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return error_response(400, [_parameter_message(problem) for problem in error.errors()])
+
+
+def _parameter_message(problem: dict[str, Any]) -> str:
+    where, name = (*problem["loc"], "", "")[:2]
+    return (
+        f"Bad request, could not parse parameters: Cannot resolve {where} parameter ({name}) from value "
+        f"{echo(problem.get('input'))}: {problem['msg']}"
+    )
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code in (404, 405):
+        return not_found(original_path(request))
+    return error_response(error.status_code, [str(error.detail)])
+
+
+async def _on_unexpected(_request: Request, error: Exception) -> Response:
+    """The server logs the traceback; the client learns the kind of error alone."""
+    return error_response(500, ["Internal server error.", type(error).__name__])

@@ -1,0 +1,1 @@
+"""Handlers by topic; each module has one ``router``."""

@@ -1,0 +1,73 @@
+"""Checkpoints: statistics, details, and triggering one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from ckpt_runtime.checkpoint.statistics import CheckpointStats
+from ckpt_runtime.jobmaster.gateway import (
+    CheckpointKind,
+    CheckpointNotFound,
+    DispatcherGateway,
+    NotFound,
+    OperationKind,
+)
+from ckpt_runtime.rest.errors import BadRequest
+from ckpt_runtime.rest.fields import BodyFields
+from ckpt_runtime.rest.json_body import read_object
+from ckpt_runtime.rest.openapi import HEX_ID_SCHEMA, errors, json_body
+from ckpt_runtime.rest.parameters import CheckpointId, Gateway, JobId, TriggerId, VertexId
+from ckpt_runtime.rest.shapes import checkpoints as shapes
+
+router = APIRouter(prefix="/jobs/{jobid}/checkpoints", tags=["checkpoints"])
+
+_READ = errors(400, 404)
+_TRIGGER_BODY = json_body({"checkpointType": {"enum": [k.value for k in CheckpointKind]}, "triggerId": HEX_ID_SCHEMA})
+
+
+@router.get("", responses=_READ)
+async def statistics(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
+    """Counts, summary, latest ones and history."""
+    return shapes.statistics(await gateway.checkpoint_statistics(job_id))
+
+
+async def _checkpoint(job_id: str, checkpoint_id: str, gateway: DispatcherGateway) -> CheckpointStats:
+    stats = (await gateway.checkpoint_statistics(job_id)).checkpoint(int(checkpoint_id))
+    if stats is None:
+        raise CheckpointNotFound(int(checkpoint_id))
+    return stats
+
+
+@router.get("/details/{checkpointid}", responses=_READ)
+async def details(job_id: JobId, checkpoint_id: CheckpointId, gateway: Gateway) -> dict[str, Any]:
+    """One checkpoint by vertex."""
+    return shapes.checkpoint(await _checkpoint(job_id, checkpoint_id, gateway), with_tasks=True)
+
+
+@router.get("/details/{checkpointid}/subtasks/{vertexid}", responses=_READ)
+async def subtasks(job_id: JobId, checkpoint_id: CheckpointId, vertex_id: VertexId, gateway: Gateway) -> dict[str, Any]:
+    """One vertex by subtask."""
+    stats = await _checkpoint(job_id, checkpoint_id, gateway)
+    vertex = stats.vertices.get(vertex_id)
+    if vertex is None:
+        raise NotFound(f"There is no checkpoint statistics for task {vertex_id}.")
+    return shapes.subtasks(vertex, stats)
+
+
+@router.post("", status_code=202, responses=errors(400, 404, 409), openapi_extra=_TRIGGER_BODY)
+async def trigger(job_id: JobId, request: Request, gateway: Gateway) -> dict[str, Any]:
+    """Trigger a checkpoint."""
+    fields = BodyFields(await read_object(request, expected="CheckpointTriggerRequestBody"))
+    if (fields.text("checkpointType", "checkpoint-type") or "").upper() == "INCREMENTAL":
+        raise BadRequest("checkpointType: an incremental checkpoint cannot be asked for, use CONFIGURED or FULL")
+    kind = fields.choice(CheckpointKind, "checkpointType", "checkpoint-type") or CheckpointKind.CONFIGURED
+    return {"request-id": await gateway.trigger_checkpoint(job_id, kind, fields.hex_id("triggerId", "trigger-id"))}
+
+
+@router.get("/{triggerid}", responses=_READ)
+async def operation(job_id: JobId, trigger_id: TriggerId, gateway: Gateway) -> dict[str, Any]:
+    """State of a triggered checkpoint."""
+    kind = OperationKind.CHECKPOINT
+    return shapes.operation(kind, await gateway.operation_status(kind, trigger_id, job_id))

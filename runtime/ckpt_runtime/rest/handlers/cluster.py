@@ -1,0 +1,71 @@
+"""The cluster: overview, configuration, shutdown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from ckpt_runtime.jobmaster.gateway import ClusterOverview, JobStatus
+from ckpt_runtime.rest.openapi import errors
+from ckpt_runtime.rest.parameters import Gateway, JobId
+
+router = APIRouter(tags=["cluster"])
+
+_ENDED = (JobStatus.FINISHED, JobStatus.CANCELED, JobStatus.FAILED)
+
+
+@router.get("/overview", responses=errors())
+async def overview(gateway: Gateway) -> dict[str, Any]:
+    """Slots and jobs by state."""
+    dashboard = await gateway.dashboard_config()
+    return _overview(await gateway.cluster_overview(), dashboard.version, dashboard.revision)
+
+
+def _overview(cluster: ClusterOverview, version: str, revision: str) -> dict[str, Any]:
+    jobs = cluster.jobs_by_status
+    return {
+        "taskmanagers": cluster.slot_agents,
+        "slots-total": cluster.slots_total,
+        "slots-available": cluster.slots_available,
+        "jobs-running": sum(count for status, count in jobs.items() if status not in _ENDED),
+        "jobs-finished": jobs.get(JobStatus.FINISHED, 0),
+        "jobs-cancelled": jobs.get(JobStatus.CANCELED, 0),
+        "jobs-failed": jobs.get(JobStatus.FAILED, 0),
+        "flink-version": version,
+        "flink-commit": revision,
+    }
+
+
+@router.get("/config", responses=errors())
+async def config(gateway: Gateway) -> dict[str, Any]:
+    """What a page needs to know first."""
+    dashboard = await gateway.dashboard_config()
+    return {
+        "refresh-interval": dashboard.refresh_interval_ms,
+        "timezone-name": dashboard.timezone_name,
+        "timezone-offset": dashboard.timezone_offset_ms,
+        "flink-version": dashboard.version,
+        "flink-revision": dashboard.revision,
+        "features": {"web-submit": True, "web-cancel": True, "web-rescale": False, "web-history": False},
+    }
+
+
+@router.get("/jobmanager/config", responses=errors())
+async def cluster_configuration(gateway: Gateway) -> list[dict[str, str]]:
+    """The cluster's options."""
+    return [{"key": key, "value": value} for key, value in (await gateway.cluster_configuration()).items()]
+
+
+@router.get("/jobs/{jobid}/jobmanager/config", responses=errors(400, 404))
+async def job_cluster_configuration(job_id: JobId, gateway: Gateway) -> list[dict[str, str]]:
+    """The cluster's options."""
+    await gateway.job_status(job_id)
+    return await cluster_configuration(gateway)
+
+
+@router.delete("/cluster", responses=errors())
+async def shutdown(gateway: Gateway) -> dict[str, Any]:
+    """End the session; running jobs are suspended."""
+    await gateway.shutdown_cluster()
+    return {}

@@ -1,0 +1,136 @@
+"""Jobs: lists, details, plan, configuration, metrics, exceptions, result, cancelling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+
+from ckpt_runtime.jobmaster.gateway import JobNotFound, JobStatus, JobTerminated
+from ckpt_runtime.rest.clock import now_ms
+from ckpt_runtime.rest.errors import ApiError, BadRequest, echo
+from ckpt_runtime.rest.openapi import errors
+from ckpt_runtime.rest.parameters import Aggregations, Gateway, JobId, MaxExceptions, MetricNames
+from ckpt_runtime.rest.shapes import jobs as shapes
+from ckpt_runtime.rest.shapes import metrics
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+_ONE_JOB = errors(400, 404)
+
+
+@router.get("", responses=errors())
+async def listing(gateway: Gateway) -> dict[str, Any]:
+    """Ids and states of all jobs."""
+    return {"jobs": [{"id": job.job_id, "status": job.status.value} for job in await gateway.list_jobs()]}
+
+
+@router.get("/overview", responses=errors())
+async def overview(gateway: Gateway) -> dict[str, Any]:
+    """All jobs with their task counts."""
+    now = now_ms()
+    return {"jobs": [shapes.job_line(job, now) for job in await gateway.list_jobs()]}
+
+
+@router.get("/metrics", responses=errors(400))
+async def aggregated_metrics(
+    gateway: Gateway, names: MetricNames = None, kinds: Aggregations = None
+) -> list[dict[str, Any]]:
+    """Metrics aggregated over jobs."""
+    samples = []
+    for job in await gateway.list_jobs():
+        try:
+            samples.append(_numbers(await gateway.job_metrics(job.job_id)))
+        except JobNotFound:
+            continue
+    return metrics.aggregated(samples, metrics.split_names(names), aggregations(kinds))
+
+
+def aggregations(text: str | None) -> list[str]:
+    """The wanted aggregations; all of them when none is named."""
+    kinds = metrics.split_names(text) or list(metrics.AGGREGATIONS)
+    for kind in kinds:
+        if kind not in metrics.AGGREGATIONS:
+            raise BadRequest(f"agg: {echo(kind)} is not acceptable, it must be of {', '.join(metrics.AGGREGATIONS)}")
+    return kinds
+
+
+def _numbers(values: Mapping[str, str]) -> dict[str, float]:
+    found = {}
+    for name, text in values.items():
+        try:
+            found[name] = float(text)
+        except ValueError:
+            continue
+    return found
+
+
+@router.get("/{jobid}", responses=_ONE_JOB)
+async def details(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
+    """Everything about one job."""
+    return shapes.job_details(await gateway.job_details(job_id), now_ms())
+
+
+@router.patch("/{jobid}", status_code=202, responses=errors(400, 404, 409))
+async def cancel(
+    job_id: JobId, gateway: Gateway, mode: Annotated[str, Query(description="cancel")] = "cancel"
+) -> dict[str, Any]:
+    """Cancel."""
+    if mode.lower() == "stop":
+        raise ApiError(308, f"The termination mode 'stop' has been removed; use /jobs/{job_id}/stop.")
+    if mode.lower() != "cancel":
+        raise BadRequest(f"mode: {echo(mode)} is not acceptable, it must be cancel")
+    try:
+        await gateway.cancel_job(job_id)
+    except JobTerminated as error:
+        if error.status is not JobStatus.CANCELED:
+            raise ApiError(
+                409,
+                "Job cancellation failed because the job has already reached another terminal state "
+                f"({error.status.value}).",
+            ) from None
+    return {}
+
+
+@router.get("/{jobid}/status", responses=_ONE_JOB)
+async def status(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
+    """State."""
+    return {"status": (await gateway.job_status(job_id)).value}
+
+
+@router.get("/{jobid}/plan", responses=_ONE_JOB)
+async def plan(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
+    """Vertices and edges."""
+    return {"plan": shapes.plan(job_id, (await gateway.job_details(job_id)).graph)}
+
+
+@router.get("/{jobid}/config", responses=_ONE_JOB)
+async def config(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
+    """Configuration and its version (FLIP-530)."""
+    return shapes.job_config(await gateway.job_config(job_id))
+
+
+@router.get("/{jobid}/metrics", responses=_ONE_JOB)
+async def job_metrics(job_id: JobId, gateway: Gateway, names: MetricNames = None) -> list[dict[str, Any]]:
+    """Names or values of metrics."""
+    return metrics.listing(await gateway.job_metrics(job_id), metrics.split_names(names))
+
+
+@router.get("/{jobid}/accumulators", responses=_ONE_JOB)
+async def accumulators(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
+    """Always empty."""
+    await gateway.job_status(job_id)
+    return {"job-accumulators": [], "user-task-accumulators": [], "serialized-user-task-accumulators": {}}
+
+
+@router.get("/{jobid}/exceptions", responses=_ONE_JOB)
+async def exceptions(job_id: JobId, gateway: Gateway, max_exceptions: MaxExceptions = 20) -> dict[str, Any]:
+    """Failures, newest first."""
+    return shapes.exceptions(await gateway.exception_history(job_id, max_exceptions))
+
+
+@router.get("/{jobid}/execution-result", responses=_ONE_JOB)
+async def execution_result(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
+    """How the job ended."""
+    return shapes.execution_result(await gateway.execution_result(job_id))

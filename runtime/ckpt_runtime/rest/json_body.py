@@ -1,0 +1,143 @@
+"""Request bodies: size, time and depth limits and a strict JSON parser.
+
+Stricter than the standard library: no NaN, Infinity or overflowing number, no duplicate key, no lone surrogate, no
+deep nesting. Every refusal is a 4xx :class:`ApiError`; nothing here can raise anything else for bad input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn
+
+from starlette.requests import ClientDisconnect, Request
+
+from ckpt_runtime.rest.errors import ApiError, BadRequest
+
+MAX_BODY_BYTES = 1024 * 1024
+MAX_DEPTH = 32
+BODY_TIMEOUT_S = 30.0
+
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_BRACKET = re.compile(rb"[\[\]{}]")
+
+
+async def limited_stream(request: Request, limit: int) -> AsyncIterator[bytes]:
+    """The body's chunks. Raises 413 as soon as ``limit`` bytes are exceeded, 408 when the client stalls."""
+    announced = request.headers.get("content-length", "")
+    if announced.isascii() and announced.isdigit() and (len(announced) > 18 or int(announced) > limit):
+        raise ApiError(413, f"The request body is larger than the limit of {limit} bytes.")
+    received = 0
+    chunks = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                chunk = await anext(chunks, None)
+        except TimeoutError:
+            raise ApiError(408, f"No part of the request body arrived for {BODY_TIMEOUT_S:g} s.") from None
+        except ClientDisconnect:
+            raise BadRequest("The client closed the connection before the end of the request body.") from None
+        if chunk is None:
+            return
+        received += len(chunk)
+        if received > limit:
+            raise ApiError(413, f"The request body is larger than the limit of {limit} bytes.")
+        yield chunk
+
+
+async def read_object(request: Request, *, expected: str, empty_is_object: bool = True) -> dict[str, Any]:
+    """The body as a JSON object. ``expected`` names the format in messages.
+
+    An empty body counts as ``{}``, as in Flink, unless ``empty_is_object`` is false.
+    """
+    raw = b"".join([chunk async for chunk in limited_stream(request, MAX_BODY_BYTES)])
+    if not raw.strip():
+        if empty_is_object:
+            return {}
+        raise BadRequest(f"Request did not match expected format {expected}: the body is empty.")
+    try:
+        document = parse_json(raw)
+    except JsonRefused as error:
+        raise BadRequest(f"Request did not match expected format {expected}: {error}") from None
+    if not isinstance(document, dict):
+        raise BadRequest(f"Request did not match expected format {expected}: the body must be a JSON object.")
+    return document
+
+
+class JsonRefused(ValueError):
+    """The bytes are not acceptable JSON; the message says why, without repeating them."""
+
+
+def parse_json(raw: bytes) -> Any:
+    """Parse strictly. Raises :class:`JsonRefused`."""
+    _check_depth(raw)
+    try:
+        text = raw.decode("utf-8")
+        document = json.loads(
+            text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite_float
+        )
+    except JsonRefused:
+        raise
+    except UnicodeDecodeError as error:
+        raise JsonRefused(f"not UTF-8 at byte {error.start}") from None
+    except RecursionError:
+        raise JsonRefused(f"nested deeper than {MAX_DEPTH} levels") from None
+    except ValueError as error:
+        raise JsonRefused(f"malformed JSON, {_position_of(error)}") from None
+    _check_text(document)
+    return document
+
+
+def _position_of(error: ValueError) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at line {error.lineno} column {error.colno}"
+    return "a number has too many digits"
+
+
+def _check_depth(raw: bytes) -> None:
+    if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
+        return
+    depth = 0
+    for match in _BRACKET.finditer(_STRING.sub(b"", raw)):
+        depth += 1 if match.group() in b"[{" else -1
+        if depth > MAX_DEPTH:
+            raise JsonRefused(f"nested deeper than {MAX_DEPTH} levels")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise JsonRefused(f"the key {twice[:100]!a} occurs twice")
+    return document
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise JsonRefused(f"{name} is not a JSON number")
+
+
+def _finite_float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise JsonRefused("a number is too large")
+    return value
+
+
+def _check_text(document: Any) -> None:
+    """Refuses lone surrogates; the depth is already bounded."""
+    if isinstance(document, str):
+        try:
+            document.encode("utf-8")
+        except UnicodeEncodeError:
+            raise JsonRefused("a string holds a lone surrogate") from None
+    elif isinstance(document, dict):
+        for key, value in document.items():
+            _check_text(key)
+            _check_text(value)
+    elif isinstance(document, list):
+        for value in document:
+            _check_text(value)

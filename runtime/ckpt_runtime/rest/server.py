@@ -1,0 +1,79 @@
+"""Serving the REST application on an asyncio loop that already runs.
+
+It installs no signal handler and never ends the loop; whoever started it stops it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+_GRACE_S = 5
+
+
+class EmbeddedServer(uvicorn.Server):
+    """A uvicorn server without signal handling, for a loop that belongs to somebody else."""
+
+    serving: asyncio.Task[None]
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The host process owns its signals."""
+        yield
+
+
+async def start(app: ASGIApp, host: str, port: int, **options: Any) -> tuple[EmbeddedServer, int]:
+    """Bind, serve, and return the server and its port once it accepts connections.
+
+    ``port`` 0 takes a free one. ``options`` go to ``uvicorn.Config`` (``ssl_certfile``, ``ssl_keyfile``, ...).
+    Raises :class:`OSError` when the address cannot be bound. Callers check the binding first
+    (:func:`ckpt_runtime.rest.auth.check_binding`).
+    """
+    listening = _bind(host, port)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=_GRACE_S,
+        **options,
+    )
+    server = EmbeddedServer(config)
+    server.serving = asyncio.create_task(server.serve([listening]), name="rest-server")
+    while not server.started:
+        if server.serving.done():
+            listening.close()
+            await server.serving
+            raise RuntimeError("the REST server ended before it had started")
+        await asyncio.sleep(0.005)
+    return server, int(listening.getsockname()[1])
+
+
+async def stop(server: EmbeddedServer) -> None:
+    """Let running requests finish (at most 5 s), then close. May be called twice."""
+    server.should_exit = True
+    await server.serving
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    bare = host.strip("[]")
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        bare, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(256)
+        listening.setblocking(False)
+    except OSError:
+        listening.close()
+        raise
+    return listening

@@ -1,0 +1,1 @@
+"""Pure translations of gateway values to Flink's JSON shapes, one module per topic."""

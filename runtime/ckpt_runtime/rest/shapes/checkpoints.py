@@ -1,0 +1,201 @@
+"""Checkpoint statistics, configuration and operations in Flink's JSON shapes. Pure functions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import Any
+
+from ckpt_runtime.checkpoint.statistics import (
+    AcknowledgedTotals,
+    CheckpointStats,
+    CheckpointStatsSnapshot,
+    CheckpointStatsStatus,
+    RestoredCheckpointStats,
+    StatsSummary,
+    SubtaskStats,
+    VertexStats,
+)
+from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig, OperationKind, OperationStatus
+from ckpt_runtime.rest.shapes.jobs import failure
+
+Json = dict[str, Any]
+
+PERIODIC_OFF = 2**63 - 1
+"""What Flink shows for the interval when periodic checkpoints are off."""
+
+
+def statistics(snapshot: CheckpointStatsSnapshot) -> Json:
+    """``/jobs/:jobid/checkpoints``."""
+    restored = snapshot.latest_restored
+    return {
+        "counts": {item.name: getattr(snapshot.counts, item.name) for item in fields(snapshot.counts)},
+        "summary": {item.name: summary(getattr(snapshot.summary, item.name)) for item in fields(snapshot.summary)},
+        "latest": {
+            "completed": _optional(snapshot.latest_completed),
+            "savepoint": _optional(snapshot.latest_savepoint),
+            "failed": _optional(snapshot.latest_failed),
+            "restored": None if restored is None else _restored(restored),
+        },
+        "history": [checkpoint(stats, with_tasks=False) for stats in snapshot.history],
+    }
+
+
+def checkpoint(stats: CheckpointStats, *, with_tasks: bool) -> Json:
+    """One checkpoint; ``tasks`` is empty in lists, as in Flink."""
+    document: Json = {
+        "className": stats.class_name,
+        "id": stats.id,
+        "status": stats.status.value,
+        "is_savepoint": stats.is_savepoint,
+        "savepointFormat": stats.savepoint_format,
+        "trigger_timestamp": stats.trigger_timestamp,
+        **_totals(stats, stats.end_to_end_duration),
+        "checkpoint_type": stats.checkpoint_type.value,
+        "tasks": {},
+    }
+    if with_tasks:
+        document["tasks"] = {key: _task(vertex, stats) for key, vertex in stats.vertices.items()}
+    if stats.status is CheckpointStatsStatus.COMPLETED:
+        document |= {"external_path": stats.external_path, "discarded": stats.discarded}
+    elif stats.status is CheckpointStatsStatus.FAILED:
+        document |= {"failure_timestamp": stats.failure_timestamp, "failure_message": stats.failure_message}
+    elif stats.deadline_timestamp is not None:
+        document["deadline_timestamp"] = stats.deadline_timestamp
+    return document
+
+
+def subtasks(vertex: VertexStats, stats: CheckpointStats) -> Json:
+    """``details/:checkpointid/subtasks/:vertexid``."""
+    over = vertex.summary()
+    return {
+        **_task(vertex, stats),
+        "summary": {
+            "checkpointed_size": summary(over.checkpointed_size),
+            "state_size": summary(over.state_size),
+            "end_to_end_duration": summary(over.end_to_end_duration),
+            "checkpoint_duration": {"sync": summary(over.sync_duration), "async": summary(over.async_duration)},
+            "alignment": {
+                "buffered": summary(over.alignment_buffered),
+                "processed": summary(over.processed_data),
+                "persisted": summary(over.persisted_data),
+                "duration": summary(over.alignment_duration),
+            },
+            "start_delay": summary(over.start_delay),
+        },
+        "subtasks": [_subtask(index, item, stats) for index, item in enumerate(vertex.subtasks)],
+    }
+
+
+def summary(values: StatsSummary) -> Json:
+    """NaN percentiles are the string ``"NaN"``."""
+    document: Json = {}
+    for item in fields(values):
+        value = getattr(values, item.name)
+        document[item.name] = "NaN" if isinstance(value, float) and math.isnan(value) else value
+    return document
+
+
+def _optional(stats: CheckpointStats | None) -> Json | None:
+    return None if stats is None else checkpoint(stats, with_tasks=False)
+
+
+def _restored(restored: RestoredCheckpointStats) -> Json:
+    return {item.name: getattr(restored, item.name) for item in fields(restored)}
+
+
+def _totals(totals: AcknowledgedTotals, duration: int) -> Json:
+    return {
+        "latest_ack_timestamp": totals.latest_ack_timestamp,
+        "checkpointed_size": totals.checkpointed_size,
+        "state_size": totals.state_size,
+        "end_to_end_duration": duration,
+        "alignment_buffered": totals.alignment_buffered,
+        "processed_data": totals.processed_data,
+        "persisted_data": totals.persisted_data,
+        "num_subtasks": totals.num_subtasks,
+        "num_acknowledged_subtasks": totals.num_acknowledged_subtasks,
+    }
+
+
+def _task(vertex: VertexStats, stats: CheckpointStats) -> Json:
+    return {"id": stats.id, "status": stats.status.value, **_totals(vertex, vertex.end_to_end_duration)}
+
+
+def _subtask(index: int, subtask: SubtaskStats | None, stats: CheckpointStats) -> Json:
+    if subtask is None:
+        return {"className": "pending_or_failed", "index": index, "status": "pending_or_failed"}
+    return {
+        "className": "completed",
+        "index": index,
+        "ack_timestamp": subtask.ack_timestamp,
+        "end_to_end_duration": subtask.end_to_end_duration(stats.trigger_timestamp),
+        "checkpointed_size": subtask.checkpointed_size,
+        "state_size": subtask.state_size,
+        "checkpoint": {"sync": subtask.sync_duration, "async": subtask.async_duration},
+        "alignment": {
+            "buffered": subtask.alignment_buffered,
+            "processed": subtask.processed_data,
+            "persisted": subtask.persisted_data,
+            "duration": subtask.alignment_duration,
+        },
+        "start_delay": subtask.start_delay,
+        "unaligned_checkpoint": subtask.unaligned,
+        "aborted": subtask.aborted,
+        "status": "completed",
+    }
+
+
+def config(effective: EffectiveCheckpointConfig) -> Json:
+    """Flink's fields, then ``max_inflight_data_bytes`` and ``overrides`` (FLIP-571)."""
+    return {
+        "mode": "exactly_once" if effective.exactly_once else "at_least_once",
+        "interval": PERIODIC_OFF if effective.interval_ms is None else effective.interval_ms,
+        "timeout": effective.timeout_ms,
+        "min_pause": effective.min_pause_ms,
+        "max_concurrent": effective.max_concurrent,
+        "externalization": {
+            "enabled": effective.externalized,
+            "delete_on_cancellation": effective.delete_on_cancellation,
+        },
+        "state_backend": effective.state_backend,
+        "checkpoint_storage": effective.checkpoint_storage,
+        "unaligned_checkpoints": effective.unaligned,
+        "tolerable_failed_checkpoints": effective.tolerable_failed_checkpoints,
+        "aligned_checkpoint_timeout": effective.aligned_timeout_ms,
+        "checkpoints_after_tasks_finish": effective.checkpoints_after_tasks_finish,
+        "state_changelog_enabled": False,
+        "changelog_periodic_materialization_interval": 0,
+        "changelog_storage": "none",
+        "max_inflight_data_bytes": effective.max_inflight_data_bytes,
+        "overrides": [OVERRIDE_NAMES.get(name, name) for name in effective.overrides],
+    }
+
+
+OVERRIDE_NAMES = {
+    "interval_ms": "checkpointInterval",
+    "timeout_ms": "checkpointTimeout",
+    "min_pause_ms": "minPauseBetweenCheckpoints",
+    "max_concurrent": "maxConcurrentCheckpoints",
+    "tolerable_failed_checkpoints": "tolerableCheckpointFailureNumber",
+    "aligned_timeout_ms": "alignedCheckpointTimeout",
+    "unaligned": "unalignedEnabled",
+    "max_inflight_data_bytes": "maxInflightDataBytes",
+}
+"""Fields of ``CheckpointConfigPatch`` and their names in FLIP-571's request."""
+
+
+def operation(kind: OperationKind, status: OperationStatus) -> Json:
+    """A poll's answer. A failed operation is COMPLETED too; checkpoints spell the cause in camel case."""
+    if not status.completed:
+        return {"status": {"id": "IN_PROGRESS"}, "operation": None}
+    if status.failure is not None:
+        key = "failureCause" if kind is OperationKind.CHECKPOINT else "failure-cause"
+        outcome: Json = {key: failure(status.failure)}
+    elif kind is OperationKind.CHECKPOINT:
+        outcome = {"checkpointId": status.checkpoint_id}
+    elif kind is OperationKind.SAVEPOINT:
+        outcome = {"location": status.location}
+    else:
+        outcome = {}
+    return {"status": {"id": "COMPLETED"}, "operation": outcome}

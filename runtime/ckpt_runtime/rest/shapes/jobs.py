@@ -1,0 +1,353 @@
+"""Jobs, vertices, plans, metrics, exceptions and results in Flink's JSON shapes. Pure functions, no clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from ckpt_runtime.graph.job_graph import JobGraph
+from ckpt_runtime.jobmaster.gateway import (
+    NOT_YET,
+    ExceptionEntry,
+    ExceptionHistory,
+    ExecutionResult,
+    ExecutionState,
+    FailureCause,
+    IoMetrics,
+    JobConfigInfo,
+    JobDetails,
+    JobOverview,
+    JobStatus,
+    SubtaskDetails,
+    VertexDetails,
+    VertexPressure,
+)
+from ckpt_runtime.rest.serialized_throwable import serialized_throwable
+
+Json = dict[str, Any]
+
+_APPLICATION_STATUS = {
+    JobStatus.FINISHED: "SUCCEEDED",
+    JobStatus.FAILED: "FAILED",
+    JobStatus.CANCELED: "CANCELED",
+}
+_HIGH_PRESSURE, _LOW_PRESSURE = 0.5, 0.1
+
+
+def duration(start_ms: int, end_ms: int, now_ms: int) -> int:
+    """To the end, or until now; -1 when it has not started."""
+    if start_ms == NOT_YET:
+        return NOT_YET
+    return max(0, (now_ms if end_ms == NOT_YET else end_ms) - start_ms)
+
+
+def counts_by_state(counts: Mapping[ExecutionState, int]) -> Json:
+    """All states, also those with no subtask."""
+    return {state.value: counts.get(state, 0) for state in ExecutionState}
+
+
+def job_line(job: JobOverview, now_ms: int) -> Json:
+    """An entry of ``/jobs/overview``. Flink's CLI needs all ten lower-case states and the total."""
+    tasks = {state.value.lower(): job.tasks_by_state.get(state, 0) for state in ExecutionState}
+    return {
+        "jid": job.job_id,
+        "name": job.name,
+        "jobType": "STREAMING",
+        "schedulerType": "Default",
+        "start-time": job.start_time_ms,
+        "end-time": job.end_time_ms,
+        "duration": duration(job.start_time_ms, job.end_time_ms, now_ms),
+        "state": job.status.value,
+        "last-modification": job.last_modification_ms,
+        "tasks": {**tasks, "total": sum(tasks.values())},
+        "pending-operators": job.pending_operators,
+    }
+
+
+def job_details(details: JobDetails, now_ms: int) -> Json:
+    """``/jobs/:jobid``."""
+    job = details.overview
+    statuses = Counter(vertex.status for vertex in details.vertices)
+    return {
+        "jid": job.job_id,
+        "application-id": job.job_id,
+        "name": job.name,
+        "isStoppable": False,
+        "state": job.status.value,
+        "job-type": "STREAMING",
+        "schedulerType": "Default",
+        "start-time": job.start_time_ms,
+        "end-time": job.end_time_ms,
+        "duration": duration(job.start_time_ms, job.end_time_ms, now_ms),
+        "maxParallelism": details.max_parallelism,
+        "now": now_ms,
+        "timestamps": {status.value: details.state_timestamps_ms.get(status, 0) for status in JobStatus},
+        "vertices": [vertex_line(vertex, now_ms) for vertex in details.vertices],
+        "status-counts": counts_by_state(statuses),
+        "plan": plan(job.job_id, details.graph),
+        "pending-operators": job.pending_operators,
+    }
+
+
+def vertex_line(vertex: VertexDetails, now_ms: int) -> Json:
+    """A vertex inside the job's details; all vertices share one slot sharing group."""
+    return {
+        "id": vertex.vertex_id,
+        "slotSharingGroupId": "0" * 32,
+        "name": vertex.name,
+        "maxParallelism": vertex.max_parallelism,
+        "parallelism": vertex.parallelism,
+        "status": vertex.status.value,
+        "start-time": vertex.start_time_ms,
+        "end-time": vertex.end_time_ms,
+        "duration": duration(vertex.start_time_ms, vertex.end_time_ms, now_ms),
+        "tasks": counts_by_state(Counter(subtask.state for subtask in vertex.subtasks)),
+        "metrics": io_metrics(_total(subtask.io for subtask in vertex.subtasks)),
+    }
+
+
+def vertex_details(vertex: VertexDetails, now_ms: int) -> Json:
+    """``/jobs/:jobid/vertices/:vertexid``."""
+    return {
+        "id": vertex.vertex_id,
+        "name": vertex.name,
+        "parallelism": vertex.parallelism,
+        "maxParallelism": vertex.max_parallelism,
+        "now": now_ms,
+        "subtasks": [_subtask(subtask, now_ms) for subtask in vertex.subtasks],
+        "aggregated": {
+            "metrics": _aggregated(vertex.subtasks),
+            "status-duration": _aggregated_durations(vertex.subtasks, now_ms),
+        },
+    }
+
+
+def subtask_times(vertex: VertexDetails, now_ms: int) -> Json:
+    """``/jobs/:jobid/vertices/:vertexid/subtasktimes``."""
+    return {
+        "id": vertex.vertex_id,
+        "name": vertex.name,
+        "now": now_ms,
+        "subtasks": [
+            {
+                "subtask": subtask.index,
+                "endpoint": subtask.endpoint,
+                "duration": duration(subtask.start_time_ms, subtask.end_time_ms, now_ms),
+                "timestamps": {state.value: subtask.state_timestamps_ms.get(state, 0) for state in ExecutionState},
+            }
+            for subtask in vertex.subtasks
+        ],
+    }
+
+
+def _subtask(subtask: SubtaskDetails, now_ms: int) -> Json:
+    return {
+        "subtask": subtask.index,
+        "status": subtask.state.value,
+        "attempt": subtask.attempt,
+        "endpoint": subtask.endpoint,
+        "start-time": subtask.start_time_ms,
+        "end-time": subtask.end_time_ms,
+        "duration": duration(subtask.start_time_ms, subtask.end_time_ms, now_ms),
+        "metrics": io_metrics(subtask.io),
+        "taskmanager-id": subtask.slot_agent_id,
+        "status-duration": status_durations(subtask, now_ms),
+        "start_time": subtask.start_time_ms,
+    }
+
+
+def status_durations(subtask: SubtaskDetails, now_ms: int) -> dict[str, int]:
+    """How long each entered state lasted: until the next one was entered, the present one until now."""
+    entered = sorted((at, state) for state, at in subtask.state_timestamps_ms.items() if at > 0)
+    last_end = now_ms if subtask.end_time_ms == NOT_YET else subtask.end_time_ms
+    ends = [at for at, _ in entered[1:]] + [last_end]
+    return {state.value: max(0, end - at) for (at, state), end in zip(entered, ends, strict=False)}
+
+
+def io_metrics(io: IoMetrics) -> Json:
+    """The ``metrics`` object of a subtask or vertex."""
+    return {
+        "read-bytes": io.read_bytes,
+        "read-bytes-complete": io.complete,
+        "write-bytes": io.write_bytes,
+        "write-bytes-complete": io.complete,
+        "read-records": io.read_records,
+        "read-records-complete": io.complete,
+        "write-records": io.write_records,
+        "write-records-complete": io.complete,
+        "accumulated-backpressured-time": io.backpressured_ms,
+        "accumulated-idle-time": io.idle_ms,
+        "accumulated-busy-time": io.busy_ms,
+    }
+
+
+def _total(parts: Iterable[IoMetrics]) -> IoMetrics:
+    items = list(parts)
+    return IoMetrics(
+        read_bytes=sum(io.read_bytes for io in items),
+        write_bytes=sum(io.write_bytes for io in items),
+        read_records=sum(io.read_records for io in items),
+        write_records=sum(io.write_records for io in items),
+        backpressured_ms=sum(io.backpressured_ms for io in items),
+        idle_ms=sum(io.idle_ms for io in items),
+        busy_ms=sum((io.busy_ms for io in items), 0.0),
+        complete=bool(items) and all(io.complete for io in items),
+    )
+
+
+def _aggregated(subtasks: Sequence[SubtaskDetails]) -> Json:
+    measured = [io_metrics(subtask.io) for subtask in subtasks]
+    names = [name for name in io_metrics(IoMetrics()) if not name.endswith("-complete")]
+    return {name: distribution([int(metrics[name]) for metrics in measured]) for name in names}
+
+
+def _aggregated_durations(subtasks: Sequence[SubtaskDetails], now_ms: int) -> Json:
+    lasted = [status_durations(subtask, now_ms) for subtask in subtasks]
+    states = sorted({state for durations in lasted for state in durations})
+    return {state: distribution([durations.get(state, 0) for durations in lasted]) for state in states}
+
+
+def distribution(values: Sequence[int]) -> Json:
+    """Nearest-rank quantiles of subtask values; all zero when there is none."""
+    ordered = sorted(values) or [0]
+
+    def rank(percent: int) -> int:
+        return ordered[max(0, -(-percent * len(ordered) // 100) - 1)]
+
+    return {
+        "min": ordered[0],
+        "max": ordered[-1],
+        "avg": sum(ordered) // len(ordered),
+        "sum": sum(ordered),
+        "median": rank(50),
+        "p25": rank(25),
+        "p75": rank(75),
+        "p95": rank(95),
+    }
+
+
+def plan(job_id: str, graph: JobGraph) -> Json:
+    """Vertices, sinks first, each with its inputs."""
+    nodes = []
+    for vertex in reversed(graph.vertices):
+        node: Json = {
+            "id": vertex.id,
+            "operator": "",
+            "parallelism": vertex.parallelism,
+            "operator_strategy": "",
+            "description": f"{escape(vertex.name)}<br/>",
+            "optimizer_properties": {},
+        }
+        inputs = [
+            {
+                "id": edge.source,
+                "num": number,
+                "exchange": "pipelined_bounded",
+                "ship_strategy": edge.partitioning.value,
+            }
+            for number, edge in enumerate(graph.inputs(vertex.id))
+        ]
+        nodes.append({**node, "inputs": inputs} if inputs else node)
+    return {"jid": job_id, "name": graph.name, "type": "STREAMING", "nodes": nodes}
+
+
+def job_config(config: JobConfigInfo) -> Json:
+    """Flink's shape plus FLIP-530's ``configuration`` and ``version``."""
+    return {
+        "jid": config.job_id,
+        "name": config.name,
+        "execution-config": {
+            "restart-strategy": config.restart_strategy,
+            "job-parallelism": config.parallelism,
+            "object-reuse-mode": False,
+            "user-config": {},
+        },
+        "configuration": dict(config.configuration),
+        "version": config.version,
+    }
+
+
+def failure(cause: FailureCause) -> Json:
+    """Flink's ``SerializedThrowable``; its CLI fails on one without the bytes."""
+    return {
+        "class": cause.exception,
+        "stack-trace": cause.stack_trace,
+        "serialized-throwable": serialized_throwable(cause.exception, cause.message, cause.stack_trace),
+    }
+
+
+def exceptions(history: ExceptionHistory) -> Json:
+    """``/jobs/:jobid/exceptions``."""
+    entries = [
+        {**_exception(entry), "concurrentExceptions": [_exception(other) for other in entry.concurrent]}
+        for entry in history.entries
+    ]
+    return {"exceptionHistory": {"entries": entries, "truncated": history.truncated}}
+
+
+def _exception(entry: ExceptionEntry) -> Json:
+    document: Json = {
+        "exceptionName": entry.failure.exception,
+        "stacktrace": entry.failure.stack_trace,
+        "timestamp": entry.timestamp_ms,
+        "failureLabels": {},
+    }
+    if entry.task_name is not None:
+        document |= {
+            "taskName": entry.task_name,
+            "endpoint": entry.endpoint,
+            "taskManagerId": entry.slot_agent_id,
+        }
+    return document
+
+
+def execution_result(result: ExecutionResult) -> Json:
+    """``/jobs/:jobid/execution-result``; no result object while the job runs."""
+    if result.status is None:
+        return {"status": {"id": "IN_PROGRESS"}, "job-execution-result": None}
+    document: Json = {
+        "id": result.job_id,
+        "name": result.name,
+        "application-status": _APPLICATION_STATUS.get(result.status, "UNKNOWN"),
+        "accumulator-results": {},
+        "net-runtime": max(0, result.end_time_ms - result.start_time_ms),
+        "application-id": result.job_id,
+        "start-time": result.start_time_ms,
+        "end-time": result.end_time_ms,
+    }
+    if result.failure is not None:
+        document["failure-cause"] = failure(result.failure)
+    return {"status": {"id": "COMPLETED"}, "job-execution-result": document}
+
+
+def backpressure(pressure: VertexPressure) -> Json:
+    """Both of Flink's spellings of the level; ``deprecated`` before the first measurement."""
+    if not pressure.subtasks:
+        return {"status": "deprecated"}
+    level = _level(max(subtask.backpressured for subtask in pressure.subtasks))
+    return {
+        "status": "ok",
+        "backpressureLevel": level,
+        "backpressure-level": level,
+        "end-timestamp": pressure.measured_at_ms,
+        "subtasks": [
+            {
+                "subtask": subtask.index,
+                "attempt-number": subtask.attempt,
+                "backpressureLevel": _level(subtask.backpressured),
+                "backpressure-level": _level(subtask.backpressured),
+                "ratio": subtask.backpressured,
+                "idleRatio": subtask.idle,
+                "busyRatio": subtask.busy,
+            }
+            for subtask in pressure.subtasks
+        ],
+    }
+
+
+def _level(ratio: float) -> str:
+    if ratio > _HIGH_PRESSURE:
+        return "high"
+    return "low" if ratio > _LOW_PRESSURE else "ok"

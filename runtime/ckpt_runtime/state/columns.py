@@ -1,0 +1,171 @@
+"""NumPy views on Arrow columns, in the one form that kernels take: read-only, contiguous, offset applied.
+
+No copies where the layout allows; narrow integers are widened to 64 bits. Never changes an Arrow buffer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ckpt_runtime.state.kernels.compiler import read_only
+
+AnyArray: TypeAlias = np.ndarray[Any, Any]
+
+NO_BITMAP: AnyArray = read_only(np.empty(0, dtype=np.uint8))
+_NO_BYTES: AnyArray = NO_BITMAP
+
+
+@dataclass(frozen=True, slots=True)
+class FixedColumn:
+    """Values of one column with its validity bitmap (empty when there are no nulls) and the bit of row 0."""
+
+    values: AnyArray
+    bitmap: AnyArray
+    bit_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class BytesColumn:
+    """Variable-length values: row ``i`` is ``data[offsets[i]:offsets[i + 1]]``; offsets are int32 or int64."""
+
+    offsets: AnyArray
+    data: AnyArray
+    bitmap: AnyArray
+    bit_offset: int
+
+
+def plain(column: pa.Array) -> pa.Array:
+    """Decodes dictionary, run-end and view encodings, so that equal values look equal."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return plain(column.dictionary_decode())
+    if pa.types.is_run_end_encoded(kind):
+        return plain(pc.run_end_decode(column))
+    if pa.types.is_string_view(kind):
+        return column.cast(pa.large_string())
+    if pa.types.is_binary_view(kind):
+        return column.cast(pa.large_binary())
+    if isinstance(column, pa.ExtensionArray):
+        return plain(column.storage)
+    return column
+
+
+def decoded_type(kind: pa.DataType) -> pa.DataType:
+    """The type of the values behind an encoding."""
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return decoded_type(kind.value_type)
+    return kind
+
+
+def validity(column: pa.Array) -> tuple[AnyArray, int]:
+    """Bitmap and bit of row 0."""
+    if column.null_count == 0:
+        return NO_BITMAP, 0
+    buffer = column.buffers()[0]
+    if buffer is None:  # a NullArray has no buffer
+        return read_only(np.zeros((len(column) + 7) // 8, dtype=np.uint8)), 0
+    return np.frombuffer(buffer, dtype=np.uint8), column.offset
+
+
+def is_integer_like(kind: pa.DataType) -> bool:
+    """Types that are kept as one 64-bit integer."""
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_timestamp(kind)
+        or pa.types.is_date(kind)
+        or pa.types.is_time(kind)
+        or pa.types.is_duration(kind)
+    )
+
+
+def is_bytes_like(kind: pa.DataType) -> bool:
+    """Strings and binaries of variable length."""
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_string_view(kind)
+        or pa.types.is_binary_view(kind)
+    )
+
+
+def _numpy_type(kind: pa.DataType) -> str:
+    width = kind.bit_width // 8
+    if pa.types.is_floating(kind):
+        return f"<f{width}"
+    return f"<u{width}" if pa.types.is_unsigned_integer(kind) else f"<i{width}"
+
+
+def _fixed_values(column: pa.Array) -> AnyArray:
+    kind = column.type
+    if pa.types.is_boolean(kind):
+        bits = np.frombuffer(column.buffers()[1], dtype=np.uint8)
+        return np.unpackbits(bits, count=column.offset + len(column), bitorder="little")[column.offset :]
+    buffer = column.buffers()[1]
+    if buffer is None or len(column) == 0:
+        return np.empty(0, dtype=_numpy_type(kind))
+    view = np.frombuffer(buffer, dtype=_numpy_type(kind))[column.offset : column.offset + len(column)]
+    return view if view.flags.aligned else view.copy()
+
+
+def int64_column(column: pa.Array) -> FixedColumn:
+    """Integers, booleans, dates, times, timestamps and durations as int64; unsigned 64-bit ones keep their bits."""
+    values = _fixed_values(column)
+    if values.dtype == np.uint64:
+        values = values.view(np.int64)
+    elif values.dtype != np.int64:
+        values = values.astype(np.int64)
+    bitmap, bit_offset = validity(column)
+    return FixedColumn(read_only(values), bitmap, bit_offset)
+
+
+def float64_column(column: pa.Array) -> FixedColumn:
+    """Floats and integers as float64."""
+    values = _fixed_values(column)
+    if values.dtype != np.float64:
+        values = values.astype(np.float64)
+    bitmap, bit_offset = validity(column)
+    return FixedColumn(read_only(values), bitmap, bit_offset)
+
+
+def bytes_column(column: pa.Array) -> BytesColumn:
+    """Strings and binaries without copying their data."""
+    kind = column.type
+    wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
+    _, offset_buffer, data_buffer = column.buffers()
+    bitmap, bit_offset = validity(column)
+    if len(column) == 0 or offset_buffer is None:
+        return BytesColumn(read_only(np.zeros(1, dtype=np.int64)), _NO_BYTES, bitmap, bit_offset)
+    offsets = np.frombuffer(offset_buffer, dtype=np.int64 if wide else np.int32)
+    offsets = offsets[column.offset : column.offset + len(column) + 1]
+    if not offsets.flags.aligned:
+        offsets = read_only(offsets.copy())
+    data = _NO_BYTES if data_buffer is None else np.frombuffer(data_buffer, dtype=np.uint8)
+    return BytesColumn(offsets, data, bitmap, bit_offset)
+
+
+def fixed_bytes_column(column: pa.Array, width: int) -> BytesColumn:
+    """Values of ``width`` bytes each (decimals, fixed-size binaries) as variable-length ones."""
+    bitmap, bit_offset = validity(column)
+    first = column.offset
+    offsets = np.arange(first * width, (first + len(column) + 1) * width, width, dtype=np.int64)
+    buffer = column.buffers()[1]
+    data = _NO_BYTES if buffer is None else np.frombuffer(buffer, dtype=np.uint8)
+    return BytesColumn(read_only(offsets[: len(column) + 1]), data, bitmap, bit_offset)
+
+
+def arrow_from_numpy(kind: pa.DataType, values: AnyArray, bitmap: pa.Buffer | None = None) -> pa.Array:
+    """A primitive Arrow array over a NumPy array's memory, without a copy."""
+    return pa.Array.from_buffers(kind, len(values), [bitmap, pa.py_buffer(values)])
+
+
+def bitmap_of(valid: AnyArray) -> pa.Buffer | None:
+    """The validity bitmap of one byte per row; None when all are valid."""
+    return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))

@@ -1,0 +1,53 @@
+"""Errors of the state room. Every message names the state, the field or the value at fault."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+
+class StateError(Exception):
+    """Base of everything that this room raises on purpose."""
+
+
+class UnsupportedKeyTypeError(StateError, TypeError):
+    """A key column has a type without a stable hash (lists, maps, unions, structs)."""
+
+
+class UnsupportedAggregateError(StateError, TypeError):
+    """An aggregate function is unknown or cannot be applied to its column's type."""
+
+
+class AggregateOverflowError(StateError, ArithmeticError):
+    """A running 64-bit sum left its range. Nothing wraps silently."""
+
+
+class CorruptStateError(StateError, ValueError):
+    """Bytes of a native snapshot cannot be read back as the descriptor promises."""
+
+
+class StateSchemaError(StateError, TypeError):
+    """A state was asked for, or restored, with a schema that does not fit the one it has."""
+
+
+def schema_text(schema: pa.Schema) -> str:
+    """``name: type`` pairs on one line, for messages."""
+    return ", ".join(f"{field.name}: {field.type}{'' if field.nullable else ' not null'}" for field in schema)
+
+
+def schema_mismatch(uid: str, state: str, reason: str, stored: object, wanted: object) -> StateSchemaError:
+    """Builds the error that names operator uid, state and both schemas."""
+
+    def text(schema: object) -> str:
+        return schema_text(schema) if isinstance(schema, pa.Schema) else str(schema)
+
+    return StateSchemaError(
+        f"state {state!r} of operator {uid!r}: {reason}; it has [{text(stored)}], asked for [{text(wanted)}]"
+    )
+
+
+class StateValueTypeError(StateError, TypeError):
+    """A value written to a state has a type that its field does not take. Nothing is converted silently."""
+
+
+class StateValueError(StateError, ValueError):
+    """A value written to a state is out of its field's range, null where it may not be, or has other fields."""

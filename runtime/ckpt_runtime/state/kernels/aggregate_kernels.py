@@ -1,0 +1,206 @@
+"""Running aggregates: one pass over the rows of a batch, updating each row's slot and giving the value after that row.
+
+``has`` is 1 for slots that saw a value; nulls change nothing. ``out_valid`` is written only when the batch has nulls:
+otherwise every running value is one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ckpt_runtime.state.kernels.compiler import (
+    BOOL,
+    F64,
+    I64,
+    IN_F64,
+    IN_I32,
+    IN_I64,
+    IN_U8,
+    INT64,
+    U8,
+    inlined,
+    kernel,
+)
+from ckpt_runtime.state.kernels.hash_kernels import is_valid
+
+
+@kernel((IN_I32, IN_U8, INT64, I64, I64))
+def update_count(slots: Any, bitmap: Any, bit_offset: Any, counts: Any, out: Any) -> None:
+    """count(*) with an empty bitmap, else count of the non-null rows."""
+    if bitmap.size == 0:
+        for row in range(slots.size):
+            count = counts[slots[row]] + 1
+            counts[slots[row]] = count
+            out[row] = count
+        return
+    for row in range(slots.size):
+        count = counts[slots[row]] + np.int64(is_valid(bitmap, bit_offset + row))
+        counts[slots[row]] = count
+        out[row] = count
+
+
+@kernel((IN_I32, IN_I64, IN_U8, INT64, I64, U8, I64, U8))
+def update_sum_int64(
+    slots: Any, values: Any, bitmap: Any, bit_offset: Any, sums: Any, has: Any, out: Any, out_valid: Any
+) -> Any:
+    """Sum of integers. Returns -1, or the row at which a sum left the 64-bit range."""
+    nulls = bitmap.size > 0
+    for row in range(slots.size):
+        slot = slots[row]
+        if nulls and not is_valid(bitmap, bit_offset + row):
+            out[row] = sums[slot]
+            out_valid[row] = has[slot]
+            continue
+        before = sums[slot]
+        value = values[row]
+        after = before + value
+        if ((before ^ after) & (value ^ after)) < 0:
+            return row
+        sums[slot] = after
+        has[slot] = 1
+        out[row] = after
+        if nulls:
+            out_valid[row] = 1
+    return -1
+
+
+@kernel((IN_I32, IN_F64, IN_U8, INT64, F64, U8, F64, U8))
+def update_sum_float64(
+    slots: Any, values: Any, bitmap: Any, bit_offset: Any, sums: Any, has: Any, out: Any, out_valid: Any
+) -> None:
+    """Sum of floats."""
+    nulls = bitmap.size > 0
+    for row in range(slots.size):
+        slot = slots[row]
+        if nulls:
+            if is_valid(bitmap, bit_offset + row):
+                sums[slot] += values[row]
+                has[slot] = 1
+            out_valid[row] = has[slot]
+        else:
+            sums[slot] += values[row]
+            has[slot] = 1
+        out[row] = sums[slot]
+
+
+@kernel((IN_I32, IN_F64, IN_U8, INT64, F64, I64, F64, U8))
+def update_average(
+    slots: Any, values: Any, bitmap: Any, bit_offset: Any, sums: Any, counts: Any, out: Any, out_valid: Any
+) -> None:
+    """Average, kept as sum and count."""
+    nulls = bitmap.size > 0
+    for row in range(slots.size):
+        slot = slots[row]
+        if not nulls or is_valid(bitmap, bit_offset + row):
+            sums[slot] += values[row]
+            counts[slot] += 1
+        if nulls:
+            out_valid[row] = counts[slot] > 0
+        out[row] = sums[slot] / counts[slot] if counts[slot] > 0 else 0.0
+
+
+@kernel((IN_I32, IN_I64, IN_U8, INT64, BOOL, I64, U8, I64, U8))
+def update_extreme_int64(
+    slots: Any, values: Any, bitmap: Any, bit_offset: Any, greatest: Any, best: Any, has: Any, out: Any, out_valid: Any
+) -> None:
+    """Minimum or maximum of integers."""
+    nulls = bitmap.size > 0
+    for row in range(slots.size):
+        slot = slots[row]
+        if not nulls or is_valid(bitmap, bit_offset + row):
+            value = values[row]
+            if not has[slot] or (value > best[slot] if greatest else value < best[slot]):
+                best[slot] = value
+                has[slot] = 1
+        if nulls:
+            out_valid[row] = has[slot]
+        out[row] = best[slot]
+
+
+@inlined
+def _float_is_less(left: Any, right: Any) -> Any:
+    """SQL order: NaN is the greatest value."""
+    return left < right or (left == left and right != right)
+
+
+@kernel((IN_I32, IN_F64, IN_U8, INT64, BOOL, F64, U8, F64, U8))
+def update_extreme_float64(
+    slots: Any, values: Any, bitmap: Any, bit_offset: Any, greatest: Any, best: Any, has: Any, out: Any, out_valid: Any
+) -> None:
+    """Minimum or maximum of floats."""
+    nulls = bitmap.size > 0
+    for row in range(slots.size):
+        slot = slots[row]
+        if not nulls or is_valid(bitmap, bit_offset + row):
+            value = values[row]
+            better = _float_is_less(best[slot], value) if greatest else _float_is_less(value, best[slot])
+            if not has[slot] or better:
+                best[slot] = value
+                has[slot] = 1
+        if nulls:
+            out_valid[row] = has[slot]
+        out[row] = best[slot]
+
+
+@inlined
+def _bytes_order(left: Any, left_start: Any, left_size: Any, right: Any, right_start: Any, right_size: Any) -> Any:
+    """Negative, zero or positive, byte by byte (for UTF-8 that is code point order)."""
+    for byte in range(min(left_size, right_size)):
+        difference = np.int64(left[left_start + byte]) - np.int64(right[right_start + byte])
+        if difference != 0:
+            return difference
+    return left_size - right_size
+
+
+@kernel(
+    (IN_I32, IN_I32, IN_U8, IN_U8, INT64, BOOL, U8, I64, I64, U8, I64, I64, U8),
+    (IN_I32, IN_I64, IN_U8, IN_U8, INT64, BOOL, U8, I64, I64, U8, I64, I64, U8),
+)
+def update_extreme_bytes(
+    slots: Any,
+    offsets: Any,
+    data: Any,
+    bitmap: Any,
+    bit_offset: Any,
+    greatest: Any,
+    arena: Any,
+    state: Any,
+    sizes: Any,
+    has: Any,
+    out_starts: Any,
+    out_sizes: Any,
+    out_valid: Any,
+) -> Any:
+    """Minimum or maximum of strings. ``state`` is each slot's start in the arena, its last entry the arena's end."""
+    end = state[state.size - 1]
+    for row in range(slots.size):
+        slot = slots[row]
+        if bitmap.size == 0 or is_valid(bitmap, bit_offset + row):
+            start = np.int64(offsets[row])
+            size = np.int64(offsets[row + 1]) - start
+            better = has[slot] == 0
+            if not better:
+                order = _bytes_order(data, start, size, arena, state[slot], sizes[slot])
+                better = order > 0 if greatest else order < 0
+            if better:
+                for byte in range(size):
+                    arena[end + byte] = data[start + byte]
+                state[slot] = end
+                sizes[slot] = size
+                has[slot] = 1
+                end += size
+        out_valid[row] = has[slot]
+        out_starts[row] = state[slot]
+        out_sizes[row] = sizes[slot]
+    state[state.size - 1] = end
+
+
+@kernel((IN_I64, IN_I64, IN_U8, I64, U8))
+def gather_bytes(starts: Any, sizes: Any, arena: Any, ends: Any, out: Any) -> None:
+    """Copies pieces of an arena one after another; ``ends`` has their running ends, ``ends[0]`` is 0."""
+    for row in range(starts.size):
+        at = ends[row]
+        for byte in range(sizes[row]):
+            out[at + byte] = arena[starts[row] + byte]

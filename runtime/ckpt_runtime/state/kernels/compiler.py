@@ -1,0 +1,142 @@
+"""Compiles kernels with numba: one fixed signature set each, a disk cache of our own, compiled on demand or ahead.
+
+Inputs of kernels are read-only C-contiguous arrays, outputs and state are writable ones; :func:`read_only` makes the
+former. Keeping to these forms keeps a kernel from being compiled a second time in the middle of a stream.
+The cache lies in ``$CKPT_KERNEL_CACHE_DIR`` (default ``~/.cache/ckpt/kernels``; empty switches it off), in a folder
+named after the kernel sources and the versions of numba, NumPy and the CPU. Where it cannot be written, kernels are
+compiled in memory and a line is logged. This module never falls back to interpreted code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import logging
+import os
+import pkgutil
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+import llvmlite.binding as llvm
+import numba
+import numpy as np
+from numba.core import config as numba_config
+from numba.core import types
+
+CACHE_DIRECTORY_VARIABLE = "CKPT_KERNEL_CACHE_DIR"
+_PACKAGE = "ckpt_runtime.state.kernels"
+_LOG = logging.getLogger(__name__)
+_REGISTERED: list[tuple[Any, tuple[tuple[Any, ...], ...]]] = []
+_COMPILE_LOCK = threading.Lock()
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+INT64 = types.int64
+UINT64 = types.uint64
+BOOL = types.boolean
+
+
+def _array(element: Any, read_only_array: bool) -> Any:
+    return types.Array(element, 1, "C", readonly=read_only_array)
+
+
+IN_I64 = _array(types.int64, True)
+IN_I32 = _array(types.int32, True)
+IN_U64 = _array(types.uint64, True)
+IN_F64 = _array(types.float64, True)
+IN_U8 = _array(types.uint8, True)
+I64 = _array(types.int64, False)
+I32 = _array(types.int32, False)
+U64 = _array(types.uint64, False)
+F64 = _array(types.float64, False)
+U8 = _array(types.uint8, False)
+
+
+def read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A read-only view: the form in which kernels take their inputs."""
+    if not array.flags.writeable:
+        return array
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+@cache
+def cache_directory() -> str | None:
+    """The folder for compiled kernels, created and known to be writable; None means: compile in memory."""
+    configured = os.environ.get(CACHE_DIRECTORY_VARIABLE)
+    if configured == "":
+        return None
+    try:
+        base = Path(configured) if configured else Path.home() / ".cache" / "ckpt" / "kernels"
+        directory = base / _cache_key()
+        directory.mkdir(parents=True, exist_ok=True)
+        probe = directory / f".probe-{os.getpid()}-{threading.get_ident()}"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except (OSError, RuntimeError) as error:
+        _LOG.warning("kernel cache is not writable, kernels are compiled in memory: %s", error)
+        return None
+    return str(directory)
+
+
+def _cache_key() -> str:
+    """Changes with anything that would make a cached kernel wrong; numba itself only looks at one source file."""
+    digest = hashlib.sha256()
+    for entry in sorted(resources.files(_PACKAGE).iterdir(), key=lambda item: item.name):
+        if entry.name.endswith(".py"):
+            digest.update(entry.read_bytes())
+    features = llvm.get_host_cpu_features().flatten()
+    for part in (numba.__version__, np.__version__, llvm.get_host_cpu_name(), features):
+        digest.update(b"\0" + str(part).encode())
+    return f"numba{numba.__version__}-numpy{np.__version__}-{digest.hexdigest()[:16]}"
+
+
+def kernel(*signatures: Sequence[Any]) -> Callable[[F], F]:
+    """Declares a compiled function with its argument types; nothing is compiled before the first call or warm-up."""
+
+    def decorate(function: F) -> F:
+        dispatcher = _dispatcher(function)
+        _REGISTERED.append((dispatcher, tuple(tuple(signature) for signature in signatures)))
+        return dispatcher  # type: ignore[no-any-return]
+
+    return decorate
+
+
+def inlined(function: F) -> F:
+    """Declares a helper that only kernels call."""
+    return numba.njit(nogil=True, inline="never")(function)  # type: ignore[no-any-return]
+
+
+def _dispatcher(function: Callable[..., Any]) -> Any:
+    directory = cache_directory()
+    if directory is None:
+        return numba.njit(nogil=True)(function)
+    before = numba_config.CACHE_DIR
+    numba_config.CACHE_DIR = directory
+    try:
+        return numba.njit(nogil=True, cache=True)(function)
+    except (RuntimeError, OSError) as error:
+        _LOG.warning("kernel %s cannot be cached, it is compiled in memory: %s", function.__name__, error)
+        return numba.njit(nogil=True)(function)
+    finally:
+        numba_config.CACHE_DIR = before
+
+
+def registered_kernels() -> list[tuple[Any, tuple[tuple[Any, ...], ...]]]:
+    """All kernels with their signatures, after importing every kernel module."""
+    for module in pkgutil.iter_modules(importlib.import_module(_PACKAGE).__path__):
+        importlib.import_module(f"{_PACKAGE}.{module.name}")
+    return list(_REGISTERED)
+
+
+def warm_up() -> None:
+    """Compiles every kernel, or loads it from the cache. Call it before RUNNING; safe to call again and from threads."""
+    with _COMPILE_LOCK:
+        for dispatcher, signatures in registered_kernels():
+            for signature in signatures:
+                dispatcher.compile(signature)

@@ -1,0 +1,129 @@
+"""Key -> slot: open addressing with linear probing. Slots are dense and given out in order of first appearance.
+
+``table`` holds slot + 1 (0: empty), its size is a power of two and at least twice the number of keys, ``counters`` is
+``[keys so far, slot of the null key or -1]``. Callers make room for as many new keys as there are rows beforehand.
+Buckets come from the low bits of the hash, because the high ones already chose the subtask.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ckpt_runtime.state.kernels.compiler import I32, I64, IN_I64, IN_U8, IN_U64, INT64, U8, U64, inlined, kernel
+from ckpt_runtime.state.kernels.hash_kernels import hash_of_int64, is_valid
+
+KEYS, NULL_SLOT = 0, 1
+
+
+@kernel((IN_I64, IN_U8, INT64, I32, I64, I64, I32))
+def find_or_insert_int64(
+    keys: Any, bitmap: Any, bit_offset: Any, table: Any, slot_keys: Any, counters: Any, slots: Any
+) -> None:
+    """The slot of each row's integer key; new keys get the next slot."""
+    mask = np.uint64(table.size - 1)
+    size = counters[KEYS]
+    for row in range(keys.size):
+        if bitmap.size and not is_valid(bitmap, bit_offset + row):
+            if counters[NULL_SLOT] < 0:
+                counters[NULL_SLOT] = size
+                slot_keys[size] = 0
+                size += 1
+            slots[row] = np.int32(counters[NULL_SLOT])
+            continue
+        key = keys[row]
+        bucket = hash_of_int64(key) & mask
+        while True:
+            entry = table[bucket]
+            if entry == 0:
+                slot_keys[size] = key
+                size += 1
+                table[bucket] = np.int32(size)
+                slots[row] = np.int32(size - 1)
+                break
+            if slot_keys[entry - 1] == key:
+                slots[row] = np.int32(entry - 1)
+                break
+            bucket = (bucket + np.uint64(1)) & mask
+    counters[KEYS] = size
+
+
+@kernel((IN_I64, INT64, INT64, I32))
+def rehash_int64(slot_keys: Any, size: Any, null_slot: Any, table: Any) -> None:
+    """Fills an empty, larger table."""
+    mask = np.uint64(table.size - 1)
+    for slot in range(size):
+        if slot == null_slot:
+            continue
+        bucket = hash_of_int64(slot_keys[slot]) & mask
+        while table[bucket] != 0:
+            bucket = (bucket + np.uint64(1)) & mask
+        table[bucket] = np.int32(slot + 1)
+
+
+@inlined
+def _same_bytes(left: Any, left_start: Any, right: Any, right_start: Any, length: Any) -> Any:
+    for byte in range(length):
+        if left[left_start + byte] != right[right_start + byte]:
+            return False
+    return True
+
+
+@kernel((IN_U64, IN_I64, IN_U8, I32, U64, I64, U8, I64, I32))
+def find_or_insert_bytes(
+    hashes: Any,
+    offsets: Any,
+    data: Any,
+    table: Any,
+    slot_hashes: Any,
+    slot_offsets: Any,
+    arena: Any,
+    counters: Any,
+    slots: Any,
+) -> None:
+    """The slot of each row's encoded key ``data[offsets[i]:offsets[i + 1]]``; new keys are copied into the arena.
+
+    Slot ``s`` holds ``arena[slot_offsets[s]:slot_offsets[s + 1]]``.
+    """
+    mask = np.uint64(table.size - 1)
+    size = counters[KEYS]
+    for row in range(hashes.size):
+        key_hash = hashes[row]
+        start = offsets[row]
+        length = offsets[row + 1] - start
+        bucket = key_hash & mask
+        while True:
+            entry = table[bucket]
+            if entry == 0:
+                end = slot_offsets[size]
+                for byte in range(length):
+                    arena[end + byte] = data[start + byte]
+                slot_hashes[size] = key_hash
+                size += 1
+                slot_offsets[size] = end + length
+                table[bucket] = np.int32(size)
+                slots[row] = np.int32(size - 1)
+                break
+            slot = entry - 1
+            known = slot_offsets[slot]
+            if (
+                slot_hashes[slot] == key_hash
+                and slot_offsets[entry] - known == length
+                and _same_bytes(arena, known, data, start, length)
+            ):
+                slots[row] = np.int32(slot)
+                break
+            bucket = (bucket + np.uint64(1)) & mask
+    counters[KEYS] = size
+
+
+@kernel((IN_U64, INT64, I32))
+def rehash_bytes(slot_hashes: Any, size: Any, table: Any) -> None:
+    """Fills an empty, larger table."""
+    mask = np.uint64(table.size - 1)
+    for slot in range(size):
+        bucket = slot_hashes[slot] & mask
+        while table[bucket] != 0:
+            bucket = (bucket + np.uint64(1)) & mask
+        table[bucket] = np.int32(slot + 1)

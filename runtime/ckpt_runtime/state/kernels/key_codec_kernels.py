@@ -1,0 +1,116 @@
+"""Composite and string keys as bytes, a column at a time: encode rows, decode slots.
+
+A key is its columns one after another: a byte 1 and the value, or a byte 0 for null. Fixed values take 8 little-endian
+bytes, variable ones a 4-byte little-endian length and their bytes. Equal keys have equal bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ckpt_runtime.state.kernels.compiler import I64, IN_I32, IN_I64, IN_U8, INT64, U8, kernel
+from ckpt_runtime.state.kernels.hash_kernels import is_valid
+
+
+@kernel((IN_U8, INT64, I64))
+def add_fixed_sizes(bitmap: Any, bit_offset: Any, sizes: Any) -> None:
+    """Adds the encoded size of a fixed column to each row's size."""
+    for row in range(sizes.size):
+        if bitmap.size and not is_valid(bitmap, bit_offset + row):
+            sizes[row] += 1
+        else:
+            sizes[row] += 9
+
+
+@kernel((IN_I32, IN_U8, INT64, I64), (IN_I64, IN_U8, INT64, I64))
+def add_bytes_sizes(offsets: Any, bitmap: Any, bit_offset: Any, sizes: Any) -> None:
+    """The same for a variable column."""
+    for row in range(sizes.size):
+        if bitmap.size and not is_valid(bitmap, bit_offset + row):
+            sizes[row] += 1
+        else:
+            sizes[row] += 5 + np.int64(offsets[row + 1]) - np.int64(offsets[row])
+
+
+@kernel((IN_I64, IN_U8, INT64, I64, U8))
+def encode_fixed(values: Any, bitmap: Any, bit_offset: Any, cursors: Any, out: Any) -> None:
+    """Writes a fixed column at each row's cursor and moves the cursor on."""
+    for row in range(values.size):
+        at = cursors[row]
+        if bitmap.size and not is_valid(bitmap, bit_offset + row):
+            out[at] = 0
+            cursors[row] = at + 1
+            continue
+        out[at] = 1
+        word = np.uint64(values[row])
+        for byte in range(8):
+            out[at + 1 + byte] = np.uint8((word >> np.uint64(8 * byte)) & np.uint64(255))
+        cursors[row] = at + 9
+
+
+@kernel((IN_I32, IN_U8, IN_U8, INT64, I64, U8), (IN_I64, IN_U8, IN_U8, INT64, I64, U8))
+def encode_bytes(offsets: Any, data: Any, bitmap: Any, bit_offset: Any, cursors: Any, out: Any) -> None:
+    """The same for a variable column."""
+    for row in range(cursors.size):
+        at = cursors[row]
+        if bitmap.size and not is_valid(bitmap, bit_offset + row):
+            out[at] = 0
+            cursors[row] = at + 1
+            continue
+        start = np.int64(offsets[row])
+        length = np.int64(offsets[row + 1]) - start
+        out[at] = 1
+        for byte in range(4):
+            out[at + 1 + byte] = np.uint8((length >> (8 * byte)) & 255)
+        at += 5
+        for byte in range(length):
+            out[at + byte] = data[start + byte]
+        cursors[row] = at + length
+
+
+@kernel((IN_U8, I64, I64, U8))
+def decode_fixed(arena: Any, cursors: Any, values: Any, valid: Any) -> None:
+    """Reads a fixed column at each slot's cursor and moves the cursor on."""
+    for slot in range(cursors.size):
+        at = cursors[slot]
+        valid[slot] = arena[at]
+        word = np.uint64(0)
+        if arena[at]:
+            for byte in range(8):
+                word |= np.uint64(arena[at + 1 + byte]) << np.uint64(8 * byte)
+            cursors[slot] = at + 9
+        else:
+            cursors[slot] = at + 1
+        values[slot] = np.int64(word)
+
+
+@kernel((IN_U8, I64, I64, U8))
+def decode_lengths(arena: Any, cursors: Any, ends: Any, valid: Any) -> None:
+    """Reads the lengths of a variable column into running ends (``ends[0]`` is 0) and moves cursors to the bytes."""
+    total = np.int64(0)
+    for slot in range(cursors.size):
+        at = cursors[slot]
+        valid[slot] = arena[at]
+        if arena[at]:
+            length = np.int64(0)
+            for byte in range(4):
+                length |= np.int64(arena[at + 1 + byte]) << (8 * byte)
+            total += length
+            cursors[slot] = at + 5
+        else:
+            cursors[slot] = at + 1
+        ends[slot + 1] = total
+
+
+@kernel((IN_U8, I64, IN_I64, U8))
+def decode_bytes(arena: Any, cursors: Any, ends: Any, out: Any) -> None:
+    """Copies the bytes that :func:`decode_lengths` measured and moves cursors past them."""
+    for slot in range(cursors.size):
+        at = cursors[slot]
+        start = ends[slot]
+        length = ends[slot + 1] - start
+        for byte in range(length):
+            out[start + byte] = arena[at + byte]
+        cursors[slot] = at + length

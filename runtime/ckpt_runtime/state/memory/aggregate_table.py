@@ -1,0 +1,135 @@
+"""Columnar state for built-in aggregates: one slot per key, one accumulator per aggregate.
+
+The owner updates it a batch at a time; a snapshot takes copies of the columns (milliseconds per million keys, interpreter
+lock released) and shares the append-only keys. Keys are never evicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.state import native_format
+from ckpt_runtime.state.columns import AnyArray, plain
+from ckpt_runtime.state.errors import CorruptStateError, schema_mismatch
+from ckpt_runtime.state.hashing import key_groups_of
+from ckpt_runtime.state.kernels.compiler import read_only
+from ckpt_runtime.state.memory.accumulators import Accumulator, AggregateColumn, accumulator_for
+from ckpt_runtime.state.memory.key_index import FrozenKeys, key_index
+
+
+class AggregateTable:
+    """Running aggregates per key."""
+
+    def __init__(self, uid: str, name: str, key_schema: pa.Schema, aggregates: Sequence[AggregateColumn]) -> None:
+        self.uid = uid
+        self.name = name
+        self.key_schema = key_schema
+        self.aggregates = tuple(aggregates)
+        self._index = key_index(key_schema)
+        self._accumulators = [accumulator_for(column) for column in self.aggregates]
+
+    def __len__(self) -> int:
+        return self._index.size
+
+    def memory_bytes(self) -> int:
+        """Memory held by keys and accumulators."""
+        return self._index.memory_bytes() + sum(a.memory_bytes() for a in self._accumulators)
+
+    def update(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        """Adds all rows; for each aggregate its value after each row.
+
+        Raises :class:`~ckpt_runtime.state.errors.AggregateOverflowError`; the table is then unusable.
+        """
+        slots = self._slots_of([batch.column(name) for name in self.key_schema.names])
+        return [
+            accumulator.update(slots, None if column.column is None else batch.column(column.column))
+            for column, accumulator in zip(self.aggregates, self._accumulators, strict=True)
+        ]
+
+    def _slots_of(self, keys: list[pa.Array]) -> AnyArray:
+        before = self._index.size
+        slots = self._index.slots_of(keys)
+        size = self._index.size
+        if size != before:
+            for accumulator in self._accumulators:
+                accumulator.make_room(size, before)
+        return read_only(slots)
+
+    def freeze(self) -> FrozenAggregateTable:
+        """The synchronous part of a snapshot."""
+        size = self._index.size
+        columns = [accumulator.freeze(size) for accumulator in self._accumulators]
+        return FrozenAggregateTable(self, self._index.freeze(), self._accumulators, columns)
+
+    def descriptor(self) -> dict[str, Any]:
+        """Descriptor of the native section."""
+        aggregates = [
+            {**column.describe(), "stored": [field.name for field in accumulator.stored]}
+            for column, accumulator in zip(self.aggregates, self._accumulators, strict=True)
+        ]
+        return native_format.descriptor_of("aggregate", self.key_schema, self.stored_schema(), aggregates=aggregates)
+
+    def stored_schema(self) -> pa.Schema:
+        """Schema of stored batches."""
+        decoded = pa.schema([pa.field(f.name, plain(pa.nulls(0, f.type)).type) for f in self.key_schema])
+        fields = native_format.prefixed(decoded, native_format.KEY_PREFIX)
+        return pa.schema(fields + [field for accumulator in self._accumulators for field in accumulator.stored])
+
+    def load(self, descriptor: dict[str, Any], batch: pa.RecordBatch) -> None:
+        """Adds restored rows, leaving aggregates that the snapshot does not have at their neutral values."""
+        keys = native_format.without_prefix(self.stored_schema(), native_format.KEY_PREFIX).names
+        slots = self._slots_of([batch.column(native_format.KEY_PREFIX + name) for name in keys])
+        stored = {entry["alias"]: entry["stored"] for entry in descriptor["aggregates"]}
+        for column, accumulator in zip(self.aggregates, self._accumulators, strict=True):
+            if column.alias in stored:
+                accumulator.load(slots, [batch.column(name) for name in stored[column.alias]])
+
+    def check_compatible(self, descriptor: dict[str, Any]) -> None:
+        """Raises StateSchemaError when an aggregate of the same alias means something else in the snapshot."""
+        try:
+            stored = {entry["alias"]: entry for entry in descriptor["aggregates"]}
+        except (KeyError, TypeError) as error:
+            raise CorruptStateError(f"state {self.name!r} has a descriptor without aggregates") from error
+        for column in self.aggregates:
+            entry = stored.get(column.alias)
+            wanted = column.describe()
+            if entry is not None and any(entry.get(key) != value for key, value in wanted.items()):
+                reason = f"aggregate {column.alias!r} changed its meaning"
+                kept = {key: entry.get(key) for key in wanted}
+                raise schema_mismatch(self.uid, self.name, reason, kept, wanted)
+
+
+class FrozenAggregateTable:
+    """A table as of one moment."""
+
+    def __init__(
+        self,
+        table: AggregateTable,
+        keys: FrozenKeys,
+        accumulators: Sequence[Accumulator],
+        columns: list[dict[str, AnyArray]],
+    ) -> None:
+        self._name = table.name
+        self._descriptor = table.descriptor()
+        self._schema = table.stored_schema()
+        self._keys = keys
+        self._accumulators = accumulators
+        self._columns = columns
+
+    def write(self, writer: native_format.SectionWriter, owned: KeyGroupRange, max_parallelism: int) -> None:
+        """The asynchronous part: sorts by key group and writes."""
+        arrays = self._keys.arrays()
+        for accumulator, frozen in zip(self._accumulators, self._columns, strict=True):
+            arrays += accumulator.to_arrow(frozen)
+        groups = key_groups_of(np.ascontiguousarray(self._keys.hashes()), max_parallelism)
+        table = pa.Table.from_arrays(arrays, schema=self._schema)
+        writer.write_table(self._name, self._descriptor, table, groups, owned)
+
+    def release(self) -> None:
+        """Frees the copies."""
+        self._columns = []

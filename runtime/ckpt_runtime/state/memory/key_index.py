@@ -1,0 +1,303 @@
+"""Key -> slot for a batch at a time, and slots back to key columns. Slots are dense: 0 .. size - 1, never reused.
+
+Keys are append-only, so a snapshot shares their arrays and needs only the number of keys: growing replaces an array and
+leaves the old one to whoever froze it. Not safe for use by two threads, except for frozen views.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ckpt_runtime.state import columns
+from ckpt_runtime.state.columns import AnyArray
+from ckpt_runtime.state.hashing import canonical_floats, check_key_types, hash_arrays, variable_bytes
+from ckpt_runtime.state.kernels.compiler import read_only
+from ckpt_runtime.state.kernels.hash_kernels import NULL_HASH, hash_int64
+from ckpt_runtime.state.kernels.index_kernels import (
+    KEYS,
+    NULL_SLOT,
+    find_or_insert_bytes,
+    find_or_insert_int64,
+    rehash_bytes,
+    rehash_int64,
+)
+from ckpt_runtime.state.kernels.key_codec_kernels import (
+    add_bytes_sizes,
+    add_fixed_sizes,
+    decode_bytes,
+    decode_fixed,
+    decode_lengths,
+    encode_bytes,
+    encode_fixed,
+)
+
+_FIRST_CAPACITY = 1024
+
+
+class FrozenKeys(ABC):
+    """The keys of slots ``0 .. size - 1`` as of one moment; readable from any thread."""
+
+    size: int
+
+    @abstractmethod
+    def hashes(self) -> AnyArray:
+        """The stable hash of each slot's key."""
+
+    @abstractmethod
+    def arrays(self) -> list[pa.Array]:
+        """The key columns."""
+
+
+class KeyIndex(ABC):
+    """Finds or creates the slot of each row's key."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._counters = np.array([0, -1], dtype=np.int64)
+        self._table = np.zeros(2 * _FIRST_CAPACITY, dtype=np.int32)
+
+    @property
+    def size(self) -> int:
+        """How many keys there are."""
+        return int(self._counters[KEYS])
+
+    @abstractmethod
+    def slots_of(self, arrays: list[pa.Array]) -> AnyArray:
+        """The int32 slot of each row; unknown keys get new slots."""
+
+    @abstractmethod
+    def freeze(self) -> FrozenKeys:
+        """The keys as they are now, in constant time."""
+
+    @abstractmethod
+    def memory_bytes(self) -> int:
+        """Memory held by the index."""
+
+    def _table_for(self, keys: int) -> AnyArray | None:
+        """A new table when ``keys`` would fill more than half of the present one."""
+        if 2 * keys <= len(self._table):
+            return None
+        return np.zeros(1 << (2 * keys - 1).bit_length(), dtype=np.int32)
+
+
+def key_index(schema: pa.Schema) -> KeyIndex:
+    """The fitting index: one integer-like or float column has a fast one."""
+    check_key_types(schema, schema.names)
+    kind = columns.decoded_type(schema.field(0).type)
+    if len(schema) == 1 and (columns.is_integer_like(kind) or pa.types.is_floating(kind)):
+        return Int64KeyIndex(schema)
+    return BytesKeyIndex(schema)
+
+
+def grown(array: AnyArray, capacity: int, used: int) -> AnyArray:
+    """A larger array with the first ``used`` entries of ``array``; the rest is zero."""
+    larger = np.zeros(capacity, dtype=array.dtype)
+    larger[:used] = array[:used]
+    return larger
+
+
+def capacity_for(present: int, needed: int) -> int:
+    """Doubles until ``needed`` fits."""
+    return present if needed <= present else 1 << (needed - 1).bit_length()
+
+
+def _fixed_key(array: pa.Array) -> columns.FixedColumn:
+    return canonical_floats(array) if pa.types.is_floating(array.type) else columns.int64_column(array)
+
+
+def fixed_array(kind: pa.DataType, values: AnyArray, valid: AnyArray | None) -> pa.Array:
+    """An Arrow array of an integer-like or float type from its 64-bit form."""
+    bitmap = None if valid is None else columns.bitmap_of(valid)
+    if pa.types.is_boolean(kind):
+        bits = np.packbits(values.astype(np.uint8), bitorder="little")
+        return pa.Array.from_buffers(kind, len(values), [bitmap, pa.py_buffer(bits)])
+    if pa.types.is_floating(kind):
+        floats = values.view(np.float64)
+        if kind.bit_width < 64:
+            floats = floats.astype(f"<f{kind.bit_width // 8}")
+        return columns.arrow_from_numpy(kind, floats, bitmap)
+    narrow = values if kind.bit_width == 64 else values.astype(f"<i{kind.bit_width // 8}")
+    return columns.arrow_from_numpy(kind, narrow, bitmap)
+
+
+@dataclass
+class _FrozenInt64Keys(FrozenKeys):
+    kind: pa.DataType
+    keys: AnyArray
+    size: int
+    null_slot: int
+
+    def hashes(self) -> AnyArray:
+        out = np.empty(self.size, dtype=np.uint64)
+        hash_int64(read_only(self.keys[: self.size]), columns.NO_BITMAP, 0, out)
+        if self.null_slot >= 0:
+            out[self.null_slot] = NULL_HASH
+        return out
+
+    def arrays(self) -> list[pa.Array]:
+        valid = None
+        if self.null_slot >= 0:
+            valid = np.ones(self.size, dtype=np.uint8)
+            valid[self.null_slot] = 0
+        return [fixed_array(self.kind, self.keys[: self.size], valid)]
+
+
+class Int64KeyIndex(KeyIndex):
+    """One key column that fits 64 bits."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        super().__init__(schema)
+        self._kind = columns.decoded_type(schema.field(0).type)
+        self._keys: AnyArray = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
+
+    def slots_of(self, arrays: list[pa.Array]) -> AnyArray:
+        key = _fixed_key(columns.plain(arrays[0]))
+        rows = len(key.values)
+        self._make_room(rows)
+        slots = np.empty(rows, dtype=np.int32)
+        find_or_insert_int64(key.values, key.bitmap, key.bit_offset, self._table, self._keys, self._counters, slots)
+        return slots
+
+    def _make_room(self, rows: int) -> None:
+        size = self.size
+        table = self._table_for(size + rows)
+        if table is not None:
+            rehash_int64(read_only(self._keys), size, int(self._counters[NULL_SLOT]), table)
+            self._table = table
+        capacity = capacity_for(len(self._keys), size + rows)
+        if capacity != len(self._keys):
+            self._keys = grown(self._keys, capacity, size)
+
+    def freeze(self) -> FrozenKeys:
+        return _FrozenInt64Keys(self._kind, self._keys, self.size, int(self._counters[NULL_SLOT]))
+
+    def memory_bytes(self) -> int:
+        return int(self._table.nbytes + self._keys.nbytes)
+
+
+@dataclass
+class _FrozenBytesKeys(FrozenKeys):
+    schema: pa.Schema
+    slot_hashes: AnyArray
+    slot_offsets: AnyArray
+    arena: AnyArray
+    size: int
+
+    def hashes(self) -> AnyArray:
+        return self.slot_hashes[: self.size]
+
+    def arrays(self) -> list[pa.Array]:
+        cursors = self.slot_offsets[: self.size].copy()
+        return [self._decode(columns.decoded_type(field.type), cursors) for field in self.schema]
+
+    def _decode(self, kind: pa.DataType, cursors: AnyArray) -> pa.Array:
+        arena = read_only(self.arena)
+        valid = np.empty(self.size, dtype=np.uint8)
+        if columns.is_integer_like(kind) or pa.types.is_floating(kind):
+            values = np.empty(self.size, dtype=np.int64)
+            decode_fixed(arena, cursors, values, valid)
+            return fixed_array(kind, values, valid)
+        ends = np.zeros(self.size + 1, dtype=np.int64)
+        decode_lengths(arena, cursors, ends, valid)
+        data = np.empty(int(ends[-1]), dtype=np.uint8)
+        decode_bytes(arena, cursors, read_only(ends), data)
+        binary = pa.Array.from_buffers(
+            pa.large_binary(), self.size, [columns.bitmap_of(valid), pa.py_buffer(ends), pa.py_buffer(data)]
+        )
+        return _from_binary(binary, kind)
+
+
+def _from_binary(binary: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Gives encoded bytes their type back."""
+    if columns.is_bytes_like(kind):
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+            binary = binary.view(pa.large_string())
+        return binary.cast(kind)
+    width = 16 if pa.types.is_decimal(kind) and not pa.types.is_decimal256(kind) else kind.byte_width
+    fixed = binary.cast(pa.binary(width)) if len(binary) else pa.nulls(0, pa.binary(width))
+    if not pa.types.is_decimal(kind):
+        return fixed
+    wide = pa.decimal256 if pa.types.is_decimal256(kind) else pa.decimal128
+    buffers = fixed.buffers()
+    return pa.Array.from_buffers(wide(kind.precision, kind.scale), len(fixed), buffers).cast(kind)
+
+
+class BytesKeyIndex(KeyIndex):
+    """Any other key, encoded as bytes."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        super().__init__(schema)
+        self._hashes: AnyArray = np.zeros(_FIRST_CAPACITY, dtype=np.uint64)
+        self._offsets: AnyArray = np.zeros(_FIRST_CAPACITY + 1, dtype=np.int64)
+        self._arena: AnyArray = np.zeros(64 * _FIRST_CAPACITY, dtype=np.uint8)
+
+    def slots_of(self, arrays: list[pa.Array]) -> AnyArray:
+        rows = len(arrays[0])
+        hashes = hash_arrays(arrays, self.schema.names)
+        offsets, data = encode_keys(arrays, self.schema.names)
+        self._make_room(rows, len(data))
+        slots = np.empty(rows, dtype=np.int32)
+        find_or_insert_bytes(
+            read_only(hashes),
+            read_only(offsets),
+            read_only(data),
+            self._table,
+            self._hashes,
+            self._offsets,
+            self._arena,
+            self._counters,
+            slots,
+        )
+        return slots
+
+    def _make_room(self, rows: int, data_bytes: int) -> None:
+        size = self.size
+        table = self._table_for(size + rows)
+        if table is not None:
+            rehash_bytes(read_only(self._hashes), size, table)
+            self._table = table
+        capacity = capacity_for(len(self._hashes), size + rows)
+        if capacity != len(self._hashes):
+            self._hashes = grown(self._hashes, capacity, size)
+            self._offsets = grown(self._offsets, capacity + 1, size + 1)
+        used = int(self._offsets[size])
+        arena_capacity = capacity_for(len(self._arena), used + data_bytes)
+        if arena_capacity != len(self._arena):
+            self._arena = grown(self._arena, arena_capacity, used)
+
+    def freeze(self) -> FrozenKeys:
+        return _FrozenBytesKeys(self.schema, self._hashes, self._offsets, self._arena, self.size)
+
+    def memory_bytes(self) -> int:
+        return int(self._table.nbytes + self._hashes.nbytes + self._offsets.nbytes + self._arena.nbytes)
+
+
+def encode_keys(arrays: list[pa.Array], names: list[str]) -> tuple[AnyArray, AnyArray]:
+    """Offsets (one more than rows) and bytes of the encoded keys."""
+    rows = len(arrays[0])
+    sizes = np.zeros(rows, dtype=np.int64)
+    views: list[columns.FixedColumn | columns.BytesColumn] = []
+    for array, name in zip(arrays, names, strict=True):
+        array = columns.plain(array)
+        if columns.is_integer_like(array.type) or pa.types.is_floating(array.type):
+            fixed = _fixed_key(array)
+            add_fixed_sizes(fixed.bitmap, fixed.bit_offset, sizes)
+            views.append(fixed)
+        else:
+            var = variable_bytes(array, name)
+            add_bytes_sizes(var.offsets, var.bitmap, var.bit_offset, sizes)
+            views.append(var)
+    offsets = np.zeros(rows + 1, dtype=np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    data = np.empty(int(offsets[-1]), dtype=np.uint8)
+    cursors = offsets[:-1].copy()
+    for view in views:
+        if isinstance(view, columns.FixedColumn):
+            encode_fixed(view.values, view.bitmap, view.bit_offset, cursors, data)
+        else:
+            encode_bytes(view.offsets, view.data, view.bitmap, view.bit_offset, cursors, data)
+    return offsets, data

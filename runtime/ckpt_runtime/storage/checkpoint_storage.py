@@ -1,0 +1,109 @@
+"""Where snapshots lie, in Flink's layout: ``<dir>/<job id>/{chk-<n>,shared,taskowned}`` and savepoint directories.
+
+Makes and finds directories; writes no state and deletes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable
+
+from ckpt_runtime.storage.errors import AlreadyExistsError, InvalidLocationError, StorageError
+from ckpt_runtime.storage.filesystem import Location, list_names, make_directory, naming, resolve
+from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, has_metadata
+
+CHECKPOINT_PREFIX = "chk-"
+SAVEPOINT_PREFIX = "savepoint-"
+SHARED_NAME = "shared"
+TASK_OWNED_NAME = "taskowned"
+
+_CHECKPOINT_NAME = re.compile(rf"{CHECKPOINT_PREFIX}([0-9]{{1,19}})")
+_JOB_ID = re.compile(r"[0-9a-f]{32}")
+_SAVEPOINT_ATTEMPTS = 10
+
+
+def check_job_id(job_id: str) -> str:
+    """Returns the id. Raises :class:`InvalidLocationError` unless it is 32 lower-case hex digits."""
+    if _JOB_ID.fullmatch(job_id) is None:
+        raise InvalidLocationError(f"{job_id!r} is no job id; allowed: 32 lower-case hex digits", job_id)
+    return job_id
+
+
+class CheckpointStorage:
+    """The checkpoint directory of one job."""
+
+    def __init__(self, directory: str | Location, job_id: str) -> None:
+        """``directory`` is ``execution.checkpointing.dir``. Touches nothing. Raises :class:`InvalidLocationError`."""
+        base = directory if isinstance(directory, Location) else resolve(directory)
+        self.location = base.child(check_job_id(job_id))
+
+    @property
+    def shared(self) -> Location:
+        """Files that several checkpoints may refer to."""
+        return self.location.child(SHARED_NAME)
+
+    @property
+    def task_owned(self) -> Location:
+        """Files that the job manager never deletes."""
+        return self.location.child(TASK_OWNED_NAME)
+
+    def checkpoint(self, checkpoint_id: int) -> Location:
+        """The directory of one checkpoint, whether it exists or not."""
+        return self.location.child(f"{CHECKPOINT_PREFIX}{checkpoint_id}")
+
+    def initialize(self) -> None:
+        """Makes the job's directories; they may exist. Raises :class:`StorageError` naming the directory."""
+        make_directory(self.shared)
+        make_directory(self.task_owned)
+
+    def initialize_checkpoint(self, checkpoint_id: int) -> Location:
+        """Makes a checkpoint's directory. What an unfinished attempt left in it does no harm: file names are unique.
+
+        Raises :class:`AlreadyExistsError` when a complete checkpoint is there, :class:`StorageError` otherwise.
+        """
+        directory = self.checkpoint(checkpoint_id)
+        make_directory(directory)
+        if has_metadata(directory):
+            raise AlreadyExistsError(f"{directory.url} already holds a complete checkpoint", directory.url)
+        return directory
+
+    def list_checkpoints(self) -> list[int]:
+        """Ids of all checkpoint directories, complete or not, ascending."""
+        matches = (_CHECKPOINT_NAME.fullmatch(name) for name in list_names(self.location))
+        return sorted(int(match[1]) for match in matches if match)
+
+
+def initialize_savepoint(
+    target: str | Location, job_id: str, token: Callable[[], str] = lambda: secrets.token_hex(6)
+) -> Location:
+    """Makes a new, empty directory ``<target>/savepoint-<6 digits of the job id>-<12 hex digits>``.
+
+    Raises :class:`InvalidLocationError` for an unusable target and :class:`StorageError` when no directory could be
+    made in ten attempts.
+    """
+    base = target if isinstance(target, Location) else resolve(target)
+    prefix = f"{SAVEPOINT_PREFIX}{check_job_id(job_id)[:6]}-"
+    for _ in range(_SAVEPOINT_ATTEMPTS):
+        directory = base.child(prefix + token())
+        try:
+            with naming("create savepoint directory", directory):
+                make_directory(directory, exist_ok=False)
+        except AlreadyExistsError:
+            continue
+        return directory
+    raise StorageError(f"cannot create a savepoint directory in {base.url}: all names tried exist", base.url)
+
+
+def is_checkpoint_name(name: str) -> bool:
+    """Whether a directory name is one that :class:`CheckpointStorage` gives to checkpoints."""
+    return _CHECKPOINT_NAME.fullmatch(name) is not None
+
+
+__all__ = [
+    "METADATA_NAME",
+    "CheckpointStorage",
+    "check_job_id",
+    "initialize_savepoint",
+    "is_checkpoint_name",
+]

@@ -1,0 +1,89 @@
+"""Deletes snapshots, and never anything else.
+
+``_metadata`` goes first, so that what is half deleted is no snapshot any more. A checkpoint's directory belongs to the
+system and goes as a whole. A savepoint's may have been moved by its owner to a place with other files in it, so only
+what its metadata refers to is deleted, and its directories only when they are empty then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
+from ckpt_runtime.storage.errors import InvalidLocationError
+from ckpt_runtime.storage.filesystem import (
+    Location,
+    delete_empty_directory,
+    delete_file,
+    delete_tree,
+    exists,
+    is_plain_name,
+    resolve,
+)
+from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, read_metadata
+
+
+def delete_checkpoint(storage: CheckpointStorage, checkpoint_id: int) -> None:
+    """Deletes a checkpoint's directory with everything in it; shared files are the registry's. Gone is fine.
+
+    Raises :class:`StorageError` naming what could not be deleted; calling again goes on.
+    """
+    directory = storage.checkpoint(checkpoint_id)
+    if exists(directory):
+        delete_file(directory.child(METADATA_NAME))
+        delete_tree(directory)
+
+
+def delete_job_directory(storage: CheckpointStorage) -> bool:
+    """Deletes a job's checkpoint directory if nothing but empty directories is left in it; says whether it is gone."""
+    for directory in (storage.shared, storage.task_owned):
+        delete_empty_directory(directory)
+    return delete_empty_directory(storage.location)
+
+
+def delete_state_file(owner: Location, file: Location) -> None:
+    """Deletes one state file. Raises :class:`InvalidLocationError`, and touches nothing, if it is not below ``owner``."""
+    if not owner.contains(file):
+        raise InvalidLocationError(f"{file.url} is not below {owner.url} and is not deleted", file.url)
+    delete_file(file)
+
+
+def dispose_snapshot(url: str) -> None:
+    """Deletes a savepoint or a retained checkpoint, given as its directory or ``_metadata`` file.
+
+    Files outside its directory are left alone, as is everything in it that the metadata does not refer to. Raises
+    :class:`NotFoundError`, :class:`CorruptFileError` or :class:`InvalidLocationError` before anything is deleted.
+    """
+    snapshot = read_metadata(resolve(url))
+    directory = snapshot.directory
+    paths = sorted(set(_relative_files(snapshot.document, directory)))
+    delete_file(directory.child(METADATA_NAME))
+    parents: set[Location] = set()
+    for segments in paths:
+        delete_file(directory.child(*segments))
+        parents.update(directory.child(*segments[:depth]) for depth in range(1, len(segments)))
+    for parent in sorted(parents, key=lambda location: -len(location.path)):
+        delete_empty_directory(parent)
+    delete_empty_directory(directory)
+
+
+def _relative_files(document: Mapping[str, Any], directory: Location) -> Iterator[tuple[str, ...]]:
+    """The segments of every relative path of a state file anywhere in the document."""
+    pending: list[Any] = [document]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, list):
+            pending.extend(value)
+        elif isinstance(value, Mapping):
+            pending.extend(value.values())
+            path = value.get("path")
+            if isinstance(path, str) and path and "checksum" in value and not _is_absolute(path):
+                segments = tuple(path.split("/"))
+                if not all(is_plain_name(segment) for segment in segments):
+                    raise InvalidLocationError(f"{path!r} in {directory.url} leads out of its directory", directory.url)
+                yield segments
+
+
+def _is_absolute(path: str) -> bool:
+    return ":" in path or path.startswith("/")

@@ -1,0 +1,277 @@
+"""Locations: a file system and a path on it, and the plain operations of snapshots on both.
+
+Local paths go through the operating system, everything else through fsspec. Listings are never taken from a cache.
+Atomic creation is in ``publish.py``; deletion of whole snapshots, with its safety checks, in ``disposal.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from ckpt_runtime.storage.errors import AlreadyExistsError, InvalidLocationError, NotFoundError, StorageError
+
+SCHEMES = ("file", "memory", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "hdfs", "webhdfs", "oss")
+"""Schemes that snapshots may lie on; a file system that the process itself has registered with fsspec works as well."""
+
+MAX_URL_LENGTH = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A file or directory. ``path`` is absolute in the file system's own form and has no trailing slash."""
+
+    filesystem: Any
+    path: str
+    scheme: str
+
+    @property
+    def url(self) -> str:
+        """The form under which :func:`resolve` finds the location again."""
+        return f"file://{self.path}" if self.is_local else str(self.filesystem.unstrip_protocol(self.path))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the operating system's own calls work on :attr:`path`."""
+        return isinstance(self.filesystem, LocalFileSystem)
+
+    @property
+    def name(self) -> str:
+        """The last segment of the path."""
+        return self.path.rsplit("/", 1)[-1]
+
+    @property
+    def parent(self) -> Location:
+        """The directory that holds this location."""
+        return Location(self.filesystem, self.path.rsplit("/", 1)[0] or "/", self.scheme)
+
+    def child(self, *names: str) -> Location:
+        """A location below this one. Raises :class:`InvalidLocationError` for a name that is not one plain segment."""
+        for name in names:
+            if not is_plain_name(name):
+                raise InvalidLocationError(f"{name!r} is not a plain file name (below {self.url})", self.url)
+        return Location(self.filesystem, "/".join((self.path.rstrip("/"), *names)), self.scheme)
+
+    def contains(self, other: Location) -> bool:
+        """Whether ``other`` lies strictly below this directory, judged by the paths alone."""
+        return self.filesystem == other.filesystem and other.path.startswith(self.path.rstrip("/") + "/")
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a text is one path segment that stays in its directory and has no control characters."""
+    return bool(name) and name not in (".", "..") and "/" not in name and name.isprintable() and len(name) <= 255
+
+
+def resolve(url: str | os.PathLike[str]) -> Location:
+    """The location of an absolute path or a URL: ``/x``, ``file:/x``, ``file:///x``, ``memory://x``, ``s3://bucket/x``.
+
+    Raises :class:`InvalidLocationError` naming the URL and what is allowed. Does not touch the file system.
+    """
+    text = os.fspath(url)
+    if not text or len(text) > MAX_URL_LENGTH or not text.isprintable():
+        raise _invalid(text, f"an absolute path or URL of at most {MAX_URL_LENGTH} printable characters")
+    scheme, separator, _ = text.partition(":")
+    if not separator or "/" in scheme:
+        return _local(text, text)
+    scheme = scheme.lower()
+    if scheme == "file":
+        parts = urlsplit(text)
+        if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
+            raise _invalid(text, "file:///path without a host")
+        return _local(unquote(parts.path), text)
+    if "::" in text:
+        raise _invalid(text, "a single URL, not a chain of them")
+    if scheme not in SCHEMES and scheme not in fsspec.registry:
+        raise _invalid(text, f"an absolute path, or a URL of the schemes {', '.join(SCHEMES)}")
+    return _remote(text, scheme)
+
+
+def _local(path: str, text: str) -> Location:
+    if not path.startswith("/"):
+        raise _invalid(text, "an absolute path or a URL")
+    _refuse_parent_segments(path, text)
+    return Location(LocalFileSystem(), os.path.normpath("/" + path.lstrip("/")), "file")
+
+
+def _remote(text: str, scheme: str) -> Location:
+    _refuse_parent_segments(text.partition("://")[2], text)
+    try:
+        filesystem, path = fsspec.core.url_to_fs(text)
+    except ImportError as error:
+        raise InvalidLocationError(f"{text}: {error}", text) from error
+    except Exception as error:
+        raise InvalidLocationError(f"{text}: cannot be reached: {error}", text) from error
+    return Location(filesystem, path.rstrip("/"), scheme)
+
+
+def _refuse_parent_segments(path: str, text: str) -> None:
+    if ".." in path.split("/"):
+        raise _invalid(text, "a path without '..'")
+
+
+def _invalid(text: str, allowed: str) -> InvalidLocationError:
+    shown = text if len(text) <= 200 else text[:200] + "..."
+    return InvalidLocationError(f"{shown!r} is no usable location; allowed: {allowed}", shown)
+
+
+@contextmanager
+def naming(action: str, location: Location) -> Iterator[None]:
+    """Turns whatever a file system raises into a :class:`StorageError` which names the location."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except FileNotFoundError as error:
+        raise NotFoundError(f"cannot {action} {location.url}: there is no such file or directory", location.url) from error
+    except FileExistsError as error:
+        raise AlreadyExistsError(f"cannot {action} {location.url}: it already exists", location.url) from error
+    except Exception as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+        raise StorageError(f"cannot {action} {location.url}: {reason}", location.url, error) from error
+
+
+def exists(location: Location) -> bool:
+    """Whether a file or directory is there now."""
+    with naming("look for", location):
+        if location.is_local:
+            return os.path.lexists(location.path)
+        location.filesystem.invalidate_cache(location.parent.path)
+        return bool(location.filesystem.exists(location.path))
+
+
+def is_directory(location: Location) -> bool:
+    """Whether a directory is there now; on object stores, whether anything lies below the path."""
+    with naming("look for", location):
+        if location.is_local:
+            return os.path.isdir(location.path)
+        location.filesystem.invalidate_cache(location.path)
+        return bool(location.filesystem.isdir(location.path))
+
+
+def file_size(location: Location) -> int:
+    """Bytes of a file. Raises :class:`NotFoundError`."""
+    with naming("read", location):
+        if location.is_local:
+            return os.stat(location.path).st_size
+        return int(location.filesystem.size(location.path))
+
+
+def read_bytes(location: Location, limit: int) -> bytes:
+    """A whole file. Raises :class:`StorageError` when it is larger than ``limit`` bytes."""
+    size = file_size(location)
+    if size > limit:
+        raise StorageError(f"cannot read {location.url}: {size} bytes are more than the {limit} allowed", location.url)
+    return read_range(location, 0, size)
+
+
+def read_range(location: Location, offset: int, length: int) -> bytes:
+    """``length`` bytes from ``offset``, fewer at the file's end."""
+    with naming("read", location):
+        if location.is_local:
+            with open(location.path, "rb", buffering=0) as file:
+                return read_descriptor(file.fileno(), offset, length)
+        return bytes(location.filesystem.cat_file(location.path, start=offset, end=offset + length))
+
+
+def read_descriptor(descriptor: int, offset: int, length: int) -> bytes:
+    """``length`` bytes from ``offset`` of an open local file, fewer at its end; safe to call from several threads."""
+    parts: list[bytes] = []
+    while length > 0:
+        part = os.pread(descriptor, min(length, 1 << 30), offset)
+        if not part:
+            break
+        parts.append(part)
+        offset += len(part)
+        length -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def list_names(directory: Location) -> list[str]:
+    """Names of the files and directories in a directory, sorted; none when it does not exist.
+
+    Files that a crashed writer left under a temporary name are not listed.
+    """
+    with naming("list", directory):
+        try:
+            if directory.is_local:
+                names = os.listdir(directory.path)
+            else:
+                directory.filesystem.invalidate_cache(directory.path)
+                entries = directory.filesystem.ls(directory.path, detail=False)
+                names = [entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry.rstrip("/") != directory.path]
+        except FileNotFoundError:
+            return []
+    return sorted(name for name in names if not is_temporary_name(name))
+
+
+def is_temporary_name(name: str) -> bool:
+    """Whether a file is one that a writer has not published yet."""
+    return name.startswith(".") and name.endswith(".tmp")
+
+
+def make_directory(directory: Location, *, exist_ok: bool = True) -> None:
+    """Makes a directory and its parents. On object stores only checks that nothing exists, unless ``exist_ok``."""
+    with naming("create", directory):
+        if directory.is_local:
+            if exist_ok:
+                os.makedirs(directory.path, exist_ok=True)
+            else:
+                os.makedirs(os.path.dirname(directory.path), exist_ok=True)
+                os.mkdir(directory.path)
+            return
+        if not exist_ok and exists(directory):
+            raise FileExistsError(directory.path)
+        directory.filesystem.makedirs(directory.path, exist_ok=True)
+
+
+def delete_file(location: Location) -> None:
+    """Deletes a file if it is there, and makes sure that it is gone."""
+    with naming("delete", location):
+        if location.is_local:
+            with suppress(FileNotFoundError):
+                os.unlink(location.path)
+            return
+        with suppress(FileNotFoundError):
+            location.filesystem.rm_file(location.path)
+        if exists(location):
+            raise StorageError(f"cannot delete {location.url}: it is still there", location.url)
+
+
+def delete_tree(directory: Location) -> None:
+    """Deletes a directory and everything in it, never what symbolic links in it point to; makes sure it is gone."""
+    with naming("delete", directory):
+        if directory.is_local:
+            if os.path.islink(directory.path):
+                raise StorageError(f"cannot delete {directory.url}: it is a symbolic link", directory.url)
+            with suppress(FileNotFoundError):
+                shutil.rmtree(directory.path)
+        elif exists(directory):
+            with suppress(FileNotFoundError):
+                directory.filesystem.rm(directory.path, recursive=True)
+        if exists(directory):
+            raise StorageError(f"cannot delete {directory.url}: it is still there", directory.url)
+
+
+def delete_empty_directory(directory: Location) -> bool:
+    """Deletes a directory if it is empty; says whether it is gone. Object stores have none to delete."""
+    with naming("delete", directory):
+        if list_names(directory):
+            return False
+        if directory.is_local:
+            with suppress(FileNotFoundError):
+                try:
+                    os.rmdir(directory.path)
+                except OSError:
+                    return False
+        elif is_directory(directory):
+            with suppress(Exception):
+                directory.filesystem.rmdir(directory.path)
+        return True

@@ -1,0 +1,226 @@
+"""The codec of ``_metadata``: a plain JSON document to bytes and back. Pure: no file, no object is ever built from it.
+
+Format 1 is two zstd frames, so that ``zstd -dc _metadata`` shows the text:
+
+1. a *skippable* frame with one JSON object: format name, version, lengths of both parts, checksum of the second frame,
+   and a checksum of the header itself;
+2. a compressed frame of lines, each ``<16 hex digits of XXH3-64> <json>``. A top-level value of the document is one
+   line ``["value", key, value]``; a top-level list is ``["list", key, n]`` followed by n lines ``["item", value]``.
+   The last line is ``["end", number of lines before it, checksum of all text before it]``.
+
+Every length is checked against a limit before memory is taken for it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import orjson
+import xxhash
+import zstandard
+
+from ckpt_runtime.storage.checksums import checksum_of
+from ckpt_runtime.storage.errors import CorruptFileError
+
+FORMAT = "ckpt-metadata"
+VERSION = 1
+MAX_COMPRESSED_BYTES = 256 << 20
+MAX_TEXT_BYTES = 512 << 20
+MAX_DEPTH = 64
+MAX_LINES = 10_000_000
+
+_SKIPPABLE = struct.Struct("<II")
+_SKIPPABLE_MAGIC = 0x184D2A5C
+_MAX_HEADER_BYTES = 1_024
+_DIGEST = 16
+_LEVEL = 3
+
+
+def encode(document: Mapping[str, Any]) -> bytes:
+    """The bytes of a document of JSON values with text keys.
+
+    Raises ValueError when it is not such a document, too deep or too large; then it could not be read back either.
+    """
+    text = b"".join(_text_lines(document))
+    if len(text) > MAX_TEXT_BYTES:
+        raise ValueError(f"metadata of {len(text)} bytes is larger than the {MAX_TEXT_BYTES} allowed")
+    body = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True).compress(text)
+    if len(body) > MAX_COMPRESSED_BYTES:
+        raise ValueError(f"metadata of {len(body)} compressed bytes is larger than the {MAX_COMPRESSED_BYTES} allowed")
+    fields = {
+        "format": FORMAT,
+        "version": VERSION,
+        "length": len(body),
+        "text_length": len(text),
+        "checksum": checksum_of(body),
+    }
+    header = orjson.dumps({**fields, "header_checksum": checksum_of(orjson.dumps(fields))})
+    return _SKIPPABLE.pack(_SKIPPABLE_MAGIC, len(header)) + header + body
+
+
+def decode(data: bytes, name: str) -> dict[str, Any]:
+    """The document in ``data``; ``name`` is what errors call it.
+
+    Raises :class:`CorruptFileError` for anything that :func:`encode` did not write in full.
+    """
+    fields, body = _split(data, name)
+    if checksum_of(body) != fields["checksum"]:
+        raise _corrupt(name, "the checksum of its content is wrong")
+    try:
+        if zstandard.frame_content_size(body) != fields["text_length"]:
+            raise _corrupt(name, "its length is not what its header says")
+        text = zstandard.ZstdDecompressor().decompress(body, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise _corrupt(name, f"it cannot be decompressed: {error}") from error
+    return _document(text, name)
+
+
+def _text_lines(document: Mapping[str, Any]) -> Iterator[bytes]:
+    checksum = xxhash.xxh3_128()
+    number = 0
+    for record in _records(document):
+        line = _line(record)
+        checksum.update(line)
+        number += 1
+        yield line
+    if number > MAX_LINES:
+        raise ValueError(f"metadata of {number} lines is longer than the {MAX_LINES} allowed")
+    yield _line(["end", number, checksum.hexdigest()])
+
+
+def _records(document: Mapping[str, Any]) -> Iterator[list[Any]]:
+    for key, value in document.items():
+        if not isinstance(key, str):
+            raise ValueError(f"{key!r} is no text key")  # noqa: TRY004 - one kind of error for all bad documents
+        if isinstance(value, list | tuple):
+            yield ["list", key, len(value)]
+            for item in value:
+                yield ["item", item]
+        else:
+            yield ["value", key, value]
+
+
+def _line(record: list[Any]) -> bytes:
+    try:
+        payload = orjson.dumps(record)
+    except TypeError as error:
+        raise ValueError(f"metadata has to be JSON values: {error}") from error
+    if _depth(record) > MAX_DEPTH:
+        raise ValueError(f"metadata is nested deeper than the {MAX_DEPTH} levels allowed")
+    return b"%s %s\n" % (xxhash.xxh3_64_hexdigest(payload).encode(), payload)
+
+
+def _split(data: bytes, name: str) -> tuple[dict[str, Any], memoryview]:
+    """The checked header and the body, whose length is right."""
+    if len(data) < _SKIPPABLE.size:
+        raise _corrupt(name, "it is too short")
+    magic, header_length = _SKIPPABLE.unpack_from(data)
+    if magic != _SKIPPABLE_MAGIC:
+        raise _corrupt(name, "it is no metadata of a checkpoint or savepoint")
+    if header_length > _MAX_HEADER_BYTES or len(data) < _SKIPPABLE.size + header_length:
+        raise _corrupt(name, "its header is damaged")
+    fields = _header(data[_SKIPPABLE.size : _SKIPPABLE.size + header_length], name)
+    body = memoryview(data)[_SKIPPABLE.size + header_length :]
+    if len(body) != fields["length"]:
+        raise _corrupt(name, f"it has {len(body)} bytes of content and not {fields['length']}")
+    return fields, body
+
+
+def _header(payload: bytes, name: str) -> dict[str, Any]:
+    try:
+        header = orjson.loads(payload)
+    except orjson.JSONDecodeError as error:
+        raise _corrupt(name, "its header is damaged") from error
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise _corrupt(name, "it is no metadata of a checkpoint or savepoint")
+    given = header.pop("header_checksum", None)
+    # The bytes are compared too, so that a change which means the same JSON is noticed as well.
+    if given != checksum_of(orjson.dumps(header)) or orjson.dumps({**header, "header_checksum": given}) != payload:
+        raise _corrupt(name, "its header is damaged")
+    if header.get("version") != VERSION:
+        raise _corrupt(name, f"it has format version {header.get('version')!r}; this release reads {VERSION}")
+    _check_length(header, "length", MAX_COMPRESSED_BYTES, name)
+    _check_length(header, "text_length", MAX_TEXT_BYTES, name)
+    return header
+
+
+def _check_length(header: dict[str, Any], field: str, limit: int, name: str) -> None:
+    value = header.get(field)
+    if type(value) is not int or not 0 <= value <= limit:
+        raise _corrupt(name, f"it claims a {field} of {value!r}; at most {limit} is allowed")
+
+
+def _document(text: bytes, name: str) -> dict[str, Any]:
+    records = _verified_records(text, name)
+    document: dict[str, Any] = {}
+    for record in records:
+        match record:
+            case ["value", str(key), value] if key not in document:
+                document[key] = value
+            case ["list", str(key), int(count)] if key not in document and 0 <= count <= MAX_LINES:
+                document[key] = [_item(next(records, None), name) for _ in range(count)]
+            case _:
+                raise _corrupt(name, "its lines are not in order")
+    return document
+
+
+def _item(record: Any, name: str) -> Any:
+    match record:
+        case ["item", value]:
+            return value
+        case _:
+            raise _corrupt(name, "its lines are not in order")
+
+
+def _verified_records(text: bytes, name: str) -> Iterator[Any]:
+    """All records but the last, which is checked when the others are done."""
+    checksum = xxhash.xxh3_128()
+    view = memoryview(text)
+    start = number = 0
+    while True:
+        end = text.find(b"\n", start)
+        if end < 0:
+            raise _corrupt(name, "its last line is missing")
+        record = _record(text[start:end], number + 1, name)
+        if isinstance(record, list) and record[:1] == ["end"]:
+            break
+        checksum.update(view[start : end + 1])
+        start = end + 1
+        number += 1
+    if record != ["end", number, checksum.hexdigest()] or end + 1 != len(text):
+        raise _corrupt(name, "the checksum of its lines is wrong")
+
+
+def _record(line: bytes, number: int, name: str) -> Any:
+    payload = line[_DIGEST + 1 :]
+    if line[: _DIGEST + 1] != xxhash.xxh3_64_hexdigest(payload).encode() + b" ":
+        raise _corrupt(name, f"the checksum of line {number} is wrong")
+    try:
+        record = orjson.loads(payload)
+    except orjson.JSONDecodeError as error:
+        raise _corrupt(name, f"line {number} is no JSON") from error
+    if _depth(record) > MAX_DEPTH:
+        raise _corrupt(name, f"line {number} is nested deeper than {MAX_DEPTH} levels")
+    return record
+
+
+def _depth(value: Any) -> int:
+    """Levels of nesting, counted level by level without recursion; stops one past the limit."""
+    depth = 0
+    level = [value]
+    while level and depth <= MAX_DEPTH:
+        depth += 1
+        children: list[Any] = []
+        for entry in level:
+            if isinstance(entry, dict):
+                children.extend(child for child in entry.values() if isinstance(child, dict | list | tuple))
+            elif isinstance(entry, list | tuple):
+                children.extend(child for child in entry if isinstance(child, dict | list | tuple))
+        level = children
+    return depth
+
+
+def _corrupt(name: str, reason: str) -> CorruptFileError:
+    return CorruptFileError(f"{name} is damaged or foreign: {reason}", name)

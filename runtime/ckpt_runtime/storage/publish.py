@@ -1,0 +1,105 @@
+"""Atomic creation and replacement of small files: readers see all of a file or nothing, at every moment.
+
+Locally: a temporary file in the same directory, fsync, a hard link to the final name (which fails if it exists), fsync
+of the directory. Elsewhere: one conditional put. Whether a failed remote write took effect is settled by reading back.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from uuid import uuid4
+
+from fsspec.implementations.memory import MemoryFileSystem
+
+from ckpt_runtime.storage.errors import AlreadyExistsError, AmbiguousWriteError, NotFoundError, StorageError
+from ckpt_runtime.storage.filesystem import Location, naming, read_bytes
+
+_MEMORY_LOCK = threading.Lock()
+"""fsspec's memory file system checks and creates in two steps."""
+
+_DEFINITE = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, NotImplementedError, TypeError)
+"""Errors with which a remote write certainly had no effect."""
+
+
+def publish(location: Location, data: bytes) -> None:
+    """Creates a file with this content, atomically and durably; exactly one of several writers wins.
+
+    Raises :class:`AlreadyExistsError` when the file exists, :class:`AmbiguousWriteError` when it is unknown whether
+    the write took effect, :class:`StorageError` when it had none.
+    """
+    if location.is_local:
+        _publish_locally(location, data, _link)
+    else:
+        _put(location, data, create=True)
+
+
+def replace(location: Location, data: bytes) -> None:
+    """Creates or replaces a file, atomically and durably. Raises as :func:`publish`, except that existing is fine."""
+    if location.is_local:
+        _publish_locally(location, data, os.replace)
+    else:
+        _put(location, data, create=False)
+
+
+def fsync_directory(path: str) -> None:
+    """Makes a local directory's entries durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _link(temporary: str, final: str) -> None:
+    os.link(temporary, final, follow_symlinks=False)
+
+
+def _publish_locally(location: Location, data: bytes, install: Callable[[str, str], None]) -> None:
+    directory = os.path.dirname(location.path)
+    temporary = os.path.join(directory, f".{location.name}.{uuid4().hex}.tmp")
+    try:
+        with naming("write", location):
+            with open(temporary, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            install(temporary, location.path)
+    finally:
+        with suppress(OSError):
+            os.unlink(temporary)
+    try:
+        fsync_directory(directory)
+    except OSError as error:
+        message = f"{location.url} is written, but it is unknown whether it would survive a power failure: {error}"
+        raise AmbiguousWriteError(message, location.url, error) from error
+
+
+def _put(location: Location, data: bytes, *, create: bool) -> None:
+    mode = "create" if create else "overwrite"
+    try:
+        if isinstance(location.filesystem, MemoryFileSystem):
+            with _MEMORY_LOCK:
+                location.filesystem.pipe_file(location.path, data, mode=mode)
+        else:
+            location.filesystem.pipe_file(location.path, data, mode=mode)
+    except FileExistsError as error:
+        # A put whose answer was lost is retried by the client library and then finds its own file.
+        if isinstance(location.filesystem, MemoryFileSystem) or not _has_content(location, data):
+            raise AlreadyExistsError(f"cannot write {location.url}: it already exists", location.url) from error
+    except _DEFINITE as error:
+        raise StorageError(f"cannot write {location.url}: {error}", location.url, error) from error
+    except Exception as error:
+        if not _has_content(location, data):
+            message = f"it is unknown whether {location.url} was written: {error}"
+            raise AmbiguousWriteError(message, location.url, error) from error
+
+
+def _has_content(location: Location, data: bytes) -> bool:
+    """Whether the file is there with exactly this content; false also when it cannot be told."""
+    try:
+        return read_bytes(location, len(data)) == data
+    except (NotFoundError, StorageError):
+        return False

@@ -1,0 +1,112 @@
+"""Reads state files of a snapshot. A file is verified as a whole, once, before any byte of it is used."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+from ckpt_runtime.checkpoint.state_handles import StateFile
+from ckpt_runtime.storage.checksums import RunningChecksum, is_checksum
+from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError
+from ckpt_runtime.storage.filesystem import Location, file_size, is_plain_name, naming, read_descriptor, read_range, resolve
+
+_CHUNK_BYTES = 4 << 20
+_KEEP_BYTES = 64 << 20
+"""Remote files up to this size are kept in memory after their verification, which has read them anyway."""
+
+
+def locate(directory: Location, path: str, *, allow_absolute: bool = True) -> Location:
+    """Where a handle's file lies: a relative path below ``directory``, or an absolute URL.
+
+    Raises :class:`InvalidLocationError` for a relative path that leads out of the directory, and for an absolute one
+    in a snapshot that has to be self-contained.
+    """
+    if ":" not in path and not path.startswith("/"):
+        segments = path.split("/")
+        if all(is_plain_name(segment) for segment in segments):
+            return directory.child(*segments)
+        raise InvalidLocationError(f"{path!r} in {directory.url} does not stay in its directory", directory.url)
+    if not allow_absolute:
+        raise InvalidLocationError(f"{path!r} in {directory.url} is not relative to the snapshot", directory.url)
+    return resolve(path)
+
+
+class StateFileReader:
+    """One state file. Thread-safe; :meth:`close` it after use."""
+
+    def __init__(self, directory: Location, file: StateFile) -> None:
+        """Touches nothing yet. Raises :class:`InvalidLocationError`, and :class:`CorruptFileError` for a bad handle."""
+        self._file = file
+        self._location = None if file.inline is not None else locate(directory, file.path)
+        self.url = f"{directory.url} (inline state)" if self._location is None else self._location.url
+        if not is_checksum(file.checksum) or isinstance(file.length, bool) or file.length < 0:
+            raise CorruptFileError(f"{self.url}: the handle has no usable length and checksum", self.url)
+        self._lock = threading.Lock()
+        self._verified = False
+        self._content: bytes | None = file.inline
+        self._descriptor = -1
+
+    def read(self, offset: int, length: int) -> bytes | memoryview:
+        """Bytes of the verified file. Raises :class:`CorruptFileError` naming the file, or as the storage does."""
+        self.verify()
+        if offset < 0 or length < 0 or offset + length > self._file.length:
+            message = f"{self.url}: bytes {offset} to {offset + length} of {self._file.length} were asked for"
+            raise CorruptFileError(message, self.url)
+        if self._content is not None:
+            return memoryview(self._content)[offset : offset + length]
+        data = self._read_stored(offset, length)
+        if len(data) != length:
+            raise CorruptFileError(f"{self.url}: the file has become shorter while it was read", self.url)
+        return data
+
+    def verify(self) -> None:
+        """Compares length and checksum of the whole file with its handle; the first call reads it, others are free."""
+        with self._lock:
+            if self._verified:
+                return
+            self._verify_length()
+            checksum = RunningChecksum()
+            for chunk in self._chunks():
+                checksum.update(chunk)
+            if checksum.text() != self._file.checksum:
+                message = f"{self.url}: damaged, its checksum is {checksum.text()} and not {self._file.checksum}"
+                raise CorruptFileError(message, self.url)
+            self._verified = True
+
+    def close(self) -> None:
+        """Gives up the open file and what is kept in memory."""
+        with self._lock:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
+            self._content = self._file.inline
+
+    def _verify_length(self) -> None:
+        if self._content is not None:
+            found = len(self._content)
+        else:
+            assert self._location is not None
+            if self._location.is_local and self._descriptor < 0:
+                with naming("read", self._location):
+                    self._descriptor = os.open(self._location.path, os.O_RDONLY)
+            found = file_size(self._location)
+        if found != self._file.length:
+            message = f"{self.url}: damaged, it has {found} bytes and not {self._file.length}"
+            raise CorruptFileError(message, self.url)
+
+    def _chunks(self) -> Iterator[bytes]:
+        if self._content is None and self._descriptor < 0 and self._file.length <= _KEEP_BYTES:
+            self._content = self._read_stored(0, self._file.length)
+        if self._content is not None:
+            yield self._content
+            return
+        for offset in range(0, self._file.length, _CHUNK_BYTES):
+            yield self._read_stored(offset, min(_CHUNK_BYTES, self._file.length - offset))
+
+    def _read_stored(self, offset: int, length: int) -> bytes:
+        assert self._location is not None
+        if self._descriptor >= 0:
+            with naming("read", self._location):
+                return read_descriptor(self._descriptor, offset, length)
+        return read_range(self._location, offset, length)

@@ -1,0 +1,113 @@
+"""A document that changes by compare-and-set on any file system which can create a file only if it is absent.
+
+Each revision is a file of its own, ``<number>.json``, created exclusively and never changed; the greatest number is
+the present one. A writer that lost a race, or comes back after a long pause, can therefore never undo newer changes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ckpt_runtime.storage.documents import MAX_DOCUMENT_BYTES, decode_document, encode_document
+from ckpt_runtime.storage.errors import AlreadyExistsError, ConflictError, NotFoundError, StorageError
+from ckpt_runtime.storage.filesystem import (
+    Location,
+    delete_file,
+    exists,
+    list_names,
+    make_directory,
+    read_bytes,
+)
+from ckpt_runtime.storage.publish import publish
+
+_NAME = re.compile(r"([0-9]{20})\.json")
+_READ_ATTEMPTS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """A document as it was at one revision; numbers start at 1 and grow by one."""
+
+    number: int
+    document: dict[str, Any]
+
+
+class VersionedDocument:
+    """One document in a directory of its own. Several processes may use it at the same time."""
+
+    def __init__(self, directory: Location) -> None:
+        """Touches nothing."""
+        self.directory = directory
+
+    def read(self) -> Revision | None:
+        """The present revision, or None when there is none. Raises :class:`CorruptFileError` naming the file."""
+        for _ in range(_READ_ATTEMPTS):
+            number = self._latest()
+            if number == 0:
+                return None
+            file = self._file(number)
+            # The revision may have been replaced and deleted since the listing: then there is a newer one.
+            with suppress(NotFoundError):
+                return Revision(number, decode_document(read_bytes(file, 2 * MAX_DOCUMENT_BYTES), file.url))
+        raise StorageError(f"cannot read {self.directory.url}: it changes all the time", self.directory.url)
+
+    def write(self, expected: int, document: Mapping[str, Any]) -> Revision:
+        """Makes the revision after ``expected`` (0 when there must be none).
+
+        Raises :class:`ConflictError` when the present revision is another one, :class:`AmbiguousWriteError` when it
+        is unknown whether the revision was made; reading then tells.
+        """
+        data = encode_document(document)
+        if self._latest() != expected:
+            raise self._conflict(expected)
+        make_directory(self.directory)
+        file = self._file(expected + 1)
+        try:
+            publish(file, data)
+        except AlreadyExistsError:
+            raise self._conflict(expected) from None
+        if expected and not exists(self._file(expected)):
+            # Whoever deleted the expected revision had already made a later one, or removed the document.
+            delete_file(file)
+            raise self._conflict(expected)
+        self._delete_up_to(expected)
+        return Revision(expected + 1, decode_document(data, file.url))
+
+    def delete(self) -> None:
+        """Deletes all revisions, the present one last, and the directory; nothing there is fine."""
+        while numbers := self._numbers():
+            for number in numbers:
+                delete_file(self._file(number))
+        with suppress(StorageError):
+            if self.directory.is_local and exists(self.directory):
+                self._delete_directory()
+
+    def _delete_directory(self) -> None:
+        from ckpt_runtime.storage.filesystem import delete_empty_directory
+
+        delete_empty_directory(self.directory)
+
+    def _delete_up_to(self, number: int) -> None:
+        # An old revision that stays does no harm; the next write tries again.
+        with suppress(StorageError):
+            for old in self._numbers():
+                if old <= number:
+                    delete_file(self._file(old))
+
+    def _latest(self) -> int:
+        return max(self._numbers(), default=0)
+
+    def _numbers(self) -> list[int]:
+        matches = (_NAME.fullmatch(name) for name in list_names(self.directory))
+        return [int(match[1]) for match in matches if match]
+
+    def _file(self, number: int) -> Location:
+        return self.directory.child(f"{number:020d}.json")
+
+    def _conflict(self, expected: int) -> ConflictError:
+        message = f"{self.directory.url} was changed by somebody else: revision {expected} is not the present one"
+        return ConflictError(message, self.directory.url)

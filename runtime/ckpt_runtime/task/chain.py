@@ -1,0 +1,134 @@
+"""The operators of one subtask, linked: each emits into the next, the last one into the result partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+
+from ckpt_runtime.network.elements import ControlElement
+from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
+from ckpt_runtime.task.output import ResultPartition
+
+
+class _NextOperator:
+    """An operator's output inside a chain: a plain call into the next operator."""
+
+    __slots__ = ("_next",)
+
+    def __init__(self, operator: Operator) -> None:
+        self._next = operator
+
+    def emit(self, batch: pa.RecordBatch) -> None:
+        if batch.num_rows:
+            self._next.process_batch(batch, 0)
+
+    def emit_watermark(self, timestamp_ms: int) -> None:
+        self._next.process_watermark(timestamp_ms)
+
+
+class ChainEnd:
+    """The last operator's output: every outgoing edge gets everything."""
+
+    def __init__(self, partitions: Sequence[ResultPartition]) -> None:
+        self.partitions = list(partitions)
+        self.rows = 0
+
+    @property
+    def has_room(self) -> bool:
+        return all(partition.has_room for partition in self.partitions)
+
+    def emit(self, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:
+            return
+        self.rows += batch.num_rows
+        if any(pa.types.is_dictionary(field.type) for field in batch.schema):
+            batch = _decode_dictionaries(batch)
+        for partition in self.partitions:
+            partition.emit(batch)
+
+    def emit_watermark(self, timestamp_ms: int) -> None:
+        for partition in self.partitions:
+            partition.emit_watermark(timestamp_ms)
+
+    def send_control(self, element: ControlElement) -> None:
+        for partition in self.partitions:
+            partition.send_control(element)
+
+    def check(self) -> None:
+        for partition in self.partitions:
+            partition.check()
+
+    def flush_due(self, now_ms: float) -> None:
+        for partition in self.partitions:
+            if partition.flush_at is not None and partition.flush_at <= now_ms:
+                partition.flush()
+
+    @property
+    def next_flush_ms(self) -> float | None:
+        due = [partition.flush_at for partition in self.partitions if partition.flush_at is not None]
+        return min(due) if due else None
+
+
+class OperatorChain:
+    """The operators in order, head first, with their contexts."""
+
+    def __init__(self, operators: Sequence[Operator], contexts: Sequence[OperatorContext], end: ChainEnd) -> None:
+        self.operators = list(operators)
+        self.contexts = list(contexts)
+        self.end = end
+        self._opened = 0
+
+    @property
+    def head(self) -> Operator:
+        return self.operators[0]
+
+    def open(self) -> None:
+        """Opens from the tail to the head, so that an operator may emit while it opens."""
+        for position in reversed(range(len(self.operators))):
+            output: Output = self.end
+            if position + 1 < len(self.operators):
+                output = _NextOperator(self.operators[position + 1])
+            self._opened += 1
+            self.operators[position].open(self.contexts[position], output)
+
+    def prepare_snapshot(self, checkpoint_id: int) -> None:
+        for operator in self.operators:
+            operator.prepare_snapshot(checkpoint_id)
+
+    def finish(self) -> None:
+        """End of data, head first: what an operator emits while it finishes still reaches the ones behind it."""
+        for operator in self.operators:
+            operator.finish()
+
+    def notify_complete(self, checkpoint_id: int) -> None:
+        for operator in self.operators:
+            operator.notify_complete(checkpoint_id)
+
+    def notify_aborted(self, checkpoint_id: int) -> None:
+        for operator in self.operators:
+            operator.notify_aborted(checkpoint_id)
+
+    def close(self) -> list[BaseException]:
+        """Closes whatever was opened, each operator once; returns what went wrong instead of stopping at it."""
+        errors: list[BaseException] = []
+        for position in reversed(range(len(self.operators) - self._opened, len(self.operators))):
+            for close in (self.operators[position].close, self._close_state(position)):
+                try:
+                    close()
+                except Exception as error:
+                    errors.append(error)
+        self._opened = 0
+        return errors
+
+    def _close_state(self, position: int) -> Callable[[], None]:
+        backend = self.contexts[position].keyed_state
+        return backend.close if backend is not None else lambda: None
+
+
+def _decode_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A dictionary column would carry its whole dictionary in every buffer."""
+    columns = [
+        column.dictionary_decode() if pa.types.is_dictionary(column.type) else column for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)

@@ -1,0 +1,194 @@
+"""One deployment inside a worker: its subtasks, threads and channels, from ``start`` to ``cancel`` or the end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from ckpt_runtime.api.entry_point import load_plan
+from ckpt_runtime.checkpoint.executions import SubtaskKey
+from ckpt_runtime.configuration.cluster_options import TaskManagerOptions
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
+from ckpt_runtime.configuration.state_options import StateOptions
+from ckpt_runtime.graph.compiler import CompiledPlan
+from ckpt_runtime.graph.job_graph import JobVertex
+from ckpt_runtime.graph.key_groups import key_group_range
+from ckpt_runtime.network.framing import channel_id
+from ckpt_runtime.network.gate import InputChannel, InputGate
+from ckpt_runtime.network.transport import DataTransport
+from ckpt_runtime.operators.operator import OperatorContext, OperatorStateStore
+from ckpt_runtime.state.backend import KeyedStateBackend
+from ckpt_runtime.task.chain import ChainEnd, OperatorChain
+from ckpt_runtime.task.deployment import Deployment, OutputDescriptor, Program, SubtaskDescriptor
+from ckpt_runtime.task.operator_factory import create_operator, is_keyed
+from ckpt_runtime.task.output import LocalSubpartition, ResultPartition, Subpartition
+from ckpt_runtime.task.restore import create_keyed_backend
+from ckpt_runtime.task.subtask import Subtask, SubtaskHost
+from ckpt_runtime.task.task_thread import TaskThread
+from ckpt_runtime.task.wakeup import Wakeup
+
+logger = logging.getLogger(__name__)
+
+
+class PlanMismatchError(RuntimeError):
+    """The pipeline's entry point built another plan here than in the driver: it is not deterministic."""
+
+
+class DeployedJob:
+    """Builds everything in the constructor (and may raise); nothing runs before :meth:`start`."""
+
+    def __init__(self, deployment: Deployment, plan: CompiledPlan, transport: DataTransport, host: SubtaskHost) -> None:
+        self.deployment = deployment
+        self.subtasks: dict[SubtaskKey, Subtask] = {}
+        self._plan = plan
+        self._transport = transport
+        self._host = host
+        self._configuration = Configuration(deployment.graph.configuration)
+        self._local: dict[int, InputChannel] = {}
+        self._wakeups: dict[SubtaskKey, Wakeup] = {}
+        self._gates: dict[SubtaskKey, InputGate] = {}
+        shared = Wakeup()
+        for descriptor in deployment.subtasks:
+            own = Wakeup() if self._has_user_code(descriptor) else shared
+            self._build_gate(descriptor, own)
+        for descriptor in deployment.subtasks:
+            self._build_subtask(descriptor)
+        self.threads = self._threads(shared)
+
+    def start(self) -> None:
+        for thread in self.threads:
+            thread.start()
+
+    def mail(self, key: SubtaskKey, action: Callable[[Subtask], None]) -> bool:
+        """Puts an action into a subtask's mailbox; False when this deployment has no such subtask."""
+        subtask = self.subtasks.get(key)
+        if subtask is None:
+            return False
+        subtask.mail(lambda: action(subtask))
+        self._wakeups[key].wake()
+        return True
+
+    def cancel(self, timeout_s: float) -> bool:
+        """Ends all subtasks and forgets the channels; False when a thread did not end in time (stuck user code)."""
+        for key in self.subtasks:
+            self.mail(key, Subtask.cancel)
+        ended = all([thread.join(timeout_s) for thread in self.threads])
+        self._transport.release(self.deployment.deployment)
+        return ended
+
+    def _has_user_code(self, descriptor: SubtaskDescriptor) -> bool:
+        vertex = self.deployment.graph.vertex(descriptor.vertex_id)
+        return any(operator.user_code for operator in vertex.operators)
+
+    def _threads(self, shared: Wakeup) -> list[TaskThread]:
+        built_in = [subtask for key, subtask in self.subtasks.items() if self._wakeups[key] is shared]
+        threads = [
+            TaskThread(subtask.name, [subtask], self._wakeups[key])
+            for key, subtask in self.subtasks.items()
+            if self._wakeups[key] is not shared
+        ]
+        return [TaskThread("built-in operators", built_in, shared), *threads] if built_in else threads
+
+    def _build_gate(self, descriptor: SubtaskDescriptor, wakeup: Wakeup) -> None:
+        key = (descriptor.vertex_id, descriptor.subtask_index)
+        self._wakeups[key] = wakeup
+        gate = self._gates[key] = InputGate(wakeup.wake)
+        window = self._configuration.get(TaskManagerOptions.BUFFERS_PER_CHANNEL)
+        for channel in descriptor.inputs:
+            receiver = gate.add_channel(channel.input_index, window)
+            if channel.local:
+                self._local[channel.index] = receiver
+            else:
+                self._transport.register(channel_id(self.deployment.deployment, channel.index), receiver)
+
+    def _build_subtask(self, descriptor: SubtaskDescriptor) -> None:
+        key = (descriptor.vertex_id, descriptor.subtask_index)
+        vertex = self.deployment.graph.vertex(descriptor.vertex_id)
+        end = ChainEnd([self._build_output(output, self._wakeups[key]) for output in descriptor.outputs])
+        operators = [create_operator(self._plan.specs[node.uid]) for node in vertex.operators]
+        holder: list[Subtask] = []
+        contexts = [
+            self._context(descriptor, vertex, position, lambda position, at: holder[0].set_timer(position, at))
+            for position in range(len(operators))
+        ]
+        subtask = Subtask(
+            descriptor.vertex_id,
+            descriptor.subtask_index,
+            f"{vertex.name} ({descriptor.subtask_index + 1}/{vertex.parallelism})",
+            self._host,
+            self._gates[key],
+            OperatorChain(operators, contexts, end),
+            user_code=self._has_user_code(descriptor),
+            finished_on_restore=descriptor.finished,
+        )
+        holder.append(subtask)
+        self.subtasks[key] = subtask
+
+    def _build_output(self, output: OutputDescriptor, wakeup: Wakeup) -> ResultPartition:
+        capacity = self._configuration.get(TaskManagerOptions.MAX_BUFFERS_PER_OUTPUT_CHANNEL)
+        subpartitions: list[Subpartition] = []
+        for channel in output.channels:
+            if channel.address is None:
+                subpartitions.append(LocalSubpartition(self._local[channel.index], capacity, wakeup.wake))
+            else:
+                wire = channel_id(self.deployment.deployment, channel.index)
+                subpartitions.append(self._transport.connect(channel.address, wire, capacity, wakeup.wake))
+        return ResultPartition(
+            output.partitioning,
+            output.keys,
+            output.max_parallelism,
+            subpartitions,
+            buffer_rows=self._configuration.get(TaskManagerOptions.BUFFER_ROWS),
+            buffer_bytes=self._configuration.get(TaskManagerOptions.BUFFER_BYTES),
+            buffer_timeout_ms=self._configuration.get(ExecutionOptions.BUFFER_TIMEOUT),
+            now_ms=self._host.monotonic_ms,
+        )
+
+    def _context(
+        self,
+        descriptor: SubtaskDescriptor,
+        vertex: JobVertex,
+        position: int,
+        set_timer: Callable[[int, int], None],
+    ) -> OperatorContext:
+        node = vertex.operators[position]
+        state = descriptor.state.get(node.uid)
+        key_groups = key_group_range(vertex.max_parallelism, vertex.parallelism, descriptor.subtask_index)
+        backend: KeyedStateBackend | None = None
+        if is_keyed(self._plan.specs[node.uid]) and not descriptor.finished:
+            backend = create_keyed_backend(
+                self._configuration.get(StateOptions.BACKEND_TYPE),
+                key_groups,
+                vertex.max_parallelism,
+                () if state is None else state.keyed,
+                self.deployment.snapshot_directory,
+            )
+        return OperatorContext(
+            job_id=self.deployment.job_id,
+            uid=node.uid,
+            name=node.name,
+            subtask_index=descriptor.subtask_index,
+            parallelism=vertex.parallelism,
+            max_parallelism=vertex.max_parallelism,
+            attempt=self.deployment.attempt,
+            key_groups=key_groups,
+            operator_state=OperatorStateStore(() if state is None else state.lists),
+            now_ms=self._host.now_ms,
+            set_timer=lambda at_ms: set_timer(position, at_ms),
+            configuration=self.deployment.graph.configuration,
+            keyed_state=backend,
+            restored_checkpoint_id=self.deployment.restored_checkpoint_id,
+        )
+
+
+def load_checked_plan(program: Program, deployment: Deployment, directory: str) -> CompiledPlan:
+    """Runs the pipeline's entry point and compares the plan with the driver's. Raises PlanMismatchError, or its error."""
+    plan = load_plan(Path(directory), program.entry, program.arguments, deployment.graph.configuration)
+    if plan.job_graph.fingerprint != deployment.graph.fingerprint:
+        raise PlanMismatchError(
+            f"the entry point {program.entry} built another plan in the worker than at submission; it must not depend "
+            "on time, randomness, environment or files that change"
+        )
+    return plan

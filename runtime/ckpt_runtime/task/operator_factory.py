@@ -1,0 +1,45 @@
+"""From specs to operators: the one place that knows which class does what a spec says."""
+
+from __future__ import annotations
+
+from ckpt_runtime.connectors.registry import create_connector
+from ckpt_runtime.graph.specs import (
+    AggregateSpec,
+    FilterSpec,
+    MapInArrowSpec,
+    OperatorSpec,
+    ProcessSpec,
+    ProjectSpec,
+    WatermarkSpec,
+)
+from ckpt_runtime.operators.aggregate import AggregateOperator
+from ckpt_runtime.operators.filter import FilterOperator
+from ckpt_runtime.operators.map_in_arrow import MapInArrowOperator
+from ckpt_runtime.operators.operator import Operator
+from ckpt_runtime.operators.project import ProjectOperator
+from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
+from ckpt_runtime.operators.watermark import WatermarkOperator
+
+
+def create_operator(spec: OperatorSpec) -> Operator:
+    """A new operator, not opened yet."""
+    match spec:
+        case FilterSpec():
+            return FilterOperator(spec)
+        case ProjectSpec():
+            return ProjectOperator(spec)
+        case MapInArrowSpec():
+            return MapInArrowOperator(spec)
+        case WatermarkSpec():
+            return WatermarkOperator(spec)
+        case AggregateSpec():
+            return AggregateOperator(spec)
+        case ProcessSpec():
+            return StatefulProcessorOperator(spec)
+        case _:
+            return create_connector(spec)
+
+
+def is_keyed(spec: OperatorSpec) -> bool:
+    """Whether the operator keeps state per key, and so needs a keyed backend."""
+    return isinstance(spec, AggregateSpec | ProcessSpec)

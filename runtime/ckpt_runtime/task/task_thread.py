@@ -1,0 +1,80 @@
+"""A thread that advances one or several subtasks.
+
+Subtasks with user code get a thread of their own, since such code may block. Built-in ones of a slot share a thread:
+they never block, and handing the interpreter lock from source to operator to sink costs more than it brings.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from ckpt_runtime.task.subtask import Subtask, SubtaskState
+from ckpt_runtime.task.wakeup import Wakeup
+
+_LIVE = (SubtaskState.INITIALIZING, SubtaskState.RUNNING)
+
+
+class TaskThread:
+    """Runs its subtasks from ``open`` until all of them ended. ``wakeup`` is shared with their gates and outputs."""
+
+    def __init__(self, name: str, subtasks: Sequence[Subtask], wakeup: Wakeup) -> None:
+        self.subtasks = list(subtasks)
+        self._wakeup = wakeup
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        self._wakeup.wake()
+
+    def join(self, timeout_s: float) -> bool:
+        """Whether the thread has ended within the time."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        for subtask in self.subtasks:
+            try:
+                if subtask.state is SubtaskState.INITIALIZING:
+                    subtask.open()
+            except Exception as error:
+                subtask.fail(error)
+        clock = time.perf_counter_ns
+        live = [subtask for subtask in self.subtasks if subtask.state in _LIVE]
+        while live:
+            progress = False
+            start = clock()
+            for subtask in live:
+                try:
+                    worked = subtask.step()
+                except Exception as error:
+                    subtask.fail(error)
+                    worked = True
+                if worked:
+                    progress = True
+                    end = clock()
+                    subtask.metrics.busy_ns += end - start
+                    start = end
+            if progress:
+                if any(subtask.state not in _LIVE for subtask in live):
+                    live = [subtask for subtask in live if subtask.state in _LIVE]
+            else:
+                self._sleep(live)
+
+    def _sleep(self, live: Sequence[Subtask]) -> None:
+        self._wakeup.prepare()
+        if any(subtask.has_work for subtask in live):
+            self._wakeup.cancel()
+            return
+        waits = [wait for wait in (subtask.wait_ms() for subtask in live) if wait is not None]
+        start = time.perf_counter_ns()
+        self._wakeup.wait(min(waits) / 1000 if waits else None)
+        slept = time.perf_counter_ns() - start
+        for subtask in live:
+            if subtask.backpressured:
+                subtask.metrics.backpressured_ns += slept
+            else:
+                subtask.metrics.idle_ns += slept

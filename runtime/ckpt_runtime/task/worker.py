@@ -1,0 +1,299 @@
+"""A worker process: receives the driver's messages, runs at most one deployment, reports what happens.
+
+Owns the threads around the subtasks: the control loop, the heartbeat, and the pool that writes snapshots. It trusts the
+driver (the connection is authenticated) and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import time
+import traceback
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ckpt_runtime.checkpoint.properties import CheckpointOptions
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
+from ckpt_runtime.configuration.state_options import StateOptions
+from ckpt_runtime.graph.compiler import CompiledPlan
+from ckpt_runtime.graph.key_groups import key_group_range
+from ckpt_runtime.network.connections import ControlConnection
+from ckpt_runtime.network.elements import CheckpointBarrier
+from ckpt_runtime.network.transport import DataTransport
+from ckpt_runtime.task.deployed_job import DeployedJob, load_checked_plan
+from ckpt_runtime.task.deployment import Deployment
+from ckpt_runtime.task.snapshot_writer import write_snapshot
+from ckpt_runtime.task.subtask import OperatorSnapshot, SnapshotMeasures, Subtask
+
+logger = logging.getLogger(__name__)
+
+Message = dict[str, Any]
+
+SNAPSHOT_THREADS = 2
+HEARTBEAT_S = 1.0
+
+
+class TaskWorker:
+    """One worker process's life: :meth:`run` serves the driver until the connection ends or it says shutdown."""
+
+    def __init__(self, connection: ControlConnection, secret: str, *, slot: str, worker_id: str) -> None:
+        self._connection = connection
+        self._worker_id = worker_id
+        self._transport = DataTransport(connection.local_host, secret)
+        self._job: DeployedJob | None = None
+        self._plan: tuple[str, CompiledPlan] | None = None
+        self._programs: dict[str, str] = {}
+        self._snapshots = ThreadPoolExecutor(SNAPSHOT_THREADS, thread_name_prefix="snapshot")
+        self._closing = threading.Event()
+        connection.send(
+            {
+                "type": "hello",
+                "role": "worker",
+                "slot": slot,
+                "worker": worker_id,
+                "pid": os.getpid(),
+                "data_address": list(self._transport.address),
+            }
+        )
+
+    def run(self) -> None:
+        """Raises ConnectionError when the driver is gone."""
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        while True:
+            message = self._connection.receive()
+            if message["type"] == "shutdown":
+                return
+            self._handle(message)
+
+    def close(self) -> None:
+        self._closing.set()
+        if self._job is not None:
+            self._job.cancel(timeout_s=1)
+        self._snapshots.shutdown(wait=False, cancel_futures=True)
+        self._transport.close()
+        self._connection.close()
+        for directory in self._programs.values():
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _handle(self, message: Message) -> None:
+        match message["type"]:
+            case "deploy":
+                self._deploy(message)
+            case "cancel":
+                self._cancel(message)
+            case "trigger":
+                self._trigger(message)
+            case "complete":
+                checkpoint_id = message["checkpoint_id"]
+                self._mail_tasks(message, lambda subtask: subtask.notify_complete(checkpoint_id))
+            case "abort":
+                checkpoint_id, latest = message["checkpoint_id"], message["latest_completed"]
+                self._mail_tasks(message, lambda subtask: subtask.notify_aborted(checkpoint_id, latest))
+            case other:
+                logger.warning("worker %s: unknown message %r", self._worker_id, other)
+
+    def _deploy(self, message: Message) -> None:
+        """Any failure is reported as this deployment's; the worker lives on."""
+        deployment = Deployment.from_json(message["deployment"])
+        try:
+            _pin(deployment.pin_cpu)
+            directory = self._unpack(deployment.program.directory, message.get("archive"))
+            plan = self._plan_of(deployment, directory)
+            self._job = DeployedJob(deployment, plan, self._transport, self)
+            self._job.start()
+        except Exception as error:
+            logger.exception("deployment %d failed", deployment.deployment)
+            self._report({"type": "deploy_failed", "error": describe_error(error)}, deployment.deployment)
+
+    def _unpack(self, program_id: str, archive: str | None) -> str:
+        """The directory of the pipeline's files; the driver sends them once per worker."""
+        known = self._programs.get(program_id)
+        if known is not None:
+            return known
+        if archive is None:
+            raise RuntimeError(f"the files of program {program_id} were never sent to this worker")
+        directory = tempfile.mkdtemp(prefix="ckpt-program-")
+        self._programs[program_id] = directory
+        with zipfile.ZipFile(io.BytesIO(base64.b64decode(archive))) as files:
+            files.extractall(directory)
+        return directory
+
+    def _plan_of(self, deployment: Deployment, directory: str) -> CompiledPlan:
+        """The entry point runs once per worker and job, not once per restart."""
+        key = f"{deployment.program.directory}:{deployment.graph.fingerprint}"
+        if self._plan is None or self._plan[0] != key:
+            self._plan = (key, load_checked_plan(deployment.program, deployment, directory))
+        return self._plan[1]
+
+    def _cancel(self, message: Message) -> None:
+        job, self._job = self._job, None
+        ended = True
+        if job is not None:
+            timeout_ms = Configuration(job.deployment.graph.configuration).get(ExecutionOptions.TASK_CANCELLATION_TIMEOUT)
+            ended = job.cancel(timeout_ms / 1000 if timeout_ms else threading.TIMEOUT_MAX)
+        self._report({"type": "canceled", "ended": ended}, message["deployment"])
+
+    def _trigger(self, message: Message) -> None:
+        barrier = CheckpointBarrier(
+            message["checkpoint_id"], message["timestamp"], CheckpointOptions.from_json(message["options"])
+        )
+        job = self._current(message)
+        for vertex_id, index in message["tasks"]:
+            if job is None or not job.mail((vertex_id, index), lambda task: task.trigger_checkpoint(barrier)):
+                self._report(
+                    {
+                        "type": "decline",
+                        "vertex_id": vertex_id,
+                        "subtask": index,
+                        "checkpoint_id": barrier.checkpoint_id,
+                        "reason": "CHECKPOINT_DECLINED_TASK_NOT_READY",
+                        "message": "the subtask is not deployed here",
+                    },
+                    message["deployment"],
+                )
+
+    def _mail_tasks(self, message: Message, action: Any) -> None:
+        job = self._current(message)
+        if job is not None:
+            for vertex_id, index in message["tasks"]:
+                job.mail((vertex_id, index), action)
+
+    def _current(self, message: Message) -> DeployedJob | None:
+        job = self._job
+        return job if job is not None and job.deployment.deployment == message["deployment"] else None
+
+    # SubtaskHost: called by task threads.
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic_ms(self) -> float:
+        return time.monotonic_ns() / 1_000_000
+
+    def state_changed(self, subtask: Subtask, error: BaseException | None = None) -> None:
+        if error is not None:
+            logger.error("subtask %s failed", subtask.name, exc_info=error)
+        self._report_subtask(
+            subtask,
+            {"type": "state", "state": subtask.state.value, "error": None if error is None else describe_error(error)},
+        )
+
+    def end_of_data(self, subtask: Subtask) -> None:
+        self._report_subtask(subtask, {"type": "end_of_data"})
+
+    def decline(self, subtask: Subtask, checkpoint_id: int, reason: str, message: str) -> None:
+        self._report_subtask(
+            subtask, {"type": "decline", "checkpoint_id": checkpoint_id, "reason": reason, "message": message}
+        )
+
+    def write_snapshot(
+        self,
+        subtask: Subtask,
+        barrier: CheckpointBarrier,
+        operators: list[OperatorSnapshot],
+        measures: SnapshotMeasures,
+    ) -> None:
+        self._snapshots.submit(self._write_snapshot, subtask, barrier, operators, measures)
+
+    def _write_snapshot(
+        self,
+        subtask: Subtask,
+        barrier: CheckpointBarrier,
+        operators: list[OperatorSnapshot],
+        measures: SnapshotMeasures,
+    ) -> None:
+        job = self._job
+        if job is None:
+            return
+        start = time.monotonic()
+        vertex = job.deployment.graph.vertex(subtask.vertex_id)
+        threshold = Configuration(job.deployment.graph.configuration).get(StateOptions.FS_MEMORY_THRESHOLD)
+        key_groups = key_group_range(vertex.max_parallelism, vertex.parallelism, subtask.index)
+        try:
+            written = write_snapshot(barrier.options.directory, operators, key_groups, threshold)
+        except Exception as error:
+            logger.warning("checkpoint %d of %s failed", barrier.checkpoint_id, subtask.name, exc_info=error)
+            reason = "IO_EXCEPTION" if isinstance(error, OSError) else "CHECKPOINT_ASYNC_EXCEPTION"
+            self.decline(subtask, barrier.checkpoint_id, reason, f"{type(error).__name__}: {error}")
+            return
+        self._report_subtask(
+            subtask,
+            {
+                "type": "ack",
+                "checkpoint_id": barrier.checkpoint_id,
+                "directory": barrier.options.directory,
+                "state": written.state.to_json(),
+                "finished_operators": subtask.data_ended,
+                "metrics": {
+                    "sync_duration": round(measures.sync_ms),
+                    "async_duration": round((time.monotonic() - start) * 1000),
+                    "checkpointed_size": written.written_bytes,
+                    "alignment_buffered": 0,
+                    "processed_data": measures.processed_bytes,
+                    "persisted_data": 0,
+                    "alignment_duration": measures.alignment_ms,
+                    "start_delay": measures.start_delay_ms,
+                    "unaligned": False,
+                },
+            },
+        )
+
+    def _report_subtask(self, subtask: Subtask, message: Message) -> None:
+        job = self._job
+        if job is not None:
+            message |= {"vertex_id": subtask.vertex_id, "subtask": subtask.index}
+            self._report(message, job.deployment.deployment)
+
+    def _report(self, message: Message, deployment: int) -> None:
+        try:
+            self._connection.send({**message, "deployment": deployment})
+        except OSError:
+            logger.debug("the driver is gone, cannot report %s", message["type"])
+
+    def _beat(self) -> None:
+        while not self._closing.wait(HEARTBEAT_S):
+            job = self._job
+            tasks = [] if job is None else [_measures(subtask) for subtask in job.subtasks.values()]
+            deployment = -1 if job is None else job.deployment.deployment
+            self._report({"type": "heartbeat", "tasks": tasks}, deployment)
+
+
+def describe_error(error: BaseException) -> dict[str, str]:
+    """An error as the exception history shows it."""
+    kind = type(error)
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    trace = "".join(traceback.format_exception(error))
+    return {"exception": name, "message": str(error), "stack_trace": trace}
+
+
+def _measures(subtask: Subtask) -> dict[str, Any]:
+    metrics = subtask.metrics
+    return {
+        "vertex_id": subtask.vertex_id,
+        "subtask": subtask.index,
+        "rows_in": metrics.rows_in,
+        "bytes_in": metrics.bytes_in,
+        "rows_out": subtask.chain.end.rows,
+        "busy_ms": metrics.busy_ns / 1e6,
+        "idle_ms": metrics.idle_ns / 1e6,
+        "backpressured_ms": metrics.backpressured_ns / 1e6,
+    }
+
+
+def _pin(cpu: int | None) -> None:
+    """Binds the process to a core; threads started later inherit it. None leaves it alone."""
+    if cpu is not None and hasattr(os, "sched_setaffinity"):
+        for thread in os.listdir("/proc/self/task"):
+            try:
+                os.sched_setaffinity(int(thread), {cpu})
+            except OSError:
+                logger.debug("thread %s cannot be bound to core %d", thread, cpu)
+

@@ -1,0 +1,151 @@
+"""Two transports over real loopback sockets: order, flow control, late registration, lost peers, wrong secrets."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pytest
+from ckpt_runtime.network.connections import receive_exactly
+from ckpt_runtime.network.elements import EndOfPartition, Watermark
+from ckpt_runtime.network.framing import channel_id
+from ckpt_runtime.network.gate import InputChannel, InputGate
+from ckpt_runtime.network.transport import DataTransport
+
+SECRET = "secret"
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 10) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"timed out waiting for {what}"
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def transports() -> Iterator[tuple[DataTransport, DataTransport]]:
+    sender, receiver = DataTransport("127.0.0.1", SECRET), DataTransport("127.0.0.1", SECRET)
+    yield sender, receiver
+    sender.close()
+    receiver.close()
+
+
+def batch(start: int, rows: int = 100) -> pa.RecordBatch:
+    return pa.record_batch({"n": pa.array(range(start, start + rows), pa.int64()), "s": [str(i) for i in range(rows)]})
+
+
+def new_channel(window: int = 4) -> tuple[InputGate, InputChannel]:
+    gate = InputGate(lambda: None)
+    return gate, gate.add_channel(0, window)
+
+
+def take(gate: InputGate) -> object:
+    wait_until(lambda: gate.has_arrivals, "an element")
+    arrived = gate.poll()
+    assert arrived is not None
+    channel, element = arrived
+    if isinstance(element, pa.Buffer):
+        channel.buffer_consumed()
+        return pa.ipc.read_record_batch(element, channel.schema)
+    return element
+
+
+def test_rows_and_control_elements_arrive_in_order(transports: tuple[DataTransport, DataTransport]) -> None:
+    sender, receiver = transports
+    gate, channel = new_channel(window=2)
+    wire = channel_id(1, 0)
+    receiver.register(wire, channel)
+    out = sender.connect(receiver.address, wire, 4, lambda: None)
+    for round_ in range(50):
+        out.send_batch(batch(round_ * 100))
+        out.send_control(Watermark(round_))
+    out.send_control(EndOfPartition())
+    for round_ in range(50):
+        assert take(gate) == batch(round_ * 100)
+        assert take(gate) == Watermark(round_)
+    assert take(gate) == EndOfPartition()
+
+
+def test_a_sender_has_no_room_until_the_receiver_gives_credit(transports: tuple[DataTransport, DataTransport]) -> None:
+    sender, receiver = transports
+    gate, channel = new_channel(window=2)
+    wire = channel_id(1, 0)
+    receiver.register(wire, channel)
+    woken = threading.Event()
+    out = sender.connect(receiver.address, wire, 3, woken.set)
+    sent = 0
+    deadline = time.monotonic() + 5
+    while sent < 5 and time.monotonic() < deadline:
+        if out.has_room:
+            out.send_batch(batch(sent * 100))
+            sent += 1
+    wait_until(lambda: len(channel.queue) == 2 and not out.has_room, "a full window and a full queue")
+    woken.clear()
+    for index in range(5):
+        assert take(gate) == batch(index * 100)
+    assert woken.wait(5)
+    assert out.has_room
+
+
+def test_a_receiver_may_register_after_the_sender_connected(transports: tuple[DataTransport, DataTransport]) -> None:
+    sender, receiver = transports
+    wire = channel_id(7, 3)
+    out = sender.connect(receiver.address, wire, 4, lambda: None)
+    out.send_batch(batch(0))
+    gate, channel = new_channel()
+    receiver.register(wire, channel)
+    assert take(gate) == batch(0)
+
+
+def test_channels_of_a_released_deployment_are_deaf(transports: tuple[DataTransport, DataTransport]) -> None:
+    sender, receiver = transports
+    old_gate, old = new_channel()
+    receiver.register(channel_id(1, 0), old)
+    stale = sender.connect(receiver.address, channel_id(1, 0), 4, lambda: None)
+    stale.send_batch(batch(0))
+    assert take(old_gate) == batch(0)
+    receiver.release(1)
+    stale.send_batch(batch(100))
+    gate, channel = new_channel()
+    receiver.register(channel_id(2, 0), channel)
+    sender.connect(receiver.address, channel_id(2, 0), 4, lambda: None).send_batch(batch(200))
+    assert take(gate) == batch(200)
+    assert not old_gate.has_arrivals
+
+
+def test_a_lost_peer_fails_both_ends() -> None:
+    sender, receiver = DataTransport("127.0.0.1", SECRET), DataTransport("127.0.0.1", SECRET)
+    gate, channel = new_channel()
+    receiver.register(channel_id(1, 0), channel)
+    out = sender.connect(receiver.address, channel_id(1, 0), 4, lambda: None)
+    out.send_batch(batch(0))
+    take(gate)
+    sender.close()
+    assert isinstance(take(gate), ConnectionError)
+    receiver.close()
+    other = DataTransport("127.0.0.1", SECRET)
+    third = DataTransport("127.0.0.1", SECRET)
+    out = other.connect(third.address, channel_id(1, 0), 4, lambda: None)
+    third.close()
+    wait_until(lambda: out.error is not None, "the sender to notice")
+    other.close()
+
+
+def test_a_peer_without_the_secret_is_refused(transports: tuple[DataTransport, DataTransport]) -> None:
+    _, receiver = transports
+    stranger = DataTransport("127.0.0.1", "another secret")
+    with pytest.raises(ConnectionError):
+        stranger.connect(receiver.address, channel_id(1, 0), 4, lambda: None)
+    stranger.close()
+
+
+def test_garbage_is_refused_before_any_frame_is_read(transports: tuple[DataTransport, DataTransport]) -> None:
+    _, receiver = transports
+    with socket.create_connection(receiver.address) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 100)
+        connection.settimeout(10)
+        with pytest.raises(ConnectionError):
+            receive_exactly(connection, 1 << 20)
