@@ -93,9 +93,7 @@ class LocalAirflow:
 
     # -- environment -------------------------------------------------------------------------------------------
 
-    def _environment(
-        self, connections: dict[str, str], extra_env: dict[str, str], parallelism: int
-    ) -> dict[str, str]:
+    def _environment(self, connections: dict[str, str], extra_env: dict[str, str], parallelism: int) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("AIRFLOW")}
         bin_dir = str(Path(sys.executable).parent)
         settings = {
@@ -160,11 +158,10 @@ class LocalAirflow:
     def _migrate(self) -> None:
         log_path = self._log_path("db")
         with log_path.open("ab") as log:
-            code = subprocess.run(
-                [*self._airflow(), "db", "migrate"], env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            ).returncode
-        if code != 0:
-            raise AirflowInstanceError(f"airflow db migrate ended with {code}:\n{self.log_tail('db')}")
+            command = [*self._airflow(), "db", "migrate"]
+            done = subprocess.run(command, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
+        if done.returncode != 0:
+            raise AirflowInstanceError(f"airflow db migrate ended with {done.returncode}:\n{self.log_tail('db')}")
 
     def start_component(self, name: str) -> None:
         """Start one process, for instance again after ``kill_component``."""

@@ -1,21 +1,21 @@
 """The protocol between a condition and whoever performs its requests.
 
-A condition's ``poll`` is a generator: it yields calls (functions of a client), receives their answers, and returns a
-verdict, or ``None`` for "not yet". The same condition thus serves the synchronous client in a worker and the
+A condition's ``poll`` is a generator: it yields calls of the REST client's request table, receives their answers, and
+returns a verdict, or ``None`` for "not yet". The same condition thus serves the synchronous client in a worker and the
 asynchronous one in the triggerer, and is tested with neither. Nothing here does I/O, sleeps or looks at a clock.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
+from ckpt_runtime.client.requests import Call
+
 Json: TypeAlias = dict[str, Any]
-Call: TypeAlias = Callable[[Any], Any]
-"""Given a client, performs one request: returns the answer, or an awaitable of it for an asynchronous client."""
 
 
 class Status(StrEnum):
@@ -37,7 +37,7 @@ class Verdict:
     result: Json = field(default_factory=dict)
 
 
-Poll: TypeAlias = Generator[Call, Any, Verdict | None]
+Poll: TypeAlias = Generator[Call[Any], Any, Verdict | None]
 
 
 class Condition(ABC):
@@ -51,3 +51,22 @@ class Condition(ABC):
     @abstractmethod
     def subject(self) -> str:
         """What is waited for, as a noun phrase for messages."""
+
+
+class UnknownJob:
+    """Counts answers "no such job" in a row: one is not enough, since a new leader answers before it has recovered
+    its jobs."""
+
+    LIMIT = 3
+
+    def __init__(self) -> None:
+        self._times = 0
+
+    def seen(self) -> None:
+        """The job was there."""
+        self._times = 0
+
+    def missing(self, message: str) -> Verdict | None:
+        """The job was not there; a verdict once that has happened often enough."""
+        self._times += 1
+        return Verdict(Status.MISSING, message) if self._times >= self.LIMIT else None

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from ckpt_runtime.client import CkptNotFound
-
-from airflow_provider_ckpt import calls
-from airflow_provider_ckpt.conditions.base import Condition, Json, Poll, Status, Verdict
-from airflow_provider_ckpt.conditions.job import TERMINAL
-
-_UNKNOWN_LIMIT = 3
+from airflow_provider_ckpt.conditions.base import Condition, Json, Poll, Status, UnknownJob, Verdict
+from ckpt_runtime.client import NotFound, requests
+from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointStatistics
+from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +25,21 @@ class CheckpointGoal:
     count: int = 1
     savepoints: bool = False
 
-    def accepts(self, item: Json) -> bool:
+    def accepts(self, item: Checkpoint) -> bool:
         """Whether one entry of the job's checkpoint history is wanted."""
         return (
-            item.get("status") == "COMPLETED"
-            and (self.savepoints or not item.get("is_savepoint"))
-            and (self.checkpoint_id is None or item["id"] == self.checkpoint_id)
-            and (self.since_id is None or item["id"] > self.since_id)
-            and (self.after_ms is None or item["trigger_timestamp"] >= self.after_ms)
+            item.status == "COMPLETED"
+            and (self.savepoints or not item.is_savepoint)
+            and (self.checkpoint_id is None or item.id == self.checkpoint_id)
+            and (self.since_id is None or item.id > self.since_id)
+            and (self.after_ms is None or item.triggered_at_ms >= self.after_ms)
         )
 
     def __str__(self) -> str:
         parts = [f"{self.count} completed checkpoint{'s' if self.count > 1 else ''}"]
         parts += [f"with id {self.checkpoint_id}"] if self.checkpoint_id is not None else []
         parts += [f"newer than {self.since_id}"] if self.since_id is not None else []
-        parts += [f"triggered after {self.after_ms}"] if self.after_ms is not None else []
+        parts += [f"triggered at or after {self.after_ms} ms"] if self.after_ms is not None else []
         return " ".join(parts)
 
 
@@ -55,8 +52,8 @@ class CheckpointCondition(Condition):
     def __init__(self, job_id: str, goal: CheckpointGoal) -> None:
         self._job_id = job_id
         self._goal = goal
-        self._seen: dict[int, Json] = {}
-        self._times_unknown = 0
+        self._seen: dict[int, Checkpoint] = {}
+        self._unknown = UnknownJob()
 
     @property
     def subject(self) -> str:
@@ -64,28 +61,27 @@ class CheckpointCondition(Condition):
 
     def poll(self) -> Poll:
         try:
-            # The state first: a job that ended before the history was read has written all of its history.
-            status: Json = yield calls.job_status(self._job_id)
-            statistics: Json = yield calls.checkpoint_statistics(self._job_id)
-        except CkptNotFound as error:
-            self._times_unknown += 1
-            return Verdict(Status.MISSING, str(error)) if self._times_unknown >= _UNKNOWN_LIMIT else None
-        self._times_unknown = 0
-        history = list(statistics.get("history") or [])
-        self._seen.update({item["id"]: item for item in history if self._goal.accepts(item)})
+            # The state first: a job that had ended before its history was read has all of its history written.
+            job: JobDetails = yield requests.job_details(self._job_id)
+            statistics: CheckpointStatistics = yield requests.checkpoint_statistics(self._job_id)
+        except NotFound as error:
+            return self._unknown.missing(str(error))
+        self._unknown.seen()
+        self._seen.update({item.id: item for item in _entries(statistics) if self._goal.accepts(item)})
         if len(self._seen) >= self._goal.count:
             return Verdict(Status.DONE, result=self._result())
-        return self._hopeless(str(status["status"]), history)
+        return self._hopeless(job.state, statistics.history)
 
-    def _hopeless(self, state: str, history: list[Json]) -> Verdict | None:
+    def _hopeless(self, state: str, history: Sequence[Checkpoint]) -> Verdict | None:
         wanted = self._goal.checkpoint_id
         for item in history:
-            if item["id"] == wanted and item.get("status") == "FAILED":
-                reason = item.get("failure_message") or "no reason given"
+            if item.id == wanted and item.status == "FAILED":
+                reason = item.failure_message or "no reason given"
                 return Verdict(Status.FAILED, f"checkpoint {wanted} of job {self._job_id} failed: {reason}")
-        if state in TERMINAL:
-            found = f"{len(self._seen)} of {self._goal.count} came" if self._seen else "none came"
-            return Verdict(Status.FAILED, f"job {self._job_id} is {state} and completes no more checkpoints, {found}")
+        if state in TERMINAL_STATES:
+            found = f"{len(self._seen)} of {self._goal.count}" if self._seen else "none"
+            text = f"job {self._job_id} is {state} and completes no more checkpoints; {found} of those wanted came"
+            return Verdict(Status.FAILED, text)
         return None
 
     def _result(self) -> Json:
@@ -93,21 +89,26 @@ class CheckpointCondition(Condition):
         return checkpoint_facts(self._job_id, newest) | {"checkpoint_ids": sorted(self._seen)}
 
 
-def checkpoint_facts(job_id: str, item: Json) -> Json:
+def _entries(statistics: CheckpointStatistics) -> list[Checkpoint]:
+    """The history and the latest ones, which may have left a short history already."""
+    latest = (statistics.latest_completed, statistics.latest_savepoint)
+    return [*statistics.history, *(item for item in latest if item is not None)]
+
+
+def checkpoint_facts(job_id: str, item: Checkpoint) -> Json:
     """What tasks return about a completed checkpoint."""
     return {
         "job_id": job_id,
-        "checkpoint_id": item["id"],
-        "checkpoint_type": item.get("checkpoint_type"),
-        "external_path": item.get("external_path"),
-        "trigger_timestamp": item.get("trigger_timestamp"),
-        "duration_ms": item.get("end_to_end_duration"),
-        "state_size": item.get("state_size"),
-        "checkpointed_size": item.get("checkpointed_size"),
+        "checkpoint_id": item.id,
+        "checkpoint_type": item.kind,
+        "external_path": item.external_path,
+        "triggered_at_ms": item.triggered_at_ms,
+        "duration_ms": item.duration_ms,
+        "state_size": item.state_size,
+        "checkpointed_size": item.checkpointed_size,
     }
 
 
-def newest_id(statistics: Json) -> int:
-    """The highest id of a finished or failed checkpoint or savepoint so far; 0 when there is none."""
-    items: list[Any] = [*(statistics.get("history") or []), *(statistics.get("latest") or {}).values()]
-    return max((item["id"] for item in items if item and item.get("status") != "IN_PROGRESS"), default=0)
+def newest_id(statistics: CheckpointStatistics) -> int:
+    """The highest id of an ended checkpoint or savepoint so far; 0 when there is none."""
+    return max((item.id for item in _entries(statistics) if item.status != "IN_PROGRESS"), default=0)

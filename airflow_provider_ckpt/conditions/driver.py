@@ -6,17 +6,22 @@ errors and a job manager that is starting are waited out with growing pauses, ev
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
-from ckpt_runtime.client import AsyncCkptClient, CkptApiError, CkptClient, CkptUnreachable
+from airflow_provider_ckpt.conditions.base import Condition, Status, Verdict
+from ckpt_runtime.client import AsyncCkptClient, CkptApiError, CkptClient, CkptClientError, Unreachable
+from ckpt_runtime.client.requests import Call
 
-from airflow_provider_ckpt.conditions.base import Call, Condition, Status, Verdict
+T = TypeVar("T")
 
 MAX_PAUSE_SECONDS = 30.0
+_PASSING_STATUSES = (408, 425, 429)
 _JITTER = 0.2
+_LAST_LOOK_SECONDS = 2.0
+"""A wait that is due looks once more; this long may that take."""
 
 
 class Pacing:
@@ -42,9 +47,11 @@ class Pacing:
         return pause * random.uniform(1 - _JITTER, 1 + _JITTER)
 
 
-def is_passing(error: CkptApiError) -> bool:
+def is_passing(error: CkptClientError) -> bool:
     """Whether trying again later may help: no answer, overload, a driver that starts or is not the leader."""
-    return isinstance(error, CkptUnreachable) or error.status in (408, 425, 429) or (error.status or 0) >= 500
+    if isinstance(error, CkptApiError):
+        return error.status >= 500 or error.status in _PASSING_STATUSES
+    return isinstance(error, Unreachable)
 
 
 def poll_once(condition: Condition, client: CkptClient) -> Verdict | None:
@@ -54,8 +61,8 @@ def poll_once(condition: Condition, client: CkptClient) -> Verdict | None:
         call = next(steps)
         while True:
             try:
-                answer = call(client)
-            except CkptApiError as error:
+                answer = client.execute(call)
+            except CkptClientError as error:
                 call = steps.throw(error)
             else:
                 call = steps.send(answer)
@@ -71,8 +78,8 @@ async def apoll_once(condition: Condition, client: AsyncCkptClient) -> Verdict |
         call = next(steps)
         while True:
             try:
-                answer = await call(client)
-            except CkptApiError as error:
+                answer = await client.execute(call)
+            except CkptClientError as error:
                 call = steps.throw(error)
             else:
                 call = steps.send(answer)
@@ -81,42 +88,73 @@ async def apoll_once(condition: Condition, client: AsyncCkptClient) -> Verdict |
         return verdict
 
 
-def wait(
-    condition: Condition,
-    client: CkptClient,
-    deadline: float,
-    pacing: Pacing,
-    *,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Verdict:
+class _Wait:
+    """What both waiting loops decide after each look: the verdict, or how many seconds to pause."""
+
+    def __init__(self, condition: Condition, deadline: float, pacing: Pacing) -> None:
+        self._subject = condition.subject
+        self._deadline = deadline
+        self._pacing = pacing
+        self._trouble = ""
+
+    def after(self, verdict: Verdict | None) -> Verdict | float:
+        self._trouble = ""
+        return verdict if verdict is not None else self._pause(self._pacing.after_answer())
+
+    def after_error(self, error: CkptClientError) -> Verdict | float:
+        if not is_passing(error):
+            return Verdict(Status.REFUSED, str(error))
+        self._trouble = f"; last trouble: {error}"
+        return self._pause(self._pacing.after_failure())
+
+    def over(self) -> Verdict:
+        message = f"{self._subject}: not reached before the task's deadline{self._trouble}"
+        return Verdict(Status.TIMEOUT, message)
+
+    def _pause(self, wanted: float) -> Verdict | float:
+        remaining = self._deadline - time.time()
+        return self.over() if remaining <= 0 else min(wanted, remaining)
+
+
+def wait(condition: Condition, client: CkptClient, deadline: float, pacing: Pacing) -> Verdict:
     """Poll until there is a verdict, or ``deadline`` (seconds since the epoch) has passed."""
-    trouble = ""
+    waiting = _Wait(condition, deadline, pacing)
     while True:
         try:
-            verdict = poll_once(condition, client)
-        except CkptApiError as error:
-            if not is_passing(error):
-                return Verdict(Status.REFUSED, str(error))
-            trouble, pause = f"; last trouble: {error}", pacing.after_failure()
-        else:
-            if verdict is not None:
-                return verdict
-            trouble, pause = "", pacing.after_answer()
-        remaining = deadline - time.time()
-        if remaining <= 0:
-            return Verdict(Status.TIMEOUT, f"waited for {condition.subject} until the task's deadline{trouble}")
-        sleep(min(pause, remaining))
+            outcome = waiting.after(poll_once(condition, client))
+        except CkptClientError as error:
+            outcome = waiting.after_error(error)
+        if isinstance(outcome, Verdict):
+            return outcome
+        time.sleep(outcome)
 
 
-def insist(client: CkptClient, call: Call, deadline: float, pacing: Pacing) -> Any:
+async def await_verdict(condition: Condition, client: AsyncCkptClient, deadline: float, pacing: Pacing) -> Verdict:
+    """As :func:`wait`; a request that hangs cannot outlive the deadline either."""
+    waiting = _Wait(condition, deadline, pacing)
+    try:
+        async with asyncio.timeout(max(deadline - time.time(), 0.0) + _LAST_LOOK_SECONDS):
+            while True:
+                try:
+                    outcome = waiting.after(await apoll_once(condition, client))
+                except CkptClientError as error:
+                    outcome = waiting.after_error(error)
+                if isinstance(outcome, Verdict):
+                    return outcome
+                await asyncio.sleep(outcome)
+    except TimeoutError:
+        return waiting.over()
+
+
+def insist(client: CkptClient, call: Call[T], deadline: float, pacing: Pacing) -> T:
     """Perform one idempotent request, again while the trouble is a passing one and the deadline has not passed.
 
-    :raises CkptApiError: the last trouble, or at once one that does not pass.
+    :raises CkptClientError: the last trouble, or at once one that does not pass.
     """
     while True:
         try:
-            return call(client)
-        except CkptApiError as error:
+            return client.execute(call)
+        except CkptClientError as error:
             remaining = deadline - time.time()
             if not is_passing(error) or remaining <= 0:
                 raise

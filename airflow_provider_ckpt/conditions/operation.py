@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
 
-from ckpt_runtime.client import CkptNotFound
-
-from airflow_provider_ckpt import calls
 from airflow_provider_ckpt.conditions.base import Condition, Json, Poll, Status, Verdict
+from ckpt_runtime.client import NotFound, requests
+from ckpt_runtime.client.models import OperationStatus
 
 
 class Operation(StrEnum):
-    """Kinds of operations. A stop is polled under the path of savepoints, as in Flink."""
+    """Kinds of operations."""
 
     CHECKPOINT = "checkpoint"
     SAVEPOINT = "savepoint"
@@ -22,6 +20,11 @@ class Operation(StrEnum):
     def noun(self) -> str:
         """The operation's name in a sentence."""
         return "stop with savepoint" if self is Operation.STOP else self.value
+
+    @property
+    def polled_as(self) -> requests.OperationKind:
+        """The kind under which its state is asked for: a stop is polled as a savepoint, as in Flink."""
+        return "checkpoint" if self is Operation.CHECKPOINT else "savepoint"
 
 
 class OperationCondition(Condition):
@@ -37,30 +40,16 @@ class OperationCondition(Condition):
         return f"{self._operation.noun} {self._trigger_id} of job {self._job_id}"
 
     def poll(self) -> Poll:
-        status = calls.checkpoint_operation if self._operation is Operation.CHECKPOINT else calls.savepoint_operation
         try:
-            answer: Json = yield status(self._job_id, self._trigger_id)
-        except CkptNotFound as error:
+            status = yield requests.operation_status(self._operation.polled_as, self._trigger_id, self._job_id)
+        except NotFound as error:
             return Verdict(Status.MISSING, str(error))
-        if answer["status"]["id"] != "COMPLETED":
-            return None
-        return self._judge(answer.get("operation") or {})
+        return self._judge(status) if status.done else None
 
-    def _judge(self, outcome: Json) -> Verdict:
-        cause = outcome.get("failure-cause") or outcome.get("failureCause")
-        if cause is not None:
-            return Verdict(Status.FAILED, failure_text(cause))
+    def _judge(self, status: OperationStatus) -> Verdict:
+        if status.failure is not None:
+            return Verdict(Status.FAILED, f"{status.failure.exception}: {status.failure.message}")
         result: Json = {"job_id": self._job_id, "trigger_id": self._trigger_id}
         if self._operation is Operation.CHECKPOINT:
-            return Verdict(Status.DONE, result=result | {"checkpoint_id": outcome["checkpointId"]})
-        return Verdict(Status.DONE, result=result | {"savepoint_path": outcome["location"]})
-
-
-def failure_text(cause: Any) -> str:
-    """The causes of a failure, outermost first, without the frames of the stack trace."""
-    if not isinstance(cause, dict):
-        return str(cause)
-    trace = str(cause.get("stack-trace") or "")
-    lines = [line.strip() for line in trace.splitlines()]
-    kept = [line for line in lines if line and not line.startswith(("at ", "..."))]
-    return "; ".join(kept[:8]) or str(cause.get("class") or "unknown cause")
+            return Verdict(Status.DONE, result=result | {"checkpoint_id": status.checkpoint_id})
+        return Verdict(Status.DONE, result=result | {"savepoint_path": status.location})

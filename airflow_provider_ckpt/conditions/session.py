@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from ckpt_runtime.client import CkptUnreachable
+from collections.abc import Callable
 
-from airflow_provider_ckpt import calls
 from airflow_provider_ckpt.conditions.base import Condition, Json, Poll, Status, Verdict
+from ckpt_runtime.client import Unreachable, requests
+from ckpt_runtime.client.models import ClusterOverview
 
 
 class SessionReadyCondition(Condition):
-    """Done when the REST API answers its overview."""
+    """Done when the REST API answers its overview; FAILED when the session's process is seen to have ended.
+
+    :param is_alive: tells whether the process lives; ``None`` where that cannot be told.
+    """
+
+    def __init__(self, is_alive: Callable[[], bool] | None = None) -> None:
+        self._is_alive = is_alive
 
     @property
     def subject(self) -> str:
         return "the session's REST API to answer"
 
     def poll(self) -> Poll:
-        overview: Json = yield calls.overview()
+        ended = self._is_alive is not None and not self._is_alive()
+        if ended:
+            return Verdict(Status.FAILED, "the session's process has ended")
+        overview: ClusterOverview = yield requests.cluster_overview()
         return Verdict(Status.DONE, result=session_facts(overview))
 
 
@@ -29,17 +39,17 @@ class SessionGoneCondition(Condition):
 
     def poll(self) -> Poll:
         try:
-            yield calls.overview()
-        except CkptUnreachable:
+            yield requests.cluster_overview()
+        except Unreachable:
             return Verdict(Status.DONE)
         return None
 
 
-def session_facts(overview: Json) -> Json:
+def session_facts(overview: ClusterOverview) -> Json:
     """What tasks return about a session."""
     return {
-        "slots_total": overview.get("slots-total"),
-        "slots_available": overview.get("slots-available"),
-        "jobs_running": overview.get("jobs-running"),
-        "version": overview.get("flink-version"),
+        "slots_total": overview.slots_total,
+        "slots_available": overview.slots_available,
+        "jobs_running": overview.jobs_running,
+        "version": overview.version,
     }

@@ -73,7 +73,8 @@ def _import_module(directory: Path, name: str) -> ModuleType:
         return importlib.import_module(name)
     private = _ISOLATED_PREFIX + hashlib.sha256(str(directory).encode()).hexdigest()[:12] + "_" + name
     spec = importlib.util.spec_from_file_location(private, file)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[private] = module
     try:

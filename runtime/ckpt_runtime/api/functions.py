@@ -1,10 +1,13 @@
 """Aggregate functions for ``groupBy(...).agg(...)``, named as in ``pyspark.sql.functions``. Descriptions only."""
 
+# Names are PySpark's.
+# ruff: noqa: A001
+
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.api.checks import checked_text
 from ckpt_runtime.graph.specs import Aggregate
 
 
@@ -18,18 +21,15 @@ class AggregateColumn:
 
     def alias(self, name: str) -> AggregateColumn:
         """The same aggregate under another output name."""
-        if not isinstance(name, str) or not name:
-            raise PlanError("alias", f"expected a column name, not {name!r}")
-        return AggregateColumn(self.function, self.column, name)
+        return AggregateColumn(self.function, self.column, checked_text("alias", name))
 
     def to_aggregate(self) -> Aggregate:
         return Aggregate(self.function, self.column, self.name)
 
 
 def _over(function: str, column: str) -> AggregateColumn:
-    if not isinstance(column, str) or not column:
-        raise PlanError(function, f"expected a column name, not {column!r}")
-    return AggregateColumn(function, column, f"{function}({column})")
+    name = checked_text(function, column)
+    return AggregateColumn(function, name, f"{function}({name})")
 
 
 def count(column: str = "*") -> AggregateColumn:

@@ -1,19 +1,21 @@
 """``stream.groupBy(...)``: keyed operators, on the conventions of PySpark's ``GroupedData``."""
 
+# Names are PySpark's.
+# ruff: noqa: N802, N803
+
 from __future__ import annotations
 
 from typing import Any
 
-import pyarrow as pa
-
 from ckpt_runtime.api import functions
+from ckpt_runtime.api.checks import chosen
 from ckpt_runtime.api.functions import AggregateColumn
 from ckpt_runtime.api.stream import Stream
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.expressions import check_columns
 from ckpt_runtime.graph.logical import LogicalInput
-from ckpt_runtime.graph.schemas import aggregate_output_schema
+from ckpt_runtime.graph.schemas import SchemaDerivationError, aggregate_output_schema
 from ckpt_runtime.graph.specs import AggregateSpec, ProcessSpec, WatermarkSpec
 
 _OUTPUT_MODES = {"append": "Append", "update": "Update"}
@@ -35,16 +37,18 @@ class GroupedStream:
             raise PlanError("agg", "no aggregate given; e.g. agg(count(), sum('x').alias('total'))")
         taken = set(self._keys)
         for column in exprs:
-            if not isinstance(column, AggregateColumn):
-                raise PlanError("agg", f"expected count(), sum(...), min(...), max(...) or avg(...), not {column!r}")
+            _check_aggregate(column)
             if column.column is not None:
                 check_columns([column.column], schema, f"agg: {column.function}")
-                _check_type(column, schema)
             if column.name in taken:
                 raise PlanError("agg", f"two result columns are called {column.name!r}; use .alias(...)")
             taken.add(column.name)
         spec = AggregateSpec(self._keys, tuple(column.to_aggregate() for column in exprs))
-        return self._stream._then(spec, aggregate_output_schema(schema, spec))
+        try:
+            output = aggregate_output_schema(schema, spec)
+        except SchemaDerivationError as error:
+            raise PlanError("agg", str(error)) from None
+        return self._stream.apply(spec, output)
 
     def count(self) -> Stream:
         """Rows per key, in a column ``count``."""
@@ -70,22 +74,20 @@ class GroupedStream:
         if initialState is not None:
             raise PlanError("initialState", "not supported; start the job from a savepoint that holds the state")
         output = to_arrow_schema(outputStructType, "outputStructType")
-        time_mode = _mode("timeMode", timeMode, _TIME_MODES)
-        if time_mode == "EventTime" and not _has_watermark(self._stream._inputs):
+        time_mode = chosen("timeMode", timeMode, _TIME_MODES)
+        if time_mode == "EventTime" and not _has_watermark(self._stream.inputs):
             raise PlanError("timeMode", "EventTime needs .withWatermark(column, delay) before groupBy")
         if eventTimeColumnName:
             raise PlanError("eventTimeColumnName", "call .withWatermark(column, delay) on the result instead")
         spec = ProcessSpec(
-            self._keys, statefulProcessor, output, _mode("outputMode", outputMode, _OUTPUT_MODES), time_mode
+            self._keys, statefulProcessor, output, chosen("outputMode", outputMode, _OUTPUT_MODES), time_mode
         )
-        return self._stream._then(spec, output)
+        return self._stream.apply(spec, output)
 
 
-def _mode(field: str, value: str, allowed: dict[str, str]) -> str:
-    mode = allowed.get(value.lower()) if isinstance(value, str) else None
-    if mode is None:
-        raise PlanError(field, f"{value!r} is not one of {', '.join(allowed.values())}")
-    return mode
+def _check_aggregate(column: object) -> None:
+    if not isinstance(column, AggregateColumn):
+        raise PlanError("agg", f"expected count(), sum(...), min(...), max(...) or avg(...), not {column!r}")
 
 
 def _has_watermark(inputs: tuple[LogicalInput, ...]) -> bool:
@@ -95,12 +97,3 @@ def _has_watermark(inputs: tuple[LogicalInput, ...]) -> bool:
 
 def _reaches(edge: LogicalInput) -> bool:
     return bool(edge.node.inputs) and _has_watermark(edge.node.inputs)
-
-
-def _check_type(column: AggregateColumn, schema: pa.Schema) -> None:
-    kind = schema.field(column.column).type
-    if column.function in ("sum", "avg"):
-        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
-            raise PlanError("agg", f"{column.function} of column {column.column!r}: {kind} is not a number")
-    elif column.function in ("min", "max") and pa.types.is_nested(kind):
-        raise PlanError("agg", f"{column.function} of column {column.column!r}: {kind} has no order")

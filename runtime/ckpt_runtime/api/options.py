@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
+from ckpt_runtime.api.checks import checked_text
 from ckpt_runtime.graph.errors import PlanError
 
 
@@ -24,8 +25,7 @@ class WithOptions:
 
     def option(self, key: str, value: str | int | float | bool | None) -> Self:
         """Sets one option; None removes it."""
-        if not isinstance(key, str) or not key:
-            raise PlanError("option", f"expected a name, not {key!r}")
+        checked_text("option", key)
         for known in [known for known in self._options if known.lower() == key.lower()]:
             del self._options[known]
         if value is not None:

@@ -27,9 +27,7 @@ class PlanRequest:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> PlanRequest:
-        return cls(
-            document["archive_dir"], document["entry"], tuple(document["args"]), dict(document["configuration"])
-        )
+        return cls(document["archive_dir"], document["entry"], tuple(document["args"]), dict(document["configuration"]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,12 @@
 """The session: where a pipeline function starts. Collects operators into a logical plan; runs nothing.
 
-    def pipeline(session: StreamSession, *args: str) -> None:
-        lines = session.readStream.format("replay").option("path", args[0]).load().uid("source")
-        lines.groupBy("word").agg(count()).uid("counts").writeStream.format("parquet").start(args[1]).uid("sink")
+def pipeline(session: StreamSession, *args: str) -> None:
+    lines = session.readStream.format("replay").option("path", args[0]).load().uid("source")
+    lines.groupBy("word").agg(count()).uid("counts").writeStream.format("parquet").start(args[1]).uid("sink")
 """
+
+# Names are PySpark's.
+# ruff: noqa: N802, N803
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ class DataSourceRegistration:
     def register(self, dataSource: type) -> None:
         """Registers a class under ``dataSource.name()``; a later class of that name replaces an earlier one."""
         if not is_data_source(dataSource):
-            raise PlanError("dataSource", f"expected a subclass of pyspark.sql.datasource.DataSource, not {dataSource!r}")
+            raise PlanError("dataSource", f"expected a subclass of PySpark's DataSource, not {dataSource!r}")
         name = dataSource.name()  # type: ignore[attr-defined]
         if name in SOURCE_FORMATS or name in SINK_FORMATS:
             raise PlanError("dataSource", f"{name!r} is the name of a built-in format; override name()")

@@ -5,15 +5,19 @@ shows in the author's own line. ``union``, ``rebalance`` and ``broadcast`` add n
 operator.
 """
 
+# Names are PySpark's.
+# ruff: noqa: N802, N803
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ckpt_runtime.api.checks import checked_text
 from ckpt_runtime.api.operator_settings import OperatorSettings
 from ckpt_runtime.api.writer import StreamWriter
 from ckpt_runtime.configuration.quantities import parse_duration
@@ -31,6 +35,9 @@ from ckpt_runtime.graph.specs import (
     ProjectSpec,
     WatermarkSpec,
 )
+
+if TYPE_CHECKING:
+    from ckpt_runtime.api.grouped import GroupedStream
 
 Resolve = Callable[[str | type], str | type]
 
@@ -57,6 +64,16 @@ class Stream(OperatorSettings):
         return list(self._schema.names)
 
     @property
+    def plan(self) -> LogicalPlan:
+        """The plan that it belongs to."""
+        return self._plan
+
+    @property
+    def inputs(self) -> tuple[LogicalInput, ...]:
+        """The operators that its rows come from."""
+        return self._inputs
+
+    @property
     def writeStream(self) -> StreamWriter:
         """A new writer, as ``df.writeStream``."""
         return StreamWriter(self._plan, self._resolve, self._inputs, self._schema)
@@ -69,7 +86,7 @@ class Stream(OperatorSettings):
         if not callable(func):
             raise PlanError("mapInArrow", f"expected a function from batches to batches, not {type(func).__name__}")
         output = to_arrow_schema(schema, "mapInArrow schema")
-        return self._then(MapInArrowSpec(func, output), output)
+        return self.apply(MapInArrowSpec(func, output), output)
 
     def filter(self, condition: pc.Expression | str) -> Stream:
         """Keeps the rows for which a boolean expression (or a boolean column, by name) is true."""
@@ -77,7 +94,7 @@ class Stream(OperatorSettings):
         kind = expression_type(expression, self._schema, "filter")
         if not pa.types.is_boolean(kind):
             raise PlanError("filter", f"{expression} is {kind}, not boolean")
-        return self._then(FilterSpec(expression), self._schema)
+        return self.apply(FilterSpec(expression), self._schema)
 
     where = filter
 
@@ -91,8 +108,7 @@ class Stream(OperatorSettings):
 
     def withColumn(self, colName: str, col: pc.Expression) -> Stream:
         """All columns and one computed one, which takes the place of a column of the same name."""
-        if not isinstance(colName, str) or not colName:
-            raise PlanError("withColumn", f"expected a column name, not {colName!r}")
+        checked_text("withColumn", colName)
         chosen = [(name, col if name == colName else pc.field(name)) for name in self._schema.names]
         if colName not in self._schema.names:
             chosen.append((colName, col))
@@ -108,7 +124,7 @@ class Stream(OperatorSettings):
             delay_ms = parse_duration(delayThreshold)
         except (ValueError, AttributeError) as error:
             raise PlanError("withWatermark", f"delay threshold {delayThreshold!r}: {error}") from None
-        return self._then(WatermarkSpec(eventTime, delay_ms), self._schema)
+        return self.apply(WatermarkSpec(eventTime, delay_ms), self._schema)
 
     def groupBy(self, *cols: str) -> GroupedStream:
         """Rows with equal values in ``cols`` go to the same subtask of the next operator."""
@@ -126,8 +142,7 @@ class Stream(OperatorSettings):
 
     def union(self, other: Stream) -> Stream:
         """The rows of both, without order between them. Schemas must be equal."""
-        if not isinstance(other, Stream) or other._plan is not self._plan:
-            raise PlanError("union", "expected a stream of the same session")
+        _check_same_session(other, self._plan)
         if not other._schema.equals(self._schema):
             raise PlanError("union", f"schemas differ: {_brief(self._schema)} and {_brief(other._schema)}")
         nodes = {edge.node for edge in self._inputs}
@@ -153,9 +168,10 @@ class Stream(OperatorSettings):
         for name, expression in columns:
             expression_type(expression, self._schema, f"{field}: column {name!r}")
         spec = ProjectSpec(tuple(columns))
-        return self._then(spec, project_output_schema(self._schema, spec))
+        return self.apply(spec, project_output_schema(self._schema, spec))
 
-    def _then(self, spec: OperatorSpec, schema: pa.Schema) -> Stream:
+    def apply(self, spec: OperatorSpec, schema: pa.Schema) -> Stream:
+        """The stream behind a new operator; what every transformation comes down to."""
         node = self._plan.add(LogicalNode(spec, self._inputs, schema))
         return Stream(self._plan, self._resolve, (LogicalInput(node),), schema)
 
@@ -173,6 +189,11 @@ class Stream(OperatorSettings):
         if len(self._inputs) != 1 or self._inputs[0].partitioning is not Partitioning.FORWARD:
             raise PlanError(method, "call it right behind an operator, not behind union, rebalance or broadcast")
         return self._inputs[0].node
+
+
+def _check_same_session(other: object, plan: LogicalPlan) -> None:
+    if not isinstance(other, Stream) or other.plan is not plan:
+        raise PlanError("union", "expected a stream of the same session")
 
 
 def _brief(schema: pa.Schema) -> str:

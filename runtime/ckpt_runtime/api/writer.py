@@ -1,5 +1,8 @@
 """``stream.writeStream``: describes a sink. Writes nothing."""
 
+# Names are PySpark's.
+# ruff: noqa: N802, N803
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -7,6 +10,7 @@ from typing import Self
 
 import pyarrow as pa
 
+from ckpt_runtime.api.checks import chosen
 from ckpt_runtime.api.operator_settings import OperatorSettings
 from ckpt_runtime.api.options import WithOptions
 from ckpt_runtime.graph.errors import PlanError
@@ -14,7 +18,7 @@ from ckpt_runtime.graph.formats import check_sink
 from ckpt_runtime.graph.logical import LogicalInput, LogicalNode, LogicalPlan
 from ckpt_runtime.graph.specs import SinkSpec
 
-_OUTPUT_MODES = ("append", "update")
+_OUTPUT_MODES = {"append": "append", "update": "update"}
 
 
 class Sink(OperatorSettings):
@@ -56,8 +60,7 @@ class StreamWriter(WithOptions):
 
         Raises PlanError for ``complete``: there is no end of a batch at which a whole result could be written.
         """
-        if not isinstance(outputMode, str) or outputMode.lower() not in _OUTPUT_MODES:
-            raise PlanError("outputMode", f"{outputMode!r} is not one of {', '.join(_OUTPUT_MODES)}")
+        chosen("outputMode", outputMode, _OUTPUT_MODES)
         return self
 
     def uid(self, uid: str) -> Self:

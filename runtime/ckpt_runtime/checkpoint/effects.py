@@ -158,12 +158,16 @@ class RequestCompleted:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """A requested checkpoint failed. ``checkpoint_id`` is None when it never got an id."""
+    """A requested checkpoint failed. ``checkpoint_id`` is None when it never got an id.
+
+    ``reached_tasks``: the trigger was sent, so that of a synchronous savepoint sources may have stopped already.
+    """
 
     request_id: str
     reason: CheckpointFailureReason
     message: str
     checkpoint_id: int | None = None
+    reached_tasks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

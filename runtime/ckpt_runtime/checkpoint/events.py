@@ -87,6 +87,7 @@ class EndOfDataReached:
 class RestoreRequested:
     """All tasks are gone: what is the next deployment to start from? Answered by RestoreFrom or RestoreFailed.
 
+    A later request replaces one that is still unanswered.
     ``savepoint`` is what the job was submitted with; it counts only while the store has no checkpoint.
     """
 

@@ -1,4 +1,4 @@
-"""Counts checkpoint failures and says when they are too many (Flink's CheckpointFailureManager). Decides nothing else."""
+"""Counts checkpoint failures and says when they are too many (Flink's CheckpointFailureManager). Nothing else."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A checkpoint between its trigger and its end: who has acknowledged, and its deadline. Keeps books, decides nothing.
 
-States: LOCATING (its directory is being made) -> PENDING (acknowledgements) -> READY (all there, waits for its turn)
--> WRITING (metadata) -> STORING (the HA pointer; checkpoints only) -> gone. From WRITING on only a write that certainly
-failed aborts it.
+States: LOCATING (its directory is being made) -> PENDING (acknowledgements, then its turn to be finalised) -> WRITING
+(metadata) -> STORING (the HA pointer; checkpoints only) -> gone. From WRITING on only a write that certainly failed
+aborts it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ class PendingState(Enum):
 
     LOCATING = "locating"
     PENDING = "pending"
-    READY = "ready"
     WRITING = "writing"
     STORING = "storing"
 
@@ -62,6 +61,12 @@ class PendingCheckpoint:
     def can_abort(self) -> bool:
         """Finalising ones can only be ended by the answer of the storage."""
         return self.state not in (PendingState.WRITING, PendingState.STORING)
+
+    @property
+    def metadata(self) -> CompletedCheckpoint:
+        """What :meth:`complete` made."""
+        assert self.completed is not None
+        return self.completed
 
     def classify(self, execution: ExecutionId) -> AckResult:
         if execution in self.awaited:

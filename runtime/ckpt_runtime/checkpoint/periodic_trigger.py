@@ -63,7 +63,8 @@ class PeriodicTrigger:
     def tick(self, now: int) -> None:
         """The scheduled tick fired: schedules the next one an interval later, measured from the schedule."""
         interval = self.interval_ms
-        assert self.next_at is not None and interval is not None
+        assert self.next_at is not None
+        assert interval is not None
         self._base, self._ticked = self.next_at, True
         self._schedule(max(now, self.next_at + interval))
 

@@ -16,14 +16,18 @@ CAPACITY = 1_000
 
 @dataclass(frozen=True, slots=True)
 class TriggerRequest:
-    """``request_id`` is None when nobody waits for the result. ``sequence`` tells equal ones apart."""
+    """``request_id`` is None when nobody waits for the result. ``sequence`` tells equal ones apart.
+
+    ``forced`` ones do not wait for others to end; ``final`` is the one at the end of a bounded job's data.
+    """
 
     request_id: str | None
     properties: CheckpointProperties
-    sequence: int
     requested_at: int
+    sequence: int = 0
     periodic: bool = False
     forced: bool = False
+    final: bool = False
     target_directory: str | None = None
 
     @property

@@ -120,6 +120,8 @@ class FloatType:
         return f"a number from {self.minimum:g} to {self.maximum:g}"
 
     def parse(self, text: str) -> float:
+        if "_" in text or not text.isascii():
+            raise ValueError(self.allowed)
         value = float(text.strip())
         if not math.isfinite(value) or not self.minimum <= value <= self.maximum:
             raise ValueError(self.allowed)

@@ -190,7 +190,7 @@ def _reader_pair(node: LogicalNode, spec: SourceSpec) -> tuple[LogicalNode, Logi
 
 def _committer(node: LogicalNode, spec: SinkSpec) -> LogicalNode:
     return LogicalNode(
-        CommitterSpec(spec.format, spec.options),
+        CommitterSpec(spec.format, spec.options, node.inputs[0].node.schema),
         (LogicalInput(node, Partitioning.REBALANCE),),
         None,
         None if node.uid is None else node.uid + COMMITTER_SUFFIX,

@@ -70,13 +70,13 @@ class _Parser:
         while position < len(text):
             match = _TOKEN.match(text, position)
             if match is None:
-                raise self._error(f"cannot read {text[position:position + 20]!r}")
+                raise self._error(f"cannot read {text[position : position + 20]!r}")
             tokens.append(match.group().strip())
             position = match.end()
         return tokens
 
     def _error(self, problem: str) -> PlanError:
-        return PlanError(self._field, f"{problem} in the DDL schema {self._text!r}; write e.g. 'id BIGINT, name STRING'")
+        return PlanError(self._field, f"{problem} in the DDL schema {self._text!r}; example: 'id BIGINT, name STRING'")
 
     def _peek(self, ahead: int = 0) -> str:
         position = self._next + ahead
@@ -89,7 +89,7 @@ class _Parser:
         self._next += 1
         return token
 
-    def _fields(self, end: str) -> list[pa.Field]:
+    def _fields(self, end: str) -> list[pa.Field[Any]]:
         fields = [self._column()]
         while self._peek() == ",":
             self._take()
@@ -102,7 +102,7 @@ class _Parser:
             raise self._error(f"repeated field {repeated[0]!r}")
         return fields
 
-    def _column(self) -> pa.Field:
+    def _column(self) -> pa.Field[Any]:
         name = self._take()
         if name.startswith("`"):
             name = name[1:-1].replace("``", "`")
@@ -140,7 +140,8 @@ class _Parser:
             self._take(",")
             value = self._type()
             self._take(">")
-            return pa.map_(key, pa.field("value", value, True))
+            mapping: pa.DataType = pa.map_(key, pa.field("value", value, True))  # type: ignore[call-overload]
+            return mapping
         if word == "struct":
             self._take("<")
             return pa.struct(self._fields(end=">"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,7 +12,7 @@ import pyarrow.dataset as ds
 from ckpt_runtime.graph.errors import PlanError
 
 
-def expression_type(expression: pc.Expression, schema: pa.Schema, field: str) -> pa.DataType:
+def expression_type(expression: object, schema: pa.Schema, field: str) -> pa.DataType:
     """The type of ``expression`` over rows of ``schema``.
 
     :raises PlanError: naming ``field``: a column that does not exist, types that no function takes, no expression.
@@ -21,11 +22,13 @@ def expression_type(expression: pc.Expression, schema: pa.Schema, field: str) ->
             field, f"expected a pyarrow.compute expression such as pc.field('x') > 1, not {type(expression).__name__}"
         )
     try:
-        scanner = ds.dataset(schema.empty_table()).scanner(columns={"value": expression})
-        return scanner.projected_schema.field("value").type
+        columns: Any = {"value": expression}
+        projected = ds.dataset(schema.empty_table()).scanner(columns=columns).projected_schema
     except (pa.ArrowException, ValueError, TypeError) as error:
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise PlanError(field, f"{expression}: {first_line}; columns are {', '.join(schema.names)}") from error
+    kind: pa.DataType = projected.field("value").type
+    return kind
 
 
 def check_columns(columns: Sequence[str], schema: pa.Schema, field: str) -> None:

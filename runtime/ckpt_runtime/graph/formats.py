@@ -19,23 +19,21 @@ from ckpt_runtime.graph.options import Option, parse_options
 AVAILABLE_NOW_OPTION = "availableNow"
 """Reader option of every ``DataSource`` class, taken by the engine: read what is there now, then end."""
 
-COMMITTABLE_SCHEMA = pa.schema(
-    [
-        pa.field("checkpoint_id", pa.int64(), False),
-        pa.field("subtask", pa.int32(), False),
-        pa.field("message", pa.string(), True),
-    ]
-)
+_COMMITTABLE_FIELDS: list[pa.Field[Any]] = [
+    pa.field("checkpoint_id", pa.int64(), False),
+    pa.field("subtask", pa.int32(), False),
+    pa.field("message", pa.string(), True),
+]
+COMMITTABLE_SCHEMA = pa.schema(_COMMITTABLE_FIELDS)
 """What a PySpark stream writer sends to its committer: one row per subtask and checkpoint; the message is JSON."""
 
-RANGE_SCHEMA = pa.schema(
-    [
-        pa.field("sequence", pa.int64(), False),
-        pa.field("start", pa.string(), False),
-        pa.field("end", pa.string(), False),
-        pa.field("rows", pa.binary(), True),
-    ]
-)
+_RANGE_FIELDS: list[pa.Field[Any]] = [
+    pa.field("sequence", pa.int64(), False),
+    pa.field("start", pa.string(), False),
+    pa.field("end", pa.string(), False),
+    pa.field("rows", pa.binary(), True),
+]
+RANGE_SCHEMA = pa.schema(_RANGE_FIELDS)
 """What an enumerator sends to the readers: an offset range as JSON. ``rows`` is an Arrow IPC stream with the range's
 rows where the reader hands them out with the offsets (simple readers), else null."""
 
@@ -65,6 +63,7 @@ class SinkFormat:
 
 
 def _replay_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
+    _check_location(options["path"])
     schema = declared if declared is not None else _parquet_schema(options["path"])
     for column in split_columns(options["partitionBy"]):
         if column not in schema.names:
@@ -73,26 +72,28 @@ def _replay_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Sc
 
 
 def _parquet_schema(path: str) -> pa.Schema:
-    import fsspec
+    """The schema of the first file, read with Arrow's own file systems."""
     import pyarrow.parquet as pq
+    from pyarrow import fs
 
-    filesystem, root = fsspec.core.url_to_fs(path)
-    files = parquet_files(filesystem, root)
-    if not files:
-        raise PlanError("option 'path'", f"{path!r} is no Parquet file and no directory with Parquet files")
-    with filesystem.open(files[0], "rb") as stream:
-        return pq.read_schema(stream).remove_metadata()
+    field = "option 'path'"
+    try:
+        filesystem, root = fs.FileSystem.from_uri(path) if ":/" in path else (fs.LocalFileSystem(), path)
+        info = filesystem.get_file_info(root)
+        files = [root] if info.is_file else []
+        if info.type is fs.FileType.Directory:
+            files = [file.path for file in filesystem.get_file_info(fs.FileSelector(root)) if file.is_file]
+        files = sorted(file for file in files if file == root or is_parquet_name(file.rsplit("/", 1)[-1]))
+        if not files:
+            raise PlanError(field, f"{path!r} is no Parquet file and no directory with Parquet files")
+        return pq.read_schema(files[0], filesystem=filesystem).remove_metadata()
+    except (OSError, pa.ArrowException) as error:
+        raise PlanError(field, f"the schema of {path!r} cannot be read, give .schema(...): {error}") from error
 
 
-def parquet_files(filesystem: Any, root: str) -> list[str]:
-    """The Parquet files that ``root`` stands for, in name order: itself, or the visible ones in the directory."""
-    if filesystem.isfile(root):
-        return [root]
-    if not filesystem.isdir(root):
-        return []
-    names = [str(name) for name in filesystem.ls(root, detail=False)]
-    visible = [name for name in names if not name.rsplit("/", 1)[-1].startswith((".", "_"))]
-    return sorted(name for name in visible if name.endswith(".parquet"))
+def is_parquet_name(name: str) -> bool:
+    """Whether a file in a directory of Parquet files is one of them, and not hidden."""
+    return name.endswith(".parquet") and not name.startswith((".", "_"))
 
 
 def split_columns(text: str | None) -> list[str]:
@@ -112,11 +113,23 @@ def _numbers_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.S
     return schema
 
 
+def _check_location(path: str) -> None:
+    """Subtasks run in other directories and on other machines than the author."""
+    if not path.startswith("/") and ":/" not in path:
+        raise PlanError("option 'path'", f"{path!r} is relative; give an absolute path or a URL")
+
+
+def _check_parquet(options: dict[str, Any], schema: pa.Schema) -> None:  # noqa: ARG001
+    _check_location(options["path"])
+
+
 def _accept(options: dict[str, Any], schema: pa.Schema) -> None:
     """Takes any input."""
 
 
 def _check_verify(options: dict[str, Any], schema: pa.Schema) -> None:
+    if not options["report"].startswith("/"):
+        raise PlanError("option 'report'", f"{options['report']!r} is not an absolute local directory")
     for key in ("key", "count", "sum"):
         column = options[key]
         if key == "sum" and not column:
@@ -159,7 +172,7 @@ SINK_FORMATS: dict[str, SinkFormat] = {
                 Option("maxRowsPerFile", int, 0, minimum=0),
                 Option("onMissing", default="fail", choices=("fail", "ignore")),
             ),
-            _accept,
+            _check_parquet,
         ),
         SinkFormat("noop", (), _accept),
         SinkFormat(

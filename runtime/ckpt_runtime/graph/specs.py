@@ -75,7 +75,7 @@ class AggregateSpec:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """Hosts a PySpark ``StatefulProcessor``. Modes are PySpark's strings; ``time_mode`` None, ProcessingTime, EventTime."""
+    """Hosts a PySpark ``StatefulProcessor``. Modes are PySpark's strings; time: None, ProcessingTime, EventTime."""
 
     keys: tuple[str, ...]
     processor: Any
@@ -94,10 +94,14 @@ class SinkSpec:
 
 @dataclass(frozen=True, slots=True)
 class CommitterSpec:
-    """The single global committer behind a PySpark stream writer (two-phase commit); follows its :class:`SinkSpec`."""
+    """The single global committer behind a PySpark stream writer (two-phase commit); follows its :class:`SinkSpec`.
+
+    ``schema`` is that of the rows which the writer gets.
+    """
 
     format: str | type
     options: Mapping[str, str] = field(default_factory=dict)
+    schema: pa.Schema | None = None
 
 
 @dataclass(frozen=True, slots=True)

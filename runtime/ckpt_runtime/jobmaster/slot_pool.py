@@ -149,6 +149,10 @@ class SlotPool:
     def available(self) -> int:
         return sum(1 for slot in self._slots.values() if slot.owner is None)
 
+    def all(self) -> tuple[Slot, ...]:
+        """The living slots, oldest first."""
+        return tuple(self._slots.values())
+
     async def acquire(self, owner: SlotOwner, count: int, held: list[Slot]) -> list[Slot]:
         """``count`` living slots with a ready worker each, those in ``held`` first.
 

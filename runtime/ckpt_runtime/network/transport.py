@@ -302,12 +302,15 @@ class DataTransport:
         return subpartition
 
     def release(self, deployment: int) -> None:
-        """Forgets the channels of all deployments up to and including this one."""
+        """Forgets the channels of all deployments up to and including this one; they get nothing after this call."""
         with self._channel_lock:
             self._released = max(self._released, deployment)
             self._registered = {c: r for c, r in self._registered.items() if deployment_of(c) > deployment}
             self._opened = {c: r for c, r in self._opened.items() if deployment_of(c) > deployment}
-        self._post(lambda: self._forget(deployment))
+        forgotten = threading.Event()
+        self._post(lambda: self._forget(deployment, forgotten))
+        while self._thread.is_alive() and not forgotten.wait(0.1):
+            pass
 
     def close(self) -> None:
         self._closing = True
@@ -374,11 +377,12 @@ class DataTransport:
         receiver.on_credit(lambda count: connection.send_frame(channel, FrameKind.CREDIT, encode_credit(count)))
         connection.send_frame(channel, FrameKind.CREDIT, encode_credit(receiver.credit.window))
 
-    def _forget(self, deployment: int) -> None:
+    def _forget(self, deployment: int, forgotten: threading.Event) -> None:
         for connection in self._connections:
             for channels in (connection.inputs, connection.subpartitions):
                 for channel in [c for c in channels if deployment_of(c) <= deployment]:
                     del channels[channel]
+        forgotten.set()
 
     def _add(self, connection: _Connection) -> None:
         if connection.socket.fileno() < 0:

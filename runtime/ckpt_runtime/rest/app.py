@@ -43,6 +43,8 @@ def create_app(
     gateway: DispatcherGateway, *, token: str | None, max_upload_bytes: int = DEFAULT_MAX_UPLOAD_BYTES
 ) -> FastAPI:
     """The application. ``token`` None means no authentication and loopback callers only (see ``rest.auth``)."""
+    if token is not None and not token.strip():
+        raise ValueError("token must not be empty; None means no token")
     app = FastAPI(
         title="ckpt",
         description=_DESCRIPTION,

@@ -48,8 +48,6 @@ class Guard:
     """ASGI middleware in front of everything else."""
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
-        if token is not None and not token.strip():
-            raise ValueError("token must not be empty; use None for no token")
         self._app = app
         self._expected = None if token is None else token.encode()
 

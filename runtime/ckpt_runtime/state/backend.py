@@ -61,22 +61,33 @@ class KeyedStateBackend(ABC):
         """Columnar state for built-in aggregates: one row per key."""
 
     @abstractmethod
-    def value_state(self, name: str, key_schema: pa.Schema, value_schema: pa.Schema) -> Any:
-        """One tuple per key."""
+    def value_state(self, name: str, key_schema: pa.Schema, value_schema: pa.Schema, ttl: Any = None) -> Any:
+        """One tuple per key. ``ttl`` (a ``TimeToLive``) says how long it lives after its last update."""
 
     @abstractmethod
-    def list_state(self, name: str, key_schema: pa.Schema, value_schema: pa.Schema) -> Any:
-        """A list of tuples per key."""
+    def list_state(self, name: str, key_schema: pa.Schema, value_schema: pa.Schema, ttl: Any = None) -> Any:
+        """A list of tuples per key; elements live on their own."""
 
     @abstractmethod
     def map_state(
-        self, name: str, key_schema: pa.Schema, user_key_schema: pa.Schema, value_schema: pa.Schema
+        self, name: str, key_schema: pa.Schema, user_key_schema: pa.Schema, value_schema: pa.Schema, ttl: Any = None
     ) -> Any:
-        """A map from tuple to tuple per key."""
+        """A map from tuple to tuple per key; entries live on their own."""
 
     @abstractmethod
     def timers(self, name: str, key_schema: pa.Schema) -> Any:
         """A priority queue of (time, key), each pair once."""
+
+    @abstractmethod
+    def restored_key_schema(self) -> pa.Schema | None:
+        """The key's schema according to the restored snapshot, of which nothing has been asked for; else None."""
+
+    @abstractmethod
+    def drop_state(self, name: str) -> None:
+        """Forgets a state with all its content; snapshots in flight keep it."""
+
+    def maintain(self) -> None:
+        """Housekeeping in small steps, called about once per buffer by the subtask's thread."""
 
     @abstractmethod
     def snapshot(self, checkpoint_id: int) -> KeyedSnapshot:

@@ -7,6 +7,7 @@ what its metadata refers to is deleted, and its directories only when they are e
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -43,7 +44,10 @@ def delete_job_directory(storage: CheckpointStorage) -> bool:
 
 
 def delete_state_file(owner: Location, file: Location) -> None:
-    """Deletes one state file. Raises :class:`InvalidLocationError`, and touches nothing, if it is not below ``owner``."""
+    """Deletes one state file.
+
+    Raises :class:`InvalidLocationError`, and touches nothing, if it does not lie below ``owner``.
+    """
     if not owner.contains(file):
         raise InvalidLocationError(f"{file.url} is not below {owner.url} and is not deleted", file.url)
     delete_file(file)
@@ -58,6 +62,8 @@ def dispose_snapshot(url: str) -> None:
     snapshot = read_metadata(resolve(url))
     directory = snapshot.directory
     paths = sorted(set(_relative_files(snapshot.document, directory)))
+    for segments in paths:
+        _check_real_path(directory, directory.child(*segments))
     delete_file(directory.child(METADATA_NAME))
     parents: set[Location] = set()
     for segments in paths:
@@ -83,6 +89,15 @@ def _relative_files(document: Mapping[str, Any], directory: Location) -> Iterato
                 if not all(is_plain_name(segment) for segment in segments):
                     raise InvalidLocationError(f"{path!r} in {directory.url} leads out of its directory", directory.url)
                 yield segments
+
+
+def _check_real_path(directory: Location, file: Location) -> None:
+    """Refuses a file that a symbolic link puts outside the directory; the file itself may be a link."""
+    if not file.is_local:
+        return
+    root = os.path.realpath(directory.path)
+    if os.path.commonpath((root, os.path.realpath(os.path.dirname(file.path)))) != root:
+        raise InvalidLocationError(f"{file.url} leads out of {directory.url} by a symbolic link", file.url)
 
 
 def _is_absolute(path: str) -> bool:

@@ -9,14 +9,15 @@ import orjson
 
 from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.errors import CorruptFileError
+from ckpt_runtime.storage.json_text import to_json_text
 
 VERSION = 1
 MAX_DOCUMENT_BYTES = 64 << 20
 
 
 def encode_document(document: Mapping[str, Any]) -> bytes:
-    """The bytes of a document. Raises TypeError for what is not JSON, ValueError when it is too large."""
-    payload = orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
+    """The bytes of a document. Raises ValueError for what is not JSON, and when it is too large."""
+    payload = to_json_text(document, sort_keys=True)
     if len(payload) > MAX_DOCUMENT_BYTES:
         raise ValueError(f"a document of {len(payload)} bytes is larger than the {MAX_DOCUMENT_BYTES} allowed")
     return b'{"version":%d,"checksum":"%s","document":%s}\n' % (VERSION, checksum_of(payload).encode(), payload)

@@ -130,7 +130,9 @@ def naming(action: str, location: Location) -> Iterator[None]:
     except StorageError:
         raise
     except FileNotFoundError as error:
-        raise NotFoundError(f"cannot {action} {location.url}: there is no such file or directory", location.url) from error
+        raise NotFoundError(
+            f"cannot {action} {location.url}: there is no such file or directory", location.url
+        ) from error
     except FileExistsError as error:
         raise AlreadyExistsError(f"cannot {action} {location.url}: it already exists", location.url) from error
     except Exception as error:
@@ -174,6 +176,8 @@ def read_bytes(location: Location, limit: int) -> bytes:
 
 def read_range(location: Location, offset: int, length: int) -> bytes:
     """``length`` bytes from ``offset``, fewer at the file's end."""
+    if length == 0:
+        return b""
     with naming("read", location):
         if location.is_local:
             with open(location.path, "rb", buffering=0) as file:
@@ -206,7 +210,9 @@ def list_names(directory: Location) -> list[str]:
             else:
                 directory.filesystem.invalidate_cache(directory.path)
                 entries = directory.filesystem.ls(directory.path, detail=False)
-                names = [entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry.rstrip("/") != directory.path]
+                names = [
+                    entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry.rstrip("/") != directory.path
+                ]
         except FileNotFoundError:
             return []
     return sorted(name for name in names if not is_temporary_name(name))

@@ -9,7 +9,15 @@ from collections.abc import Iterator
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.storage.checksums import RunningChecksum, is_checksum
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError
-from ckpt_runtime.storage.filesystem import Location, file_size, is_plain_name, naming, read_descriptor, read_range, resolve
+from ckpt_runtime.storage.filesystem import (
+    Location,
+    file_size,
+    is_plain_name,
+    naming,
+    read_descriptor,
+    read_range,
+    resolve,
+)
 
 _CHUNK_BYTES = 4 << 20
 _KEEP_BYTES = 64 << 20

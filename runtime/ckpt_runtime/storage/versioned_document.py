@@ -13,11 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt_runtime.storage.documents import MAX_DOCUMENT_BYTES, decode_document, encode_document
-from ckpt_runtime.storage.errors import AlreadyExistsError, ConflictError, NotFoundError, StorageError
+from ckpt_runtime.storage.errors import (
+    AlreadyExistsError,
+    AmbiguousWriteError,
+    ConflictError,
+    NotFoundError,
+    StorageError,
+)
 from ckpt_runtime.storage.filesystem import (
     Location,
+    delete_empty_directory,
     delete_file,
-    exists,
     list_names,
     make_directory,
     read_bytes,
@@ -70,10 +76,7 @@ class VersionedDocument:
             publish(file, data)
         except AlreadyExistsError:
             raise self._conflict(expected) from None
-        if expected and not exists(self._file(expected)):
-            # Whoever deleted the expected revision had already made a later one, or removed the document.
-            delete_file(file)
-            raise self._conflict(expected)
+        self._check_published(expected, file)
         self._delete_up_to(expected)
         return Revision(expected + 1, decode_document(data, file.url))
 
@@ -83,13 +86,18 @@ class VersionedDocument:
             for number in numbers:
                 delete_file(self._file(number))
         with suppress(StorageError):
-            if self.directory.is_local and exists(self.directory):
-                self._delete_directory()
+            delete_empty_directory(self.directory)
 
-    def _delete_directory(self) -> None:
-        from ckpt_runtime.storage.filesystem import delete_empty_directory
-
-        delete_empty_directory(self.directory)
+    def _check_published(self, expected: int, file: Location) -> None:
+        """Settles the races that exclusive creation alone leaves open: the number may have been used and deleted."""
+        numbers = self._numbers()
+        if max(numbers, default=0) > expected + 1:
+            message = f"{self.directory.url} went on to a later revision at once; read it to see what it is based on"
+            raise AmbiguousWriteError(message, self.directory.url)
+        if expected and expected not in numbers:
+            # The document was removed meanwhile and must not come back.
+            delete_file(file)
+            raise self._conflict(expected)
 
     def _delete_up_to(self, number: int) -> None:
         # An old revision that stays does no harm; the next write tries again.

@@ -17,11 +17,15 @@ import pyarrow as pa
 
 from ckpt_runtime.checkpoint.barrier_handler import (
     AbortCheckpoint,
-    BarrierEffect,
-    BarrierHandler,
+    AlignedBarrierHandler,
+    BarrierEvent,
+    BarrierReceived,
     BlockChannel,
-    ResumeChannel,
+    CancelBarrierReceived,
+    EndOfPartitionReceived,
+    ResumeChannels,
     TriggerCheckpoint,
+    TriggeredByCoordinator,
 )
 from ckpt_runtime.checkpoint.state_handles import OperatorListState
 from ckpt_runtime.network.elements import (
@@ -41,7 +45,7 @@ from ckpt_runtime.task.watermark_valve import WatermarkValve
 logger = logging.getLogger(__name__)
 
 
-class SubtaskState(StrEnum):
+class TaskState(StrEnum):
     """Life of a subtask, in Flink's words."""
 
     INITIALIZING = "INITIALIZING"
@@ -114,7 +118,7 @@ class Subtask:
         self.index = index
         self.name = name
         self.user_code = user_code
-        self.state = SubtaskState.INITIALIZING
+        self.state = TaskState.INITIALIZING
         self.metrics = SubtaskMetrics()
         self.gate = gate
         self.chain = chain
@@ -126,8 +130,7 @@ class Subtask:
         self._source_idle_until: float | None = None
         self._timers: list[int | None] = [None] * len(chain.operators)
         self._next_timer: int | None = None
-        self._handler = BarrierHandler(len(gate.channels))
-        self._barriers: dict[int, CheckpointBarrier] = {}
+        self._handler = AlignedBarrierHandler((channel.input_index, channel.index) for channel in gate.channels)
         self._valve = WatermarkValve(len(gate.channels))
         self._open_data = len(gate.channels)
         self._open_partitions = len(gate.channels)
@@ -136,7 +139,7 @@ class Subtask:
         self._final_checkpoint: int | None = None
         self._last_checkpoint = -1
         self._aborted: set[int] = set()
-        self._alignment_start: tuple[int, float, int] | None = None
+        self._alignment: tuple[int, int] | None = None
 
     # Any thread.
 
@@ -152,10 +155,10 @@ class Subtask:
             self.chain.end.emit_watermark(MAX_WATERMARK)
             self.chain.end.send_control(EndOfData(True))
             self.chain.end.send_control(EndOfPartition())
-            self._change(SubtaskState.FINISHED)
+            self._change(TaskState.FINISHED)
             return
         self.chain.open()
-        self._change(SubtaskState.RUNNING)
+        self._change(TaskState.RUNNING)
 
     def step(self) -> bool:
         """Does one piece of work; False when there is none. Raises what an operator raises: the subtask has failed."""
@@ -219,11 +222,11 @@ class Subtask:
 
     def trigger_checkpoint(self, barrier: CheckpointBarrier) -> None:
         """The coordinator's trigger: for sources, and for subtasks all of whose predecessors have finished."""
-        if self.state is not SubtaskState.RUNNING:
+        if self.state is not TaskState.RUNNING:
             self._host.decline(self, barrier.checkpoint_id, "CHECKPOINT_DECLINED_TASK_NOT_READY", str(self.state))
             return
         if self._open_partitions:
-            self._apply(self._handler.trigger(barrier.checkpoint_id, barrier.timestamp_ms), barrier)
+            self._align(TriggeredByCoordinator(barrier.checkpoint_id, barrier.timestamp_ms, barrier.options))
             return
         if barrier.options.properties.is_synchronous and not self._data_ended:
             self._end_data(barrier.options.properties.drain)
@@ -231,7 +234,7 @@ class Subtask:
 
     def notify_complete(self, checkpoint_id: int) -> None:
         """Commits what the checkpoint covers; ends the subtask when it waited for this one."""
-        if self.state is not SubtaskState.RUNNING:
+        if self.state is not TaskState.RUNNING:
             return
         self._aborted = {known for known in self._aborted if known > checkpoint_id}
         self.chain.notify_complete(checkpoint_id)
@@ -240,22 +243,22 @@ class Subtask:
 
     def notify_aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
         """Heals a lost completion first, then forgets the aborted checkpoint."""
-        if self.state is not SubtaskState.RUNNING:
+        if self.state is not TaskState.RUNNING:
             return
         if latest_completed is not None:
             self.notify_complete(latest_completed)
-        if self.state is SubtaskState.RUNNING:
+        if self.state is TaskState.RUNNING:
             if checkpoint_id > self._last_checkpoint:
                 self._aborted.add(checkpoint_id)
             self.chain.notify_aborted(checkpoint_id)
 
     def cancel(self) -> None:
-        if self.state in (SubtaskState.INITIALIZING, SubtaskState.RUNNING):
-            self._close(SubtaskState.CANCELED)
+        if self.state in (TaskState.INITIALIZING, TaskState.RUNNING):
+            self._close(TaskState.CANCELED)
 
     def fail(self, error: BaseException) -> None:
-        if self.state in (SubtaskState.INITIALIZING, SubtaskState.RUNNING):
-            self._close(SubtaskState.FAILED, error)
+        if self.state in (TaskState.INITIALIZING, TaskState.RUNNING):
+            self._close(TaskState.FAILED, error)
 
     def _poll_source(self, source: SourceOperator) -> bool:
         monotonic = self._host.monotonic_ms()
@@ -276,18 +279,15 @@ class Subtask:
                 self._process_batch(channel, element)
             case pa.Buffer():
                 self._process_batch(channel, pa.ipc.read_record_batch(element, channel.schema))
-            case CheckpointBarrier():
-                self._barriers.setdefault(element.checkpoint_id, element)
-                self._note_alignment(element)
-                self._apply(
-                    self._handler.barrier(channel.index, element.checkpoint_id, element.timestamp_ms), element
-                )
+            case CheckpointBarrier(checkpoint_id, timestamp_ms, options):
+                self._note_alignment(checkpoint_id)
+                self._align(BarrierReceived(_key(channel), checkpoint_id, timestamp_ms, options))
             case Watermark(timestamp_ms):
                 combined = self._valve.advance(channel.index, timestamp_ms)
                 if combined is not None:
                     self.chain.head.process_watermark(combined)
             case CancelCheckpoint(checkpoint_id):
-                self._apply(self._handler.cancel_barrier(channel.index, checkpoint_id), None)
+                self._align(CancelBarrierReceived(_key(channel), checkpoint_id))
             case EndOfData(drain):
                 self._drain = self._drain and drain
                 self._open_data -= 1
@@ -295,7 +295,7 @@ class Subtask:
                     self._end_data(self._drain)
             case EndOfPartition():
                 self._open_partitions -= 1
-                self._apply(self._handler.end_of_partition(channel.index), None)
+                self._align(EndOfPartitionReceived(_key(channel)))
             case BaseException():
                 raise element
 
@@ -305,35 +305,27 @@ class Subtask:
         self.chain.head.process_batch(batch, channel.input_index)
         channel.buffer_consumed()
 
-    def _note_alignment(self, barrier: CheckpointBarrier) -> None:
-        if self._alignment_start is None or self._alignment_start[0] < barrier.checkpoint_id:
-            self._alignment_start = (barrier.checkpoint_id, self._host.monotonic_ms(), self.metrics.bytes_in)
+    def _note_alignment(self, checkpoint_id: int) -> None:
+        """Remembers how much had been processed when the first barrier of a checkpoint came."""
+        if self._alignment is None or self._alignment[0] < checkpoint_id:
+            self._alignment = (checkpoint_id, self.metrics.bytes_in)
 
-    def _apply(self, effects: list[BarrierEffect], barrier: CheckpointBarrier | None) -> None:
-        for effect in effects:
+    def _align(self, event: BarrierEvent) -> None:
+        for effect in self._handler.handle(event, int(self._host.monotonic_ms())):
             match effect:
-                case BlockChannel(channel):
-                    self.gate.block(channel)
-                case ResumeChannel(channel):
-                    self.gate.resume(channel)
-                case TriggerCheckpoint(checkpoint_id):
-                    aligned = self._barriers.get(checkpoint_id, barrier)
-                    assert aligned is not None
-                    self._snapshot_aligned(aligned)
-                    self._forget_barriers(checkpoint_id)
+                case BlockChannel((_, index)):
+                    self.gate.block(index)
+                case ResumeChannels(channels):
+                    for _, index in channels:
+                        if self.gate.channels[index].blocked:
+                            self.gate.resume(index)
+                case TriggerCheckpoint(checkpoint_id, timestamp, options, _, alignment_ms):
+                    aligned = self._alignment is not None and self._alignment[0] == checkpoint_id
+                    processed = self.metrics.bytes_in - self._alignment[1] if aligned and self._alignment else 0
+                    self._snapshot(CheckpointBarrier(checkpoint_id, timestamp, options), alignment_ms, processed)
                 case AbortCheckpoint(checkpoint_id, reason):
-                    self._abort(checkpoint_id, reason)
-                    self._forget_barriers(checkpoint_id)
-
-    def _forget_barriers(self, up_to: int) -> None:
-        self._barriers = {known: barrier for known, barrier in self._barriers.items() if known > up_to}
-
-    def _snapshot_aligned(self, barrier: CheckpointBarrier) -> None:
-        alignment_ms, processed = 0, 0
-        if self._alignment_start is not None and self._alignment_start[0] == barrier.checkpoint_id:
-            alignment_ms = int(self._host.monotonic_ms() - self._alignment_start[1])
-            processed = self.metrics.bytes_in - self._alignment_start[2]
-        self._snapshot(barrier, alignment_ms, processed)
+                    self._host.decline(self, checkpoint_id, reason.name, reason.message)
+                    self.chain.end.send_control(CancelCheckpoint(checkpoint_id))
 
     def _snapshot(self, barrier: CheckpointBarrier, alignment_ms: int, processed_bytes: int) -> None:
         """The synchronous part: barrier out, then state, tail to head."""
@@ -359,10 +351,6 @@ class Subtask:
         measures = SnapshotMeasures(start_delay_ms, alignment_ms, processed_bytes, self._host.monotonic_ms() - start)
         self._host.write_snapshot(self, barrier, snapshots, measures)
 
-    def _abort(self, checkpoint_id: int, reason: str) -> None:
-        self._host.decline(self, checkpoint_id, reason, "aborted while its barriers were being aligned")
-        self.chain.end.send_control(CancelCheckpoint(checkpoint_id))
-
     def _end_data(self, drain: bool) -> None:
         """No more rows. With ``drain`` event time reaches its end and operators finish (FLIP-147)."""
         if drain:
@@ -376,7 +364,7 @@ class Subtask:
     def _finish(self) -> None:
         """The final checkpoint is committed."""
         self.chain.end.send_control(EndOfPartition())
-        self._close(SubtaskState.FINISHED)
+        self._close(TaskState.FINISHED)
 
     def _fire_timers(self) -> None:
         now = self._host.now_ms()
@@ -388,13 +376,17 @@ class Subtask:
         waiting = [at for at in self._timers if at is not None]
         self._next_timer = min(waiting) if waiting else None
 
-    def _close(self, state: SubtaskState, error: BaseException | None = None) -> None:
+    def _close(self, state: TaskState, error: BaseException | None = None) -> None:
         for failure in self.chain.close():
             logger.error("closing %s failed", self.name, exc_info=failure)
-            if state is SubtaskState.FINISHED:
-                state, error = SubtaskState.FAILED, failure
+            if state is TaskState.FINISHED:
+                state, error = TaskState.FAILED, failure
         self._change(state, error)
 
-    def _change(self, state: SubtaskState, error: BaseException | None = None) -> None:
+    def _change(self, state: TaskState, error: BaseException | None = None) -> None:
         self.state = state
         self._host.state_changed(self, error)
+
+
+def _key(channel: InputChannel) -> tuple[int, int]:
+    return channel.input_index, channel.index

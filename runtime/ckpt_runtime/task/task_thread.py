@@ -10,10 +10,10 @@ import threading
 import time
 from collections.abc import Sequence
 
-from ckpt_runtime.task.subtask import Subtask, SubtaskState
+from ckpt_runtime.task.subtask import Subtask, TaskState
 from ckpt_runtime.task.wakeup import Wakeup
 
-_LIVE = (SubtaskState.INITIALIZING, SubtaskState.RUNNING)
+_LIVE = (TaskState.INITIALIZING, TaskState.RUNNING)
 
 
 class TaskThread:
@@ -38,7 +38,7 @@ class TaskThread:
     def _run(self) -> None:
         for subtask in self.subtasks:
             try:
-                if subtask.state is SubtaskState.INITIALIZING:
+                if subtask.state is TaskState.INITIALIZING:
                     subtask.open()
             except Exception as error:
                 subtask.fail(error)

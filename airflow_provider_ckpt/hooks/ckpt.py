@@ -1,0 +1,68 @@
+"""The hook: from an Airflow connection to a REST client, synchronous for workers and asynchronous for triggers.
+
+It adds nothing to the client: what can be asked of the job manager is the client's business.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.sdk import BaseHook
+
+from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
+from airflow_provider_ckpt.hooks.connection import Endpoint
+from ckpt_runtime.client import AsyncCkptClient, CkptClient, CkptClientError, requests
+
+
+class CkptHook(BaseHook):
+    """Connects to a job manager, or to a Flink cluster.
+
+    The connection's fields: host, port (8081), scheme (``http`` or ``https``), password (bearer token); extra:
+    ``verify``, ``ca_file``, ``timeout`` (seconds for one request).
+
+    :param ckpt_conn_id: the Airflow connection.
+    """
+
+    conn_name_attr = "ckpt_conn_id"
+    default_conn_name = "ckpt_default"
+    conn_type = "ckpt"
+    hook_name = "Checkpoint runtime (ckpt, Flink REST)"
+
+    def __init__(self, ckpt_conn_id: str = default_conn_name, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.ckpt_conn_id = ckpt_conn_id
+
+    def endpoint(self) -> Endpoint:
+        """The address and manners that the connection names.
+
+        :raises CkptConnectionInvalid: for a field that cannot be used.
+        """
+        connection = self.get_connection(self.ckpt_conn_id)
+        return Endpoint.of(connection, connection.extra_dejson)
+
+    async def aendpoint(self) -> Endpoint:
+        """As :meth:`endpoint`, inside an event loop."""
+        connection = await self.aget_connection(self.ckpt_conn_id)
+        return Endpoint.of(connection, await connection.aextra_dejson())
+
+    def get_conn(self) -> CkptClient:
+        """A new synchronous client; use it as a context manager."""
+        endpoint = self.endpoint()
+        return CkptClient(endpoint.base_url, token=endpoint.token, verify=endpoint.verify, timeout_s=endpoint.timeout)
+
+    async def aget_conn(self) -> AsyncCkptClient:
+        """A new asynchronous client; use it as an asynchronous context manager."""
+        endpoint = await self.aendpoint()
+        return AsyncCkptClient(
+            endpoint.base_url, token=endpoint.token, verify=endpoint.verify, timeout_s=endpoint.timeout
+        )
+
+    def test_connection(self) -> tuple[bool, str]:
+        """What the *Test* button does: ask the job manager for its overview."""
+        try:
+            with self.get_conn() as client:
+                overview = client.execute(requests.cluster_overview())
+        except (CkptClientError, CkptConnectionInvalid) as error:
+            return False, str(error)
+        slots = f"{overview.slots_available} of {overview.slots_total} slots available"
+        return True, f"version {overview.version}, {slots}, {overview.jobs_running} jobs running"

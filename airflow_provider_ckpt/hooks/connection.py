@@ -1,0 +1,92 @@
+"""Reading an Airflow connection of type ``ckpt`` into the address and manners of a REST API. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
+
+DEFAULT_PORT = 8081
+DEFAULT_TIMEOUT_SECONDS = 30.0
+_SCHEMES = ("http", "https")
+
+
+class ConnectionLike(Protocol):
+    """The fields of an Airflow connection that are read here."""
+
+    conn_id: str
+    host: str | None
+    schema: str | None
+    port: int | None
+    password: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the job manager answers. ``verify`` is a bool or the path of a CA bundle; ``timeout`` is in seconds."""
+
+    base_url: str
+    host: str
+    port: int
+    token: str | None = field(default=None, repr=False)
+    verify: bool | str = True
+    timeout: float = DEFAULT_TIMEOUT_SECONDS
+
+    @classmethod
+    def of(cls, connection: ConnectionLike, extra: Mapping[str, Any]) -> Endpoint:
+        """Read a connection and its decoded extra.
+
+        :raises CkptConnectionInvalid: naming the connection, the field, its value and what is allowed.
+        """
+        scheme, host = _scheme_and_host(connection)
+        port = connection.port or DEFAULT_PORT
+        shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
+        return cls(
+            base_url=f"{scheme}://{shown}:{port}",
+            host=host,
+            port=port,
+            token=connection.password or None,
+            verify=_verify(connection, scheme, extra),
+            timeout=_timeout(connection, extra.get("timeout")),
+        )
+
+
+def _refuse(connection: ConnectionLike, name: str, value: object, allowed: str) -> CkptConnectionInvalid:
+    return CkptConnectionInvalid(f"connection {connection.conn_id!r}, {name}: {value!r} is not acceptable, {allowed}")
+
+
+def _scheme_and_host(connection: ConnectionLike) -> tuple[str, str]:
+    given = (connection.host or "").strip().rstrip("/")
+    prefix, separator, rest = given.partition("://")
+    host = rest if separator else given
+    scheme = (prefix if separator else connection.schema or "http").strip().lower()
+    if scheme not in _SCHEMES:
+        raise _refuse(connection, "scheme", scheme, "it must be http or https")
+    if not host or any(character in host for character in "/?#@ "):
+        raise _refuse(connection, "host", connection.host, "it must be a host name or address without a path")
+    return scheme, host
+
+
+def _verify(connection: ConnectionLike, scheme: str, extra: Mapping[str, Any]) -> bool | str:
+    verify = extra.get("verify")
+    if isinstance(verify, str) and verify.strip().lower() in ("true", "false"):
+        verify = verify.strip().lower() == "true"
+    if verify is not None and not isinstance(verify, bool):
+        raise _refuse(connection, "verify", verify, "it must be true or false")
+    if scheme == "http" or verify is False:
+        return False
+    return str(extra["ca_file"]) if extra.get("ca_file") else True
+
+
+def _timeout(connection: ConnectionLike, value: Any) -> float:
+    if value is None or value == "":
+        return DEFAULT_TIMEOUT_SECONDS
+    try:
+        timeout = float(value)
+    except (TypeError, ValueError):
+        timeout = 0.0
+    if not 0 < timeout <= 600:
+        raise _refuse(connection, "timeout", value, "it must be a number of seconds from above 0 to 600")
+    return timeout

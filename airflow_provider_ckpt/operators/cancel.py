@@ -1,0 +1,68 @@
+"""Cancels a job and waits until it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_ckpt.conditions.base import Status
+from airflow_provider_ckpt.conditions.job import job_facts
+from airflow_provider_ckpt.exceptions import CkptJobFailed
+from airflow_provider_ckpt.operators.base import CkptJobOperator, Event
+from airflow_provider_ckpt.triggers.job import CkptJobTrigger
+from ckpt_runtime.client import Conflict, requests
+from ckpt_runtime.client.models import TERMINAL_STATES
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class CancelJobOperator(CkptJobOperator):
+    """Ends a job at once, without a savepoint. Repeating it is harmless.
+
+    Returns the job's facts: ``{"job_id", "name", "status", "start_time_ms", "end_time_ms", "duration_ms"}``.
+
+    :param job_id: the job. (templated)
+    :param already_ended_ok: a job that has FINISHED or FAILED by itself is no failure of this task.
+    """
+
+    template_fields: Collection[str] = CkptJobOperator.template_fields
+
+    def __init__(self, *, job_id: str, already_ended_ok: bool = True, **kwargs: Any) -> None:
+        super().__init__(job_id=job_id, **kwargs)
+        self.already_ended_ok = already_ended_ok
+
+    def execute(self, context: Context) -> Any:
+        job_id, deadline = self.checked_job_id(), self.deadline()
+        self.publish_links(context, job_id)
+        with self.connected() as client:
+            try:
+                self.ask(client, requests.cancel_job(job_id), deadline)
+            except Conflict as error:
+                self.log.info("Job %s was not cancelled: %s", job_id, error)
+                return self._ended(job_facts(client.execute(requests.job_details(job_id))))
+        self.log.info("Job %s is being cancelled", job_id)
+        trigger = CkptJobTrigger(
+            ckpt_conn_id=self.ckpt_conn_id,
+            deadline=deadline,
+            poll_interval=self.poll_interval,
+            job_id=job_id,
+            expected=sorted(TERMINAL_STATES),
+        )
+        return self.wait_for(context, trigger)
+
+    def execute_complete(self, context: Context, event: Event | None = None) -> Any:
+        event = event or {}
+        self.publish_links(context, self.checked_job_id())
+        if Status(event["status"]) is not Status.DONE:
+            raise self.failure(context, event, CkptJobFailed)
+        return self._ended(event["result"])
+
+    def _ended(self, facts: dict[str, Any]) -> dict[str, Any]:
+        if facts["status"] != "CANCELED" and not self.already_ended_ok:
+            raise CkptJobFailed(f"job {self.job_id} was not cancelled, it is {facts['status']}")
+        self.log.info("Job %s is %s", self.job_id, facts["status"])
+        return facts
+
+    def after_timeout(self, context: Context, event: Event | None) -> str:
+        return f"Job {self.job_id} was told to cancel and may still be at it"

@@ -1,0 +1,35 @@
+"""Triggers a checkpoint and waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, ClassVar
+
+from airflow_provider_ckpt import arguments
+from airflow_provider_ckpt.conditions.operation import Operation
+from airflow_provider_ckpt.operators.operation import CkptOperationOperator
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.requests import Call
+
+CHECKPOINT_TYPES = ("CONFIGURED", "FULL")
+
+
+class TriggerCheckpointOperator(CkptOperationOperator):
+    """Takes a checkpoint now, whatever the job's interval is.
+
+    Returns ``{"job_id", "trigger_id", "checkpoint_id"}``.
+
+    :param job_id: the job. (templated)
+    :param checkpoint_type: ``CONFIGURED`` or ``FULL``. (templated)
+    """
+
+    template_fields: Collection[str] = (*CkptOperationOperator.template_fields, "checkpoint_type")
+    operation: ClassVar[Operation] = Operation.CHECKPOINT
+
+    def __init__(self, *, job_id: str, checkpoint_type: str = "CONFIGURED", **kwargs: Any) -> None:
+        super().__init__(job_id=job_id, **kwargs)
+        self.checkpoint_type = checkpoint_type
+
+    def request(self, job_id: str, trigger_id: str) -> Call[str]:
+        kind = arguments.choice("checkpoint_type", self.checkpoint_type, CHECKPOINT_TYPES)
+        return requests.trigger_checkpoint(job_id, full=kind == "FULL", trigger_id=trigger_id)

@@ -1,0 +1,134 @@
+"""Changes a running job's checkpoint configuration (FLIP-571)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_ckpt import arguments
+from airflow_provider_ckpt.arguments import Duration
+from airflow_provider_ckpt.conditions.driver import Pacing
+from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed
+from airflow_provider_ckpt.operators.base import REQUEST_PATIENCE_SECONDS, CkptJobOperator
+from ckpt_runtime.client import CkptClient, Conflict, requests
+from ckpt_runtime.client.checkpoint_models import CheckpointConfig, CheckpointConfigPatch
+from ckpt_runtime.client.models import TERMINAL_STATES
+from ckpt_runtime.client.requests import Call
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+_DURATIONS = {"interval": "interval_ms", "timeout": "timeout_ms"}
+_PAUSES = {"min_pause": "min_pause_ms", "aligned_timeout": "aligned_timeout_ms"}
+_COUNTS = {"max_concurrent": 1, "tolerable_failed_checkpoints": 0, "max_inflight_data_bytes": 1}
+
+
+class PatchCheckpointConfigOperator(CkptJobOperator):
+    """Changes what is given and leaves the rest alone; the job is not restarted. Repeating it is harmless.
+
+    Durations are milliseconds, a text such as ``"90 s"``, or a timedelta. While another change of the same job is in
+    progress the request is repeated for up to a minute.
+
+    Returns the configuration that holds now: ``{"interval_ms", "timeout_ms", "min_pause_ms", "max_concurrent",
+    "tolerable_failed_checkpoints", "unaligned", "aligned_timeout_ms", "max_inflight_data_bytes", "overrides", ...}``.
+
+    :param job_id: the job. (templated)
+    :param interval: between the starts of two checkpoints. (templated)
+    :param timeout: after which a checkpoint is given up; holds for pending ones as well. (templated)
+    :param min_pause: between the end of a checkpoint and the start of the next. (templated)
+    :param max_concurrent: checkpoints in flight at the same time. (templated)
+    :param tolerable_failed_checkpoints: failures in a row that do not fail the job. (templated)
+    :param aligned_timeout: after which an aligned checkpoint turns unaligned. (templated)
+    :param unaligned: whether checkpoints are unaligned. (templated)
+    :param max_inflight_data_bytes: how much one subtask may persist of its in-flight data. (templated)
+    :param reset: return to the submitted values instead; not together with others.
+    """
+
+    template_fields: Collection[str] = (
+        *CkptJobOperator.template_fields,
+        *_DURATIONS,
+        *_PAUSES,
+        *_COUNTS,
+        "unaligned",
+    )
+
+    def __init__(  # noqa: PLR0913 - keyword arguments of a DAG author
+        self,
+        *,
+        job_id: str,
+        interval: Duration | None = None,
+        timeout: Duration | None = None,
+        min_pause: Duration | None = None,
+        max_concurrent: int | str | None = None,
+        tolerable_failed_checkpoints: int | str | None = None,
+        aligned_timeout: Duration | None = None,
+        unaligned: bool | str | None = None,
+        max_inflight_data_bytes: int | str | None = None,
+        reset: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(job_id=job_id, **kwargs)
+        self.interval = interval
+        self.timeout = timeout
+        self.min_pause = min_pause
+        self.max_concurrent = max_concurrent
+        self.tolerable_failed_checkpoints = tolerable_failed_checkpoints
+        self.aligned_timeout = aligned_timeout
+        self.unaligned = unaligned
+        self.max_inflight_data_bytes = max_inflight_data_bytes
+        self.reset = reset
+
+    def execute(self, context: Context) -> Any:
+        job_id = self.checked_job_id()
+        patch = self.patch()
+        self.publish_links(context, job_id)
+        call = (
+            requests.reset_checkpoint_config(job_id) if self.reset else requests.patch_checkpoint_config(job_id, patch)
+        )
+        with self.connected() as client:
+            effective = self._apply(client, job_id, call)
+        result = asdict(effective) | {"overrides": list(effective.overrides)}
+        self.log.info("Checkpoint configuration of job %s now: %s", job_id, result)
+        return result
+
+    def patch(self) -> CheckpointConfigPatch:
+        """The change, checked.
+
+        :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
+        """
+        values: dict[str, Any] = {}
+        for name, field in (_DURATIONS | _PAUSES).items():
+            if (given := self._given(name)) is not None:
+                values[field] = arguments.millis(name, given, minimum=1 if name in _DURATIONS else 0)
+        for name, minimum in _COUNTS.items():
+            if (given := self._given(name)) is not None:
+                values[name] = arguments.integer(name, given, minimum=minimum)
+        if (given := self._given("unaligned")) is not None:
+            values["unaligned"] = arguments.boolean("unaligned", given)
+        if bool(values) == self.reset:
+            names = ", ".join([*_DURATIONS, *_PAUSES, *_COUNTS, "unaligned"])
+            raise CkptArgumentInvalid("reset", self.reset, f"give at least one of {names}, or reset=True alone")
+        return CheckpointConfigPatch(**values)
+
+    def _given(self, name: str) -> Any:
+        """The argument, or ``None`` for one that is not given, also by a template that renders to nothing."""
+        value = getattr(self, name)
+        return arguments.optional_text(name, value) if isinstance(value, str) else value
+
+    def _apply(self, client: CkptClient, job_id: str, call: Call[CheckpointConfig]) -> CheckpointConfig:
+        deadline = min(self.deadline(), time.time() + REQUEST_PATIENCE_SECONDS)
+        pacing = Pacing(self.poll_interval)
+        while True:
+            try:
+                return self.ask(client, call, deadline)
+            except Conflict as error:
+                state = client.execute(requests.job_details(job_id)).state
+                if state in TERMINAL_STATES:
+                    raise CkptJobFailed(f"job {job_id} is {state}, its configuration cannot change") from error
+                remaining = deadline - time.time()
+                if remaining <= 0:
+                    raise
+                self.log.info("Another change of job %s is in progress, trying again: %s", job_id, error)
+                time.sleep(min(pacing.after_failure(), remaining))

@@ -1,0 +1,55 @@
+"""Takes a savepoint and waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, ClassVar, cast
+
+from airflow_provider_ckpt import arguments
+from airflow_provider_ckpt.conditions.operation import Operation
+from airflow_provider_ckpt.operators.operation import CkptOperationOperator
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.requests import Call, Format
+
+SAVEPOINT_FORMATS = ("NATIVE", "CANONICAL")
+
+
+def checked_format(value: object) -> Format:
+    """``NATIVE`` or ``CANONICAL``, given in any case.
+
+    :raises CkptArgumentInvalid: for anything else.
+    """
+    return cast("Format", arguments.choice("savepoint_format", value, SAVEPOINT_FORMATS))
+
+
+class TakeSavepointOperator(CkptOperationOperator):
+    """Takes a savepoint of a running job, which goes on.
+
+    Returns ``{"job_id", "trigger_id", "savepoint_path"}``.
+
+    :param job_id: the job. (templated)
+    :param target_directory: where to put it; without one the job's default directory. (templated)
+    :param savepoint_format: ``NATIVE`` (the state backend's own files) or ``CANONICAL`` (any backend). (templated)
+    """
+
+    template_fields: Collection[str] = (
+        *CkptOperationOperator.template_fields,
+        "target_directory",
+        "savepoint_format",
+    )
+    operation: ClassVar[Operation] = Operation.SAVEPOINT
+
+    def __init__(
+        self, *, job_id: str, target_directory: str | None = None, savepoint_format: str = "NATIVE", **kwargs: Any
+    ) -> None:
+        super().__init__(job_id=job_id, **kwargs)
+        self.target_directory = target_directory
+        self.savepoint_format = savepoint_format
+
+    def request(self, job_id: str, trigger_id: str) -> Call[str]:
+        return requests.trigger_savepoint(
+            job_id,
+            arguments.optional_text("target_directory", self.target_directory),
+            savepoint_format=checked_format(self.savepoint_format),
+            trigger_id=trigger_id,
+        )

@@ -1,0 +1,277 @@
+"""Starts a session cluster as a detached Spark application, and ends one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.configuration import conf
+
+from airflow_provider_ckpt import arguments, session_process
+from airflow_provider_ckpt.conditions.base import Json, Status
+from airflow_provider_ckpt.conditions.session import session_facts
+from airflow_provider_ckpt.exceptions import CkptSessionFailed
+from airflow_provider_ckpt.hooks.connection import Endpoint
+from airflow_provider_ckpt.operators.base import CkptOperator, Event
+from airflow_provider_ckpt.operators.journal import Journal, new_id
+from airflow_provider_ckpt.session_process import SessionProcess
+from airflow_provider_ckpt.triggers.session import CkptSessionTrigger
+from ckpt_runtime.client import CkptClient, Unreachable, requests
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+_RECORD = "ckpt_session"
+
+
+class StartSessionOperator(CkptOperator):
+    """Starts a session with ``spark-submit`` on the worker's machine, detached, and waits until its REST API answers.
+
+    The session listens where the connection points to, outlives the task, and is ended by
+    :class:`StopSessionOperator`. Its id is written down before the start: a retry finds a process that an earlier try
+    has started, wherever that try died. A session that already answers at the connection's address is used as it is.
+
+    Returns ``{"session_id", "hostname", "pid", "start_ticks", "log_file", "base_url", "reused", "slots_total",
+    "slots_available", "jobs_running", "version"}``; the first five are ``None`` for a session that was found running.
+
+    :param master: Spark's master URL. (templated)
+    :param spark_conf: Spark's settings. (templated)
+    :param configuration: the session's options. (templated)
+    :param work_directory: for uploaded pipelines and, unless configured otherwise, checkpoints. (templated)
+    :param rest_host: the address to bind to; default the connection's host. (templated)
+    :param application: the file given to ``spark-submit``; default the installed runtime's. (templated)
+    :param command: the whole command instead; ``master`` to ``application`` are ignored then. (templated)
+    :param log_directory: where the session writes its log; default ``ckpt-sessions`` below Airflow's logs. (templated)
+    :param env: further environment of the session. (templated)
+    :param reuse_running: use a session that already answers; otherwise that is a failure.
+    :param terminate_on_kill: end the session when a person ends this task while it waits.
+    """
+
+    template_fields: Collection[str] = (
+        *CkptOperator.template_fields,
+        "master",
+        "spark_conf",
+        "configuration",
+        "work_directory",
+        "rest_host",
+        "application",
+        "command",
+        "log_directory",
+        "env",
+    )
+
+    def __init__(  # noqa: PLR0913 - keyword arguments of a DAG author
+        self,
+        *,
+        master: str = "local[2]",
+        spark_conf: Mapping[str, Any] | None = None,
+        configuration: Mapping[str, Any] | None = None,
+        work_directory: str | None = None,
+        rest_host: str | None = None,
+        application: str | None = None,
+        command: Sequence[str] | None = None,
+        log_directory: str | None = None,
+        env: Mapping[str, str] | None = None,
+        reuse_running: bool = True,
+        terminate_on_kill: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.master = master
+        self.spark_conf = spark_conf
+        self.configuration = configuration
+        self.work_directory = work_directory
+        self.rest_host = rest_host
+        self.application = application
+        self.command = command
+        self.log_directory = log_directory
+        self.env = env
+        self.reuse_running = reuse_running
+        self.terminate_on_kill = terminate_on_kill
+        self._process: SessionProcess | None = None
+
+    def execute(self, context: Context) -> Any:
+        endpoint, deadline = self.hook.endpoint(), self.deadline()
+        process = self._started_earlier(context)
+        if process is None:
+            with self.connected() as client:
+                running = _overview(client)
+            if running is not None:
+                return self._reuse(endpoint, running)
+            process = self._launch(context, endpoint)
+        self._process = process
+        trigger = CkptSessionTrigger(
+            ckpt_conn_id=self.ckpt_conn_id,
+            deadline=deadline,
+            poll_interval=self.poll_interval,
+            wait_for="ready",
+            process=process.to_json(),
+            terminate_on_kill=self.terminate_on_kill,
+        )
+        return self.wait_for(context, trigger)
+
+    def _started_earlier(self, context: Context) -> SessionProcess | None:
+        record = Journal(context, _RECORD).read()
+        if not record:
+            return None
+        process = session_process.find(record["session_id"], record["log_file"])
+        if process is not None:
+            self.log.info("Attaching to session %s (pid %d) of an earlier try", process.session_id, process.pid)
+        return process
+
+    def _reuse(self, endpoint: Endpoint, running: Json) -> Json:
+        if not self.reuse_running:
+            raise CkptSessionFailed(f"a session answers at {endpoint.base_url} already")
+        self.log.info("A session answers at %s already: %s", endpoint.base_url, running)
+        unknown = dict.fromkeys(("session_id", "hostname", "pid", "start_ticks", "log_file"))
+        return {**unknown, "base_url": endpoint.base_url, "reused": True, **running}
+
+    def _launch(self, context: Context, endpoint: Endpoint) -> SessionProcess:
+        session_id = new_id(context, "session")
+        log_file = self._log_directory() / f"{session_id}.log"
+        command, environment = self.command_line(endpoint)
+        journal = Journal(context, _RECORD)
+        journal.write(session_id=session_id, log_file=str(log_file))
+        process = session_process.launch(command, session_id, log_file, environment)
+        journal.write(**process.to_json())
+        self.log.info("Started session %s (pid %d), log in %s: %s", session_id, process.pid, log_file, command)
+        return process
+
+    def command_line(self, endpoint: Endpoint) -> tuple[list[str], dict[str, str]]:
+        """The command and what it needs in its environment.
+
+        :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
+        """
+        given = {str(key): str(value) for key, value in (self.env or {}).items()}
+        if self.command:
+            token = {session_process.TOKEN_VARIABLE: endpoint.token} if endpoint.token else {}
+            return [str(part) for part in self.command], {**token, **given}
+        master = arguments.text("master", self.master)
+        application = Path(arguments.optional_text("application", self.application) or _default_application())
+        spark_conf = arguments.options("spark_conf", self.spark_conf)
+        if master.startswith("local"):
+            spark_conf = {"spark.ui.enabled": "false", **spark_conf}
+        command = [session_process.spark_submit(), "--master", master]
+        for key, value in spark_conf.items():
+            command += ["--conf", f"{key}={value}"]
+        host = arguments.optional_text("rest_host", self.rest_host) or endpoint.host
+        command += [str(application), "--rest-host", host, "--rest-port", str(endpoint.port)]
+        if (work := arguments.optional_text("work_directory", self.work_directory)) is not None:
+            command += ["--work-dir", work]
+        for key, value in arguments.options("configuration", self.configuration).items():
+            command += ["-D", f"{key}={value}"]
+        return command, {**session_process.spark_environment(master, application, endpoint.token), **given}
+
+    def _log_directory(self) -> Path:
+        given = arguments.optional_text("log_directory", self.log_directory)
+        return Path(given or Path(conf.get("logging", "base_log_folder")) / "ckpt-sessions").absolute()
+
+    def execute_complete(self, context: Context, event: Event | None = None) -> Any:
+        event = event or {}
+        process = SessionProcess.from_json(event["trigger"]["process"])
+        self._process = process
+        if Status(event["status"]) is Status.FAILED or (process.is_here and not process.is_alive):
+            Journal(context, _RECORD).forget()
+            raise CkptSessionFailed(f"session {process.session_id} ended; its log ends with\n{process.log_tail()}")
+        if Status(event["status"]) is not Status.DONE:
+            raise self.failure(context, event, CkptSessionFailed)
+        result = process.to_json() | {"base_url": self.hook.endpoint().base_url, "reused": False, **event["result"]}
+        self.log.info("Session %s is ready: %s", process.session_id, result)
+        return result
+
+    def after_timeout(self, context: Context, event: Event | None) -> str:
+        record = Journal(context, _RECORD).read()
+        if self._process is None and "pid" in record:
+            self._process = SessionProcess.from_json(record)
+        return self._end()
+
+    def on_kill(self) -> None:
+        """End the session that was being started, if asked to."""
+        if self._process is not None and self.terminate_on_kill:
+            self.log.warning("The task was killed. %s", self._end())
+
+    def _end(self) -> str:
+        process = self._process
+        if process is None:
+            return "No session of this task is known"
+        name = f"Session {process.session_id} (pid {process.pid} on {process.hostname})"
+        if not process.is_here:
+            return f"{name} runs on another machine and goes on"
+        tail = process.log_tail()
+        process.terminate()
+        return f"{name} was ended; its log ends with\n{tail}"
+
+
+class StopSessionOperator(CkptOperator):
+    """Ends the session that the connection points to; jobs that still run are suspended. Repeating it is harmless.
+
+    Returns ``{"base_url", "was_running"}``.
+
+    :param session: what :class:`StartSessionOperator` returned, to end the process itself if it does not end by
+        itself in time. (templated)
+    """
+
+    template_fields: Collection[str] = (*CkptOperator.template_fields, "session")
+
+    def __init__(self, *, session: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.session = session
+
+    def execute(self, context: Context) -> Any:
+        deadline = self.deadline()
+        with self.connected() as client:
+            if _overview(client) is None:
+                self._end_process()
+                return self._result(was_running=False)
+            try:
+                client.execute(requests.shutdown_cluster())
+            except Unreachable as error:
+                self.log.info("The session ended while it was told to: %s", error)
+        trigger = CkptSessionTrigger(
+            ckpt_conn_id=self.ckpt_conn_id,
+            deadline=deadline,
+            poll_interval=self.poll_interval,
+            wait_for="gone",
+            process=None if self._known_process() is None else dict(self.session or {}),
+        )
+        return self.wait_for(context, trigger)
+
+    def execute_complete(self, context: Context, event: Event | None = None) -> Any:
+        event = event or {}
+        if Status(event["status"]) is not Status.DONE:
+            raise self.failure(context, event, CkptSessionFailed)
+        self._end_process()
+        return self._result(was_running=True)
+
+    def after_timeout(self, context: Context, event: Event | None) -> str:
+        self._end_process()
+        process = self._known_process()
+        ended = process is not None and process.is_here
+        return "The session's process was ended" if ended else "The session was told to end and may still be at it"
+
+    def _known_process(self) -> SessionProcess | None:
+        if not isinstance(self.session, Mapping) or self.session.get("pid") is None:
+            return None
+        return SessionProcess.from_json(self.session)
+
+    def _end_process(self) -> None:
+        process = self._known_process()
+        if process is not None and process.is_alive:
+            self.log.info("Ending the session's process %d", process.pid)
+            process.terminate()
+
+    def _result(self, *, was_running: bool) -> Json:
+        return {"base_url": self.hook.endpoint().base_url, "was_running": was_running}
+
+
+def _default_application() -> Path:
+    return session_process.application_file()
+
+
+def _overview(client: CkptClient) -> Json | None:
+    """Facts of the session that answers, if one does."""
+    try:
+        return session_facts(client.execute(requests.cluster_overview()))
+    except Unreachable:
+        return None

@@ -1,0 +1,80 @@
+"""Stops a job with a savepoint and waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, ClassVar
+
+from airflow_provider_ckpt import arguments
+from airflow_provider_ckpt.conditions.base import Json
+from airflow_provider_ckpt.conditions.operation import Operation
+from airflow_provider_ckpt.operators.operation import CkptOperationOperator
+from airflow_provider_ckpt.operators.savepoint import checked_format
+from ckpt_runtime.client import CkptClient, NotFound, requests
+from ckpt_runtime.client.models import TERMINAL_STATES
+from ckpt_runtime.client.requests import Call
+
+
+class StopWithSavepointOperator(CkptOperationOperator):
+    """Ends a job gracefully: its last act is a savepoint, after which no further record is processed.
+
+    Returns ``{"job_id", "trigger_id", "savepoint_path"}``; ``trigger_id`` is ``None`` when the result was recovered
+    from the ended job because the job manager had forgotten the operation.
+
+    :param job_id: the job. (templated)
+    :param target_directory: where to put the savepoint; without one the job's default directory. (templated)
+    :param savepoint_format: ``NATIVE`` or ``CANONICAL``. (templated)
+    :param drain: let the end of all data flow through first: windows fire, the job cannot be resumed as it was.
+        (templated)
+    """
+
+    template_fields: Collection[str] = (
+        *CkptOperationOperator.template_fields,
+        "target_directory",
+        "savepoint_format",
+        "drain",
+    )
+    operation: ClassVar[Operation] = Operation.STOP
+
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        target_directory: str | None = None,
+        savepoint_format: str = "NATIVE",
+        drain: bool | str = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(job_id=job_id, **kwargs)
+        self.target_directory = target_directory
+        self.savepoint_format = savepoint_format
+        self.drain = drain
+
+    def request(self, job_id: str, trigger_id: str) -> Call[str]:
+        return requests.stop_with_savepoint(
+            job_id,
+            arguments.optional_text("target_directory", self.target_directory),
+            savepoint_format=checked_format(self.savepoint_format),
+            drain=arguments.boolean("drain", self.drain),
+            trigger_id=trigger_id,
+        )
+
+    def still_holds(self, client: CkptClient, job_id: str) -> bool:
+        """A stop that succeeded is this task's result, unless the job was started again under the same id."""
+        try:
+            return client.execute(requests.job_details(job_id)).state in TERMINAL_STATES
+        except NotFound:
+            return True
+
+    def finished_earlier(self, client: CkptClient, job_id: str) -> Json | None:
+        """An ended job names its last savepoint, also when the operation's record has expired."""
+        try:
+            if client.execute(requests.job_details(job_id)).state != "FINISHED":
+                return None
+            savepoint = client.execute(requests.checkpoint_statistics(job_id)).latest_savepoint
+        except NotFound:
+            return None
+        if savepoint is None or savepoint.status != "COMPLETED" or savepoint.kind != "SYNC_SAVEPOINT":
+            return None
+        self.log.info("Job %s has been stopped with the savepoint %s", job_id, savepoint.external_path)
+        return {"job_id": job_id, "trigger_id": None, "savepoint_path": savepoint.external_path}

@@ -1,0 +1,124 @@
+"""What the sensors share: a condition polled in the triggerer, or poked in a worker."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Collection, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from airflow.sdk import BaseSensorOperator, PokeReturnValue
+from airflow.sdk.exceptions import AirflowSensorTimeout
+
+from airflow_provider_ckpt import arguments, defaults
+from airflow_provider_ckpt.conditions.base import Condition, Status
+from airflow_provider_ckpt.conditions.driver import is_passing, poll_once
+from airflow_provider_ckpt.exceptions import CkptJobFailed, CkptRequestRejected
+from airflow_provider_ckpt.hooks.ckpt import CkptHook
+from airflow_provider_ckpt.links import JOB_LINKS
+from airflow_provider_ckpt.triggers.base import CkptTrigger
+from ckpt_runtime.client import CkptClientError
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+    from airflow.sdk.bases.operatorlink import BaseOperatorLink
+
+_BACKSTOP_SECONDS = 120.0
+
+
+class CkptSensor(BaseSensorOperator):
+    """Base of the sensors; not for use in DAGs. A sensor only watches: whatever becomes of it, the job goes on.
+
+    :param job_id: the job, 32 hex digits. (templated)
+    :param ckpt_conn_id: the Airflow connection of the job manager. (templated)
+    :param deferrable: wait in the triggerer; default ``[ckpt] deferrable``.
+    :param poke_interval: seconds between two polls; default ``[ckpt] poll_interval``.
+    :param timeout: how long to wait, as of every sensor.
+    """
+
+    template_fields: Collection[str] = ("ckpt_conn_id", "job_id")
+    operator_extra_links: Collection[BaseOperatorLink] = JOB_LINKS
+    ui_color = "#e3f0ec"
+
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        ckpt_conn_id: str = CkptHook.default_conn_name,
+        deferrable: bool | None = None,
+        poke_interval: float | timedelta | None = None,
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("multiple_outputs", True)
+        interval = defaults.poll_interval() if poke_interval is None else poke_interval
+        super().__init__(poke_interval=interval, **kwargs)
+        self.job_id = job_id
+        self.ckpt_conn_id = ckpt_conn_id
+        self.deferrable = defaults.deferrable() if deferrable is None else deferrable
+        self.link_addresses: dict[str, str] = {}
+        self._condition: Condition | None = None
+
+    @abstractmethod
+    def trigger(self, context: Context, deadline: float) -> CkptTrigger:
+        """The trigger, made of the rendered arguments."""
+
+    def succeeded(self, context: Context) -> None:
+        """Called once the condition holds."""
+
+    def execute(self, context: Context) -> Any:
+        self.publish_links(context)
+        if self.deferrable:
+            trigger = self.trigger(context, time.time() + self.timeout)
+            backstop = timedelta(seconds=self.timeout + _BACKSTOP_SECONDS)
+            self.defer(trigger=trigger, method_name="execute_complete", timeout=backstop)
+        return super().execute(context)
+
+    def poke(self, context: Context) -> bool | PokeReturnValue:
+        """One look; a job manager that is away for a while does not fail the sensor."""
+        if self._condition is None:
+            self._condition = self.trigger(context, 0.0).condition()
+        try:
+            with CkptHook(self.ckpt_conn_id).get_conn() as client:
+                verdict = poll_once(self._condition, client)
+        except CkptClientError as error:
+            if not is_passing(error):
+                raise CkptRequestRejected(str(error)) from error
+            self.log.warning("The job manager cannot be asked now: %s", error)
+            return False
+        if verdict is None:
+            return False
+        if verdict.status is not Status.DONE:
+            self._fail(verdict.status, verdict.message)
+        self.succeeded(context)
+        return PokeReturnValue(is_done=True, xcom_value=verdict.result)
+
+    def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> Any:
+        """Go on after the trigger's event."""
+        event = event or {}
+        self.publish_links(context)
+        status = Status(event["status"])
+        if status is not Status.DONE:
+            self._fail(status, event["message"])
+        self.succeeded(context)
+        self.log.info("Reached: %s", event["result"])
+        return event["result"]
+
+    def _fail(self, status: Status, message: str) -> NoReturn:
+        if status is Status.TIMEOUT:
+            raise AirflowSensorTimeout(message)
+        raise (CkptRequestRejected if status is Status.REFUSED else CkptJobFailed)(message)
+
+    def checked_job_id(self) -> str:
+        """The job id after rendering.
+
+        :raises CkptArgumentInvalid: when it is not one.
+        """
+        return arguments.hex_id("job_id", self.job_id)
+
+    def publish_links(self, context: Context, links: Sequence[Any] = JOB_LINKS) -> None:
+        """Store the links' addresses now, so that they work while the task is still deferred."""
+        base_url = CkptHook(self.ckpt_conn_id).endpoint().base_url
+        for link in links:
+            self.link_addresses[link.xcom_key] = link.address(base_url, self.checked_job_id())
+            context["ti"].xcom_push(key=link.xcom_key, value=self.link_addresses[link.xcom_key])

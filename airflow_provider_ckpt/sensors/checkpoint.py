@@ -1,0 +1,116 @@
+"""Waits for completed checkpoints of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_ckpt import arguments
+from airflow_provider_ckpt.conditions.checkpoint import CheckpointGoal, newest_id
+from airflow_provider_ckpt.conditions.driver import is_passing
+from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptRequestRejected, CkptUnavailable
+from airflow_provider_ckpt.hooks.ckpt import CkptHook
+from airflow_provider_ckpt.operators.journal import Journal
+from airflow_provider_ckpt.sensors.base import CkptSensor
+from airflow_provider_ckpt.triggers.checkpoint import CkptCheckpointTrigger
+from ckpt_runtime.client import CkptClientError, NotFound, requests
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+_RECORD = "ckpt_since"
+
+
+class CheckpointCompletedSensor(CkptSensor):
+    """Succeeds when wanted checkpoints have completed; fails when the job ends before.
+
+    Without ``checkpoint_id``, ``since_checkpoint_id`` and ``after``, checkpoints are wanted that complete after the
+    sensor first looked; a retry of the sensor keeps that moment. ``since_checkpoint_id=0`` accepts any checkpoint that
+    the job has completed. The job manager shows the newest checkpoints only (10 by default): when more than that are
+    awaited, the counting starts again if the triggerer restarts.
+
+    Returns facts of the newest one, and all ids: ``{"job_id", "checkpoint_id", "checkpoint_type", "external_path",
+    "triggered_at_ms", "duration_ms", "state_size", "checkpointed_size", "checkpoint_ids"}``.
+
+    :param job_id: the job. (templated)
+    :param checkpoint_id: exactly this checkpoint. (templated)
+    :param count: how many. (templated)
+    :param since_checkpoint_id: only checkpoints with a higher id. (templated)
+    :param after: only checkpoints triggered at or after this moment: a datetime or ISO text with a time zone, or
+        milliseconds since the epoch. (templated)
+    :param include_savepoints: savepoints count as well.
+    """
+
+    template_fields: Collection[str] = (
+        *CkptSensor.template_fields,
+        "checkpoint_id",
+        "count",
+        "since_checkpoint_id",
+        "after",
+    )
+
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        checkpoint_id: int | str | None = None,
+        count: int | str = 1,
+        since_checkpoint_id: int | str | None = None,
+        after: datetime | str | int | None = None,
+        include_savepoints: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(job_id=job_id, **kwargs)
+        self.checkpoint_id = checkpoint_id
+        self.count = count
+        self.since_checkpoint_id = since_checkpoint_id
+        self.after = after
+        self.include_savepoints = include_savepoints
+
+    def trigger(self, context: Context, deadline: float) -> CkptCheckpointTrigger:
+        return CkptCheckpointTrigger(
+            ckpt_conn_id=self.ckpt_conn_id,
+            deadline=deadline,
+            poll_interval=self.poke_interval,
+            job_id=self.checked_job_id(),
+            goal=self.goal(context),
+        )
+
+    def goal(self, context: Context) -> CheckpointGoal:
+        """What is wanted, checked.
+
+        :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
+        """
+        wanted = self._integer("checkpoint_id", self.checkpoint_id, 1)
+        since = self._integer("since_checkpoint_id", self.since_checkpoint_id, 0)
+        after = None if self.after in (None, "", "None") else arguments.epoch_millis("after", self.after)
+        count = arguments.integer("count", self.count, minimum=1)
+        if wanted is not None and count != 1:
+            raise CkptArgumentInvalid("count", self.count, "it must be 1 together with checkpoint_id")
+        if wanted is None and since is None and after is None:
+            since = self._first_look(context)
+        return CheckpointGoal(wanted, since, after, count, self.include_savepoints)
+
+    @staticmethod
+    def _integer(name: str, value: object, minimum: int) -> int | None:
+        return None if value in (None, "", "None") else arguments.integer(name, value, minimum=minimum)
+
+    def _first_look(self, context: Context) -> int:
+        """The newest id when the first try looked for the first time."""
+        journal, job_id = Journal(context, _RECORD), self.checked_job_id()
+        record = journal.read()
+        if record.get("job_id") != job_id:
+            try:
+                with CkptHook(self.ckpt_conn_id).get_conn() as client:
+                    since = newest_id(client.execute(requests.checkpoint_statistics(job_id)))
+            except NotFound:
+                since = 0
+            except CkptClientError as error:
+                raise (CkptUnavailable if is_passing(error) else CkptRequestRejected)(str(error)) from error
+            record = journal.write(job_id=job_id, since_id=since)
+        self.log.info("Waiting for checkpoints newer than %s", record["since_id"])
+        return int(record["since_id"])
+
+    def succeeded(self, context: Context) -> None:
+        Journal(context, _RECORD).forget()

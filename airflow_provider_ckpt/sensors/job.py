@@ -1,0 +1,45 @@
+"""Waits for a state of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_ckpt import arguments
+from airflow_provider_ckpt.conditions.job import STATES
+from airflow_provider_ckpt.sensors.base import CkptSensor
+from airflow_provider_ckpt.triggers.job import CkptJobTrigger
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class JobStatusSensor(CkptSensor):
+    """Succeeds when the job is in one of the expected states; fails when it ended in another.
+
+    Returns ``{"job_id", "name", "status", "start_time_ms", "end_time_ms", "duration_ms"}``.
+
+    :param job_id: the job. (templated)
+    :param expected: Flink's names of states, one or several. (templated)
+    :param all_tasks: RUNNING counts only when every task runs, or has finished.
+    """
+
+    template_fields: Collection[str] = (*CkptSensor.template_fields, "expected")
+
+    def __init__(
+        self, *, job_id: str, expected: str | Sequence[str] = "FINISHED", all_tasks: bool = True, **kwargs: Any
+    ) -> None:
+        super().__init__(job_id=job_id, **kwargs)
+        self.expected = expected
+        self.all_tasks = all_tasks
+
+    def trigger(self, context: Context, deadline: float) -> CkptJobTrigger:
+        wanted = [self.expected] if isinstance(self.expected, str) else list(self.expected)
+        return CkptJobTrigger(
+            ckpt_conn_id=self.ckpt_conn_id,
+            deadline=deadline,
+            poll_interval=self.poke_interval,
+            job_id=self.checked_job_id(),
+            expected=[arguments.choice("expected", state, STATES) for state in wanted],
+            all_tasks=self.all_tasks,
+        )

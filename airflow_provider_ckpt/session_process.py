@@ -1,0 +1,168 @@
+"""A session's process on this machine: the command, a detached start, finding it again, ending it.
+
+The process is started in a session of its own, so that it outlives the Airflow task which started it. An id in its
+environment marks it: a task that died between starting the process and writing down its pid finds it by that. The
+token travels in the environment as well, never on a command line. Nothing here talks REST.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
+
+SESSION_VARIABLE: Final = "CKPT_SESSION_ID"
+TOKEN_VARIABLE: Final = "CKPT_REST_TOKEN"
+STOP_GRACE_SECONDS: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionProcess:
+    """The leader of a session's process group. ``start_ticks`` tells it from a later process with the same pid."""
+
+    session_id: str
+    hostname: str
+    pid: int
+    start_ticks: int
+    log_file: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a journal, an XCom or a trigger."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> SessionProcess:
+        """The inverse of :meth:`to_json`; further fields are ignored."""
+        return cls(
+            session_id=str(document["session_id"]),
+            hostname=str(document["hostname"]),
+            pid=int(document["pid"]),
+            start_ticks=int(document["start_ticks"]),
+            log_file=str(document["log_file"]),
+        )
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it was started on this machine; on another one nothing can be said about it."""
+        return self.hostname == socket.gethostname()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still runs here."""
+        return self.is_here and _start_ticks(self.pid) == self.start_ticks
+
+    def log_tail(self, lines: int = 20) -> str:
+        """The last lines that it wrote."""
+        with contextlib.suppress(OSError):
+            return "\n".join(Path(self.log_file).read_text(errors="replace").splitlines()[-lines:])
+        return f"{self.log_file} cannot be read here"
+
+    def signal(self, number: int) -> None:
+        """Send a signal to it and to everything that it started, if it still runs here."""
+        if self.is_alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+    def terminate(self, grace: float = STOP_GRACE_SECONDS) -> None:
+        """End it: a polite signal, after ``grace`` seconds an impolite one."""
+        self.signal(signal.SIGTERM)
+        until = time.monotonic() + grace
+        while self.is_alive and time.monotonic() < until:
+            time.sleep(0.1)
+        self.signal(signal.SIGKILL)
+
+
+def launch(command: Sequence[str], session_id: str, log_file: Path, environment: Mapping[str, str]) -> SessionProcess:
+    """Start the command detached from this process, its output in ``log_file``.
+
+    :raises CkptArgumentInvalid: when it cannot be started at all.
+    """
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with log_file.open("ab") as log:
+            process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, **environment, SESSION_VARIABLE: session_id},
+            )
+    except OSError as error:
+        raise CkptArgumentInvalid("command", command[0], f"it cannot be started: {error}") from error
+    ticks = _start_ticks(process.pid)
+    return SessionProcess(session_id, socket.gethostname(), process.pid, ticks or 0, str(log_file))
+
+
+def find(session_id: str, log_file: str) -> SessionProcess | None:
+    """The process group leader that carries the id in its environment, if one runs here."""
+    marker = f"{SESSION_VARIABLE}={session_id}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            pid = int(entry.name)
+            if os.getsid(pid) == pid and marker in (entry / "environ").read_bytes().split(b"\0"):
+                ticks = _start_ticks(pid)
+                if ticks is not None:
+                    return SessionProcess(session_id, socket.gethostname(), pid, ticks, log_file)
+    return None
+
+
+def _start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; ``None`` when there is none, or only its remains."""
+    with contextlib.suppress(OSError):
+        os.waitpid(pid, os.WNOHANG)
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] in ("Z", "X") else int(fields[19])
+    return None
+
+
+def spark_submit() -> str:
+    """The ``spark-submit`` of ``SPARK_HOME``, else of the PySpark beside this interpreter, else on the PATH."""
+    home = os.environ.get("SPARK_HOME")
+    if home:
+        return str(Path(home) / "bin" / "spark-submit")
+    spec = importlib.util.find_spec("pyspark")
+    if spec is not None and spec.origin is not None:
+        return str(Path(spec.origin).parent / "bin" / "spark-submit")
+    return "spark-submit"
+
+
+def application_file() -> Path:
+    """The file to give to ``spark-submit``: ``main.py`` beside the runtime in a source tree, else the installed one.
+
+    :raises CkptArgumentInvalid: when the runtime is not installed here.
+    """
+    spec = importlib.util.find_spec("ckpt_runtime")
+    if spec is None or not spec.submodule_search_locations:
+        raise CkptArgumentInvalid("application", None, "the runtime is not installed here, name its entry file")
+    package = Path(next(iter(spec.submodule_search_locations)))
+    beside = package.parent / "main.py"
+    return beside if beside.exists() else package / "spark" / "session_main.py"
+
+
+def spark_environment(master: str, application: Path, token: str | None) -> dict[str, str]:
+    """What the session needs in its environment, besides this process's own."""
+    root = application.parent if application.name == "main.py" else application.parents[2]
+    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {
+        "PYTHONPATH": path,
+        "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
+        "PYSPARK_DRIVER_PYTHON": os.environ.get("PYSPARK_DRIVER_PYTHON", sys.executable),
+    }
+    if master.startswith("local"):
+        environment["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
+    if token:
+        environment[TOKEN_VARIABLE] = token
+    return environment

@@ -1,0 +1,73 @@
+"""What all triggers share: one client, one condition, a deadline of their own, one event.
+
+The event carries the verdict and everything that the trigger was made of, so that the operator needs no memory of its
+own to go on. A trigger never raises for a job manager that is away: it keeps trying until its deadline. Nothing is
+cancelled when a trigger is cleaned up, because that also happens whenever a triggerer restarts.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import AsyncIterator
+from typing import Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from airflow_provider_ckpt.conditions.base import Condition, Verdict
+from airflow_provider_ckpt.conditions.driver import Pacing, await_verdict
+from airflow_provider_ckpt.hooks.ckpt import CkptHook
+
+
+class CkptTrigger(BaseTrigger):
+    """Waits for one condition.
+
+    :param ckpt_conn_id: the Airflow connection of the job manager.
+    :param deadline: when to give up, in seconds since the epoch.
+    :param poll_interval: seconds between two polls.
+    :param memo: plain JSON values that come back in the event untouched.
+    """
+
+    def __init__(
+        self, *, ckpt_conn_id: str, deadline: float, poll_interval: float, memo: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ckpt_conn_id = ckpt_conn_id
+        self.deadline = deadline
+        self.poll_interval = poll_interval
+        self.memo = memo or {}
+
+    @abstractmethod
+    def condition(self) -> Condition:
+        """A fresh condition; called once for each run of the trigger."""
+
+    def arguments(self) -> dict[str, Any]:
+        """What a subclass adds to the keyword arguments of ``__init__``; JSON values only."""
+        return {}
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """The class and the keyword arguments that make an equal trigger elsewhere."""
+        base = {
+            "ckpt_conn_id": self.ckpt_conn_id,
+            "deadline": self.deadline,
+            "poll_interval": self.poll_interval,
+            "memo": self.memo,
+        }
+        return f"{type(self).__module__}.{type(self).__qualname__}", base | self.arguments()
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """One event, whatever happens."""
+        condition = self.condition()
+        self.log.info("Waiting for %s", condition.subject)
+        async with await CkptHook(self.ckpt_conn_id).aget_conn() as client:
+            verdict = await await_verdict(condition, client, self.deadline, Pacing(self.poll_interval))
+        yield TriggerEvent(event_payload(verdict, self))  # type: ignore[no-untyped-call]
+
+
+def event_payload(verdict: Verdict, trigger: CkptTrigger) -> dict[str, Any]:
+    """The event of a wait's end, also for an operator that waits without a triggerer."""
+    return {
+        "status": verdict.status.value,
+        "message": verdict.message,
+        "result": verdict.result,
+        "trigger": trigger.serialize()[1],
+    }

@@ -1,0 +1,60 @@
+"""Waits for a state of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow_provider_ckpt.conditions.job import JobCondition
+from airflow_provider_ckpt.hooks.ckpt import CkptHook
+from airflow_provider_ckpt.triggers.base import CkptTrigger
+from ckpt_runtime.client import CkptClientError, requests
+
+
+class CkptJobTrigger(CkptTrigger):
+    """Polls one job.
+
+    :param job_id: the job, 32 hex digits.
+    :param expected: states that end the wait well.
+    :param all_tasks: RUNNING counts only when every task runs (or has finished).
+    :param cancel_on_kill: cancel the job when a person ends the waiting task.
+    """
+
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        expected: Sequence[str],
+        all_tasks: bool = False,
+        cancel_on_kill: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.job_id = job_id
+        self.expected = tuple(expected)
+        self.all_tasks = all_tasks
+        self.cancel_on_kill = cancel_on_kill
+
+    def condition(self) -> JobCondition:
+        return JobCondition(self.job_id, self.expected, all_tasks=self.all_tasks)
+
+    def arguments(self) -> dict[str, Any]:
+        return {
+            "job_id": self.job_id,
+            "expected": list(self.expected),
+            "all_tasks": self.all_tasks,
+            "cancel_on_kill": self.cancel_on_kill,
+        }
+
+    async def on_kill(self) -> None:
+        """Cancel the job if asked to, and say in the log what became of it."""
+        if not self.cancel_on_kill:
+            self.log.warning("The task was killed; job %s was not cancelled and goes on.", self.job_id)
+            return
+        try:
+            async with await CkptHook(self.ckpt_conn_id).aget_conn() as client:
+                await client.execute(requests.cancel_job(self.job_id))
+        except CkptClientError as error:
+            self.log.error("The task was killed; cancelling job %s failed, it may go on: %s", self.job_id, error)
+        else:
+            self.log.warning("The task was killed; job %s is being cancelled.", self.job_id)

@@ -1,0 +1,246 @@
+"""Which subtask of a new deployment gets which state of a checkpoint. Pure; reads no file and clips no key group.
+
+State belongs to an operator's uid, whatever vertex it is chained into. Source: Flink's StateAssignmentOperation and
+VertexFinishedStateChecker (FLIP-147).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.executions import SubtaskKey
+from ckpt_runtime.checkpoint.state_handles import (
+    KeyedStateHandle,
+    OperatorListState,
+    OperatorStateMode,
+    OperatorSubtaskState,
+)
+from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, Partitioning
+from ckpt_runtime.graph.key_groups import key_group_range
+
+
+class StateAssignmentError(ValueError):
+    """A checkpoint does not fit a job graph; nothing may be deployed from it."""
+
+
+class NonRestoredStateError(StateAssignmentError):
+    """The checkpoint holds state of operators that the job does not have."""
+
+    def __init__(self, uids: list[str]) -> None:
+        super().__init__(
+            f"the snapshot holds state of operators {uids} that the job does not have; "
+            "give these operators their uid back, or allow non-restored state to drop it"
+        )
+        self.uids = tuple(uids)
+
+
+class MaxParallelismMismatchError(StateAssignmentError):
+    """Key groups of the checkpoint and of the job are not the same."""
+
+    def __init__(self, uid: str, restored: int, configured: int) -> None:
+        super().__init__(
+            f"operator {uid!r}: the snapshot's keyed state has max parallelism {restored}, the job's is {configured}; "
+            f"set it to {restored}"
+        )
+
+
+class ParallelismError(StateAssignmentError):
+    """More subtasks than key groups."""
+
+    def __init__(self, vertex: JobVertex) -> None:
+        super().__init__(
+            f"vertex {vertex.name!r}: parallelism {vertex.parallelism} is above its max parallelism "
+            f"{vertex.max_parallelism}"
+        )
+
+
+class FinishedStateError(StateAssignmentError):
+    """The finished parts of the checkpoint do not fit the job's topology (FLIP-147)."""
+
+
+class _Finished(Enum):
+    """How far the subtasks of an operator or a vertex had finished."""
+
+    NONE = "none"
+    PARTLY = "partly"
+    FULLY = "fully"
+
+
+@dataclass(frozen=True, slots=True)
+class StateAssignment:
+    """State by subtask and operator uid; operators without state have no entry, every subtask has one.
+
+    ``finished_vertices`` had finished in the checkpoint: they are deployed without running their operators.
+    """
+
+    subtasks: Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]
+    finished_vertices: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class _OperatorState:
+    """One operator in the checkpoint: the states of its subtasks by index."""
+
+    parallelism: int
+    max_parallelism: int
+    finished: _Finished
+    subtasks: dict[int, OperatorSubtaskState] = field(default_factory=dict)
+
+    @property
+    def handles(self) -> list[KeyedStateHandle]:
+        return [handle for index in sorted(self.subtasks) for handle in self.subtasks[index].keyed]
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.handles and not any(entry.items for state in self.subtasks.values() for entry in state.lists)
+
+
+def assign_states(
+    checkpoint: CompletedCheckpoint, graph: JobGraph, allow_non_restored_state: bool = False
+) -> StateAssignment:
+    """Spreads the state of ``checkpoint`` over the subtasks of ``graph``.
+
+    Keyed handles go whole to every subtask whose key groups they touch; the reader clips. Raises a
+    :class:`StateAssignmentError` when the checkpoint does not fit.
+    """
+    operators = _states_by_uid(checkpoint)
+    _check_parallelism(operators, graph)
+    _check_all_restored(operators, graph, allow_non_restored_state)
+    finished = _finished_vertices(operators, graph)
+    subtasks: dict[SubtaskKey, dict[str, OperatorSubtaskState]] = {
+        (vertex.id, index): {} for vertex in graph.vertices for index in range(vertex.parallelism)
+    }
+    for vertex in graph.vertices:
+        for node in vertex.operators:
+            state = operators.get(node.uid)
+            if state is None or vertex.id in finished:
+                continue
+            for index, assigned in enumerate(_spread(state, vertex)):
+                if assigned.keyed or assigned.lists:
+                    subtasks[vertex.id, index][node.uid] = assigned
+    return StateAssignment(subtasks, finished)
+
+
+def restored_max_parallelism(checkpoint: CompletedCheckpoint) -> dict[str, int]:
+    """By operator uid, of operators with keyed state: what a job that sets none explicitly should take over."""
+    return {uid: state.max_parallelism for uid, state in _states_by_uid(checkpoint).items() if state.handles}
+
+
+def _states_by_uid(checkpoint: CompletedCheckpoint) -> dict[str, _OperatorState]:
+    operators: dict[str, _OperatorState] = {}
+    for vertex in checkpoint.vertices:
+        ended = sum((vertex.id, index) in checkpoint.finished for index in range(vertex.parallelism))
+        finished = _Finished.NONE if ended == 0 else _Finished.PARTLY
+        finished = _Finished.FULLY if ended == vertex.parallelism else finished
+        for uid in vertex.operator_uids:
+            operators[uid] = _OperatorState(vertex.parallelism, vertex.max_parallelism, finished)
+        for index in range(vertex.parallelism):
+            state = checkpoint.states.get((vertex.id, index))
+            for uid, operator_state in (state.operators if state is not None else {}).items():
+                operators[uid].subtasks[index] = operator_state
+    return operators
+
+
+def _check_parallelism(operators: Mapping[str, _OperatorState], graph: JobGraph) -> None:
+    for vertex in graph.vertices:
+        if vertex.parallelism > vertex.max_parallelism:
+            raise ParallelismError(vertex)
+        for node in vertex.operators:
+            state = operators.get(node.uid)
+            if state is not None and state.handles and state.max_parallelism != vertex.max_parallelism:
+                raise MaxParallelismMismatchError(node.uid, state.max_parallelism, vertex.max_parallelism)
+
+
+def _check_all_restored(operators: Mapping[str, _OperatorState], graph: JobGraph, allow: bool) -> None:
+    known = {node.uid for vertex in graph.vertices for node in vertex.operators}
+    lost = sorted(uid for uid, state in operators.items() if uid not in known and not state.is_empty)
+    if lost and not allow:
+        raise NonRestoredStateError(lost)
+
+
+def _spread(state: _OperatorState, vertex: JobVertex) -> list[OperatorSubtaskState]:
+    """One state per subtask of ``vertex``."""
+    lists = _spread_lists(state, vertex.parallelism)
+    spread = []
+    for index in range(vertex.parallelism):
+        own = key_group_range(vertex.max_parallelism, vertex.parallelism, index)
+        keyed = tuple(handle for handle in state.handles if len(handle.key_groups.intersection(own)) > 0)
+        spread.append(OperatorSubtaskState(keyed, tuple(lists[index])))
+    return spread
+
+
+def _spread_lists(state: _OperatorState, parallelism: int) -> list[list[OperatorListState]]:
+    names: dict[str, OperatorStateMode] = {}
+    for index in sorted(state.subtasks):
+        for entry in state.subtasks[index].lists:
+            names.setdefault(entry.name, entry.mode)
+    result: list[list[OperatorListState]] = [[] for _ in range(parallelism)]
+    start = 0
+    for name, mode in sorted(names.items()):
+        copies = {
+            index: entry.items
+            for index, subtask in sorted(state.subtasks.items())
+            for entry in subtask.lists
+            if entry.name == name
+        }
+        if mode is OperatorStateMode.UNION:
+            everything = tuple(item for items in copies.values() for item in items)
+            parts = [everything] * parallelism
+        elif mode is OperatorStateMode.BROADCAST:
+            parts = _broadcast(copies, parallelism, state.parallelism)
+        elif parallelism == state.parallelism:
+            parts = [copies.get(index, ()) for index in range(parallelism)]
+        else:
+            items = [item for copy in copies.values() for item in copy]
+            parts = [tuple(items[(index - start) % parallelism :: parallelism]) for index in range(parallelism)]
+            start = (start + len(items)) % parallelism
+        for index, part in enumerate(parts):
+            if part:
+                result[index].append(OperatorListState(name, mode, part))
+    return result
+
+
+def _broadcast(copies: Mapping[int, tuple[object, ...]], parallelism: int, before: int) -> list[tuple[object, ...]]:
+    """Each subtask gets one copy: its own when the parallelism is the same and it left one."""
+    available = list(copies.values())
+    return [
+        copies[index] if parallelism == before and index in copies else available[index % len(available)]
+        for index in range(parallelism)
+    ]
+
+
+def _finished_vertices(operators: Mapping[str, _OperatorState], graph: JobGraph) -> frozenset[str]:
+    """Vertices that had fully finished; raises FinishedStateError when that does not fit the topology."""
+    status = {vertex.id: _vertex_status(operators, vertex) for vertex in graph.vertices}
+    for edge in graph.edges:
+        upstream, downstream = status[edge.source], status[edge.target]
+        pointwise = edge.partitioning is Partitioning.FORWARD
+        if downstream is _Finished.FULLY:
+            fits = upstream is _Finished.FULLY
+        elif downstream is _Finished.PARTLY:
+            fits = upstream is not _Finished.NONE if pointwise else upstream is _Finished.FULLY
+        else:
+            fits = True
+        if not fits:
+            target, source = graph.vertex(edge.target).name, graph.vertex(edge.source).name
+            raise FinishedStateError(
+                f"vertex {target!r} had {downstream.value} finished in the snapshot, but its input {source!r} had "
+                f"{upstream.value} finished and would send more data"
+            )
+    return frozenset(vertex_id for vertex_id, finished in status.items() if finished is _Finished.FULLY)
+
+
+def _vertex_status(operators: Mapping[str, _OperatorState], vertex: JobVertex) -> _Finished:
+    found = {
+        node.uid: operators[node.uid].finished if node.uid in operators else _Finished.NONE for node in vertex.operators
+    }
+    statuses = set(found.values())
+    if len(statuses) > 1:
+        detail = ", ".join(f"{uid}: {status.value}" for uid, status in found.items())
+        raise FinishedStateError(
+            f"vertex {vertex.name!r} chains operators of which different parts had finished in the snapshot ({detail})"
+        )
+    return statuses.pop()

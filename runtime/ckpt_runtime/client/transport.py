@@ -1,0 +1,131 @@
+"""What both clients share below the calls: URLs, TLS, turning calls into HTTP requests and answers into values.
+
+No retry and no waiting happens here.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+
+from ckpt_runtime.client.errors import CkptApiError, CkptClientError, UnexpectedAnswer, Unreachable, error_for
+from ckpt_runtime.client.requests import Call
+
+T = TypeVar("T")
+
+DEFAULT_TIMEOUT_S = 30.0
+RETRIED_STATUSES = frozenset({502, 503, 504})
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_MAX_ECHOED_CHARS = 300
+
+
+class InvalidUrl(CkptClientError, ValueError):
+    """The address of the REST API cannot be one."""
+
+
+def normalise_url(url: str) -> str:
+    """``host:port`` and full URLs to a URL without a trailing slash. Raises :class:`InvalidUrl`."""
+    text = url.strip().rstrip("/")
+    if "://" not in text:
+        text = f"http://{text}"
+    try:
+        parts = urlsplit(text)
+        valid = parts.scheme in ("http", "https") and parts.hostname is not None and parts.port != 0
+        clean = not (parts.query or parts.fragment or parts.username or parts.password)
+    except ValueError:
+        valid = clean = False
+    if not valid or not clean:
+        raise InvalidUrl(f"url: {url!r} is not acceptable, it must be like http://host:port")
+    return text
+
+
+@lru_cache(maxsize=8)
+def _tls_context(verify: bool | str) -> ssl.SSLContext:
+    """Loading certificates takes tens of milliseconds, so each setting's context is made once."""
+    if verify is True:
+        return ssl.create_default_context()
+    if verify is False:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        return context
+    return ssl.create_default_context(cafile=verify)
+
+
+def client_options(
+    url: str, token: str | None, verify: bool | str | ssl.SSLContext, timeout_s: float
+) -> dict[str, Any]:
+    """Arguments of ``httpx.Client`` and ``httpx.AsyncClient``. Proxies are not used for loopback addresses."""
+    parts = urlsplit(url)
+    headers = {"Accept": "application/json", "User-Agent": "ckpt-client"}
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    if parts.scheme == "http":
+        verify = _tls_context(False)  # never used, but httpx would load the certificates for it
+    elif not isinstance(verify, ssl.SSLContext):
+        verify = _tls_context(verify)
+    return {
+        "base_url": url,
+        "headers": headers,
+        "verify": verify,
+        "timeout": timeout_s,
+        "trust_env": parts.hostname not in _LOOPBACK,
+        "follow_redirects": False,
+    }
+
+
+def request_arguments(call: Call[Any]) -> dict[str, Any]:
+    """Arguments of ``httpx``'s ``request``."""
+    arguments: dict[str, Any] = {"method": call.method, "url": call.path}
+    if call.query:
+        arguments["params"] = dict(call.query)
+    if call.upload is not None:
+        upload = call.upload
+        arguments["files"] = {upload.part: (upload.filename, upload.content, "application/octet-stream")}
+    elif call.body is not None:
+        arguments["json"] = dict(call.body)
+    return arguments
+
+
+def read_answer(call: Call[T], response: httpx.Response) -> T:
+    """The parsed answer. Raises a :class:`CkptApiError` for an error status or a foreign document."""
+    if response.status_code >= 300:
+        raise error_for(response.status_code, _error_lines(response))
+    try:
+        document = json.loads(response.content) if response.content else {}
+        return call.parse(document)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise UnexpectedAnswer(
+            response.status_code,
+            [f"{call.method} {call.path}: the answer is not what this call returns ({type(error).__name__}: {error})"],
+        ) from error
+
+
+def _error_lines(response: httpx.Response) -> list[str]:
+    try:
+        document = json.loads(response.content)
+    except ValueError:
+        document = None
+    lines = document.get("errors") if isinstance(document, Mapping) else None
+    if isinstance(lines, list) and lines:
+        return [str(line) for line in lines]
+    text = response.text.strip()[:_MAX_ECHOED_CHARS]
+    return [f"HTTP status {response.status_code}" + (f": {text}" if text else "")]
+
+
+def unreachable(url: str, error: httpx.TransportError) -> Unreachable:
+    """The client's own exception for one of ``httpx``'s."""
+    return Unreachable(url, str(error) or type(error).__name__)
+
+
+def is_retriable(error: BaseException) -> bool:
+    """No answer, or one which says that the server cannot answer now."""
+    if isinstance(error, CkptApiError):
+        return error.status in RETRIED_STATUSES
+    return isinstance(error, Unreachable)

@@ -1,0 +1,79 @@
+"""Rows between PySpark's Python world (tuples, ``Row``) and Arrow, converted by PySpark's own rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from typing import Any
+
+import pyarrow as pa
+
+BATCH_ROWS = 8192
+
+
+def struct_type(schema: pa.Schema) -> Any:
+    """The PySpark ``StructType`` of an Arrow schema. Raises PySpark's error for types that it does not have."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(schema)
+
+
+def records_to_batches(records: Iterable[Any], schema: pa.Schema, reader: str) -> Iterator[pa.RecordBatch]:
+    """What a reader's ``read`` gave, as batches of ``schema``.
+
+    Tuples and lists are positional, named ``Row`` objects go by name, record batches must have exactly the schema.
+    ``reader`` is named in messages. :raises TypeError, ValueError: rows that do not fit the schema.
+    """
+    iterator = iter(records)
+    first = next(iterator, None)
+    if first is None:
+        return
+    iterator = chain([first], iterator)
+    if isinstance(first, pa.RecordBatch):
+        yield from _checked_batches(iterator, schema, reader)
+        return
+    struct = struct_type(schema)
+    while rows := list(islice(iterator, BATCH_ROWS)):
+        yield from _convert([_positional(row, schema.names, reader) for row in rows], struct, schema)
+
+
+def batch_to_rows(batch: pa.RecordBatch, struct: Any) -> list[Any]:
+    """A batch as PySpark ``Row`` objects."""
+    from pyspark.sql.conversion import ArrowTableToRowsConversion
+
+    rows: list[Any] = ArrowTableToRowsConversion.convert(pa.Table.from_batches([batch]), struct)
+    return rows
+
+
+def _convert(rows: list[Any], struct: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    from pyspark.sql.conversion import LocalDataToArrowConversion
+
+    table = LocalDataToArrowConversion.convert(rows, struct, use_large_var_types=False)
+    yield from table.cast(schema).to_batches()
+
+
+def _checked_batches(batches: Iterable[Any], schema: pa.Schema, reader: str) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        if not isinstance(batch, pa.RecordBatch):
+            raise TypeError(f"{reader} mixes record batches with {type(batch).__name__}")
+        if not batch.schema.equals(schema):
+            raise ValueError(f"{reader} yields batches of ({_brief(batch.schema)}), declared is ({_brief(schema)})")
+        if batch.num_rows:
+            yield batch
+
+
+def _positional(row: Any, names: list[str], reader: str) -> tuple[Any, ...]:
+    if not isinstance(row, tuple | list):
+        raise TypeError(f"{reader} yields {type(row).__name__}; allowed are tuples, lists, Row and pyarrow.RecordBatch")
+    fields = getattr(row, "__fields__", None)
+    if len(row) != len(names) or (fields is not None and set(fields) != set(names)):
+        found = f"fields {fields}" if fields is not None else f"{len(row)} values"
+        raise ValueError(f"{reader} yields a row with {found}, declared are the columns {names}")
+    if fields is None:
+        return tuple(row)
+    by_name: Any = row
+    return tuple(by_name[name] for name in names)
+
+
+def _brief(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}{'' if field.nullable else ' not null'}" for field in schema)

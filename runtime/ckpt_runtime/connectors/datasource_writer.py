@@ -1,0 +1,196 @@
+"""PySpark ``DataSource`` stream writers, unchanged and without a JVM: writers write, one committer commits.
+
+A checkpoint is what a micro-batch is in Spark: ``write`` is called once per subtask and checkpoint with the rows in
+between, its message goes to the committer in front of the barrier, and ``commit(messages, batchId=checkpoint id)``
+follows the completion. A commit may be repeated after a failure with the same id and messages, as in Spark; ``abort``
+is never called, because a checkpoint that looks aborted may be covered by a later one.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from ckpt_runtime.connectors.commit_messages import decode_message, encode_message
+from ckpt_runtime.connectors.datasource_rows import batch_to_rows, struct_type
+from ckpt_runtime.connectors.task_context import identify_thread
+from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, new_data_source
+from ckpt_runtime.graph.specs import CommitterSpec, SinkSpec
+from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
+
+_MESSAGES = "messages"
+_QUEUED_BATCHES = 4
+_CHECK_SECONDS = 0.2
+_ABANDON_SECONDS = 10.0
+
+
+class _Abandoned(Exception):
+    """Raised inside the user's ``write`` when the subtask is closed in the middle of it."""
+
+
+class _Epoch:
+    """One call of ``write``, in a thread of its own that is fed batch by batch."""
+
+    def __init__(self, writer: Any, schema: pa.Schema, context: OperatorContext) -> None:
+        self._writer = writer
+        self._struct = struct_type(schema)
+        self._context = context
+        self._queue: queue.Queue[pa.RecordBatch | _Abandoned | None] = queue.Queue(_QUEUED_BATCHES)
+        self._message: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"write {context.name}", daemon=True)
+        self._thread.start()
+
+    def feed(self, batch: pa.RecordBatch) -> None:
+        """Hands over a batch; waits while the writer is busy. Raises what ``write`` raised.
+
+        Once ``write`` has returned, further rows of the epoch are dropped, as in Spark.
+        """
+        self._put(batch)
+        self._raise_error()
+
+    def complete(self) -> Any:
+        """Ends the rows and returns the message of ``write``; raises what it raised."""
+        self._put(None)
+        self._thread.join()
+        self._raise_error()
+        return self._message
+
+    def abandon(self) -> None:
+        """Makes ``write`` fail, and waits a moment for it."""
+        while self._thread.is_alive():
+            try:
+                self._queue.put_nowait(_Abandoned())
+                break
+            except queue.Full:
+                try:
+                    self._queue.get_nowait()
+                except queue.Empty:
+                    continue
+        self._thread.join(_ABANDON_SECONDS)
+
+    def _put(self, item: pa.RecordBatch | None) -> None:
+        while self._thread.is_alive():
+            try:
+                self._queue.put(item, timeout=_CHECK_SECONDS)
+                return
+            except queue.Full:
+                continue
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        identify_thread(self._context.subtask_index, self._context.parallelism, self._context.attempt)
+        try:
+            self._message = self._writer.write(self._input())
+        except BaseException as error:
+            self._error = error
+
+    def _input(self) -> Iterator[Any]:
+        from pyspark.sql.datasource import DataSourceStreamArrowWriter
+
+        as_arrow = isinstance(self._writer, DataSourceStreamArrowWriter)
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, _Abandoned):
+                raise item
+            if as_arrow:
+                yield item
+            else:
+                yield from batch_to_rows(item, self._struct)
+
+
+class StreamWriterOperator(Operator):
+    """Runs the user's writer in each subtask. Keeps no state: its messages are the committer's."""
+
+    def __init__(self, spec: SinkSpec) -> None:
+        assert isinstance(spec.format, type)
+        self._source = spec.format
+        self._options = spec.options
+        self._epoch: _Epoch | None = None
+
+    def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
+        if self._epoch is None:
+            writer = _new_writer(self._source, self._options, batch.schema)
+            self._epoch = _Epoch(writer, batch.schema, self.context)
+        self._epoch.feed(batch)
+
+    def process_watermark(self, timestamp_ms: int) -> None:
+        """Rows behind it are committables, which have no event time."""
+
+    def prepare_snapshot(self, checkpoint_id: int) -> None:
+        """Ends the epoch and sends its message in front of the barrier; an epoch without rows has none."""
+        if self._epoch is None:
+            return
+        message = self._epoch.complete()
+        self._epoch = None
+        row = {
+            "checkpoint_id": checkpoint_id,
+            "subtask": self.context.subtask_index,
+            "message": encode_message(message),
+        }
+        self.output.emit(pa.RecordBatch.from_pylist([row], schema=COMMITTABLE_SCHEMA))
+
+    def close(self) -> None:
+        if self._epoch is not None:
+            self._epoch.abandon()
+            self._epoch = None
+
+
+class CommitterOperator(Operator):
+    """Commits what the writers prepared; parallelism 1."""
+
+    def __init__(self, spec: CommitterSpec) -> None:
+        assert isinstance(spec.format, type)
+        assert spec.schema is not None
+        self._source = spec.format
+        self._options = spec.options
+        self._schema = spec.schema
+        self._messages: dict[int, list[tuple[int, str | None]]] = {}
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        """Commits what the restored snapshot covers, again if need be."""
+        super().open(context, output)
+        identify_thread(context.subtask_index, context.parallelism, context.attempt)
+        for item in context.operator_state.restored(_MESSAGES):
+            messages = [(int(subtask), message) for subtask, message in item["messages"]]
+            self._messages[int(item["checkpoint"])] = messages
+        self._commit_up_to(max(self._messages, default=0))
+
+    def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
+        for row in batch.to_pylist():
+            self._messages.setdefault(row["checkpoint_id"], []).append((row["subtask"], row["message"]))
+
+    def process_watermark(self, timestamp_ms: int) -> None:
+        """A committer has nowhere to send it."""
+
+    def snapshot(self, checkpoint_id: int) -> None:
+        items = [
+            {"checkpoint": known, "messages": [list(entry) for entry in messages]}
+            for known, messages in sorted(self._messages.items())
+        ]
+        self.context.operator_state.put(_MESSAGES, items)
+
+    def notify_complete(self, checkpoint_id: int) -> None:
+        self._commit_up_to(checkpoint_id)
+
+    def _commit_up_to(self, checkpoint_id: int) -> None:
+        """In order of the checkpoints; a failure leaves it and the later ones to be committed after the restore."""
+        for known in sorted(known for known in self._messages if known <= checkpoint_id):
+            messages = [decode_message(text, self._source) for _, text in sorted(self._messages[known], key=_subtask)]
+            _new_writer(self._source, self._options, self._schema).commit(messages, known)
+            del self._messages[known]
+
+
+def _subtask(entry: tuple[int, str | None]) -> int:
+    return entry[0]
+
+
+def _new_writer(source: type, options: Mapping[str, str], schema: pa.Schema) -> Any:
+    """A fresh writer for each call, as in Spark: nothing that one call leaves in it reaches another."""
+    return new_data_source(source, options).streamWriter(struct_type(schema), False)

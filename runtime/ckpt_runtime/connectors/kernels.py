@@ -1,0 +1,99 @@
+"""Compiled kernels of the benchmark source and the verifying sink. Loops over arrays; no Python objects, no lock held.
+
+Arithmetic is modulo 2**64 where it is unsigned. :data:`BLOCK` and :data:`SPLITS` are part of saved positions: a change
+of either makes old snapshots unreadable.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ckpt_runtime.connectors.splits import SPLITS
+from ckpt_runtime.state.kernels.compiler import I64, IN_I64, INT64, UINT64, inlined, kernel
+
+BLOCK = 256
+"""Consecutive rows that belong to one split: row ``i`` is in split ``i // BLOCK % SPLITS``."""
+
+_CYCLE = BLOCK * SPLITS
+_LOW_10_BITS = np.uint64(1023)
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@inlined
+def _mix(row: Any) -> Any:
+    """splitmix64 of a row number."""
+    z = np.uint64(row) + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@kernel((IN_I64, I64, INT64, INT64, I64))
+def next_rows(splits: Int64Array, positions: Int64Array, turn: int, limit: int, rows: Int64Array) -> tuple[int, int]:
+    """Fills ``rows`` with the next row numbers below ``limit``, a block of each split in turn.
+
+    ``positions[i]`` counts the rows of ``splits[i]`` handed out, and is advanced. Returns how many rows were filled
+    and whose turn is next; fewer than asked means that all splits are at their end.
+    """
+    filled = 0
+    exhausted = 0
+    while filled < rows.shape[0] and exhausted < splits.shape[0]:
+        inside = positions[turn] % BLOCK
+        first = positions[turn] // BLOCK * _CYCLE + splits[turn] * BLOCK + inside
+        if first >= limit:
+            exhausted += 1
+            turn = (turn + 1) % splits.shape[0]
+            continue
+        exhausted = 0
+        count = min(BLOCK - inside, limit - first, rows.shape[0] - filled)
+        for offset in range(count):
+            rows[filled + offset] = first + offset
+        filled += count
+        positions[turn] += count
+        if inside + count == BLOCK:
+            turn = (turn + 1) % splits.shape[0]
+    return filled, turn
+
+
+@kernel((IN_I64, UINT64, I64, I64))
+def keyed_values(rows: Int64Array, keys: int, key: Int64Array, value: Int64Array) -> None:
+    """``key = splitmix64(row) mod keys`` (unsigned), ``value = splitmix64(row) & 1023``."""
+    for index in range(rows.shape[0]):
+        mixed = _mix(rows[index])
+        key[index] = np.int64(mixed % keys)
+        value[index] = np.int64(mixed & _LOW_10_BITS)
+
+
+@kernel((IN_I64, I64, I64))
+def sequence_numbers(rows: Int64Array, split: Int64Array, number: Int64Array) -> None:
+    """Each row's split, and its number within the split, from 0 without gaps."""
+    for index in range(rows.shape[0]):
+        row = rows[index]
+        split[index] = row // BLOCK % SPLITS
+        number[index] = row // _CYCLE * BLOCK + row % BLOCK
+
+
+@kernel((IN_I64, IN_I64, IN_I64, I64, I64))
+def check_updates(
+    key: Int64Array, count: Int64Array, total: Int64Array, last_count: Int64Array, last_total: Int64Array
+) -> tuple[int, int]:
+    """Checks that each key's count grows by one from update to update, and keeps the last count and total of each.
+
+    A key's first update may have any count (state is older than this attempt). Keys index the tables. Returns the
+    number of violations and of keys seen for the first time.
+    """
+    violations = 0
+    fresh = 0
+    for index in range(key.shape[0]):
+        k = key[index]
+        if last_count[k] == 0:
+            fresh += 1
+        elif count[index] != last_count[k] + 1:
+            violations += 1
+        last_count[k] = count[index]
+        last_total[k] = total[index]
+    return violations, fresh

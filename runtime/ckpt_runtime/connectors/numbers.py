@@ -1,0 +1,84 @@
+"""Format ``numbers``: computes its rows as the job runs, for benchmarks and exactly-once checks.
+
+Row ``i`` (from 0) is ``h = splitmix64(i)``, ``key = h mod keys`` (unsigned), ``value = h & 1023``; with
+``sequence=true`` it is ``(split, number within the split)``, both int64. Rows are dealt in blocks to a fixed number of
+splits whose positions are the state. Never replays prepared batches.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ckpt_runtime.connectors import kernels
+from ckpt_runtime.connectors.pacing import Pacer
+from ckpt_runtime.connectors.splits import SPLITS, assigned_splits, put_positions
+from ckpt_runtime.graph.formats import source_options, source_schema
+from ckpt_runtime.graph.specs import SourceSpec
+from ckpt_runtime.operators.operator import OperatorContext, Output, SourceOperator, SourceStatus
+from ckpt_runtime.state.columns import arrow_from_numpy
+from ckpt_runtime.state.kernels.compiler import read_only
+
+_NO_LIMIT = (1 << 63) - 1
+
+
+class NumbersSource(SourceOperator):
+    """The operator behind format ``numbers``. ``rowsPerSecond`` is the rate of all subtasks together."""
+
+    def __init__(self, spec: SourceSpec) -> None:
+        assert isinstance(spec.format, str)
+        options = source_options(spec.format, spec.options)
+        self._schema = source_schema(spec.format, spec.options, spec.schema)
+        self._limit = options["rows"] or _NO_LIMIT
+        self._keys: Any = np.uint64(options["keys"])
+        self._batch_rows = int(options["batchRows"])
+        self._rate = float(options["rowsPerSecond"])
+        self._sequence = bool(options["sequence"])
+        self._turn = 0
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        super().open(context, output)
+        splits = assigned_splits(context)
+        self._splits = read_only(np.array(list(splits), dtype=np.int64))
+        self._positions = np.array([int(item.get("position", 0)) for item in splits.values()], dtype=np.int64)
+        self._pacer = Pacer(self._rate * len(splits) / SPLITS, context.now_ms)
+        self._columns(np.empty(0, dtype=np.int64))
+
+    def poll(self) -> SourceStatus:
+        wanted = min(self._batch_rows, self._pacer.allowance())
+        if wanted <= 0:
+            return SourceStatus.NOTHING_AVAILABLE
+        rows = _new_column(wanted)
+        filled, self._turn = kernels.next_rows(self._splits, self._positions, self._turn, self._limit, rows)
+        if filled == 0:
+            return SourceStatus.END_OF_INPUT
+        self._pacer.spend(filled)
+        columns = [arrow_from_numpy(pa.int64(), column) for column in self._columns(rows[:filled])]
+        self.output.emit(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+        return SourceStatus.MORE_AVAILABLE
+
+    def idle_ms(self) -> int:
+        return self._pacer.idle_ms()
+
+    def snapshot(self, checkpoint_id: int) -> None:
+        positions = zip(self._splits.tolist(), self._positions.tolist(), strict=True)
+        put_positions(
+            self.context.operator_state,
+            ({"split": split, "position": position} for split, position in positions),
+        )
+
+    def _columns(self, rows: kernels.Int64Array) -> list[kernels.Int64Array]:
+        """The output columns of some rows, in fresh memory."""
+        first, second = _new_column(len(rows)), _new_column(len(rows))
+        if self._sequence:
+            kernels.sequence_numbers(read_only(rows), first, second)
+            return [first, second]
+        kernels.keyed_values(read_only(rows), self._keys, first, second)
+        return [first, second, rows][: len(self._schema)]
+
+
+def _new_column(rows: int) -> kernels.Int64Array:
+    """Memory of Arrow's pool, which reuses pages that a plain allocation would fault in again for every batch."""
+    return np.frombuffer(memoryview(pa.allocate_buffer(rows * 8)), dtype=np.int64)

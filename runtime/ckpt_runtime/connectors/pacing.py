@@ -1,0 +1,40 @@
+"""Pacing of a source to a number of rows per second, by the clock it is given. Never sleeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+_BURST_SECONDS = 1.0
+_UNLIMITED = 1 << 62
+
+
+class Pacer:
+    """A token bucket: rows may be emitted as time passes; at most one second's worth is saved up."""
+
+    def __init__(self, rows_per_second: float, now_ms: Callable[[], int]) -> None:
+        """``rows_per_second`` 0 means as fast as possible."""
+        self._rate = rows_per_second
+        self._now_ms = now_ms
+        self._at_ms = now_ms()
+        self._tokens = 0.0
+
+    def allowance(self) -> int:
+        """How many rows may be emitted now."""
+        if not self._rate:
+            return _UNLIMITED
+        now = self._now_ms()
+        earned = max(0, now - self._at_ms) * self._rate / 1000
+        self._at_ms = max(now, self._at_ms)
+        self._tokens = min(self._tokens + earned, max(1.0, self._rate * _BURST_SECONDS))
+        return int(self._tokens)
+
+    def spend(self, rows: int) -> None:
+        """Notes that ``rows`` were emitted."""
+        if self._rate:
+            self._tokens -= rows
+
+    def idle_ms(self) -> int:
+        """How long to wait until there is something to emit: 10 ms, or longer for rates below 100 rows per second."""
+        if not self._rate:
+            return 10
+        return max(10, min(1000, int((1.0 - self._tokens) * 1000 / self._rate) + 1))

@@ -1,0 +1,80 @@
+"""A directory that a transactional sink writes to: files become pending, then visible, by renaming. Knows no format.
+
+Renaming is atomic on file systems; on object stores it is a copy and a deletion, and committing again after a crash in
+between gives the same result. Only files with the sink's own name prefix are ever deleted.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ckpt_runtime.connectors.part_names import PartName, parse_hidden
+from ckpt_runtime.storage.filesystem import Location, delete_file, exists, list_names, make_directory, naming, resolve
+
+
+class CommitError(RuntimeError):
+    """A pending file could not be made visible. The message names the file and what can be done."""
+
+
+class PartDirectory:
+    """One output directory."""
+
+    def __init__(self, url: str) -> None:
+        """Raises ``InvalidLocationError`` for a path that is neither absolute nor a URL."""
+        self.location: Location = resolve(url)
+
+    @property
+    def url(self) -> str:
+        return self.location.url
+
+    def create(self) -> None:
+        make_directory(self.location)
+
+    def open_for_writing(self, name: str) -> Any:
+        """A new binary file."""
+        file = self.location.child(name)
+        with naming("write", file):
+            return open(file.path, "wb") if file.is_local else file.filesystem.open(file.path, "wb")
+
+    def make_pending(self, part: PartName) -> None:
+        """In progress -> pending, durable when this returns."""
+        self._rename(part.in_progress, part.pending)
+
+    def commit(self, part: PartName) -> bool:
+        """Pending -> visible. True when it is visible now, also when it was before; False when both are missing."""
+        pending, visible = self.location.child(part.pending), self.location.child(part.visible)
+        if exists(pending):
+            self._rename(part.pending, part.visible)
+            return True
+        return exists(visible)
+
+    def delete(self, name: str) -> None:
+        """Deletes one file; no error when it is gone."""
+        delete_file(self.location.child(name))
+
+    def hidden_parts(self, owner: str) -> list[PartName]:
+        """The in-progress and pending files of one sink, in name order."""
+        parts = (parse_hidden(name) for name in list_names(self.location))
+        return [part for part in parts if part is not None and part.owner == owner]
+
+    def _rename(self, source: str, target: str) -> None:
+        old, new = self.location.child(source), self.location.child(target)
+        with naming("rename", old):
+            if not old.is_local:
+                old.filesystem.mv(old.path, new.path)
+                return
+            os.replace(old.path, new.path)
+            directory = os.open(self.location.path, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+
+
+def sync_and_close(file: Any) -> None:
+    """Closes a file after its bytes have reached the disk; object stores publish on close."""
+    if hasattr(file, "fileno"):
+        file.flush()
+        os.fsync(file.fileno())
+    file.close()

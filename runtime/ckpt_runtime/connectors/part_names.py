@@ -1,0 +1,73 @@
+"""Names of a transactional sink's files. They alone tell who wrote a file, for which checkpoint, and how far it got.
+
+A file is *in progress* (hidden), then *pending* for one checkpoint (hidden), then *visible*. Pure: no file is touched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+_SLUG_LENGTH = 40
+_PENDING = ".pending"
+_IN_PROGRESS = ".inprogress"
+_NAME = re.compile(
+    r"\.?part-(?P<owner>[A-Za-z0-9_]+-[A-Za-z0-9_]+-[0-9a-f]{8})-s(?P<subtask>\d+)-a(?P<attempt>\d+)"
+    r"-n(?P<sequence>\d+)-(?P<token>[0-9a-f]{8})(?:-c(?P<checkpoint>\d+))?\.parquet(?P<stage>\.pending|\.inprogress)?"
+)
+
+
+def owner_of(job_id: str, uid: str) -> str:
+    """What all files of one sink of one job begin with: readable, and unique through a digest of both ids."""
+    digest = hashlib.sha256(f"{job_id}\0{uid}".encode()).hexdigest()[:8]
+    return f"{_slug(job_id)}-{_slug(uid)}-{digest}"
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_]", "_", text)[:_SLUG_LENGTH] or "_"
+
+
+@dataclass(frozen=True, slots=True)
+class PartName:
+    """One file. ``token`` is random, so that no two writers ever meet; ``checkpoint`` is None while in progress."""
+
+    owner: str
+    subtask: int
+    attempt: int
+    sequence: int
+    token: str
+    checkpoint: int | None = None
+
+    @property
+    def in_progress(self) -> str:
+        return f".{self._stem}.parquet{_IN_PROGRESS}"
+
+    @property
+    def pending(self) -> str:
+        return f".{self._stem}-c{self.checkpoint}.parquet{_PENDING}"
+
+    @property
+    def visible(self) -> str:
+        return f"{self._stem}-c{self.checkpoint}.parquet"
+
+    @property
+    def _stem(self) -> str:
+        return f"part-{self.owner}-s{self.subtask}-a{self.attempt}-n{self.sequence}-{self.token}"
+
+
+def parse_hidden(name: str) -> PartName | None:
+    """The parts of an in-progress or pending file's name; None for any other file."""
+    match = _NAME.fullmatch(name)
+    if match is None or match["stage"] is None or (match["checkpoint"] is None) != (match["stage"] == _IN_PROGRESS):
+        return None
+    checkpoint = None if match["checkpoint"] is None else int(match["checkpoint"])
+    part = PartName(
+        match["owner"],
+        int(match["subtask"]),
+        int(match["attempt"]),
+        int(match["sequence"]),
+        match["token"],
+        checkpoint,
+    )
+    return part if name in (part.pending, part.in_progress) else None

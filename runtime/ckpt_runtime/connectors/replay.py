@@ -1,0 +1,154 @@
+"""Format ``replay``: replays a Parquet file or directory as a stream, in file order, at a chosen rate.
+
+With ``partitionBy`` a row belongs to the split of its key's stable hash and every subtask scans the file for its own
+splits, so that rows of one key stay in order at any parallelism; ``a,b`` means "by a, and by b where a is null".
+Without it, splits are contiguous row ranges. A split's position is the number of the next row to look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ckpt_runtime.connectors.pacing import Pacer
+from ckpt_runtime.connectors.parquet_rows import ParquetRows
+from ckpt_runtime.connectors.splits import SPLITS, assigned_splits, put_positions
+from ckpt_runtime.graph.formats import source_options, source_schema, split_columns
+from ckpt_runtime.graph.specs import SourceSpec
+from ckpt_runtime.operators.operator import OperatorContext, Output, SourceOperator, SourceStatus
+from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
+
+_NOT_MINE = np.iinfo(np.int64).max
+
+_Chunks = Iterator[tuple[int, pa.RecordBatch]]
+
+
+class ReplaySource(SourceOperator):
+    """The operator behind format ``replay``. ``rowsPerSecond`` is the rate of all subtasks together."""
+
+    def __init__(self, spec: SourceSpec) -> None:
+        assert isinstance(spec.format, str)
+        options = source_options(spec.format, spec.options)
+        self._path = str(options["path"])
+        self._schema = source_schema(spec.format, spec.options, spec.schema)
+        self._rate = float(options["rowsPerSecond"])
+        self._batch_rows = int(options["batchRows"])
+        self._partition_by = split_columns(options["partitionBy"])
+        self._rows: ParquetRows | None = None
+        self._chunk: tuple[int, pa.RecordBatch] | None = None
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        super().open(context, output)
+        self._rows = ParquetRows(self._path, self._schema)
+        splits = assigned_splits(context, contiguous=not self._partition_by)
+        total = self._rows.rows
+        self._next = np.full(SPLITS, _NOT_MINE, dtype=np.int64)
+        for split, item in splits.items():
+            self._check_restored(item, total)
+            self._next[split] = int(item.get("position", 0 if self._partition_by else split * total // SPLITS))
+        share = 1.0 if self._partition_by else len(splits) / SPLITS
+        self._pacer = Pacer(self._rate * share, context.now_ms)
+        self._chunks = self._scan_all() if self._partition_by else self._scan_ranges()
+
+    def poll(self) -> SourceStatus:
+        if self._chunk is None:
+            self._chunk = next(self._chunks, None)
+            if self._chunk is None:
+                return SourceStatus.END_OF_INPUT
+        row, batch = self._chunk
+        count = min(self._pacer.allowance(), batch.num_rows)
+        if count <= 0:
+            return SourceStatus.NOTHING_AVAILABLE
+        self._pacer.spend(count)
+        self._chunk = (row + count, batch.slice(count)) if count < batch.num_rows else None
+        mine = self._take(row, batch.slice(0, count))
+        if mine.num_rows:
+            self.output.emit(mine)
+        return SourceStatus.MORE_AVAILABLE
+
+    def idle_ms(self) -> int:
+        return self._pacer.idle_ms()
+
+    def snapshot(self, checkpoint_id: int) -> None:
+        assert self._rows is not None
+        fixed = {"rows": self._rows.rows, "by": self._partition_by}
+        items = ({"split": s, "position": int(self._next[s]), **fixed} for s in self._own_splits())
+        put_positions(self.context.operator_state, items)
+
+    def close(self) -> None:
+        if self._rows is not None:
+            self._rows.close()
+
+    def _check_restored(self, item: dict[str, object], total: int) -> None:
+        if not item:
+            return
+        if item["by"] != self._partition_by:
+            raise ValueError(
+                f"source {self.context.uid!r}: option 'partitionBy' is {self._partition_by}, the restored positions "
+                f"belong to {item['by']}; keep it, or give the source a new uid to start over"
+            )
+        grown = bool(self._partition_by) and total >= int(str(item["rows"]))
+        if item["rows"] != total and not grown:
+            raise ValueError(
+                f"source {self.context.uid!r}: {self._path!r} holds {total} rows, the restored positions belong to "
+                f"{item['rows']}; the files must not change, only partitioned replays may grow at the end"
+            )
+
+    def _own_splits(self) -> list[int]:
+        return [int(split) for split in np.flatnonzero(self._next != _NOT_MINE)]
+
+    def _scan_all(self) -> _Chunks:
+        """All rows from the least position of an own split."""
+        assert self._rows is not None
+        start = int(self._next.min())
+        if start == _NOT_MINE:
+            return iter(())
+        return self._rows.read(start, self._rows.rows, self._batch_rows)
+
+    def _scan_ranges(self) -> _Chunks:
+        """The rest of each own split's range, one range after the other; adjoining ones without a seam."""
+        assert self._rows is not None
+        total = self._rows.rows
+        ranges: list[tuple[int, int]] = []
+        for split in self._own_splits():
+            start, stop = int(self._next[split]), (split + 1) * total // SPLITS
+            if start >= stop:
+                continue
+            if ranges and ranges[-1][1] == start:
+                start = ranges.pop()[0]
+            ranges.append((start, stop))
+        for start, stop in ranges:
+            yield from self._rows.read(start, stop, self._batch_rows)
+
+    def _take(self, row: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Notes that a run of rows was looked at, and returns those of own splits that were not emitted before."""
+        end = row + batch.num_rows
+        if not self._partition_by:
+            assert self._rows is not None
+            starts = np.arange(SPLITS, dtype=np.int64) * self._rows.rows // SPLITS
+            touched = (self._next != _NOT_MINE) & (starts < end) & (self._next < end)
+            stops = np.append(starts[1:], self._rows.rows)
+            self._next[touched & (stops > row)] = np.minimum(end, stops)[touched & (stops > row)]
+            return batch
+        splits = key_groups_of(self._hashes(batch), SPLITS)
+        wanted = np.arange(row, end, dtype=np.int64) >= self._next[splits]
+        own = self._next != _NOT_MINE
+        self._next[own] = np.maximum(self._next[own], end)
+        return batch if wanted.all() else batch.filter(pa.array(wanted))
+
+    def _hashes(self, batch: pa.RecordBatch) -> npt.NDArray[np.uint64]:
+        """The hash of the first partition column that is not null."""
+        result: npt.NDArray[np.uint64] | None = None
+        for name in reversed(self._partition_by):
+            column = batch.column(name)
+            hashes = hash_arrays([column], [name])
+            if result is None or not column.null_count:
+                result = hashes
+            else:
+                valid = column.is_valid().to_numpy(zero_copy_only=False)
+                result = np.where(valid, hashes, result)
+        assert result is not None
+        return result

@@ -1,0 +1,40 @@
+"""Splits: the fixed pieces of a source whose positions are its state, and how they are dealt to subtasks.
+
+There are always :data:`SPLITS` of them, whatever the parallelism, so that a snapshot can be restored at any other.
+Positions are list state that is split among subtasks; a broadcast marker tells a subtask that got no split (all of them
+had ended) from one whose source is new in the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
+from ckpt_runtime.operators.operator import OperatorContext, OperatorStateStore
+
+SPLITS = 128
+
+_POSITIONS = "positions"
+_STARTED = "started"
+
+
+def assigned_splits(context: OperatorContext, contiguous: bool = False) -> dict[int, dict[str, Any]]:
+    """This subtask's splits in ascending order, each with the item that :func:`put_positions` stored ({} at a start).
+
+    A fresh start deals them in turn, or as ``contiguous`` runs.
+    """
+    store = context.operator_state
+    if store.restored(_POSITIONS) or store.restored(_STARTED):
+        return {int(item["split"]): item for item in sorted(store.restored(_POSITIONS), key=lambda i: int(i["split"]))}
+    if contiguous:
+        owners = [split * context.parallelism // SPLITS for split in range(SPLITS)]
+    else:
+        owners = [split % context.parallelism for split in range(SPLITS)]
+    return {split: {} for split in range(SPLITS) if owners[split] == context.subtask_index}
+
+
+def put_positions(store: OperatorStateStore, items: Iterable[dict[str, Any]]) -> None:
+    """Puts the splits' items, each with its ``split`` and whatever says how far it was read."""
+    store.put(_POSITIONS, list(items), OperatorStateMode.SPLIT)
+    store.put(_STARTED, [True], OperatorStateMode.BROADCAST)

@@ -1,0 +1,123 @@
+"""Format ``verify``: a sink for benchmarks that counts rows, checks running counts, and reports totals in a file.
+
+Rows are updates ``(key, count[, sum])`` with keys from 0; the count of a key must grow by one from row to row. Each
+subtask writes ``<report>/subtask-<index>.json``, replaced as a whole at every completed checkpoint and at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ckpt_runtime.connectors import kernels
+from ckpt_runtime.graph.formats import sink_options
+from ckpt_runtime.graph.specs import SinkSpec
+from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
+from ckpt_runtime.state.kernels.compiler import read_only
+
+MAX_KEY = 1 << 27
+_ROWS = "rows"
+
+
+class VerifySink(Operator):
+    """The operator behind format ``verify``.
+
+    The report holds ``rows`` (over all attempts, as the state counts them), ``violations``, ``keys`` seen,
+    ``count_total`` and ``sum_total`` over the last update of each key, ``attempt``, ``first_ms`` and ``last_ms`` of the
+    batches of this attempt, and ``finished``.
+    """
+
+    def __init__(self, spec: SinkSpec) -> None:
+        assert isinstance(spec.format, str)
+        options = sink_options(spec.format, spec.options)
+        self._key, self._count, self._sum = options["key"], options["count"], options["sum"]
+        self._directory = Path(options["report"])
+        self._last_count = np.zeros(1024, dtype=np.int64)
+        self._last_sum = np.zeros(1024, dtype=np.int64)
+        self._violations = 0
+        self._keys = 0
+        self._first_ms: int | None = None
+        self._last_ms: int | None = None
+        self._finished = False
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        super().open(context, output)
+        self._rows = sum(int(rows) for rows in context.operator_state.restored(_ROWS))
+        self._directory.mkdir(parents=True, exist_ok=True)
+        empty = read_only(np.empty(0, dtype=np.int64))
+        kernels.check_updates(empty, empty, empty, self._last_count, self._last_sum)
+
+    def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
+        key = self._column(batch, self._key)
+        count = self._column(batch, self._count)
+        total = self._column(batch, self._sum) if self._sum else count
+        self._make_room(key)
+        violations, fresh = kernels.check_updates(key, count, total, self._last_count, self._last_sum)
+        self._violations += violations
+        self._keys += fresh
+        self._rows += batch.num_rows
+        self._last_ms = self.context.now_ms()
+        self._first_ms = self._last_ms if self._first_ms is None else self._first_ms
+
+    def process_watermark(self, timestamp_ms: int) -> None:
+        """A sink has nowhere to send it."""
+
+    def snapshot(self, checkpoint_id: int) -> None:
+        self.context.operator_state.put(_ROWS, [self._rows])
+
+    def notify_complete(self, checkpoint_id: int) -> None:
+        self._report()
+
+    def finish(self) -> None:
+        self._finished = True
+        self._report()
+
+    def close(self) -> None:
+        if self._first_ms is not None:
+            self._report()
+
+    def _column(self, batch: pa.RecordBatch, name: str) -> npt.NDArray[np.int64]:
+        column = batch.column(name)
+        if column.null_count:
+            raise ValueError(f"sink {self.context.uid!r}: column {name!r} holds nulls, updates have none")
+        values = column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+        return read_only(np.ascontiguousarray(values))
+
+    def _make_room(self, key: npt.NDArray[np.int64]) -> None:
+        least, greatest = int(key.min()), int(key.max())
+        if least < 0 or greatest >= MAX_KEY:
+            wrong = least if least < 0 else greatest
+            raise ValueError(f"sink {self.context.uid!r}: key {wrong} is not between 0 and {MAX_KEY - 1}")
+        if greatest >= len(self._last_count):
+            size = 1 << (greatest + 1).bit_length()
+            self._last_count = _grown(self._last_count, size)
+            self._last_sum = _grown(self._last_sum, size)
+
+    def _report(self) -> None:
+        document = {
+            "subtask": self.context.subtask_index,
+            "attempt": self.context.attempt,
+            "rows": self._rows,
+            "violations": self._violations,
+            "keys": self._keys,
+            "count_total": int(self._last_count.sum()),
+            "sum_total": int(self._last_sum.sum()) if self._sum else None,
+            "first_ms": self._first_ms,
+            "last_ms": self._last_ms,
+            "finished": self._finished,
+        }
+        target = self._directory / f"subtask-{self.context.subtask_index}.json"
+        partial = target.with_suffix(f".{self.context.attempt}.partial")
+        partial.write_text(json.dumps(document))
+        os.replace(partial, target)
+
+
+def _grown(array: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
+    larger = np.zeros(size, dtype=np.int64)
+    larger[: len(array)] = array
+    return larger

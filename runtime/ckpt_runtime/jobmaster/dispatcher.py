@@ -1,0 +1,370 @@
+"""The dispatcher: accepts jobs, knows all of them, and answers the REST layer (``gateway.DispatcherGateway``)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+import time
+import uuid
+import zipfile
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import Executor
+from pathlib import Path
+
+from ckpt_runtime.api.plan_process import plan_in_process
+from ckpt_runtime.api.plan_result import PlanRequest
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.state_assignment import StateAssignmentError, assign_states
+from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.errors import ConfigurationError
+from ckpt_runtime.configuration.option import OptionScope
+from ckpt_runtime.configuration.pipeline_options import PipelineOptions
+from ckpt_runtime.configuration.validation import validate
+from ckpt_runtime.graph.job_graph import JobGraph, JobVertex
+from ckpt_runtime.jobmaster.executions import wall_clock_ms
+from ckpt_runtime.jobmaster.gateway import (
+    CheckpointConfigPatch,
+    CheckpointKind,
+    ClusterOverview,
+    DashboardConfig,
+    EffectiveCheckpointConfig,
+    ExceptionHistory,
+    ExecutionResult,
+    InvalidRequest,
+    JobAlreadyExists,
+    JobConfigInfo,
+    JobDetails,
+    JobNotFound,
+    JobOverview,
+    JobStatus,
+    JobTerminated,
+    NotReady,
+    OperationKind,
+    OperationStatus,
+    RunRequest,
+    SavepointFormat,
+    StoredPipeline,
+    SubmissionFailed,
+    VertexNotFound,
+    VertexPressure,
+)
+from ckpt_runtime.jobmaster.job_master import JobMaster, JobSubmission
+from ckpt_runtime.jobmaster.operations import OperationStore
+from ckpt_runtime.jobmaster.program_store import DEFAULT_FUNCTION, ProgramStore, StoredProgram
+from ckpt_runtime.jobmaster.slot_pool import SlotPool
+from ckpt_runtime.storage.disposal import dispose_snapshot
+from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.snapshot_metadata import read_metadata
+
+logger = logging.getLogger(__name__)
+
+MAX_ENDED_JOBS = 100
+
+
+class Dispatcher:
+    """Implements ``DispatcherGateway``; every method runs on the driver's event loop."""
+
+    def __init__(
+        self,
+        slots: SlotPool,
+        programs: ProgramStore,
+        configuration: Configuration,
+        work_directory: Path,
+        pool: Executor,
+        on_shutdown: Callable[[], None],
+    ) -> None:
+        self._slots = slots
+        self._programs = programs
+        self._configuration = configuration
+        self._work_directory = work_directory
+        self._pool = pool
+        self._on_shutdown = on_shutdown
+        self._jobs: dict[str, JobMaster] = {}
+        self._submitting: dict[str, asyncio.Future[None]] = {}
+        self._requests: dict[str, RunRequest] = {}
+        self._operations = OperationStore()
+        self._closing = False
+
+    async def stop(self) -> None:
+        """Suspends every job: their retained checkpoints and savepoints stay."""
+        self._closing = True
+        await self._operations.stop()
+        await asyncio.gather(*(job.suspend() for job in self._jobs.values()))
+
+    # --- the cluster
+
+    async def cluster_overview(self) -> ClusterOverview:
+        statuses = Counter(job.status for job in self._jobs.values())
+        return ClusterOverview(self._slots.total, self._slots.available, self._slots.total, statuses)
+
+    async def dashboard_config(self) -> DashboardConfig:
+        from ckpt_runtime.version import REVISION, VERSION
+
+        return DashboardConfig(3_000, time.tzname[0], -time.timezone * 1000, VERSION, REVISION)
+
+    async def cluster_configuration(self) -> Mapping[str, str]:
+        return self._configuration.displayed()
+
+    async def shutdown_cluster(self) -> None:
+        self._closing = True
+        asyncio.get_running_loop().call_later(0.1, self._on_shutdown)
+
+    # --- pipelines
+
+    async def store_pipeline(self, filename: str, content: AsyncIterator[bytes]) -> StoredPipeline:
+        return await self._programs.store(filename, content, wall_clock_ms())
+
+    async def list_pipelines(self) -> tuple[StoredPipeline, ...]:
+        return self._programs.list()
+
+    async def delete_pipeline(self, pipeline_id: str) -> None:
+        self._programs.delete(pipeline_id)
+
+    async def run_pipeline(self, request: RunRequest) -> str:
+        if self._closing:
+            raise NotReady("the session is shutting down")
+        job_id = request.job_id or uuid.uuid4().hex
+        known = self._requests.get(job_id)
+        if known is not None:
+            if known != request:
+                raise JobAlreadyExists(job_id)
+            submitting = self._submitting.get(job_id)
+            if submitting is not None:
+                await asyncio.shield(submitting)
+            return job_id
+        self._requests[job_id] = request
+        done = self._submitting[job_id] = asyncio.get_running_loop().create_future()
+        try:
+            await self._submit(job_id, request)
+        except BaseException as error:
+            del self._requests[job_id]
+            done.set_exception(error)
+            done.exception()
+            raise
+        finally:
+            del self._submitting[job_id]
+            if not done.done():
+                done.set_result(None)
+        return job_id
+
+    async def _submit(self, job_id: str, request: RunRequest) -> None:
+        program = self._programs.get(request.pipeline_id)
+        configuration = self._job_configuration(request)
+        entry = request.entry_point or program.default_entry
+        if entry is None:
+            raise InvalidRequest(
+                "entryClass", None, f"name the entry point as 'module:{DEFAULT_FUNCTION}', one of {_entries(program)}"
+            )
+        graph = await self._plan(program, entry, request, configuration)
+        savepoint = await self._read_savepoint(request, graph)
+        submission = JobSubmission(
+            job_id=job_id,
+            graph=graph,
+            configuration=configuration,
+            archive=program.archive.read_bytes(),
+            program_id=request.pipeline_id,
+            entry=entry,
+            arguments=request.arguments,
+            savepoint=savepoint,
+            claim_mode=request.claim_mode,
+            allow_non_restored_state=request.allow_non_restored_state,
+            default_checkpoint_directory=str(self._work_directory / "checkpoints"),
+        )
+        job = JobMaster(submission, self._slots, self._pool)
+        self._jobs[job_id] = job
+        job.start()
+        self._forget_old_jobs()
+
+    def _job_configuration(self, request: RunRequest) -> Configuration:
+        try:
+            given = Configuration(request.configuration)
+            if request.parallelism is not None:
+                given = given.with_option(PipelineOptions.PARALLELISM, request.parallelism)
+            validate(given, OptionScope.JOB)
+        except ConfigurationError as error:
+            raise InvalidRequest("flinkConfiguration", dict(request.configuration), str(error)) from error
+        return Configuration.merge(self._configuration, given)
+
+    async def _plan(
+        self, program: StoredProgram, entry: str, request: RunRequest, configuration: Configuration
+    ) -> JobGraph:
+        """Runs the entry point in a process of its own: no user code in the driver."""
+
+        def plan() -> JobGraph:
+            directory = Path(tempfile.mkdtemp(prefix="ckpt-plan-"))
+            try:
+                with zipfile.ZipFile(program.archive) as files:
+                    files.extractall(directory)
+                result = plan_in_process(
+                    PlanRequest(str(directory), entry, request.arguments, configuration.to_dict())
+                )
+            finally:
+                shutil.rmtree(directory, ignore_errors=True)
+            if result.failure is not None:
+                trace = f"\n{result.failure.traceback}" if result.failure.traceback else ""
+                raise SubmissionFailed(f"the pipeline {entry} cannot be planned: {result.failure}{trace}")
+            assert result.job_graph is not None
+            for warning in result.warnings:
+                logger.warning("pipeline %s: %s", entry, warning)
+            return result.job_graph
+
+        return await asyncio.get_running_loop().run_in_executor(self._pool, plan)
+
+    async def _read_savepoint(self, request: RunRequest, graph: JobGraph) -> CompletedCheckpoint | None:
+        """Reads the snapshot and proves that it fits the plan before anything is started."""
+        path = request.savepoint_path
+        if path is None:
+            return None
+
+        def read() -> CompletedCheckpoint:
+            found = read_metadata(path)
+            return CompletedCheckpoint.from_json(found.document, found.directory.url)
+
+        try:
+            savepoint = await asyncio.get_running_loop().run_in_executor(self._pool, read)
+            assign_states(savepoint, graph, request.allow_non_restored_state)
+        except (StorageError, StateAssignmentError) as error:
+            raise SubmissionFailed(f"cannot restore from {path}: {error}") from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise SubmissionFailed(f"cannot restore from {path}: its metadata has another shape: {error!r}") from error
+        return savepoint
+
+    def _forget_old_jobs(self) -> None:
+        ended = [job_id for job_id, job in self._jobs.items() if job.status.is_terminal]
+        for job_id in ended[: max(0, len(ended) - MAX_ENDED_JOBS)]:
+            del self._jobs[job_id]
+            self._requests.pop(job_id, None)
+
+    # --- jobs
+
+    def _job(self, job_id: str) -> JobMaster:
+        job = self._jobs.get(job_id)
+        if job is None:
+            raise JobNotFound(job_id)
+        return job
+
+    def _living_job(self, job_id: str) -> JobMaster:
+        job = self._job(job_id)
+        if job.status.is_terminal:
+            raise JobTerminated(job_id, job.status)
+        return job
+
+    async def list_jobs(self) -> tuple[JobOverview, ...]:
+        return tuple(job.overview() for job in reversed(self._jobs.values()))
+
+    async def job_status(self, job_id: str) -> JobStatus:
+        return self._job(job_id).status
+
+    async def job_details(self, job_id: str) -> JobDetails:
+        return self._job(job_id).details()
+
+    async def job_config(self, job_id: str) -> JobConfigInfo:
+        return self._job(job_id).config_info()
+
+    async def job_metrics(self, job_id: str) -> Mapping[str, str]:
+        return self._job(job_id).metrics()
+
+    async def vertex_metrics(self, job_id: str, vertex_id: str) -> Mapping[int, Mapping[str, float]]:
+        job = self._job(job_id)
+        return job.executions.vertex_metrics(_vertex(job, vertex_id))
+
+    async def vertex_backpressure(self, job_id: str, vertex_id: str) -> VertexPressure:
+        job = self._job(job_id)
+        return job.executions.pressure(_vertex(job, vertex_id))
+
+    async def exception_history(self, job_id: str, max_entries: int) -> ExceptionHistory:
+        return self._job(job_id).exception_history(max_entries)
+
+    async def execution_result(self, job_id: str) -> ExecutionResult:
+        return self._job(job_id).result()
+
+    async def cancel_job(self, job_id: str) -> None:
+        job = self._job(job_id)
+        if job.status is JobStatus.CANCELED:
+            return
+        if job.status.is_terminal:
+            message = f"Job cancellation failed because the job has already reached another terminal state ({job.status})."
+            raise JobTerminated(job_id, job.status, message)
+        job.cancel()
+
+    # --- checkpoints
+
+    async def checkpoint_statistics(self, job_id: str) -> CheckpointStatsSnapshot:
+        return self._job(job_id).checkpoint_statistics()
+
+    async def checkpoint_config(self, job_id: str) -> EffectiveCheckpointConfig:
+        return self._job(job_id).checkpoint_config()
+
+    async def patch_checkpoint_config(self, job_id: str, patch: CheckpointConfigPatch) -> EffectiveCheckpointConfig:
+        return await self._living_job(job_id).patch_checkpoint_config(patch)
+
+    async def delete_checkpoint_config_overrides(self, job_id: str) -> EffectiveCheckpointConfig:
+        return await self._living_job(job_id).patch_checkpoint_config(None)
+
+    async def default_savepoint_directory(self, job_id: str) -> str | None:
+        return self._job(job_id).configuration.get(CheckpointingOptions.SAVEPOINT_DIRECTORY)
+
+    async def trigger_checkpoint(self, job_id: str, kind: CheckpointKind, trigger_id: str | None) -> str:
+        operation = OperationKind.CHECKPOINT
+        if self._operations.knows(operation, job_id, trigger_id):
+            return trigger_id or ""
+        job = self._living_job(job_id)
+        return self._operations.start(operation, job_id, trigger_id, lambda: job.trigger_checkpoint(kind))
+
+    async def trigger_savepoint(
+        self,
+        job_id: str,
+        directory: str,
+        savepoint_format: SavepointFormat,
+        cancel_job: bool,
+        trigger_id: str | None,
+    ) -> str:
+        operation = OperationKind.SAVEPOINT
+        if self._operations.knows(operation, job_id, trigger_id):
+            return trigger_id or ""
+        job = self._living_job(job_id)
+        return self._operations.start(
+            operation, job_id, trigger_id, lambda: job.trigger_savepoint(directory, savepoint_format, cancel_job)
+        )
+
+    async def stop_with_savepoint(
+        self,
+        job_id: str,
+        directory: str,
+        savepoint_format: SavepointFormat,
+        drain: bool,
+        trigger_id: str | None,
+    ) -> str:
+        operation = OperationKind.SAVEPOINT
+        if self._operations.knows(operation, job_id, trigger_id):
+            return trigger_id or ""
+        job = self._living_job(job_id)
+        return self._operations.start(
+            operation, job_id, trigger_id, lambda: job.stop_with_savepoint(directory, savepoint_format, drain)
+        )
+
+    async def dispose_savepoint(self, path: str, trigger_id: str | None) -> str:
+        async def dispose() -> OperationStatus:
+            await asyncio.get_running_loop().run_in_executor(self._pool, dispose_snapshot, path)
+            return OperationStatus(True)
+
+        return self._operations.start(OperationKind.SAVEPOINT_DISPOSAL, None, trigger_id, dispose)
+
+    async def operation_status(self, kind: OperationKind, trigger_id: str, job_id: str | None) -> OperationStatus:
+        return self._operations.status(kind, job_id, trigger_id)
+
+
+def _entries(program: StoredProgram) -> str:
+    return ", ".join(program.description.entry_points) or "the archive's modules"
+
+
+def _vertex(job: JobMaster, vertex_id: str) -> JobVertex:
+    for vertex in job.graph.vertices:
+        if vertex.id == vertex_id:
+            return vertex
+    raise VertexNotFound(vertex_id)

@@ -1,0 +1,200 @@
+"""What the job master knows of its subtasks' present attempt: states, times, metrics, for decisions and for REST."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
+from ckpt_runtime.graph.job_graph import JobGraph, JobVertex
+from ckpt_runtime.jobmaster.gateway import (
+    NOT_YET,
+    ExecutionState,
+    IoMetrics,
+    SubtaskDetails,
+    SubtaskPressure,
+    VertexDetails,
+    VertexPressure,
+)
+
+TERMINAL = frozenset({ExecutionState.FINISHED, ExecutionState.CANCELED, ExecutionState.FAILED})
+
+
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(slots=True)
+class _Measurement:
+    """The last two heartbeats' figures of one subtask: their difference is the present load."""
+
+    at_ms: int = NOT_YET
+    current: dict[str, Any] = field(default_factory=dict)
+    previous: dict[str, Any] = field(default_factory=dict)
+    span_ms: float = 0.0
+
+    def update(self, figures: dict[str, Any], now_ms: int) -> None:
+        self.span_ms = 0.0 if self.at_ms == NOT_YET else float(now_ms - self.at_ms)
+        self.previous, self.current, self.at_ms = self.current, figures, now_ms
+
+    def rate(self, name: str) -> float:
+        """Change per second over the last heartbeat interval."""
+        if not self.span_ms or not self.previous:
+            return 0.0
+        return float(self.current[name] - self.previous[name]) / self.span_ms * 1000
+
+
+@dataclass(slots=True)
+class Execution:
+    """One attempt of one subtask."""
+
+    id: ExecutionId
+    endpoint: str = ""
+    slot: str = ""
+    state: ExecutionState = ExecutionState.CREATED
+    timestamps: dict[ExecutionState, int] = field(default_factory=dict)
+    measurement: _Measurement = field(default_factory=_Measurement)
+
+    def enter(self, state: ExecutionState) -> None:
+        self.state = state
+        self.timestamps[state] = wall_clock_ms()
+
+
+class ExecutionGraph:
+    """All subtasks of a job, in their present attempt."""
+
+    def __init__(self, graph: JobGraph) -> None:
+        self.graph = graph
+        self.executions: dict[SubtaskKey, Execution] = {}
+        self.reset(0)
+
+    def reset(self, attempt: int) -> None:
+        """Starts a new attempt of every subtask."""
+        self.executions = {
+            (vertex.id, index): Execution(ExecutionId(vertex.id, index, attempt))
+            for vertex in self.graph.vertices
+            for index in range(vertex.parallelism)
+        }
+        self.enter_all(ExecutionState.CREATED)
+
+    def enter_all(self, state: ExecutionState) -> None:
+        """Puts every subtask that has not ended into a state."""
+        for execution in self.executions.values():
+            if execution.state not in TERMINAL:
+                execution.enter(state)
+
+    def all_in(self, states: Iterable[ExecutionState]) -> bool:
+        allowed = set(states)
+        return all(execution.state in allowed for execution in self.executions.values())
+
+    def counts(self, vertex_id: str | None = None) -> Counter[ExecutionState]:
+        return Counter(
+            execution.state
+            for key, execution in self.executions.items()
+            if vertex_id is None or key[0] == vertex_id
+        )
+
+    def measured(self, tasks: list[dict[str, Any]]) -> None:
+        """Takes a worker's heartbeat."""
+        now = wall_clock_ms()
+        for figures in tasks:
+            execution = self.executions.get((figures["vertex_id"], figures["subtask"]))
+            if execution is not None:
+                execution.measurement.update(figures, now)
+
+    def vertex_details(self, vertex: JobVertex) -> VertexDetails:
+        subtasks = tuple(_subtask_details(self.executions[vertex.id, index]) for index in range(vertex.parallelism))
+        started = [subtask.start_time_ms for subtask in subtasks if subtask.start_time_ms != NOT_YET]
+        ended = [subtask.end_time_ms for subtask in subtasks]
+        return VertexDetails(
+            vertex_id=vertex.id,
+            name=vertex.name,
+            parallelism=vertex.parallelism,
+            max_parallelism=vertex.max_parallelism,
+            status=_aggregate([subtask.state for subtask in subtasks]),
+            start_time_ms=min(started, default=NOT_YET),
+            end_time_ms=NOT_YET if NOT_YET in ended else max(ended),
+            subtasks=subtasks,
+        )
+
+    def pressure(self, vertex: JobVertex) -> VertexPressure:
+        subtasks = []
+        measured_at = NOT_YET
+        for index in range(vertex.parallelism):
+            execution = self.executions[vertex.id, index]
+            measurement = execution.measurement
+            if not measurement.previous or not measurement.span_ms:
+                continue
+            measured_at = max(measured_at, measurement.at_ms)
+            shares = [min(1.0, measurement.rate(f"{name}_ms") / 1000) for name in ("backpressured", "idle", "busy")]
+            subtasks.append(SubtaskPressure(index, execution.id.attempt, *shares))
+        return VertexPressure(measured_at, tuple(subtasks))
+
+    def vertex_metrics(self, vertex: JobVertex) -> dict[int, dict[str, float]]:
+        """Flink's metric names for each subtask."""
+        found: dict[int, dict[str, float]] = {}
+        for index in range(vertex.parallelism):
+            measurement = self.executions[vertex.id, index].measurement
+            current = measurement.current
+            if current:
+                found[index] = {
+                    "numRecordsIn": current["rows_in"],
+                    "numRecordsOut": current["rows_out"],
+                    "numBytesIn": current["bytes_in"],
+                    "numRecordsInPerSecond": measurement.rate("rows_in"),
+                    "numRecordsOutPerSecond": measurement.rate("rows_out"),
+                    "busyTimeMsPerSecond": measurement.rate("busy_ms"),
+                    "idleTimeMsPerSecond": measurement.rate("idle_ms"),
+                    "backPressuredTimeMsPerSecond": measurement.rate("backpressured_ms"),
+                }
+        return found
+
+
+def _subtask_details(execution: Execution) -> SubtaskDetails:
+    started = execution.timestamps.get(ExecutionState.DEPLOYING, NOT_YET)
+    ended = execution.timestamps.get(execution.state, NOT_YET) if execution.state in TERMINAL else NOT_YET
+    figures = execution.measurement.current
+    io = IoMetrics()
+    if figures:
+        io = IoMetrics(
+            read_bytes=figures["bytes_in"],
+            write_bytes=0,
+            read_records=figures["rows_in"],
+            write_records=figures["rows_out"],
+            backpressured_ms=int(figures["backpressured_ms"]),
+            idle_ms=int(figures["idle_ms"]),
+            busy_ms=figures["busy_ms"],
+            complete=True,
+        )
+    return SubtaskDetails(
+        index=execution.id.subtask,
+        attempt=execution.id.attempt,
+        state=execution.state,
+        endpoint=execution.endpoint,
+        slot_agent_id=execution.slot,
+        start_time_ms=started,
+        end_time_ms=ended,
+        state_timestamps_ms=dict(execution.timestamps),
+        io=io,
+    )
+
+
+_PRECEDENCE = (
+    ExecutionState.FAILED,
+    ExecutionState.CANCELING,
+    ExecutionState.CANCELED,
+    ExecutionState.INITIALIZING,
+    ExecutionState.DEPLOYING,
+    ExecutionState.SCHEDULED,
+    ExecutionState.CREATED,
+    ExecutionState.RUNNING,
+    ExecutionState.FINISHED,
+)
+
+
+def _aggregate(states: list[ExecutionState]) -> ExecutionState:
+    """A vertex is in the first of these states that any of its subtasks is in."""
+    return next(state for state in _PRECEDENCE if state in states)

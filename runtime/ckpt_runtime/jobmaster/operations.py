@@ -1,0 +1,103 @@
+"""Asynchronous operations (savepoints, stops, checkpoints, disposals) by trigger id, as REST polls them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from ckpt_runtime.jobmaster.gateway import FailureCause, OperationKind, OperationNotFound, OperationStatus
+
+STORE_DURATION_S = 300.0
+"""How long a finished operation can be polled (Flink's rest.async.store-duration)."""
+
+MAX_OPERATIONS = 10_000
+
+Outcome = OperationStatus
+
+
+class OperationFailed(RuntimeError):
+    """An operation's expected failure; its message is for the client."""
+
+
+@dataclass(slots=True)
+class _Operation:
+    task: asyncio.Task[Outcome]
+    ended_at: float | None = None
+
+
+class OperationStore:
+    """Operations by kind, job and trigger id. Starting a known one again starts nothing."""
+
+    def __init__(self) -> None:
+        self._operations: dict[tuple[OperationKind, str | None, str], _Operation] = {}
+
+    def knows(self, kind: OperationKind, job_id: str | None, trigger_id: str | None) -> bool:
+        return trigger_id is not None and (kind, job_id, trigger_id) in self._operations
+
+    def start(
+        self,
+        kind: OperationKind,
+        job_id: str | None,
+        trigger_id: str | None,
+        operation: Callable[[], Awaitable[Outcome]],
+    ) -> str:
+        """Starts the operation in the background and returns its trigger id, a new one when none is given."""
+        self._expire()
+        trigger_id = trigger_id or uuid.uuid4().hex
+        key = (kind, job_id, trigger_id)
+        if key not in self._operations:
+            task = asyncio.get_running_loop().create_task(_run(operation))
+            entry = self._operations[key] = _Operation(task)
+            task.add_done_callback(lambda _: setattr(entry, "ended_at", time.monotonic()))
+        return trigger_id
+
+    def status(self, kind: OperationKind, job_id: str | None, trigger_id: str) -> OperationStatus:
+        """Raises OperationNotFound, also once the operation's time in the store is over."""
+        self._expire()
+        operation = self._operations.get((kind, job_id, trigger_id))
+        if operation is None:
+            raise OperationNotFound(kind, trigger_id, job_id)
+        if not operation.task.done():
+            return OperationStatus(completed=False)
+        return operation.task.result()
+
+    async def stop(self) -> None:
+        """Ends what still runs."""
+        tasks = [operation.task for operation in self._operations.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        expired = [
+            key
+            for key, operation in self._operations.items()
+            if operation.ended_at is not None and now - operation.ended_at > STORE_DURATION_S
+        ]
+        surplus = len(self._operations) - len(expired) - MAX_OPERATIONS
+        if surplus > 0:
+            ended = [key for key, operation in self._operations.items() if operation.ended_at is not None]
+            expired += [key for key in ended if key not in set(expired)][:surplus]
+        for key in expired:
+            del self._operations[key]
+
+
+async def _run(operation: Callable[[], Awaitable[Outcome]]) -> Outcome:
+    try:
+        return await operation()
+    except asyncio.CancelledError:
+        return OperationStatus(True, failure=FailureCause("Cancelled", "the session is shutting down", ""))
+    except Exception as error:
+        return OperationStatus(True, failure=failure_cause(error))
+
+
+def failure_cause(error: BaseException) -> FailureCause:
+    """An exception as the REST API shows it."""
+    kind = type(error)
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return FailureCause(name, str(error), "".join(traceback.format_exception(error)))

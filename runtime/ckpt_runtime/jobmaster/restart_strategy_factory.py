@@ -1,0 +1,53 @@
+"""From options to a restart strategy. Randomness for the jitter comes in here, so that the strategies stay pure."""
+
+from __future__ import annotations
+
+import random
+
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions, RestartStrategyType
+from ckpt_runtime.scheduler.restart_strategies import (
+    ExponentialDelay,
+    FailureRate,
+    FixedDelay,
+    NoRestart,
+    RestartStrategy,
+)
+
+
+def strategy_type(configuration: Configuration) -> RestartStrategyType:
+    """The configured strategy; without one, exponential-delay for jobs with periodic checkpoints, else none."""
+    configured = configuration.get(RestartStrategyOptions.TYPE)
+    if configured is not None:
+        return configured
+    if configuration.get(CheckpointingOptions.INTERVAL) is not None:
+        return RestartStrategyType.EXPONENTIAL_DELAY
+    return RestartStrategyType.NONE
+
+
+def create_restart_strategy(configuration: Configuration) -> RestartStrategy:
+    """A fresh strategy with the job's limits. Raises InvalidOptionError."""
+    get = configuration.get
+    options = RestartStrategyOptions
+    match strategy_type(configuration):
+        case RestartStrategyType.NONE:
+            return NoRestart()
+        case RestartStrategyType.FIXED_DELAY:
+            return FixedDelay(get(options.FIXED_DELAY_ATTEMPTS), get(options.FIXED_DELAY_DELAY))
+        case RestartStrategyType.FAILURE_RATE:
+            return FailureRate(
+                get(options.FAILURE_RATE_MAX_FAILURES),
+                get(options.FAILURE_RATE_INTERVAL),
+                get(options.FAILURE_RATE_DELAY),
+            )
+        case RestartStrategyType.EXPONENTIAL_DELAY:
+            return ExponentialDelay(
+                get(options.EXPONENTIAL_INITIAL_BACKOFF),
+                get(options.EXPONENTIAL_MAX_BACKOFF),
+                get(options.EXPONENTIAL_MULTIPLIER),
+                get(options.EXPONENTIAL_RESET_THRESHOLD),
+                get(options.EXPONENTIAL_JITTER),
+                get(options.EXPONENTIAL_ATTEMPTS),
+                lambda: random.uniform(-1, 1),
+            )

@@ -1,0 +1,46 @@
+"""Applies a user function to each buffer: ``func(iterator of batches) -> iterator of batches``.
+
+The function is called once per buffer with an iterator of that one batch, so that nothing is held back over a barrier.
+What it gives is checked against the declared schema and never cast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from ckpt_runtime.graph.specs import MapInArrowSpec
+from ckpt_runtime.operators.errors import UserFunctionError, output_schema_error
+from ckpt_runtime.operators.operator import Operator
+
+
+class MapInArrowOperator(Operator):
+    """Built from a :class:`MapInArrowSpec`."""
+
+    def __init__(self, spec: MapInArrowSpec) -> None:
+        self._function = spec.func
+        self._schema = spec.schema
+
+    @staticmethod
+    def output_schema(spec: MapInArrowSpec, input_schema: pa.Schema) -> pa.Schema:
+        """The declared one."""
+        return spec.schema
+
+    def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
+        result = self._function(iter((batch,)))
+        if not isinstance(result, Iterator):
+            raise UserFunctionError(
+                f"the function of operator {self.context.uid!r} returned {type(result).__name__}, "
+                "it must return an iterator of pyarrow.RecordBatch"
+            )
+        for part in result:
+            if not isinstance(part, pa.RecordBatch):
+                raise UserFunctionError(
+                    f"the function of operator {self.context.uid!r} gave a {type(part).__name__}, "
+                    "it must give pyarrow.RecordBatch"
+                )
+            if not part.schema.equals(self._schema):
+                raise output_schema_error(self.context.uid, part.schema, self._schema)
+            if part.num_rows:
+                self.output.emit(part)

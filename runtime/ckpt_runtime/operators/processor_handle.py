@@ -1,0 +1,138 @@
+"""The ``StatefulProcessorHandle`` that a hosted processor gets in ``init``.
+
+State variables can be asked for in ``init`` only, each name once, as in Spark. Schemas are DDL strings or ``StructType``.
+The base class's constructor is not called, as it wants a socket to a JVM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.stateful_processor import ListState, MapState, StatefulProcessorHandle, ValueState
+from pyspark.sql.types import StructType
+
+from ckpt_runtime.operators.ddl import parse_schema
+from ckpt_runtime.operators.errors import ProcessorUsageError
+from ckpt_runtime.operators.processor_states import HostedListState, HostedMapState, HostedValueState, KeyCursor
+from ckpt_runtime.state.backend import KeyedStateBackend
+from ckpt_runtime.state.errors import StateSchemaError
+from ckpt_runtime.state.memory.keyed_state import TimeToLive
+from ckpt_runtime.state.memory.timers import TimerQueue
+
+RESERVED_PREFIX = "$"
+TIMERS = "$timers"
+
+
+def arrow_schema(schema: StructType | str, state: str) -> pa.Schema:
+    """The Arrow schema of a state variable; timestamps with a zone are UTC."""
+    if isinstance(schema, str):
+        schema = parse_schema(schema)
+    if not isinstance(schema, StructType):
+        raise StateSchemaError(f"state {state!r}: schema {schema!r} is neither a StructType nor a DDL string")
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+class HostedHandle(StatefulProcessorHandle):
+    """See the module. ``timers`` is None when the time mode is None."""
+
+    def __init__(
+        self,
+        uid: str,
+        backend: KeyedStateBackend,
+        key_schema: pa.Schema,
+        cursor: KeyCursor,
+        time_mode: str,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._uid = uid
+        self._backend = backend
+        self._key_schema = key_schema
+        self._cursor = cursor
+        self._time_mode = time_mode
+        self._now_ms = now_ms
+        self._names: set[str] = set()
+        self._initialising = True
+        self.timers: TimerQueue | None = None
+        if time_mode != "none":
+            self.timers = backend.timers(TIMERS, key_schema)
+
+    def end_of_init(self) -> None:
+        """No more state variables from here on."""
+        self._initialising = False
+
+    def getValueState(
+        self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
+    ) -> ValueState:
+        ttl = self._declare(stateName, ttlDurationMs)
+        table = self._backend.value_state(stateName, self._key_schema, arrow_schema(schema, stateName), ttl)
+        return HostedValueState(self._cursor, table)
+
+    def getListState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> ListState:
+        ttl = self._declare(stateName, ttlDurationMs)
+        table = self._backend.list_state(stateName, self._key_schema, arrow_schema(schema, stateName), ttl)
+        return HostedListState(self._cursor, table)
+
+    def getMapState(
+        self,
+        stateName: str,
+        userKeySchema: StructType | str,
+        valueSchema: StructType | str,
+        ttlDurationMs: int | None = None,
+    ) -> MapState:
+        ttl = self._declare(stateName, ttlDurationMs)
+        user_key_schema = arrow_schema(userKeySchema, stateName)
+        if any(pa.types.is_nested(field.type) for field in user_key_schema):
+            raise StateSchemaError(f"state {stateName!r}: map keys cannot be nested, they are {userKeySchema!r}")
+        value_schema = arrow_schema(valueSchema, stateName)
+        table = self._backend.map_state(stateName, self._key_schema, user_key_schema, value_schema, ttl)
+        return HostedMapState(self._cursor, table)
+
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        self._timers("registerTimer").register(self._cursor.require(), self._time("registerTimer", expiryTimestampMs))
+
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        self._timers("deleteTimer").delete(self._cursor.require(), self._time("deleteTimer", expiryTimestampMs))
+
+    def listTimers(self) -> Iterator[int]:
+        return iter(self._timers("listTimers").times_of(self._cursor.require()))
+
+    def deleteIfExists(self, stateName: str) -> None:
+        self._check_initialising("deleteIfExists", stateName)
+        self._names.discard(stateName)
+        self._backend.drop_state(stateName)
+
+    def _declare(self, name: str, ttl_ms: int | None) -> TimeToLive | None:
+        self._check_initialising("asking for a state", name)
+        if name in self._names:
+            raise ProcessorUsageError(f"operator {self._uid!r}: state {name!r} was asked for twice")
+        if name.startswith(RESERVED_PREFIX):
+            raise ProcessorUsageError(f"operator {self._uid!r}: state name {name!r} must not start with '$'")
+        self._names.add(name)
+        if ttl_ms is None:
+            return None
+        if self._time_mode != "processingtime":
+            raise ProcessorUsageError(f"operator {self._uid!r}, state {name!r}: a TTL needs timeMode ProcessingTime")
+        if not isinstance(ttl_ms, int) or isinstance(ttl_ms, bool) or ttl_ms <= 0:
+            raise ProcessorUsageError(
+                f"operator {self._uid!r}, state {name!r}: ttlDurationMs is {ttl_ms!r}, allowed is an integer > 0"
+            )
+        return TimeToLive(ttl_ms, self._now_ms)
+
+    def _check_initialising(self, what: str, name: str) -> None:
+        if not isinstance(name, str) or not name:
+            raise ProcessorUsageError(f"operator {self._uid!r}: {name!r} is not a state name")
+        if not self._initialising:
+            raise ProcessorUsageError(f"operator {self._uid!r}, state {name!r}: {what} is possible in init() only")
+
+    def _timers(self, what: str) -> TimerQueue:
+        if self.timers is None:
+            raise ProcessorUsageError(f"operator {self._uid!r}: {what} needs timeMode ProcessingTime or EventTime")
+        return self.timers
+
+    def _time(self, what: str, value: Any) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not -(1 << 63) <= value < 1 << 63:
+            raise ProcessorUsageError(f"operator {self._uid!r}: {what}({value!r}), allowed is a 64-bit integer (ms)")
+        return int(value)

@@ -1,0 +1,151 @@
+"""Batches to PySpark ``Row`` values grouped by key, and rows back to batches: the hot path of row-mode user code.
+
+Input rows are instances of a ``Row`` subclass made per schema, whose field names belong to the class and whose fields
+are C-level properties: a row costs one tuple, and reading a field ten times less than through ``Row.__getattr__``. Rows
+are made group by group and results are taken apart soon, so that few objects are alive when the garbage collector looks.
+Does not import pandas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import islice
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.types import Row
+
+from ckpt_runtime.operators.errors import OutputSchemaError, UserFunctionError
+from ckpt_runtime.state import columns, values
+
+Key = tuple[Any, ...]
+
+
+def row_class(names: Sequence[str]) -> type[Row]:
+    """A ``Row`` whose instances all have these fields. Names that ``Row`` itself uses (``count``) stay its methods."""
+    members: dict[str, Any] = {"__fields__": list(names), "__doc__": Row.__doc__}
+    for position, name in reversed(list(enumerate(names))):
+        if not hasattr(Row, name):
+            members[name] = property(itemgetter(position))
+    return type("Row", (Row,), members)
+
+
+class RowGroups:
+    """Groups the rows of batches by key columns."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys = tuple(keys)
+        self._schema: pa.Schema | None = None
+        self._new_row: Any = None
+        self._floating_key = False
+
+    def of(self, batch: pa.RecordBatch) -> Iterator[tuple[Key, list[Row]]]:
+        """Each key with its rows (all columns, in order), keys in order of first appearance."""
+        if self._schema is not batch.schema:
+            self._adapt(batch.schema)
+        ids: dict[Key, int] = {}
+        numbers = [ids.setdefault(key, len(ids)) for key in self._keys_of(batch)]
+        if len(ids) == len(numbers):
+            return self._single(ids, batch)
+        group_of_row = np.array(numbers, dtype=np.int32)
+        order = np.argsort(group_of_row, kind="stable")
+        sizes = np.bincount(group_of_row, minlength=len(ids)).tolist()
+        return self._several(ids, sizes, batch.take(columns.arrow_from_numpy(pa.int64(), order)))
+
+    def _adapt(self, schema: pa.Schema) -> None:
+        values.check_supported(schema, "input of a StatefulProcessor")
+        self._schema = schema
+        self._new_row = partial(tuple.__new__, row_class(schema.names))
+        self._floating_key = any(pa.types.is_floating(schema.field(name).type) for name in self._keys)
+
+    def _keys_of(self, batch: pa.RecordBatch) -> Iterator[Key]:
+        keys = zip(*(values.from_arrow(batch.column(name)) for name in self._keys), strict=True)
+        return map(values.canonical_key, keys) if self._floating_key else keys
+
+    def _rows_of(self, batch: pa.RecordBatch) -> Iterator[Row]:
+        cells = zip(*(values.from_arrow(column) for column in batch.columns), strict=True)
+        return map(self._new_row, cells)
+
+    def _single(self, ids: dict[Key, int], batch: pa.RecordBatch) -> Iterator[tuple[Key, list[Row]]]:
+        for key, row in zip(ids, self._rows_of(batch), strict=True):
+            yield key, [row]
+
+    def _several(
+        self, ids: dict[Key, int], sizes: list[int], batch: pa.RecordBatch
+    ) -> Iterator[tuple[Key, list[Row]]]:
+        rows = self._rows_of(batch)
+        for key, size in zip(ids, sizes, strict=True):
+            yield key, [next(rows)] if size == 1 else list(islice(rows, size))
+
+
+class RowsToBatch:
+    """Collects rows into columns of one schema, matching fields by name as Spark does: extra ones are dropped, missing
+    ones are null."""
+
+    def __init__(self, uid: str, schema: pa.Schema) -> None:
+        values.check_supported(schema, f"output of operator {uid!r}")
+        self._uid = uid
+        self._schema = schema
+        self._names = tuple(schema.names)
+        self._columns: list[list[Any]] = [[] for _ in schema]
+        self.rows = 0
+
+    def add(self, rows: list[Any]) -> None:
+        """Takes rows apart. Raises UserFunctionError for what is not a Row with field names."""
+        if not rows:
+            return
+        aligned = self._all_aligned(rows)
+        for column, cells in zip(
+            self._columns, zip(*(rows if aligned else map(self._align, rows)), strict=True), strict=True
+        ):
+            column.extend(cells)
+        self.rows += len(rows)
+
+    def _all_aligned(self, rows: list[Any]) -> bool:
+        """Whether all rows have the schema's fields in its order; rows of one template share the object compared."""
+        names = self._names
+        accepted: Any = None
+        for row in rows:
+            try:
+                fields = row.__fields__
+            except AttributeError:
+                raise self._not_a_row(row) from None
+            if fields is not accepted:
+                if tuple(fields) != names or len(row) != len(names):
+                    return False
+                accepted = fields
+        return True
+
+    def _align(self, row: Any) -> tuple[Any, ...]:
+        fields = getattr(row, "__fields__", None)
+        if fields is None or len(fields) != len(row):
+            raise self._not_a_row(row)
+        by_name = dict(zip(fields, row, strict=True))
+        return tuple(by_name.get(name) for name in self._names)
+
+    def _not_a_row(self, row: Any) -> UserFunctionError:
+        return UserFunctionError(
+            f"operator {self._uid!r} gave a {type(row).__name__} ({row!r}), "
+            f"it must give pyspark.sql.Row with the named fields {self._names}"
+        )
+
+    def build(self) -> pa.RecordBatch:
+        """A batch of all collected rows, which are then forgotten. Raises OutputSchemaError."""
+        taken, self._columns = self._columns, [[] for _ in self._schema]
+        self.rows = 0
+        arrays = [self._array(field, column) for field, column in zip(self._schema, taken, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _array(self, field: pa.Field, column: list[Any]) -> pa.Array:
+        try:
+            array = values.to_arrow(column, field.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError) as error:
+            raise OutputSchemaError(
+                f"operator {self._uid!r}, output field {field.name!r}: a value does not fit {field.type}: {error}"
+            ) from error
+        if array.null_count and not field.nullable:
+            raise OutputSchemaError(f"operator {self._uid!r}, output field {field.name!r}: null, but it is not nullable")
+        return array

@@ -1,0 +1,58 @@
+"""Where each subtask of one deployment stands. Keeps books for the job machine, decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+
+from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
+
+
+class TaskState(Enum):
+    """As far as the job cares."""
+
+    DEPLOYING = "deploying"
+    RUNNING = "running"
+    FINISHED = "finished"
+    CANCELED = "canceled"
+    FAILED = "failed"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self in (TaskState.FINISHED, TaskState.CANCELED, TaskState.FAILED)
+
+
+class DeployedTasks:
+    """The executions of one attempt, all DEPLOYING at first."""
+
+    def __init__(self, subtasks: Iterable[SubtaskKey], attempt: int) -> None:
+        self._states = {ExecutionId(vertex, index, attempt): TaskState.DEPLOYING for vertex, index in subtasks}
+
+    @property
+    def executions(self) -> tuple[ExecutionId, ...]:
+        return tuple(self._states)
+
+    @property
+    def alive(self) -> tuple[ExecutionId, ...]:
+        return tuple(execution for execution, state in self._states.items() if not state.is_terminal)
+
+    @property
+    def finished(self) -> frozenset[ExecutionId]:
+        return frozenset(execution for execution, state in self._states.items() if state is TaskState.FINISHED)
+
+    @property
+    def all_up(self) -> bool:
+        """Every one runs or has finished."""
+        return all(state in (TaskState.RUNNING, TaskState.FINISHED) for state in self._states.values())
+
+    @property
+    def all_finished(self) -> bool:
+        return all(state is TaskState.FINISHED for state in self._states.values())
+
+    def move(self, execution: ExecutionId, state: TaskState) -> bool:
+        """Notes a change; returns False for a stranger, and for one that has ended already."""
+        present = self._states.get(execution)
+        if present is None or present.is_terminal or present is state:
+            return False
+        self._states[execution] = state
+        return True

@@ -1,0 +1,346 @@
+"""The life of one job: slots, state, deployment, failures and restarts, cancelling, stop with savepoint. Pure.
+
+One door, :meth:`JobMachine.handle`. It has no clock, no thread and no I/O; it deploys nothing itself and takes no
+checkpoint. Sources: Flink's adaptive scheduler, FLIP-147's stop with savepoint, FLIP-530's restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ckpt_runtime.checkpoint.executions import SubtaskKey
+from ckpt_runtime.checkpoint.instant import Instant
+from ckpt_runtime.scheduler import job_effects as out
+from ckpt_runtime.scheduler import job_events as on
+from ckpt_runtime.scheduler.deployed_tasks import DeployedTasks, TaskState
+from ckpt_runtime.scheduler.job_effects import JobEffect
+from ckpt_runtime.scheduler.job_events import FailureInfo, JobEvent
+from ckpt_runtime.scheduler.job_status import JobState, JobStatus
+from ckpt_runtime.scheduler.restart_strategies import RestartStrategy
+
+_ONLY_IN: dict[type[Any], frozenset[JobState]] = {on.Start: frozenset({JobState.INITIALIZING})}
+
+
+class UnexpectedJobEventError(RuntimeError):
+    """An event that the job machine cannot take in its state: a bug of its shell. Nothing has changed."""
+
+    def __init__(self, state: JobState, event: object) -> None:
+        super().__init__(f"{event!r} is not possible in state {state.value}")
+
+
+@dataclass(slots=True)
+class _Stop:
+    """A stop with savepoint. ``location`` once the savepoint is complete."""
+
+    request_id: str
+    location: str | None = None
+
+
+class JobMachine:
+    """``subtasks`` are those of the job graph, in deployment order. ``first_attempt`` continues an earlier driver's.
+
+    Messages of executions that are not of the present deployment, and answers that came too late, change nothing.
+    """
+
+    def __init__(
+        self, subtasks: Iterable[SubtaskKey], restart_strategy: RestartStrategy, first_attempt: int = 0
+    ) -> None:
+        self._subtasks = tuple(subtasks)
+        self._strategy = restart_strategy
+        self._attempt = first_attempt - 1
+        self._state = JobState.INITIALIZING
+        self._status = JobStatus.INITIALIZING
+        self._first_deployment = True
+        self._tasks = DeployedTasks((), first_attempt)
+        self._stop: _Stop | None = None
+        self._cause: FailureInfo | None = None
+        self._restart_at = 0
+        self._generation = 0
+        self._effects: list[JobEffect] = []
+        self._handlers: dict[type[Any], Callable[[Any, Instant], None]] = {
+            on.Start: self._on_start,
+            on.CancelRequested: self._on_cancel,
+            on.SuspendRequested: self._on_suspend,
+            on.StopRequested: self._on_stop,
+            on.RedeployRequested: self._on_redeploy,
+            on.SlotsAcquired: self._on_slots_acquired,
+            on.SlotsFailed: self._on_slots_failed,
+            on.StateRestored: self._on_state_restored,
+            on.StateRestoreFailed: self._on_state_restore_failed,
+            on.SavepointCompleted: self._on_savepoint_completed,
+            on.SavepointFailed: self._on_savepoint_failed,
+            on.RestartTimerFired: self._on_restart_timer,
+            on.TaskRunning: self._on_task_running,
+            on.TaskFinished: self._on_task_finished,
+            on.TaskCanceled: self._on_task_canceled,
+            on.TaskFailed: self._on_task_failed,
+            on.JobFailed: self._on_job_failed,
+        }
+
+    @property
+    def state(self) -> JobState:
+        return self._state
+
+    @property
+    def status(self) -> JobStatus:
+        """What users see."""
+        return self._status
+
+    @property
+    def attempt(self) -> int:
+        """The number of the present deployment; -1 before the first."""
+        return self._attempt
+
+    @property
+    def tasks(self) -> DeployedTasks:
+        """Of the present deployment; read only."""
+        return self._tasks
+
+    def handle(self, event: JobEvent, now: Instant) -> list[JobEffect]:
+        """Takes one event and returns what is to be done, in order.
+
+        Raises :class:`UnexpectedJobEventError` when the state does not allow the event; nothing has changed then.
+        """
+        handler = self._handlers.get(type(event))
+        if handler is None or self._state not in _ONLY_IN.get(type(event), frozenset(JobState)):
+            raise UnexpectedJobEventError(self._state, event)
+        if not self._state.is_terminal:
+            handler(event, now)
+        elif isinstance(event, on.StopRequested):
+            self._emit(out.StopFailed(event.request_id, f"The job is {self._status.value}."))
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _emit(self, effect: JobEffect) -> None:
+        self._effects.append(effect)
+
+    def _enter(self, state: JobState, now: Instant, cause: FailureInfo | None = None) -> None:
+        self._state = state
+        status = state.status(self._first_deployment)
+        if status is not self._status:
+            self._status = status
+            self._emit(out.StatusChanged(status, now.abs_ms, cause))
+
+    # --- deployment
+
+    def _on_start(self, event: on.Start, now: Instant) -> None:
+        self._acquire(now)
+
+    def _acquire(self, now: Instant) -> None:
+        self._attempt += 1
+        self._tasks = DeployedTasks((), self._attempt)
+        self._enter(JobState.ACQUIRING, now)
+        self._emit(out.AcquireSlots(self._attempt))
+
+    def _on_slots_acquired(self, event: on.SlotsAcquired, now: Instant) -> None:
+        if self._state is JobState.ACQUIRING and event.attempt == self._attempt:
+            self._enter(JobState.RESTORING, now)
+            self._emit(out.RestoreState(self._attempt))
+
+    def _on_slots_failed(self, event: on.SlotsFailed, now: Instant) -> None:
+        if self._state is JobState.ACQUIRING and event.attempt == self._attempt:
+            self._fail(event.cause, now)
+
+    def _on_state_restored(self, event: on.StateRestored, now: Instant) -> None:
+        if self._state is JobState.RESTORING and event.attempt == self._attempt:
+            self._tasks = DeployedTasks(self._subtasks, self._attempt)
+            self._enter(JobState.DEPLOYING, now)
+            self._first_deployment = False
+            self._emit(out.Deploy(self._tasks.executions))
+
+    def _on_state_restore_failed(self, event: on.StateRestoreFailed, now: Instant) -> None:
+        if self._state is JobState.RESTORING and event.attempt == self._attempt:
+            self._fail(event.cause, now, event.recoverable)
+
+    # --- tasks
+
+    def _on_task_running(self, event: on.TaskRunning, now: Instant) -> None:
+        if self._tasks.move(event.execution, TaskState.RUNNING):
+            self._check_all_up(now)
+
+    def _check_all_up(self, now: Instant) -> None:
+        if self._state is JobState.DEPLOYING and self._tasks.all_up:
+            self._enter(JobState.RUNNING, now)
+            self._emit(out.AllTasksRunning(self._tasks.executions, self._tasks.finished))
+
+    def _on_task_finished(self, event: on.TaskFinished, now: Instant) -> None:
+        if not self._tasks.move(event.execution, TaskState.FINISHED):
+            return
+        if self._state in (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING):
+            self._check_all_gone(now)
+        elif not self._tasks.all_finished:
+            self._check_all_up(now)
+        elif self._state is not JobState.STOPPING:
+            self._end(JobState.FINISHED, now)
+
+    def _on_task_canceled(self, event: on.TaskCanceled, now: Instant) -> None:
+        """A task that nobody told to end is lost."""
+        if self._state in (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING):
+            if self._tasks.move(event.execution, TaskState.CANCELED):
+                self._check_all_gone(now)
+        elif self._tasks.move(event.execution, TaskState.FAILED):
+            self._fail(FailureInfo("TaskCanceled", f"{event.execution} was cancelled by itself"), now)
+
+    def _on_task_failed(self, event: on.TaskFailed, now: Instant) -> None:
+        if not self._tasks.move(event.execution, TaskState.FAILED):
+            return
+        if self._state in (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING):
+            self._check_all_gone(now)
+        else:
+            self._fail(event.cause, now)
+
+    def _on_job_failed(self, event: on.JobFailed, now: Instant) -> None:
+        if self._state is JobState.CLEARING and not event.recoverable:
+            self._cause = event.cause
+            self._enter(JobState.FAILING, now, event.cause)
+        elif self._state not in (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING):
+            self._fail(event.cause, now, event.recoverable)
+
+    # --- failure and restart
+
+    def _fail(self, cause: FailureInfo, now: Instant, recoverable: bool = True) -> None:
+        """A failure while nothing is being cleared: asks the strategy, then clears the deployment away."""
+        self._cause = cause
+        if self._stop is not None and self._stop.location is not None:
+            # The savepoint's effects are committed: restarting from an older checkpoint would commit them twice.
+            recoverable = False
+            self._cause = cause = _failed_after_savepoint(self._stop.location, cause)
+        delay = self._strategy.on_failure(now.rel_ms) if recoverable else None
+        if delay is None:
+            self._clear(JobState.FAILING, now, cause)
+        else:
+            self._restart_at = now.rel_ms + delay
+            self._clear(JobState.CLEARING, now, cause)
+
+    def _clear(self, state: JobState, now: Instant, cause: FailureInfo | None = None) -> None:
+        """Enters CLEARING, FAILING or CANCELLING; leaves it at once when no task is left."""
+        had_tasks = self._state.has_tasks
+        if self._state is JobState.BACKING_OFF:
+            self._generation += 1
+            self._emit(out.CancelRestart())
+        already_clearing = self._state in (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING)
+        self._enter(state, now, cause)
+        if had_tasks and not already_clearing:
+            self._emit(out.TasksLeaveRunning())
+            if self._tasks.alive:
+                self._emit(out.CancelTasks(self._tasks.alive))
+        self._check_all_gone(now)
+
+    def _check_all_gone(self, now: Instant) -> None:
+        if self._tasks.alive:
+            return
+        if self._state is JobState.CANCELLING:
+            self._end(JobState.CANCELED, now)
+        elif self._stop is not None and self._stop.location is None:
+            return  # the outcome of the savepoint decides whether the job may restart
+        elif self._state is JobState.FAILING:
+            self._end(JobState.FAILED, now)
+        elif self._state is JobState.CLEARING:
+            self._back_off(now)
+
+    def _back_off(self, now: Instant) -> None:
+        if now.rel_ms >= self._restart_at:
+            self._acquire(now)
+            return
+        self._enter(JobState.BACKING_OFF, now)
+        self._generation += 1
+        self._emit(out.ScheduleRestart(self._generation, self._restart_at))
+
+    def _on_restart_timer(self, event: on.RestartTimerFired, now: Instant) -> None:
+        if self._state is not JobState.BACKING_OFF or event.generation != self._generation:
+            return
+        if now.rel_ms < self._restart_at:
+            self._emit(out.ScheduleRestart(self._generation, self._restart_at))
+        else:
+            self._acquire(now)
+
+    def _on_redeploy(self, event: on.RedeployRequested, now: Instant) -> None:
+        """Without tasks the new plan is used when they are deployed next; a stop or an end goes first."""
+        self._subtasks = event.subtasks
+        if self._state in (JobState.DEPLOYING, JobState.RUNNING):
+            self._restart_at = now.rel_ms
+            self._clear(JobState.CLEARING, now)
+        elif self._state is JobState.RESTORING:
+            self._acquire(now)
+
+    # --- end
+
+    def _on_cancel(self, event: on.CancelRequested, now: Instant) -> None:
+        if self._state is not JobState.CANCELLING:
+            self._clear(JobState.CANCELLING, now)
+
+    def _on_suspend(self, event: on.SuspendRequested, now: Instant) -> None:
+        if self._state is JobState.BACKING_OFF:
+            self._emit(out.CancelRestart())
+        if self._tasks.alive:
+            self._emit(out.TasksLeaveRunning())
+            self._emit(out.CancelTasks(self._tasks.alive))
+        self._end(JobState.SUSPENDED, now)
+
+    def _end(self, state: JobState, now: Instant) -> None:
+        cause = self._cause if state is JobState.FAILED else None
+        self._enter(state, now, cause)
+        location = None if self._stop is None else self._stop.location
+        if self._stop is not None:
+            if state is JobState.FINISHED and location is not None:
+                self._emit(out.StopCompleted(self._stop.request_id, location))
+            else:
+                reason = f"The job ended as {self._status.value} before it was stopped."
+                self._emit(out.StopFailed(self._stop.request_id, reason if cause is None else cause.message, location))
+            self._stop = None
+        self._emit(out.JobEnded(self._status, now.abs_ms, cause, location))
+
+    # --- stop with savepoint
+
+    def _on_stop(self, event: on.StopRequested, now: Instant) -> None:
+        if self._state is not JobState.RUNNING:
+            reason = "Another stop is in progress." if self._stop is not None else "The job is not running."
+            self._emit(out.StopFailed(event.request_id, reason))
+            return
+        self._stop = _Stop(event.request_id)
+        self._enter(JobState.STOPPING, now)
+        self._emit(out.StopPeriodicTrigger())
+        self._emit(out.TriggerSavepoint(event.request_id, event.drain, event.target_directory, event.savepoint_format))
+
+    def _on_savepoint_completed(self, event: on.SavepointCompleted, now: Instant) -> None:
+        if self._stop is None or event.request_id != self._stop.request_id:
+            return
+        self._stop.location = event.location
+        if self._state is JobState.STOPPING:
+            self._enter(JobState.ENDING, now)
+            if self._tasks.all_finished:
+                self._end(JobState.FINISHED, now)
+        elif self._state is JobState.CLEARING:
+            assert self._cause is not None
+            self._cause = _failed_after_savepoint(event.location, self._cause)
+            self._enter(JobState.FAILING, now, self._cause)
+            self._check_all_gone(now)
+        elif self._state is JobState.FAILING:
+            self._check_all_gone(now)
+
+    def _on_savepoint_failed(self, event: on.SavepointFailed, now: Instant) -> None:
+        if self._stop is None or event.request_id != self._stop.request_id:
+            return
+        self._stop = None
+        self._emit(out.StopFailed(event.request_id, event.message))
+        if self._state is not JobState.STOPPING:
+            self._check_all_gone(now)
+        elif self._tasks.all_finished:
+            self._end(JobState.FINISHED, now)
+        elif event.reached_tasks:
+            # Sources may have stopped for good: the job goes on from its latest checkpoint, whatever the strategy.
+            self._restart_at = now.rel_ms
+            self._clear(JobState.CLEARING, now)
+        else:
+            self._enter(JobState.RUNNING, now)
+            self._emit(out.StartPeriodicTrigger())
+
+
+def _failed_after_savepoint(location: str, cause: FailureInfo) -> FailureInfo:
+    message = (
+        f"A savepoint was created at {location}, but the job did not finish after it; "
+        f"resume from the savepoint: {cause.message}"
+    )
+    return FailureInfo("StopWithSavepointStoppingException", message, cause.stack_trace)

@@ -1,0 +1,178 @@
+"""Starts a session as a detached ``spark-submit`` and stops it again. Imports no pyspark: it only finds its scripts."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+POLL_S = 0.1
+STOP_TIMEOUT_S = 30.0
+TOKEN_VARIABLE = "CKPT_REST_TOKEN"
+
+
+class SessionStartError(RuntimeError):
+    """The session did not come up; the message ends with the last lines of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """A running session. ``pid`` is the leader of its process group; ``session_file`` is removed when it ends."""
+
+    rest_url: str
+    pid: int
+    log_file: str
+    session_file: str
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def start_session(
+    master: str,
+    slots: int,
+    *,
+    rest_port: int = 0,
+    token: str | None = None,
+    conf: dict[str, str] | None = None,
+    spark_conf: dict[str, str] | None = None,
+    log_file: Path,
+    ready_timeout_s: float = 120.0,
+    rest_host: str = "127.0.0.1",
+    work_directory: Path | None = None,
+) -> SessionInfo:
+    """Launches the session and waits until its REST API answers.
+
+    ``master`` is a Spark master URL; ``local`` becomes ``local[slots]``, since a barrier stage needs that many free
+    task slots at once (they may outnumber the cores). The token travels in the environment, never on a command line.
+    Raises SessionStartError, after killing what was started.
+    """
+    log_file = log_file.absolute()
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    ready_file = log_file.with_suffix(".ready.json")
+    ready_file.unlink(missing_ok=True)
+    command = _command(master, slots, spark_conf or {})
+    command += ["--rest-host", rest_host, "--rest-port", str(rest_port), "--ready-file", str(ready_file)]
+    if work_directory is not None:
+        command += ["--work-dir", str(work_directory)]
+    for key, value in (conf or {}).items():
+        command += ["-D", f"{key}={value}"]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    environment["PYTHONPATH"] = os.pathsep.join([_runtime_directory(), *filter(None, [os.environ.get("PYTHONPATH")])])
+    if master.startswith("local"):
+        environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    environment.pop(TOKEN_VARIABLE, None)
+    if token is not None:
+        environment[TOKEN_VARIABLE] = token
+    with log_file.open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=environment,
+        )
+    return _wait_until_ready(process, ready_file, log_file, ready_timeout_s)
+
+
+def stop_session(info: SessionInfo, timeout_s: float = STOP_TIMEOUT_S) -> bool:
+    """Ends a session and everything it started; False when it was gone already."""
+    if not _alive(info.pid):
+        return False
+    _signal_group(info.pid, signal.SIGTERM)
+    deadline = time.monotonic() + timeout_s
+    while _alive(info.pid) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    _signal_group(info.pid, signal.SIGKILL)
+    Path(info.session_file).unlink(missing_ok=True)
+    return True
+
+
+def _command(master: str, slots: int, spark_conf: dict[str, str]) -> list[str]:
+    if master in ("local", "local[*]"):
+        master = f"local[{slots}]"
+    settings = {"spark.ui.enabled": "false"} if master.startswith("local") else {}
+    settings |= spark_conf
+    command = [_spark_submit(), "--master", master]
+    for key, value in settings.items():
+        command += ["--conf", f"{key}={value}"]
+    return [*command, _entry_file()]
+
+
+def _spark_submit() -> str:
+    """The script of the pyspark installed beside this interpreter; an environment's own SPARK_HOME wins."""
+    home = os.environ.get("SPARK_HOME")
+    if home is None:
+        spec = importlib.util.find_spec("pyspark")
+        if spec is None or spec.origin is None:
+            raise SessionStartError("pyspark is not installed beside this interpreter and SPARK_HOME is not set")
+        home = str(Path(spec.origin).parent)
+    return str(Path(home) / "bin" / "spark-submit")
+
+
+def _runtime_directory() -> str:
+    """What has to be on the path for ``import ckpt_runtime``."""
+    return str(Path(__file__).resolve().parents[2])
+
+
+def _entry_file() -> str:
+    """``main.py`` of a source tree, or the installed module's own file."""
+    entry = Path(_runtime_directory()) / "main.py"
+    return str(entry if entry.exists() else Path(__file__).with_name("session_main.py"))
+
+
+def _wait_until_ready(
+    process: subprocess.Popen[bytes], ready_file: Path, log_file: Path, timeout_s: float
+) -> SessionInfo:
+    deadline = time.monotonic() + timeout_s
+    while not ready_file.exists():
+        if process.poll() is not None:
+            raise SessionStartError(f"the session ended with code {process.returncode}:\n{_tail(log_file)}")
+        if time.monotonic() > deadline:
+            _signal_group(process.pid, signal.SIGKILL)
+            process.wait()
+            raise SessionStartError(f"the session was not ready within {timeout_s:g} s:\n{_tail(log_file)}")
+        time.sleep(POLL_S)
+    ready = json.loads(ready_file.read_text())
+    return SessionInfo(ready["rest_url"], process.pid, str(log_file), str(ready_file))
+
+
+def _tail(log_file: Path, lines: int = 20) -> str:
+    return "\n".join(log_file.read_text(errors="replace").splitlines()[-lines:])
+
+
+def _alive(pid: int) -> bool:
+    try:
+        waited, _ = os.waitpid(pid, os.WNOHANG)
+        if waited == pid:
+            return False
+    except ChildProcessError:
+        pass
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return _state_of(pid) != "Z"
+
+
+def _state_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "?"
+
+
+def _signal_group(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass

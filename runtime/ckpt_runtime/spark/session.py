@@ -1,0 +1,135 @@
+"""A session: the Spark application whose driver hosts the dispatcher and its REST API.
+
+The driver's main thread runs the event loop; Spark's own work (holding barrier stages) happens in threads beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckpt_runtime.configuration.cluster_options import HeartbeatOptions, SlotOptions
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.jobmaster.cluster import Cluster, ClusterSettings
+from ckpt_runtime.rest import server as rest_server
+from ckpt_runtime.rest.app import create_app
+from ckpt_runtime.rest.auth import check_binding
+from ckpt_runtime.spark.barrier_stage import BarrierStageProvider
+from ckpt_runtime.spark.pyspark_guard import check_pyspark
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+logger = logging.getLogger(__name__)
+
+TOKEN_VARIABLE = "CKPT_REST_TOKEN"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """Command line of :func:`main`. ``ready_file`` gets the session's address once it answers."""
+
+    rest_host: str
+    rest_port: int
+    work_directory: Path
+    ready_file: Path | None
+    configuration: Configuration
+    token: str | None
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs a session until SIGTERM, SIGINT or ``DELETE /cluster``."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    options = parse_arguments(arguments)
+    check_binding(options.rest_host, options.token)
+    check_pyspark()
+    from pyspark.sql import SparkSession
+
+    spark = (
+        SparkSession.builder.appName("checkpointing stream engine")
+        .config("spark.scheduler.barrier.maxConcurrentTasksCheck.interval", "1s")
+        .config("spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures", "40")
+        .config("spark.stage.maxConsecutiveAttempts", "1")
+        .config("spark.task.maxFailures", "1")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    check_pyspark(spark.version)
+    try:
+        asyncio.run(serve(spark.sparkContext, options))
+    finally:
+        spark.stop()
+
+
+def parse_arguments(arguments: list[str] | None) -> SessionOptions:
+    """Raises SystemExit for a malformed command line, InvalidOptionError for a bad ``-D``."""
+    parser = argparse.ArgumentParser(description="Runs a session cluster inside this Spark application.")
+    parser.add_argument("--rest-host", default="127.0.0.1", help="address to bind the REST API to")
+    parser.add_argument("--rest-port", type=int, default=8081, help="0 takes any free port")
+    parser.add_argument("--work-dir", type=Path, help="uploaded pipelines and default checkpoint directory")
+    parser.add_argument("--ready-file", type=Path, help="JSON file to write once the REST API answers")
+    parser.add_argument("-D", dest="properties", action="append", default=[], metavar="key=value")
+    given = parser.parse_args(arguments)
+    work = given.work_dir or Path(tempfile.mkdtemp(prefix="ckpt-session-"))
+    return SessionOptions(
+        rest_host=given.rest_host,
+        rest_port=given.rest_port,
+        work_directory=work.absolute(),
+        ready_file=given.ready_file,
+        configuration=Configuration.from_properties(given.properties),
+        token=os.environ.pop(TOKEN_VARIABLE, None) or None,
+    )
+
+
+async def serve(context: SparkContext, options: SessionOptions) -> None:
+    """The session on a given SparkContext; returns when it was told to end."""
+    driver_host = context.getConf().get("spark.driver.host") or "127.0.0.1"
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with contextlib.suppress(NotImplementedError, ValueError):
+            loop.add_signal_handler(number, stop.set)
+    cluster = Cluster(
+        BarrierStageProvider(context, driver_host),
+        ClusterSettings(
+            control_host=driver_host,
+            work_directory=options.work_directory,
+            configuration=options.configuration,
+            heartbeat_interval_s=options.configuration.get(HeartbeatOptions.INTERVAL) / 1000,
+            heartbeat_timeout_s=options.configuration.get(HeartbeatOptions.TIMEOUT) / 1000,
+            slot_idle_timeout_s=options.configuration.get(SlotOptions.IDLE_TIMEOUT) / 1000,
+            slot_request_timeout_s=options.configuration.get(SlotOptions.REQUEST_TIMEOUT) / 1000,
+        ),
+        on_shutdown=stop.set,
+    )
+    await cluster.start()
+    app = create_app(cluster.dispatcher, token=options.token)
+    server, port = await rest_server.start(app, options.rest_host, options.rest_port)
+    url = f"http://{options.rest_host}:{port}"
+    logger.info("CKPT_REST_URL %s", url)
+    if options.ready_file is not None:
+        _write_ready_file(options.ready_file, url, context.applicationId or "")
+    try:
+        await stop.wait()
+    finally:
+        logger.info("the session ends")
+        await rest_server.stop(server)
+        await cluster.stop()
+        if options.ready_file is not None:
+            options.ready_file.unlink(missing_ok=True)
+
+
+def _write_ready_file(path: Path, url: str, application_id: str) -> None:
+    document = {"rest_url": url, "application_id": application_id, "driver_pid": os.getpid()}
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(document))
+    partial.replace(path)

@@ -1,0 +1,203 @@
+"""The in-memory keyed state backend: columnar aggregate tables, Python states and timers of one operator in one subtask.
+
+Snapshots are asynchronous and copy-on-write; several may be in flight. All calls but those on a snapshot come from the
+subtask's thread. Nothing touches files here: a snapshot writes to the stream that it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO, Protocol, TypeVar
+
+import pyarrow as pa
+
+from ckpt_runtime.checkpoint.state_handles import KeyedSection
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.state import native_format, values
+from ckpt_runtime.state.backend import KeyedSnapshot, KeyedStateBackend, RestoreSource
+from ckpt_runtime.state.errors import StateSchemaError, schema_mismatch
+from ckpt_runtime.state.hashing import check_key_types
+from ckpt_runtime.state.memory.accumulators import AggregateColumn
+from ckpt_runtime.state.memory.aggregate_table import AggregateTable
+from ckpt_runtime.state.memory.keyed_state import KeyedState, StoredRow, TimeToLive
+from ckpt_runtime.state.memory.keyed_states import ListStateTable, MapStateTable, ValueStateTable
+from ckpt_runtime.state.memory.restored import RestoredState, restored_states
+from ckpt_runtime.state.memory.timers import TimerQueue
+from ckpt_runtime.state.schema_evolution import check_evolution, evolve
+
+S = TypeVar("S", bound=KeyedState)
+
+MAINTENANCE_BUDGET = 4_000
+
+
+class _Frozen(Protocol):
+    def write(self, writer: native_format.SectionWriter, owned: KeyGroupRange, max_parallelism: int) -> None: ...
+
+    def release(self) -> None: ...
+
+
+class MemorySnapshot:
+    """The asynchronous part of one snapshot."""
+
+    def __init__(self, frozen: list[_Frozen], key_groups: KeyGroupRange, max_parallelism: int) -> None:
+        self._frozen = frozen
+        self._key_groups = key_groups
+        self._max_parallelism = max_parallelism
+
+    def write(self, stream: BinaryIO, base_offset: int) -> list[KeyedSection]:
+        """Writes all states; see :class:`~ckpt_runtime.state.backend.KeyedSnapshot`."""
+        writer = native_format.SectionWriter(stream, base_offset)
+        for frozen in self._frozen:
+            frozen.write(writer, self._key_groups, self._max_parallelism)
+        return writer.sections
+
+    def release(self) -> None:
+        """Lets the states go."""
+        for frozen in self._frozen:
+            frozen.release()
+        self._frozen = []
+
+
+class MemoryKeyedStateBackend(KeyedStateBackend):
+    """See the module. ``uid`` is the operator's, for messages."""
+
+    def __init__(self, key_groups: KeyGroupRange, max_parallelism: int, uid: str = "") -> None:
+        self.key_groups = key_groups
+        self.max_parallelism = max_parallelism
+        self.uid = uid
+        self._states: dict[str, AggregateTable | KeyedState] = {}
+        self._unclaimed: dict[str, RestoredState] = {}
+
+    def restore(self, sources: Sequence[RestoreSource]) -> None:
+        """Reads this backend's key groups; states are decoded when they are asked for."""
+        self._unclaimed = restored_states(self.uid, sources, self.key_groups)
+
+    def aggregate_table(self, name: str, key_schema: pa.Schema, columns: Sequence[AggregateColumn]) -> AggregateTable:
+        """Columnar state for built-in aggregates: one row per key."""
+        known = self._states.get(name)
+        if known is not None:
+            same = isinstance(known, AggregateTable) and known.aggregates == tuple(columns)
+            if not same or not known.key_schema.equals(key_schema):
+                raise schema_mismatch(self.uid, name, "it is in use otherwise", _schema_of(known), list(columns))
+            return known  # type: ignore[return-value]
+        table = AggregateTable(self.uid, name, key_schema, columns)
+        restored = self._claim(name, "aggregate")
+        if restored is not None:
+            table.check_compatible(restored.descriptor)
+            self._check_keys(name, restored, table.stored_schema())
+            for batch in restored.batches():
+                table.load(restored.descriptor, batch)
+        self._states[name] = table
+        return table
+
+    def value_state(
+        self, name: str, key_schema: pa.Schema, value_schema: pa.Schema, ttl: TimeToLive | None = None
+    ) -> ValueStateTable:
+        """One tuple per key."""
+        return self._keyed(ValueStateTable, name, key_schema, value_schema, ttl)
+
+    def list_state(
+        self, name: str, key_schema: pa.Schema, value_schema: pa.Schema, ttl: TimeToLive | None = None
+    ) -> ListStateTable:
+        """A list of tuples per key."""
+        return self._keyed(ListStateTable, name, key_schema, value_schema, ttl)
+
+    def map_state(
+        self,
+        name: str,
+        key_schema: pa.Schema,
+        user_key_schema: pa.Schema,
+        value_schema: pa.Schema,
+        ttl: TimeToLive | None = None,
+    ) -> MapStateTable:
+        """A map from tuple to tuple per key."""
+        return self._keyed(MapStateTable, name, key_schema, user_key_schema, value_schema, ttl)
+
+    def timers(self, name: str, key_schema: pa.Schema) -> TimerQueue:
+        """A priority queue of (time, key), each pair once."""
+        return self._keyed(TimerQueue, name, key_schema)
+
+    def restored_key_schema(self) -> pa.Schema | None:
+        """The key's schema according to the restored snapshot; None without one."""
+        for state in self._unclaimed.values():
+            return native_format.schema_from_json(state.descriptor.get("key_schema"))
+        return None
+
+    def drop_state(self, name: str) -> None:
+        """Forgets a state with all its content, restored or in use; snapshots in flight keep it."""
+        self._states.pop(name, None)
+        self._unclaimed.pop(name, None)
+
+    def maintain(self) -> None:
+        """Merges after snapshots and removes expired entries, a little at a time. Call it about once per buffer."""
+        for state in self._states.values():
+            if isinstance(state, KeyedState):
+                state.maintain(MAINTENANCE_BUDGET)
+
+    def snapshot(self, checkpoint_id: int) -> KeyedSnapshot:
+        """The synchronous part: copies aggregate columns and freezes the rest in constant time."""
+        frozen: list[_Frozen] = [state.freeze() for state in self._states.values()]
+        frozen += [state.freeze() for state in self._unclaimed.values()]
+        return MemorySnapshot(frozen, self.key_groups, self.max_parallelism)
+
+    def close(self) -> None:
+        """Frees memory."""
+        self._states.clear()
+        self._unclaimed.clear()
+
+    def _keyed(self, make: Callable[..., S], name: str, key_schema: pa.Schema, *arguments: Any) -> S:
+        check_key_types(key_schema, key_schema.names)
+        for schema in (key_schema, *(a for a in arguments if isinstance(a, pa.Schema))):
+            if len(schema) == 0:
+                raise StateSchemaError(f"state {name!r} of operator {self.uid!r}: a schema without fields")
+            values.check_supported(schema, f"state {name!r} of operator {self.uid!r}")
+        state = make(self.uid, name, key_schema, *arguments)
+        known = self._states.get(name)
+        if known is not None:
+            if type(known) is not type(state) or not _schema_of(known).equals(_schema_of(state)):
+                raise schema_mismatch(self.uid, name, "it is in use otherwise", _schema_of(known), _schema_of(state))
+            return known  # type: ignore[return-value]
+        restored = self._claim(name, state.kind)
+        if restored is not None:
+            wanted = state.stored_schema()
+            check_evolution(self.uid, name, restored.schema, wanted)
+            for batch in restored.batches():
+                state.load(_stored_rows(state, evolve(name, batch, wanted)))
+        self._states[name] = state
+        return state
+
+    def _claim(self, name: str, kind: str) -> RestoredState | None:
+        restored = self._unclaimed.get(name)
+        if restored is None:
+            return None
+        if restored.kind != kind:
+            raise schema_mismatch(self.uid, name, "the snapshot has another kind of state", restored.kind, kind)
+        return self._unclaimed.pop(name)
+
+    def _check_keys(self, name: str, restored: RestoredState, wanted: pa.Schema) -> None:
+        """Key columns of an aggregate must be what they were."""
+        stored = native_format.without_prefix(restored.schema, native_format.KEY_PREFIX)
+        asked = native_format.without_prefix(wanted, native_format.KEY_PREFIX)
+        if stored.names != asked.names or stored.types != asked.types:
+            raise schema_mismatch(self.uid, name, "the key changed", stored, asked)
+
+
+def _schema_of(state: AggregateTable | KeyedState) -> pa.Schema:
+    return state.stored_schema()
+
+
+def _stored_rows(state: KeyedState, batch: pa.RecordBatch) -> list[StoredRow]:
+    """Rows of a batch as tuples of one tuple per part; stamps are given to rows which have none yet."""
+    columns = [values.from_arrow(batch.column(index)) for index in range(batch.num_columns)]
+    if state.ttl is not None:
+        fresh = state.ttl.now_ms() + state.ttl.duration_ms
+        columns[-1] = [fresh if stamp is None else stamp for stamp in columns[-1]]
+    parts = []
+    start = 0
+    widths = [len(schema) for _, schema in state.parts()]
+    widths[-1] += state.ttl is not None
+    for index, width in enumerate(widths):
+        rows = list(zip(*columns[start : start + width], strict=True))
+        parts.append([values.canonical_key(row) for row in rows] if index < len(widths) - 1 else rows)
+        start += width
+    return list(zip(*parts, strict=True))

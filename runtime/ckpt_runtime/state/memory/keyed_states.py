@@ -1,0 +1,188 @@
+"""Value, list and map state of one operator: what a StatefulProcessor's state variables stand on.
+
+Values are canonical tuples (``state/values.py`` checks them before they come here). Lists and maps are changed in place,
+unless a snapshot still shows them: then the first change copies them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+
+from ckpt_runtime.state.memory.keyed_state import Key, KeyedState, StoredRow, TimeToLive, Value
+from ckpt_runtime.state.native_format import KEY_PREFIX, USER_KEY_PREFIX, VALUE_PREFIX
+
+Map = dict[Value, Value]
+
+
+class ValueStateTable(KeyedState):
+    """One tuple per key. ``get(key)`` is the tuple or None."""
+
+    kind = "value"
+
+    def __init__(
+        self, uid: str, name: str, key_schema: pa.Schema, value_schema: pa.Schema, ttl: TimeToLive | None = None
+    ) -> None:
+        super().__init__(uid, name, key_schema, value_schema, ttl)
+        self.get: Callable[[Key], Value | None] = self._entries.get if ttl is None else self._get_live
+        self.put: Callable[[Key, Value], None] = self._entries.put if ttl is None else self._put_stamped
+
+    def _get_live(self, key: Key) -> Value | None:
+        stored = self._entries.get(key)
+        assert self.ttl is not None
+        return None if stored is None or stored[-1] <= self.ttl.now_ms() else stored[:-1]
+
+    def _put_stamped(self, key: Key, value: Value) -> None:
+        self._entries.put(key, self.stamped(key, value))
+
+    def expire(self, key: Key, now: int) -> int | None:
+        stored = self._entries.get(key)
+        if stored is None:
+            return None
+        if stored[-1] > now:
+            return int(stored[-1])
+        self._entries.remove(key)
+        return None
+
+    def rows(self, chunk: list[tuple[Key, Any]]) -> Iterable[StoredRow]:
+        return chunk
+
+    def load(self, rows: Iterable[StoredRow]) -> None:
+        for key, value in rows:
+            self._entries.put(key, value)
+            if self.ttl is not None:
+                self.watch(key, value[-1])
+
+
+class ListStateTable(KeyedState):
+    """A list of tuples per key; an empty list is no list."""
+
+    kind = "list"
+
+    def get(self, key: Key) -> list[Value]:
+        """The live elements; do not change the list."""
+        stored: list[Value] = self._entries.get(key) or []
+        if self.ttl is None:
+            return stored
+        now = self.ttl.now_ms()
+        return [value[:-1] for value in stored if value[-1] > now]
+
+    def put(self, key: Key, elements: list[Value]) -> None:
+        """Replaces the list."""
+        self._entries.put(key, [self.stamped(key, value) for value in elements])
+
+    def append(self, key: Key, elements: list[Value]) -> None:
+        """Adds elements at the end."""
+        stored = self._entries.writable(key, list)
+        if stored is None:
+            self.put(key, elements)
+        elif self.ttl is None:
+            stored.extend(elements)
+        else:
+            stored.extend([self.stamped(key, value) for value in elements])
+
+    def expire(self, key: Key, now: int) -> int | None:
+        stored = self._entries.get(key)
+        if stored is None:
+            return None
+        live = [value for value in stored if value[-1] > now]
+        if not live:
+            self._entries.remove(key)
+            return None
+        if len(live) < len(stored):
+            self._entries.put(key, live)
+        return min(value[-1] for value in live)
+
+    def rows(self, chunk: list[tuple[Key, Any]]) -> Iterable[StoredRow]:
+        return chain.from_iterable([(key, value) for value in elements] for key, elements in chunk)
+
+    def load(self, rows: Iterable[StoredRow]) -> None:
+        for key, value in rows:
+            stored = self._entries.get(key)
+            if stored is None:
+                self._entries.put(key, [value])
+            else:
+                stored.append(value)
+            if self.ttl is not None:
+                self.watch(key, value[-1])
+
+
+class MapStateTable(KeyedState):
+    """A map from tuple to tuple per key, in order of first insertion; an empty map is no map."""
+
+    kind = "map"
+
+    def __init__(
+        self,
+        uid: str,
+        name: str,
+        key_schema: pa.Schema,
+        user_key_schema: pa.Schema,
+        value_schema: pa.Schema,
+        ttl: TimeToLive | None = None,
+    ) -> None:
+        super().__init__(uid, name, key_schema, value_schema, ttl)
+        self.user_key_schema = user_key_schema
+
+    def parts(self) -> list[tuple[str, pa.Schema]]:
+        user_key = (USER_KEY_PREFIX, self.user_key_schema)
+        return [(KEY_PREFIX, self.key_schema), user_key, (VALUE_PREFIX, self.value_schema)]
+
+    def get(self, key: Key) -> Map:
+        """The live entries; do not change the dict."""
+        stored: Map = self._entries.get(key) or {}
+        if self.ttl is None:
+            return stored
+        now = self.ttl.now_ms()
+        return {name: value[:-1] for name, value in stored.items() if value[-1] > now}
+
+    def get_value(self, key: Key, name: Value) -> Value | None:
+        """One entry's value, or None."""
+        stored = self._entries.get(key)
+        value: Value | None = None if stored is None else stored.get(name)
+        if value is None or self.ttl is None:
+            return value
+        return value[:-1] if value[-1] > self.ttl.now_ms() else None
+
+    def put(self, key: Key, name: Value, value: Value) -> None:
+        """Sets one entry."""
+        stored = self._entries.writable(key, dict)
+        value = self.stamped(key, value)
+        if stored is None:
+            self._entries.put(key, {name: value})
+        else:
+            stored[name] = value
+
+    def remove(self, key: Key, name: Value) -> None:
+        """Removes one entry if it is there."""
+        stored = self._entries.writable(key, dict)
+        if stored is not None and stored.pop(name, None) is not None and not stored:
+            self._entries.remove(key)
+
+    def expire(self, key: Key, now: int) -> int | None:
+        stored = self._entries.get(key)
+        if stored is None:
+            return None
+        live = {name: value for name, value in stored.items() if value[-1] > now}
+        if not live:
+            self._entries.remove(key)
+            return None
+        if len(live) < len(stored):
+            self._entries.put(key, live)
+        return min(value[-1] for value in live.values())
+
+    def rows(self, chunk: list[tuple[Key, Any]]) -> Iterable[StoredRow]:
+        return chain.from_iterable([(key, name, value) for name, value in entries.items()] for key, entries in chunk)
+
+    def load(self, rows: Iterable[StoredRow]) -> None:
+        for key, name, value in rows:
+            stored = self._entries.get(key)
+            if stored is None:
+                self._entries.put(key, {name: value})
+            else:
+                stored[name] = value
+            if self.ttl is not None:
+                self.watch(key, value[-1])

@@ -1,0 +1,388 @@
+"""Python values of state fields: checks on writing, and the way to Arrow columns and back.
+
+Canonical Python values are what state hands out: int, bool, float, str, bytes, Decimal, date, datetime, timedelta, list,
+dict, and ``pyspark.sql.Row`` for nested structs. Writing accepts these, their NumPy scalars, and for structs a tuple (by
+position), a dict (by name) or a Row in the schema's order. Where Spark silently wraps or nulls, writing raises
+:class:`StateValueTypeError` or :class:`StateValueError` naming state, field and value. Naive datetimes count as UTC in a
+column with a time zone.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Callable, Sequence
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ckpt_runtime.state import columns
+from ckpt_runtime.state.errors import StateSchemaError, StateValueError, StateValueTypeError
+
+Coercer = Callable[[Any], Any]
+Converter = Callable[[Any], Any] | None
+
+NAN = float("nan")
+
+
+def row_coercer(state: str, schema: pa.Schema) -> Callable[[Any], tuple[Any, ...]]:
+    """Checks a whole value of a state: a tuple (list, Row, dict) with one entry per field, returned as a tuple."""
+    names = tuple(schema.names)
+    checks = [value_coercer(state, field.name, field.type, field.nullable) for field in schema]
+    arity = len(checks)
+
+    def spread(value: Any) -> tuple[Any, ...]:
+        return _struct_values(state, "value", names, value)
+
+    if arity == 1:
+        (only,) = checks
+
+        def coerce_one(value: Any) -> tuple[Any, ...]:
+            if type(value) is not tuple or len(value) != 1:
+                value = spread(value)
+            return (only(value[0]),)
+
+        return coerce_one
+    if arity == 2:
+        first, second = checks
+
+        def coerce_two(value: Any) -> tuple[Any, ...]:
+            if type(value) is not tuple or len(value) != 2:
+                value = spread(value)
+            return (first(value[0]), second(value[1]))
+
+        return coerce_two
+
+    def coerce(value: Any) -> tuple[Any, ...]:
+        if type(value) is not tuple or len(value) != arity:
+            value = spread(value)
+        return tuple([check(entry) for check, entry in zip(checks, value, strict=True)])
+
+    return coerce
+
+
+def _struct_values(state: str, field: str, names: tuple[str, ...], value: Any) -> tuple[Any, ...]:
+    if isinstance(value, dict):
+        if set(value) != set(names):
+            raise StateValueError(f"state {state!r}, {field}: got fields {sorted(map(str, value))}, allowed are {names}")
+        return tuple(value[name] for name in names)
+    if not isinstance(value, (tuple, list)):
+        raise StateValueTypeError(
+            f"state {state!r}, {field}: {value!r} is a {type(value).__name__}, allowed is a tuple of {names}"
+        )
+    own = getattr(value, "__fields__", None) or getattr(value, "_fields", None)
+    if own is not None and tuple(own) != names:
+        raise StateValueError(
+            f"state {state!r}, {field}: the row has fields {tuple(own)}, allowed are {names} in this order "
+            "(rows are taken by position)"
+        )
+    if len(value) != len(names):
+        raise StateValueError(f"state {state!r}, {field}: {value!r} has {len(value)} fields, allowed are {names}")
+    return tuple(value)
+
+
+def value_coercer(state: str, field: str, kind: pa.DataType, nullable: bool = True) -> Coercer:
+    """Checks one value. The fast path takes the canonical type, everything else goes through the slow one."""
+    if pa.types.is_integer(kind):
+        return _integer_coercer(state, field, kind, nullable)
+    slow = _slow_coercer(state, field, kind)
+    exact = _EXACT_TYPES.get(_family(kind))
+
+    def coerce(value: Any) -> Any:
+        if type(value) is exact:
+            return value
+        if value is None:
+            return _null(state, field, nullable)
+        return slow(_plain_scalar(value))
+
+    return coerce
+
+
+def _null(state: str, field: str, nullable: bool) -> None:
+    if not nullable:
+        raise StateValueError(f"state {state!r}, field {field!r}: null in a field that is not nullable")
+
+
+def _plain_scalar(value: Any) -> Any:
+    """NumPy and pandas scalars as Python ones."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dt.datetime) and hasattr(value, "to_pydatetime"):
+        return value.to_pydatetime()
+    if isinstance(value, dt.timedelta) and hasattr(value, "to_pytimedelta"):
+        return value.to_pytimedelta()
+    return value
+
+
+def _wrong_type(state: str, field: str, kind: pa.DataType, value: Any) -> StateValueTypeError:
+    return StateValueTypeError(
+        f"state {state!r}, field {field!r}: {value!r} is a {type(value).__name__}, the field has type {kind}"
+    )
+
+
+def _integer_coercer(state: str, field: str, kind: pa.DataType, nullable: bool) -> Coercer:
+    bits = kind.bit_width
+    unsigned = pa.types.is_unsigned_integer(kind)
+    lowest = 0 if unsigned else -(1 << (bits - 1))
+    highest = (1 << bits) - 1 if unsigned else (1 << (bits - 1)) - 1
+
+    def coerce(value: Any) -> Any:
+        if type(value) is int and lowest <= value <= highest:
+            return value
+        if value is None:
+            return _null(state, field, nullable)
+        value = _plain_scalar(value)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise _wrong_type(state, field, kind, value)
+        if not lowest <= value <= highest:
+            raise StateValueError(
+                f"state {state!r}, field {field!r}: {value} does not fit {kind}, allowed is {lowest} to {highest}"
+            )
+        return int(value)
+
+    return coerce
+
+
+def _family(kind: pa.DataType) -> str:
+    """The kinds that share a check."""
+    checks: list[tuple[str, Callable[[pa.DataType], bool]]] = [
+        ("bool", pa.types.is_boolean),
+        ("float", pa.types.is_floating),
+        ("str", pa.types.is_string),
+        ("str", pa.types.is_large_string),
+        ("bytes", pa.types.is_binary),
+        ("bytes", pa.types.is_large_binary),
+        ("decimal", pa.types.is_decimal),
+        ("date", pa.types.is_date),
+        ("timestamp", pa.types.is_timestamp),
+        ("duration", pa.types.is_duration),
+        ("map", pa.types.is_map),
+        ("list", pa.types.is_list),
+        ("struct", pa.types.is_struct),
+    ]
+    return next((name for name, test in checks if test(kind)), "integer" if pa.types.is_integer(kind) else "other")
+
+
+# Exact types whose values need no further look: 64-bit floats are handled by the slow path's float check.
+_EXACT_TYPES: dict[str, type] = {"bool": bool, "str": str, "bytes": bytes, "date": dt.date, "float": float}
+
+
+def check_supported(schema: pa.Schema, what: str) -> None:
+    """Raises :class:`StateSchemaError` for a type that states cannot hold."""
+    for field in schema:
+        _check_type(field.type, f"{what}, field {field.name!r}")
+
+
+def _check_type(kind: pa.DataType, where: str) -> None:
+    family = _family(kind)
+    fine_times = family in ("timestamp", "duration") and kind.unit == "ns"
+    if family == "other" or fine_times:
+        hint = "; cast nanoseconds to microseconds" if fine_times else ""
+        raise StateSchemaError(f"{where}: type {kind} is not supported{hint}")
+    for index in range(kind.num_fields if family in ("list", "map", "struct") else 0):
+        _check_type(kind.field(index).type, where)
+
+
+def _slow_coercer(state: str, field: str, kind: pa.DataType) -> Coercer:
+    family = _family(kind)
+    if family in ("list", "map", "struct"):
+        return _nested_coercer(state, field, kind, family)
+    if family == "decimal":
+        return _decimal_coercer(state, field, kind)
+    accepted, convert = _SCALARS[family]
+
+    def coerce(value: Any) -> Any:
+        if not isinstance(value, accepted) or (isinstance(value, bool) and family == "float"):
+            raise _wrong_type(state, field, kind, value)
+        if family == "date" and isinstance(value, dt.datetime):
+            raise _wrong_type(state, field, kind, value)
+        return _timestamp(state, field, kind, value) if family == "timestamp" else convert(value)
+
+    return coerce
+
+
+_SCALARS: dict[str, tuple[tuple[type, ...], Callable[[Any], Any]]] = {
+    "bool": ((bool,), bool),
+    "float": ((float, int), float),
+    "str": ((str,), str),
+    "bytes": ((bytes, bytearray, memoryview), bytes),
+    "date": ((dt.date,), lambda value: value),
+    "timestamp": ((dt.datetime,), lambda value: value),
+    "duration": ((dt.timedelta,), lambda value: value),
+}
+
+
+def _timestamp(state: str, field: str, kind: pa.DataType, value: dt.datetime) -> dt.datetime:
+    if kind.tz is None:
+        if value.tzinfo is not None:
+            raise StateValueTypeError(
+                f"state {state!r}, field {field!r}: {value!r} has a time zone, the field has type {kind} without one"
+            )
+        return value
+    return value.replace(tzinfo=dt.UTC) if value.tzinfo is None else value.astimezone(dt.UTC)
+
+
+def _decimal_coercer(state: str, field: str, kind: pa.DataType) -> Coercer:
+    quantum = Decimal(1).scaleb(-kind.scale)
+    context = Context(prec=kind.precision)
+
+    def coerce(value: Any) -> Decimal:
+        if not isinstance(value, (Decimal, int)) or isinstance(value, bool):
+            raise _wrong_type(state, field, kind, value)
+        try:
+            return Decimal(value).quantize(quantum, rounding=ROUND_HALF_UP, context=context)
+        except InvalidOperation as error:
+            raise StateValueError(f"state {state!r}, field {field!r}: {value} does not fit {kind}") from error
+
+    return coerce
+
+
+def _nested_coercer(state: str, field: str, kind: pa.DataType, family: str) -> Coercer:
+    if family == "struct":
+        names = tuple(kind.field(index).name for index in range(kind.num_fields))
+        checks = [
+            value_coercer(state, f"{field}.{child.name}", child.type, child.nullable)
+            for child in (kind.field(index) for index in range(kind.num_fields))
+        ]
+        row = _row_builder(names)
+
+        def coerce_struct(value: Any) -> Any:
+            entries = _struct_values(state, f"field {field!r}", names, value)
+            return row([check(entry) for check, entry in zip(checks, entries, strict=True)])
+
+        return coerce_struct
+    if family == "list":
+        element = value_coercer(state, f"{field}[]", kind.value_type, kind.value_field.nullable)
+
+        def coerce_list(value: Any) -> Any:
+            if isinstance(value, np.ndarray):
+                value = value.tolist()
+            if not isinstance(value, (list, tuple)):
+                raise _wrong_type(state, field, kind, value)
+            return [element(entry) for entry in value]
+
+        return coerce_list
+    key = value_coercer(state, f"{field}{{key}}", kind.key_type, False)
+    item = value_coercer(state, f"{field}{{value}}", kind.item_type, kind.item_field.nullable)
+
+    def coerce_map(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise _wrong_type(state, field, kind, value)
+        return {key(name): item(entry) for name, entry in value.items()}
+
+    return coerce_map
+
+
+def _row_builder(names: tuple[str, ...]) -> Callable[[Sequence[Any]], Any]:
+    """Makes ``pyspark.sql.Row`` values; imported only when a state nests structs."""
+    from pyspark.sql.types import Row
+
+    fields = list(names)
+
+    def build(entries: Sequence[Any]) -> Any:
+        row = tuple.__new__(Row, entries)
+        row.__fields__ = fields
+        return row
+
+    return build
+
+
+def row_copier(schema: pa.Schema) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
+    """Copies lists and dicts inside a value, so that its reader may change them; None when there can be none."""
+    if not any(_family(field.type) in ("list", "map", "struct") for field in schema):
+        return None
+    return lambda row: tuple([_copied(value) for value in row])
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_copied(entry) for entry in value]
+    if isinstance(value, dict):
+        return {key: _copied(entry) for key, entry in value.items()}
+    if isinstance(value, tuple) and value:
+        copy = tuple.__new__(type(value), [_copied(entry) for entry in value])
+        copy.__dict__.update(value.__dict__)  # a Row keeps its field names there
+        return copy
+    return value
+
+
+def canonical_key(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A key whose NaNs are all one object: otherwise a dict would never find them again."""
+    if any(type(part) is float and math.isnan(part) for part in key):
+        return tuple(NAN if type(part) is float and math.isnan(part) else part for part in key)
+    return key
+
+
+def to_arrow(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Canonical values of one field as an array."""
+    convert = _to_arrow_converter(kind)
+    if convert is not None:
+        values = [None if value is None else convert(value) for value in values]
+    elif not isinstance(values, list):
+        values = list(values)
+    return pa.array(values, type=kind)
+
+
+def _to_arrow_converter(kind: pa.DataType) -> Converter:
+    """None where Arrow takes canonical values as they are."""
+    family = _family(kind)
+    if family == "struct":
+        children = [kind.field(index) for index in range(kind.num_fields)]
+        converters = [(child.name, _to_arrow_converter(child.type)) for child in children]
+        names = [child.name for child in children]
+
+        def convert(row: Any) -> dict[str, Any]:
+            entries = [row.get(name) for name in names] if isinstance(row, dict) else row
+            return {n: v if c is None or v is None else c(v) for (n, c), v in zip(converters, entries, strict=True)}
+
+        return convert
+    if family == "map":
+        return _map_converter(_to_arrow_converter(kind.key_type), _to_arrow_converter(kind.item_type))
+    if family == "list":
+        element = _to_arrow_converter(kind.value_type)
+        return None if element is None else lambda row: [None if v is None else element(v) for v in row]
+    return None
+
+
+def _map_converter(key: Converter, item: Converter) -> Converter:
+    def convert(mapping: dict[Any, Any]) -> list[tuple[Any, Any]]:
+        return [
+            (k if key is None else key(k), v if item is None or v is None else item(v)) for k, v in mapping.items()
+        ]
+
+    return convert
+
+
+def from_arrow(array: pa.Array) -> list[Any]:
+    """The canonical values of an array."""
+    array = columns.plain(array)
+    kind = array.type
+    if array.null_count == 0 and (pa.types.is_integer(kind) or pa.types.is_float64(kind)):
+        fast: list[Any] = array.to_numpy().tolist()
+        return fast
+    values = array.to_pylist()
+    convert = _from_arrow_converter(kind)
+    return values if convert is None else [None if value is None else convert(value) for value in values]
+
+
+def _from_arrow_converter(kind: pa.DataType) -> Converter:
+    family = _family(kind)
+    if family == "struct":
+        children = [kind.field(index) for index in range(kind.num_fields)]
+        converters = [(child.name, _from_arrow_converter(child.type)) for child in children]
+        build = _row_builder(tuple(child.name for child in children))
+
+        def convert(row: dict[str, Any]) -> Any:
+            return build([row[n] if c is None or row[n] is None else c(row[n]) for n, c in converters])
+
+        return convert
+    if family == "map":
+        pairs = _map_converter(_from_arrow_converter(kind.key_type), _from_arrow_converter(kind.item_type))
+        assert pairs is not None
+        return lambda entries: dict(pairs(dict(entries)))
+    if family == "list":
+        element = _from_arrow_converter(kind.value_type)
+        return None if element is None else lambda row: [None if v is None else element(v) for v in row]
+    return None

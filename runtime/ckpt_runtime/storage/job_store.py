@@ -1,0 +1,184 @@
+"""Stored jobs: what a new driver needs to run them again. The graph, the code archive and the job's configuration.
+
+Every change is fetch, modify, write under one lock, and a compare-and-set underneath: a driver that is no longer the
+leader loses. A job that is not there is never created by a change.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckpt_runtime.configuration import JOB_CHECKPOINT_OVERRIDES
+from ckpt_runtime.storage.checkpoint_storage import check_job_id
+from ckpt_runtime.storage.checksums import checksum_of
+from ckpt_runtime.storage.errors import AlreadyExistsError, ConflictError, CorruptFileError, NotFoundError
+from ckpt_runtime.storage.filesystem import Location, delete_tree, list_names, make_directory, read_bytes
+from ckpt_runtime.storage.publish import publish
+from ckpt_runtime.storage.versioned_document import Revision, VersionedDocument
+
+MAX_ARCHIVE_BYTES = 1 << 30
+_PLAN_NAME = "plan"
+_ARCHIVE_NAME = "archive"
+
+Fence = Callable[[], None]
+"""Called before anything is changed; raises when this process may not change anything (any more)."""
+
+
+def no_fence() -> None:
+    """The fence of a process that is alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredJob:
+    """An execution plan as it is kept.
+
+    ``graph`` is a job graph's JSON form. ``configuration`` holds the job's own options, and the overrides of FLIP-571
+    under ``$internal.job-checkpoint-overrides``. ``version`` counts accepted changes of the configuration (FLIP-530).
+    ``properties`` are JSON values of the submitter's choosing (entry point, arguments, what to restore from).
+    ``archive_checksum`` is empty for a job without an archive.
+    """
+
+    job_id: str
+    graph: Mapping[str, Any]
+    configuration: Mapping[str, str] = field(default_factory=dict)
+    version: int = 1
+    properties: Mapping[str, Any] = field(default_factory=dict)
+    archive_checksum: str = ""
+
+    @property
+    def checkpoint_overrides(self) -> str | None:
+        """The stored text of the overrides of FLIP-571; None for a job that never had any."""
+        return self.configuration.get(JOB_CHECKPOINT_OVERRIDES)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "job_id": self.job_id,
+            "graph": dict(self.graph),
+            "configuration": dict(self.configuration),
+            "version": self.version,
+            "properties": dict(self.properties),
+            "archive_checksum": self.archive_checksum,
+        }
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> StoredJob:
+        """Raises KeyError, TypeError or ValueError for a document of another shape."""
+        configuration = document["configuration"]
+        if not all(isinstance(key, str) and isinstance(value, str) for key, value in configuration.items()):
+            raise TypeError("the configuration has to map texts to texts")
+        return cls(
+            job_id=check_job_id(document["job_id"]),
+            graph=dict(document["graph"]),
+            configuration=dict(configuration),
+            version=int(document.get("version", 1)),
+            properties=dict(document.get("properties", {})),
+            archive_checksum=str(document.get("archive_checksum", "")),
+        )
+
+
+class JobStore:
+    """All jobs of one high-availability directory. Thread-safe."""
+
+    def __init__(self, directory: Location, fence: Fence = no_fence) -> None:
+        """``directory`` need not exist. Touches nothing."""
+        self._directory = directory
+        self._fence = fence
+        self._lock = threading.Lock()
+
+    def put(self, job: StoredJob, archive: bytes | None = None) -> StoredJob:
+        """Stores a new job and its archive; what is returned carries the archive's checksum.
+
+        Raises :class:`AlreadyExistsError` for a known job id, :class:`AmbiguousWriteError` when it is unknown whether
+        the job was stored, :class:`StorageError` when it was not.
+        """
+        self._fence()
+        directory = self._job_directory(job.job_id)
+        plan = VersionedDocument(directory.child(_PLAN_NAME))
+        stored = job
+        with self._lock:
+            if plan.read() is not None:
+                raise AlreadyExistsError(f"job {job.job_id} is already stored in {directory.url}", directory.url)
+            if archive is not None:
+                stored = self._put_archive(directory, job, archive)
+            try:
+                plan.write(0, stored.to_json())
+            except ConflictError as error:
+                message = f"job {job.job_id} is already stored in {directory.url}"
+                raise AlreadyExistsError(message, directory.url) from error
+        return stored
+
+    def get(self, job_id: str) -> StoredJob:
+        """Raises :class:`NotFoundError` for an unknown job, :class:`CorruptFileError` for a damaged file."""
+        return self._read(job_id)[1]
+
+    def read_archive(self, job: StoredJob) -> bytes | None:
+        """The verified archive of a job; None when it has none."""
+        if not job.archive_checksum:
+            return None
+        file = self._archive_file(self._job_directory(job.job_id), job.archive_checksum)
+        archive = read_bytes(file, MAX_ARCHIVE_BYTES)
+        if checksum_of(archive) != job.archive_checksum:
+            raise CorruptFileError(f"{file.url} is damaged: its checksum is not {job.archive_checksum}", file.url)
+        return archive
+
+    def list_ids(self) -> list[str]:
+        """Ids of all stored jobs, sorted."""
+        names = [name for name in list_names(self._directory) if len(name) == 32]
+        return [name for name in names if VersionedDocument(self._directory.child(name, _PLAN_NAME)).read() is not None]
+
+    def update(self, job_id: str, modify: Callable[[StoredJob], StoredJob]) -> StoredJob:
+        """Fetches, modifies and writes a job; ``modify`` gets the present one and may raise to change nothing.
+
+        Raises :class:`NotFoundError` for an unknown job, :class:`ConflictError` when another process changed the job
+        meanwhile, :class:`AmbiguousWriteError` when it is unknown whether the change is stored (:meth:`get` tells),
+        :class:`StorageError` when it is not.
+        """
+        with self._lock:
+            revision, present = self._read(job_id)
+            changed = modify(present)
+            if changed == present:
+                return present
+            if changed.job_id != job_id:
+                raise ValueError(f"a change cannot turn job {job_id} into {changed.job_id}")
+            self._fence()
+            VersionedDocument(self._job_directory(job_id).child(_PLAN_NAME)).write(revision.number, changed.to_json())
+        return changed
+
+    def remove(self, job_id: str) -> None:
+        """Deletes a job, its plan first; an unknown one is fine, and so is one that was half deleted before."""
+        self._fence()
+        directory = self._job_directory(job_id)
+        with self._lock:
+            VersionedDocument(directory.child(_PLAN_NAME)).delete()
+            delete_tree(directory)
+
+    def _read(self, job_id: str) -> tuple[Revision, StoredJob]:
+        directory = self._job_directory(job_id)
+        revision = VersionedDocument(directory.child(_PLAN_NAME)).read()
+        if revision is None:
+            raise NotFoundError(f"job {job_id} is not stored in {self._directory.url}", directory.url)
+        try:
+            return revision, StoredJob.from_json(revision.document)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptFileError(f"{directory.url} holds no usable job: {error!r}", directory.url) from error
+
+    def _put_archive(self, directory: Location, job: StoredJob, archive: bytes) -> StoredJob:
+        checksum = checksum_of(archive)
+        file = self._archive_file(directory, checksum)
+        make_directory(directory)
+        # One that is there was left by an attempt that crashed before the plan; the name is the content's checksum.
+        with suppress(AlreadyExistsError):
+            publish(file, archive)
+        return StoredJob(job.job_id, job.graph, job.configuration, job.version, job.properties, checksum)
+
+    def _job_directory(self, job_id: str) -> Location:
+        return self._directory.child(check_job_id(job_id))
+
+    @staticmethod
+    def _archive_file(directory: Location, checksum: str) -> Location:
+        return directory.child(f"{_ARCHIVE_NAME}-{checksum.rpartition(':')[2]}")

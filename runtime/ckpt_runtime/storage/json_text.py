@@ -1,0 +1,41 @@
+"""JSON text of stored values: exactly what can be read back, or an error. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+_STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+
+
+def to_json_text(value: Any, *, sort_keys: bool = False) -> bytes:
+    """The JSON text of a value made of dicts with text keys, lists, tuples, texts, numbers, booleans and None.
+
+    Raises ValueError for anything else: other types, integers beyond 64 bits, NaN and the infinities, and nesting
+    beyond 254 levels.
+    """
+    try:
+        text = orjson.dumps(value, option=_STRICT | (orjson.OPT_SORT_KEYS if sort_keys else 0))
+    except TypeError as error:
+        raise ValueError(f"only JSON values can be stored: {error}") from error
+    # The encoder writes NaN and the infinities as null without a word.
+    if b"null" in text and _has_non_finite(value):
+        raise ValueError("only JSON values can be stored: NaN and the infinities are none")
+    return text
+
+
+def _has_non_finite(value: Any) -> bool:
+    pending = [value]
+    while pending:
+        entry = pending.pop()
+        if isinstance(entry, float):
+            if not math.isfinite(entry):
+                return True
+        elif isinstance(entry, Mapping):
+            pending.extend(entry.values())
+        elif isinstance(entry, list | tuple):
+            pending.extend(entry)
+    return False

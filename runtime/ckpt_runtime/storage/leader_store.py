@@ -1,0 +1,134 @@
+"""Who leads: epochs that are claimed once and rise, the lease of the present one, and the address for clients.
+
+Decides nothing about time: a challenger watches :attr:`Lease.sequence` with its own clock and claims the next epoch
+when it has stood still for too long. From then on the old leader's fence is closed.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import orjson
+
+from ckpt_runtime.storage.documents import decode_document, encode_document
+from ckpt_runtime.storage.errors import (
+    AmbiguousWriteError,
+    ConflictError,
+    CorruptFileError,
+    NotFoundError,
+    StorageError,
+)
+from ckpt_runtime.storage.filesystem import Location, make_directory, read_bytes
+from ckpt_runtime.storage.publish import replace
+from ckpt_runtime.storage.versioned_document import VersionedDocument
+
+LEADER_DOCUMENT_NAME = "leader.json"
+_MAX_BYTES = 1 << 16
+
+
+class NotLeaderError(StorageError):
+    """This process is not, or no longer, the leader; it may change nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderInfo:
+    """``rest`` is the API's URL, ``app_id`` Spark's, ``attempt`` tells processes apart, ``epoch`` is the fence."""
+
+    rest: str
+    app_id: str
+    attempt: str
+    epoch: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that clients read."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> LeaderInfo:
+        """Raises KeyError or ValueError for a document of another shape."""
+        return cls(str(document["rest"]), str(document["app_id"]), str(document["attempt"]), int(document["epoch"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The last sign of life of one epoch's leader; ``sequence`` is 0 before the first."""
+
+    epoch: int
+    sequence: int
+
+
+class LeaderStore:
+    """The leader of one high-availability directory.
+
+    Clients find the leader in ``leader.json``, plain JSON with the fields of :class:`LeaderInfo`. It is a copy; the
+    truth is the highest claimed epoch.
+    """
+
+    def __init__(self, root: Location) -> None:
+        """``root`` need not exist. Touches nothing."""
+        self._root = root
+        self._epochs = VersionedDocument(root.child("leader"))
+
+    def current(self) -> LeaderInfo | None:
+        """Who claimed the highest epoch; None before the first."""
+        revision = self._epochs.read()
+        if revision is None:
+            return None
+        try:
+            return LeaderInfo.from_json({**revision.document, "epoch": revision.number})
+        except (KeyError, TypeError, ValueError) as error:
+            url = self._epochs.directory.url
+            raise CorruptFileError(f"{url} holds no usable leader: {error!r}", url) from error
+
+    def claim(self, rest: str, app_id: str, attempt: str, *, after: int) -> LeaderInfo:
+        """Becomes the leader in the epoch after ``after`` (0 for the first).
+
+        Raises :class:`NotLeaderError` when somebody else was faster, :class:`StorageError` when nothing was claimed.
+        """
+        info = LeaderInfo(rest, app_id, attempt, after + 1)
+        try:
+            self._epochs.write(after, info.to_json())
+        except (ConflictError, AmbiguousWriteError) as error:
+            if self.current() != info:
+                raise NotLeaderError(f"another driver leads in {self._root.url}", self._root.url) from error
+        self.publish_address(info)
+        return info
+
+    def renew(self, info: LeaderInfo, sequence: int) -> None:
+        """Gives a sign of life and puts the address right if need be. Raises :class:`NotLeaderError`."""
+        self.check(info)
+        replace(self._lease_file(info.epoch), encode_document({"epoch": info.epoch, "sequence": sequence}))
+        if self._published() != info.to_json():
+            self.publish_address(info)
+
+    def lease(self, epoch: int) -> Lease:
+        """The last sign of life of an epoch's leader."""
+        file = self._lease_file(epoch)
+        try:
+            document = decode_document(read_bytes(file, _MAX_BYTES), file.url)
+        except NotFoundError:
+            return Lease(epoch, 0)
+        return Lease(epoch, int(document["sequence"]))
+
+    def check(self, info: LeaderInfo) -> None:
+        """The fence: raises :class:`NotLeaderError` unless ``info`` is the present leader."""
+        present = self.current()
+        if present != info:
+            holder = "nobody" if present is None else f"{present.app_id} (epoch {present.epoch})"
+            message = f"{info.app_id} (epoch {info.epoch}) does not lead any more, {holder} does"
+            raise NotLeaderError(message, self._root.url)
+
+    def publish_address(self, info: LeaderInfo) -> None:
+        """Writes the document that clients read."""
+        make_directory(self._root)
+        replace(self._root.child(LEADER_DOCUMENT_NAME), orjson.dumps(info.to_json()) + b"\n")
+
+    def _published(self) -> Any:
+        with suppress(NotFoundError, orjson.JSONDecodeError):
+            return orjson.loads(read_bytes(self._root.child(LEADER_DOCUMENT_NAME), _MAX_BYTES))
+        return None
+
+    def _lease_file(self, epoch: int) -> Location:
+        return self._root.child(f"lease-{epoch:020d}.json")

@@ -1,0 +1,194 @@
+"""A whole session in this process: dispatcher, job masters and slot pool on a loop of their own, agents as processes.
+
+The same parts as in a Spark application, with Spark left out. Blocking methods, for tests and notebooks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.jobmaster.cluster import Cluster, ClusterSettings
+from ckpt_runtime.jobmaster.dispatcher import Dispatcher
+from ckpt_runtime.jobmaster.gateway import (
+    JobStatus,
+    OperationKind,
+    OperationStatus,
+    RunRequest,
+    SavepointFormat,
+)
+from ckpt_runtime.rest import server as rest_server
+from ckpt_runtime.rest.app import create_app
+from ckpt_runtime.testing.local_slots import LocalSlotProvider
+
+T = TypeVar("T")
+
+DEFAULT_TIMEOUT_S = 60.0
+
+
+class ClusterTimeoutError(AssertionError):
+    """What was waited for did not happen in time."""
+
+
+class MiniCluster:
+    """Use as a context manager. ``rest_url`` is set when ``rest`` is true."""
+
+    rest_url = ""
+
+    def __init__(
+        self,
+        *,
+        configuration: Mapping[str, str] | None = None,
+        work_directory: Path | None = None,
+        rest: bool = False,
+        heartbeat_timeout_s: float = 10.0,
+    ) -> None:
+        self._configuration = Configuration(configuration or {})
+        self._work_directory = work_directory
+        self._rest = rest
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="mini-cluster", daemon=True)
+        self._directory = tempfile.TemporaryDirectory(prefix="ckpt-mini-cluster-")
+        self.provider = LocalSlotProvider()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.call(self._start())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.call(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=10)
+        self._loop.close()
+        self._directory.cleanup()
+
+    async def _start(self) -> None:
+        settings = ClusterSettings(
+            control_host="127.0.0.1",
+            work_directory=self._work_directory or Path(self._directory.name),
+            configuration=self._configuration,
+            heartbeat_timeout_s=self._heartbeat_timeout_s,
+        )
+        self.cluster = Cluster(self.provider, settings, on_shutdown=lambda: None)
+        await self.cluster.start()
+        self._server = None
+        if self._rest:
+            self._server, port = await rest_server.start(create_app(self.dispatcher, token=None), "127.0.0.1", 0)
+            self.rest_url = f"http://127.0.0.1:{port}"
+
+    async def _stop(self) -> None:
+        if self._server is not None:
+            await rest_server.stop(self._server)
+        await self.cluster.stop()
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        return self.cluster.dispatcher
+
+    def call(self, work: Coroutine[Any, Any, T], timeout_s: float = DEFAULT_TIMEOUT_S) -> T:
+        """Runs a coroutine on the cluster's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+    def submit(
+        self,
+        pipeline: Path,
+        *,
+        arguments: Sequence[str] = (),
+        configuration: Mapping[str, str] | None = None,
+        parallelism: int | None = None,
+        savepoint: str | None = None,
+        allow_non_restored_state: bool = False,
+    ) -> str:
+        """Uploads and runs a pipeline file; returns the job id."""
+
+        async def content() -> Any:
+            yield pipeline.read_bytes()
+
+        stored = self.call(self.dispatcher.store_pipeline(pipeline.name, content()))
+        request = RunRequest(
+            pipeline_id=stored.id,
+            arguments=tuple(arguments),
+            configuration=dict(configuration or {}),
+            parallelism=parallelism,
+            savepoint_path=savepoint,
+            allow_non_restored_state=allow_non_restored_state,
+        )
+        return self.call(self.dispatcher.run_pipeline(request))
+
+    def status(self, job_id: str) -> JobStatus:
+        return self.call(self.dispatcher.job_status(job_id))
+
+    def wait_for_status(self, job_id: str, *wanted: JobStatus, timeout_s: float = DEFAULT_TIMEOUT_S) -> JobStatus:
+        """Waits for one of the states; fails at once when the job ends in another one."""
+
+        def reached() -> bool:
+            status = self.status(job_id)
+            if status.is_terminal and status not in wanted:
+                raise AssertionError(f"job {job_id} is {status.value}: {self.failure(job_id)}")
+            return status in wanted
+
+        self.wait_until(reached, f"job {job_id} to be {' or '.join(wanted)}", timeout_s)
+        return self.status(job_id)
+
+    def wait_for_checkpoints(self, job_id: str, count: int, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
+        """Waits until ``count`` more checkpoints than now have completed; returns the total."""
+        target = self.completed_checkpoints(job_id) + count
+        self.wait_until(
+            lambda: self.completed_checkpoints(job_id) >= target, f"{count} completed checkpoints", timeout_s
+        )
+        return self.completed_checkpoints(job_id)
+
+    def completed_checkpoints(self, job_id: str) -> int:
+        return self.call(self.dispatcher.checkpoint_statistics(job_id)).counts.completed
+
+    def savepoint(self, job_id: str, directory: Path, *, stop: bool = False, drain: bool = False) -> str:
+        """Takes a native savepoint, or stops with one; returns its URL."""
+        if stop:
+            work = self.dispatcher.stop_with_savepoint(job_id, str(directory), SavepointFormat.NATIVE, drain, None)
+        else:
+            work = self.dispatcher.trigger_savepoint(job_id, str(directory), SavepointFormat.NATIVE, False, None)
+        trigger_id = self.call(work)
+        outcome: list[OperationStatus] = []
+
+        def done() -> bool:
+            status = self.call(self.dispatcher.operation_status(OperationKind.SAVEPOINT, trigger_id, job_id))
+            if status.completed:
+                outcome.append(status)
+            return status.completed
+
+        self.wait_until(done, "the savepoint")
+        assert outcome[0].location is not None, outcome[0].failure
+        return outcome[0].location
+
+    def failure(self, job_id: str) -> str:
+        """The newest failure's stack trace; empty without one."""
+        entries = self.call(self.dispatcher.exception_history(job_id, 1)).entries
+        return entries[0].failure.stack_trace if entries else ""
+
+    def worker_pids(self) -> list[int]:
+        """Process ids of the active workers, in slot order."""
+
+        async def pids() -> list[int]:
+            return [slot.worker.peer.hello["pid"] for slot in self.cluster.slots.all() if slot.worker is not None]
+
+        return self.call(pids())
+
+    @staticmethod
+    def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Polls every 10 ms. Raises ClusterTimeoutError."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                raise ClusterTimeoutError(f"timed out after {timeout_s:g} s waiting for {what}")
+            time.sleep(0.01)

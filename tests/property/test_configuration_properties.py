@@ -1,0 +1,63 @@
+"""Properties of options: every value survives being printed and read, and the difference is a sound one."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpt_runtime.configuration import (
+    OPTIONS,
+    Configuration,
+    InvalidOptionError,
+    OptionScope,
+    find_changes,
+    find_problems,
+)
+from ckpt_runtime.configuration.quantities import (
+    format_duration,
+    format_memory_size,
+    parse_duration,
+    parse_memory_size,
+)
+
+amounts = st.integers(0, (1 << 63) - 1)
+keys = st.sampled_from([*OPTIONS, "acme.a", "acme.b"])
+texts = st.sampled_from(["1", "10s", "10 s", "10000", "10000ms", "true", "x", ""]) | st.text(max_size=8)
+configurations = st.dictionaries(keys, texts, max_size=6).map(Configuration)
+
+
+@given(amounts)
+def test_durations_and_sizes_survive_being_printed(amount: int) -> None:
+    assert parse_duration(format_duration(amount)) == amount
+    assert parse_memory_size(format_memory_size(amount)) == amount
+
+
+@given(st.text(max_size=30))
+def test_no_text_breaks_an_option(text: str) -> None:
+    for option in OPTIONS.values():
+        try:
+            value = option.parse(text)
+        except InvalidOptionError:
+            continue
+        assert option.parse(option.format(value)) == value
+
+
+@given(configurations)
+def test_a_configuration_does_not_differ_from_itself(configuration: Configuration) -> None:
+    assert find_changes(configuration, configuration) == ()
+
+
+@given(configurations, configurations)
+def test_differences_are_symmetric_and_lead_from_one_to_the_other(old: Configuration, new: Configuration) -> None:
+    forth = find_changes(old, new)
+    back = find_changes(new, old)
+    assert [(change.key, change.new, change.old) for change in forth] == [
+        (change.key, change.old, change.new) for change in back
+    ]
+    assert find_changes(old.with_values({change.key: change.new for change in forth}), new) == ()
+
+
+@given(configurations)
+def test_checking_never_raises(configuration: Configuration) -> None:
+    for scope in OptionScope:
+        find_problems(configuration, scope)

@@ -1,0 +1,155 @@
+"""A job manager's real REST application over an in-memory dispatcher, on a real port; and tasks as Airflow runs them.
+
+Airflow itself is imported with a home of its own, so that no test reads or writes a person's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="airflow-unit-")
+os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
+
+from ckpt_runtime.rest import server as rest_server
+from ckpt_runtime.rest.app import create_app
+from tests.unit.runtime.rest.fake_gateway import FakeGateway
+
+JOB = "fa461ac280c9aa36bde4a060aa97618c"
+
+
+class JobManager:
+    """The REST API of a :class:`FakeGateway` on a loopback port; may be stopped and started again there."""
+
+    def __init__(self) -> None:
+        self.gateway = FakeGateway()
+        self.received: list[str] = []
+        self.port = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._server: Any = None
+        self.start()
+
+    def start(self) -> None:
+        app = create_app(self.gateway, token=None)
+
+        async def recording(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] == "http":
+                self.received.append(f"{scope['method']} {scope['path']}")
+            await app(scope, receive, send)
+
+        self._server, self.port = self._run(rest_server.start(recording, "127.0.0.1", self.port))
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._run(rest_server.stop(self._server))
+            self._server = None
+
+    def close(self) -> None:
+        self.stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=5)
+        self._loop.close()
+
+    def _run(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=10)
+
+    def count(self, request: str) -> int:
+        """How often a request (``POST /jobs/:id/savepoints``, the job's id written out) came."""
+        return self.received.count(request)
+
+    @property
+    def connection(self) -> str:
+        return json.dumps({"conn_type": "ckpt", "host": "127.0.0.1", "port": self.port})
+
+
+@pytest.fixture
+def job_manager(monkeypatch: pytest.MonkeyPatch) -> Iterator[JobManager]:
+    manager = JobManager()
+    manager.gateway.add_job(JOB)
+    monkeypatch.setenv("AIRFLOW_CONN_CKPT_DEFAULT", manager.connection)
+    yield manager
+    manager.close()
+
+
+class Store(dict[str, Any]):
+    """Airflow's task state store, as far as it can be seen from a task: values go through JSON."""
+
+    def set(self, key: str, value: Any, *, retention: Any = None) -> None:
+        self[key] = json.loads(json.dumps(value))
+
+    def delete(self, key: str) -> None:
+        self.pop(key, None)
+
+
+@dataclass
+class TaskInstance:
+    id: uuid.UUID = field(default_factory=uuid.uuid4)
+    xcoms: dict[str, Any] = field(default_factory=dict)
+
+    def xcom_push(self, key: str, value: Any) -> None:
+        self.xcoms[key] = value
+
+
+@dataclass
+class Task:
+    """One task over its tries: the store stays, every try has an id of its own."""
+
+    store: Store | None = field(default_factory=Store)
+
+    def context(self) -> dict[str, Any]:
+        return {"ti": TaskInstance(), "task_state_store": self.store}
+
+
+@pytest.fixture
+def task() -> Task:
+    return Task()
+
+
+@pytest.fixture
+def finish() -> Callable[..., Any]:
+    """Run an operator to its end as Airflow would: execute, its trigger after a round trip, resume, and so on."""
+    return run_to_end
+
+
+def fire(deferred: Any) -> dict[str, Any]:
+    """The event of a deferral's trigger, which is rebuilt from JSON first."""
+    from airflow.sdk.module_loading import import_string
+
+    path, kwargs = deferred.trigger.serialize()
+    rebuilt = import_string(path)(**json.loads(json.dumps(kwargs)))
+    assert rebuilt.serialize() == (path, kwargs)
+
+    async def first() -> Any:
+        async for event in rebuilt.run():
+            return event
+        raise AssertionError("the trigger ended without an event")
+
+    payload = asyncio.run(first()).payload
+    found: dict[str, Any] = json.loads(json.dumps(payload))
+    return found
+
+
+def run_to_end(operator: Any, context: dict[str, Any], *, start: Callable[[], Any] | None = None) -> Any:
+    from airflow.sdk.exceptions import TaskDeferred
+
+    step = start or (lambda: operator.execute(context))
+    while True:
+        try:
+            return step()
+        except TaskDeferred as deferred:
+            event = fire(deferred)
+            method = deferred.method_name
+
+        def step(event: dict[str, Any] = event, method: str = method) -> Any:
+            return operator.resume_execution(method, {"event": event}, context)

@@ -1,0 +1,246 @@
+"""Checkpoint, savepoint and stop as tasks: started once, found again after a crash, a retry and a clear."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import TaskDeferralTimeout, TaskDeferred
+
+from airflow_provider_ckpt.exceptions import (
+    CkptArgumentInvalid,
+    CkptOperationFailed,
+    CkptRequestRejected,
+    CkptUnavailable,
+    CkptWaitTimeout,
+)
+from airflow_provider_ckpt.operators import base
+from airflow_provider_ckpt.operators.checkpoint import TriggerCheckpointOperator
+from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
+from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
+from ckpt_runtime.jobmaster.gateway import FailureCause, JobStatus
+from tests.unit.provider.conftest import JOB, JobManager, Task, fire
+
+FAST = {"poll_interval": 0.01, "wait_timeout": 10}
+CAUSE = FailureCause("java.io.IOException", "disk full", "java.io.IOException: disk full\n\tat somewhere")
+
+
+def savepoint(**kwargs: Any) -> TakeSavepointOperator:
+    return TakeSavepointOperator(task_id="t", job_id=JOB, target_directory="/data", **FAST | kwargs)
+
+
+def stop(**kwargs: Any) -> StopWithSavepointOperator:
+    return StopWithSavepointOperator(task_id="t", job_id=JOB, target_directory="/data", **FAST | kwargs)
+
+
+def deferral(operator: Any, context: Any) -> TaskDeferred:
+    with pytest.raises(TaskDeferred) as caught:
+        operator.execute(context)
+    return caught.value
+
+
+@pytest.mark.row("air.2")
+@pytest.mark.parametrize("deferrable", [True, False])
+def test_a_checkpoint_returns_its_id(job_manager: JobManager, task: Task, finish: Any, deferrable: bool) -> None:
+    operator = TriggerCheckpointOperator(
+        task_id="t", job_id=JOB.upper(), checkpoint_type="full", deferrable=deferrable, **FAST
+    )
+    result = finish(operator, task.context())
+    assert result["checkpoint_id"] == 1
+    assert result["job_id"] == JOB
+    assert job_manager.gateway.triggered["checkpoint"] == 1
+
+
+@pytest.mark.row("air.2")
+@pytest.mark.parametrize("savepoint_format", ["native", "CANONICAL"])
+def test_a_savepoint_returns_its_path(
+    job_manager: JobManager, task: Task, finish: Any, savepoint_format: str
+) -> None:
+    result = finish(savepoint(savepoint_format=savepoint_format), task.context())
+    assert result["savepoint_path"] == f"file:/data/savepoint-{JOB[:6]}-000000000001"
+    stored = job_manager.gateway.jobs[JOB].tracker.snapshot().latest_savepoint
+    assert stored is not None
+    assert stored.savepoint_format == savepoint_format.upper()
+
+
+@pytest.mark.row("air.2")
+def test_a_stop_ends_the_job_and_returns_the_savepoint(job_manager: JobManager, task: Task, finish: Any) -> None:
+    result = finish(stop(), task.context())
+    assert result["savepoint_path"].startswith("file:/data/savepoint-")
+    assert job_manager.gateway.jobs[JOB].status is JobStatus.FINISHED
+
+
+def test_links_are_stored_while_the_task_is_still_deferred(job_manager: JobManager, task: Task) -> None:
+    context = task.context()
+    deferral(savepoint(), context)
+    url = f"http://127.0.0.1:{job_manager.port}/jobs/{JOB}"
+    assert context["ti"].xcoms == {"_link_CkptJobLink": url, "_link_CkptCheckpointsLink": f"{url}/checkpoints"}
+
+
+@pytest.mark.row("air.3")
+def test_a_retry_attaches_to_the_operation_of_the_try_before(job_manager: JobManager, task: Task, finish: Any) -> None:
+    first = deferral(savepoint(), task.context())
+    second = deferral(savepoint(), task.context())
+    assert second.trigger.operation_id == first.trigger.operation_id
+    finish(savepoint(), task.context(), start=None)
+    assert job_manager.gateway.triggered["savepoint"] == 1
+
+
+@pytest.mark.row("air.3")
+def test_a_retry_returns_the_result_when_the_operation_ended_meanwhile(job_manager: JobManager, task: Task) -> None:
+    fire(deferral(savepoint(), task.context()))
+    result = savepoint().execute(task.context())
+    assert result["savepoint_path"].startswith("file:/data/savepoint-")
+    assert job_manager.gateway.triggered["savepoint"] == 1
+    assert task.store == {}
+
+
+@pytest.mark.row("air.3")
+def test_a_crash_between_writing_down_and_asking_repeats_the_request_with_the_same_id(
+    job_manager: JobManager, task: Task, finish: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "REQUEST_PATIENCE_SECONDS", 0)
+    operator = savepoint()
+
+    def crash(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(operator, "ask", crash)
+    with pytest.raises(KeyboardInterrupt):
+        operator.execute(task.context())
+    assert task.store is not None
+    written = task.store["ckpt_operation"]["trigger_id"]
+    result = finish(savepoint(), task.context())
+    assert result["trigger_id"] == written
+    assert list(job_manager.gateway.operations) == [written]
+
+
+@pytest.mark.row("air.3")
+def test_a_retry_after_a_failed_operation_starts_another(job_manager: JobManager, task: Task, finish: Any) -> None:
+    job_manager.gateway.savepoint_failure = CAUSE
+    with pytest.raises(CkptOperationFailed, match="disk full"):
+        finish(savepoint(), task.context())
+    job_manager.gateway.savepoint_failure = None
+    assert finish(savepoint(), task.context())["savepoint_path"]
+    assert job_manager.gateway.triggered["savepoint"] == 2
+
+
+@pytest.mark.row("air.3")
+def test_an_inherited_operation_that_fails_is_replaced_once(job_manager: JobManager, task: Task, finish: Any) -> None:
+    deferral(savepoint(), task.context())
+    job_manager.gateway.savepoint_failure = CAUSE
+    with pytest.raises(CkptOperationFailed, match="disk full"):
+        finish(savepoint(), task.context())
+    assert job_manager.gateway.triggered["savepoint"] == 2
+
+
+@pytest.mark.row("air.3")
+def test_a_cleared_task_that_had_succeeded_takes_a_new_savepoint(
+    job_manager: JobManager, task: Task, finish: Any
+) -> None:
+    first = finish(savepoint(), task.context())
+    second = finish(savepoint(), task.context())
+    assert first["savepoint_path"] != second["savepoint_path"]
+
+
+def test_another_job_id_after_a_clear_is_another_operation(job_manager: JobManager, task: Task, finish: Any) -> None:
+    other = "00" * 16
+    job_manager.gateway.add_job(other)
+    deferral(savepoint(), task.context())
+    operator = TakeSavepointOperator(task_id="t", job_id=other, target_directory="/data", **FAST)
+    assert finish(operator, task.context())["job_id"] == other
+    assert job_manager.gateway.triggered["savepoint"] == 2
+
+
+def test_without_a_store_a_task_works_and_starts_afresh(job_manager: JobManager, finish: Any) -> None:
+    task = Task(store=None)
+    deferral(savepoint(), task.context())
+    assert finish(savepoint(), task.context())["savepoint_path"]
+    assert job_manager.gateway.triggered["savepoint"] == 2
+
+
+@pytest.mark.row("air.3")
+def test_a_stop_whose_record_expired_is_recovered_from_the_ended_job(
+    job_manager: JobManager, task: Task, finish: Any
+) -> None:
+    fire(deferral(stop(), task.context()))
+    job_manager.gateway.operations.clear()
+    result = stop().execute(task.context())
+    assert result == {"job_id": JOB, "trigger_id": None, "savepoint_path": f"file:/data/savepoint-{JOB[:6]}-000000000001"}
+    assert job_manager.gateway.triggered["savepoint"] == 1
+
+
+def test_a_stop_of_a_job_that_was_started_again_under_its_id_is_a_new_stop(
+    job_manager: JobManager, task: Task, finish: Any
+) -> None:
+    fire(deferral(stop(), task.context()))
+    job_manager.gateway.move(JOB, JobStatus.RUNNING)
+    assert finish(stop(), task.context())["savepoint_path"].endswith("000000000002")
+
+
+@pytest.mark.row("air.3")
+def test_the_deadline_fails_the_task_and_says_what_becomes_of_the_operation(
+    job_manager: JobManager, task: Task, finish: Any
+) -> None:
+    job_manager.gateway.polls_until_done = 10**9
+    with pytest.raises(CkptWaitTimeout, match="cannot be taken back.*attaches to it"):
+        finish(savepoint(wait_timeout=0.05), task.context())
+
+
+def test_airflows_own_deferral_timeout_becomes_a_clear_message(job_manager: JobManager, task: Task) -> None:
+    with pytest.raises(CkptWaitTimeout, match="no triggerer runs") as caught:
+        savepoint().resume_execution("__fail__", {"error": "Trigger timeout"}, task.context())
+    assert isinstance(caught.value.__cause__, TaskDeferralTimeout)
+
+
+def test_the_trigger_outlasts_a_job_manager_that_is_away(job_manager: JobManager, task: Task) -> None:
+    deferred = deferral(savepoint(), task.context())
+    job_manager.stop()
+    import threading
+
+    timer = threading.Timer(0.2, job_manager.start)
+    timer.start()
+    event = fire(deferred)
+    timer.join()
+    assert event["status"] == "done"
+
+
+def test_a_job_manager_that_stays_away_is_named_in_the_failure(
+    job_manager: JobManager, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "REQUEST_PATIENCE_SECONDS", 0)
+    job_manager.stop()
+    with pytest.raises(CkptUnavailable, match="cannot be reached"):
+        savepoint().execute(task.context())
+
+
+def test_a_driver_that_is_starting_is_waited_for(job_manager: JobManager, task: Task) -> None:
+    deferred = deferral(savepoint(wait_timeout=0.2), task.context())
+    job_manager.gateway.ready = False
+    event = fire(deferred)
+    assert event["status"] == "timeout"
+    assert "starting" in event["message"]
+
+
+def test_a_refused_request_is_not_retried(job_manager: JobManager, task: Task) -> None:
+    operator = TakeSavepointOperator(task_id="t", job_id=JOB, **FAST)
+    with pytest.raises(CkptRequestRejected, match="savepoint-dir"):
+        operator.execute(task.context())
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"),
+    [
+        (TriggerCheckpointOperator(task_id="t", job_id="nope"), "job_id"),
+        (TriggerCheckpointOperator(task_id="t", job_id=JOB, checkpoint_type="INCREMENTAL"), "checkpoint_type"),
+        (TakeSavepointOperator(task_id="t", job_id=JOB, savepoint_format="zip"), "savepoint_format"),
+        (StopWithSavepointOperator(task_id="t", job_id=JOB, drain="perhaps"), "drain"),
+        (TriggerCheckpointOperator(task_id="t", job_id=JOB, wait_timeout=-1), "wait_timeout"),
+    ],
+)
+def test_a_bad_argument_is_named_and_nothing_is_sent(
+    job_manager: JobManager, task: Task, operator: Any, name: str
+) -> None:
+    with pytest.raises(CkptArgumentInvalid, match=f"^{name}: "):
+        operator.execute(task.context())
+    assert job_manager.received == []

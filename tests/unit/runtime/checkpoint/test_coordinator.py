@@ -1,0 +1,582 @@
+"""The coordinator's happy path, acknowledgements, aborts, savepoints, subsumption, unknown writes, restore and end."""
+
+from __future__ import annotations
+
+import pytest
+from ckpt_runtime.checkpoint import effects as out
+from ckpt_runtime.checkpoint import events as on
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
+from ckpt_runtime.checkpoint.configuration import CheckpointRetention
+from ckpt_runtime.checkpoint.coordinator import CoordinatorState
+from ckpt_runtime.checkpoint.executions import ExecutionId
+from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode
+from ckpt_runtime.checkpoint.state_handles import SubtaskState
+from tests.unit.runtime.checkpoint.checkpoint_driver import SAVEPOINT, SYNC_SAVEPOINT, Driver, state_with_file
+
+PERIODIC, CANCELLER = on.TimerKind.PERIODIC, on.TimerKind.CANCELLER
+
+
+def test_a_checkpoint_goes_from_request_to_notification():
+    driver = Driver().run()
+    checkpoint_id = driver.request()
+    assert checkpoint_id == 1
+    trigger = driver.locate(checkpoint_id)
+    assert [task.vertex_id for task in trigger.tasks] == ["v-source", "v-source"]
+    assert trigger.timestamp == driver.now.abs_ms
+    assert trigger.options.directory == "dir/1"
+    for execution in driver.executions[:-1]:
+        assert driver.ack(checkpoint_id, execution) == []
+    driver.ack(checkpoint_id, driver.executions[-1])
+    metadata = driver.one(out.WriteMetadata).checkpoint
+    assert metadata.directory == "dir/1"
+    assert sorted(metadata.states) == sorted(execution.key for execution in driver.executions)
+    driver.step(on.MetadataWritten(1))
+    assert driver.one(out.AddToStore).checkpoint == metadata
+    driver.step(on.StoreAdded(1))
+    assert driver.last == [
+        out.RequestCompleted("r", 1, "dir/1"),
+        out.NotifyComplete(1, trigger.timestamp, driver.executions),
+    ]
+    assert driver.coordinator.latest_checkpoint == metadata
+    assert driver.coordinator.statistics().counts.completed == 1
+
+
+def test_metadata_survives_json():
+    driver = Driver().run()
+    driver.trigger()
+    driver.ack_all(1)
+    metadata = driver.one(out.WriteMetadata).checkpoint
+    assert CompletedCheckpoint.from_json(metadata.to_json()) == metadata
+    moved = CompletedCheckpoint.from_json(metadata.to_json(), "elsewhere")
+    assert moved == metadata.moved_to("elsewhere")
+
+
+def test_requests_without_running_tasks_fail():
+    driver = Driver()
+    driver.step(on.TriggerRequested("r", CheckpointProperties()))
+    assert driver.one(out.RequestFailed).reason is Reason.NOT_ALL_REQUIRED_TASKS_RUNNING
+
+
+class TestAcknowledgements:
+    def test_a_repetition_discards_nothing(self):
+        driver = Driver().run()
+        driver.trigger()
+        driver.ack(1, driver.executions[0], state=state_with_file("a"))
+        assert driver.ack(1, driver.executions[0], state=state_with_file("a")) == []
+
+    def test_a_repetition_after_completion_discards_nothing(self):
+        driver = Driver().run()
+        for properties in (CheckpointProperties(), SAVEPOINT):
+            checkpoint_id = driver.complete(properties=properties)
+            assert driver.ack(checkpoint_id, driver.executions[0], state=state_with_file("a")) == []
+
+    def test_a_stranger_is_discarded(self):
+        driver = Driver().run()
+        driver.trigger()
+        stranger = ExecutionId("v-source", 0, 7)
+        driver.ack(1, stranger, state=state_with_file("a"))
+        assert driver.one(out.DiscardState).state == state_with_file("a")
+
+    def test_an_acknowledgement_from_another_directory_is_a_stranger(self):
+        driver = Driver().run()
+        driver.trigger()
+        driver.ack(1, driver.executions[0], state=state_with_file("a"), directory="dir/old")
+        assert driver.one(out.DiscardState).directory == "dir/old"
+
+    def test_a_late_one_is_discarded(self):
+        driver = Driver().run()
+        driver.trigger()
+        driver.step(on.Declined(1, driver.executions[0], Reason.CHECKPOINT_DECLINED_TASK_NOT_READY))
+        driver.ack(1, driver.executions[1], state=state_with_file("a"))
+        assert driver.one(out.DiscardState).checkpoint_id == 1
+
+    def test_without_files_there_is_nothing_to_discard(self):
+        driver = Driver().run()
+        driver.trigger()
+        assert driver.ack(1, ExecutionId("v-source", 0, 7)) == []
+
+    def test_a_shared_file_that_changed_aborts(self):
+        driver = Driver(tolerable_failures=1).run()
+        driver.trigger()
+        driver.ack(1, driver.executions[0], state=state_with_file("/shared/x", 10))
+        driver.ack(1, driver.executions[1], state=state_with_file("/shared/x", 11))
+        assert driver.one(out.NotifyAborted).checkpoint_id == 1
+
+
+class TestAborts:
+    def test_order_of_effects(self):
+        driver = Driver().run()
+        driver.trigger()
+        driver.step(on.Declined(1, driver.executions[2], Reason.CHECKPOINT_DECLINED, "why"))
+        kinds = [type(effect) for effect in driver.last]
+        assert kinds == [out.RequestFailed, out.CancelTimer, out.DiscardLocation, out.FailJob, out.NotifyAborted]
+        assert driver.one(out.RequestFailed).message == "Checkpoint was declined. why"
+        assert driver.one(out.NotifyAborted).latest_completed == -1
+        assert driver.coordinator.statistics().latest_failed.id == 1
+
+    def test_abort_tells_the_latest_completed(self):
+        driver = Driver(tolerable_failures=5).run()
+        driver.complete()
+        driver.trigger()
+        driver.step(on.Declined(2, driver.executions[2], Reason.CHECKPOINT_DECLINED))
+        assert driver.one(out.NotifyAborted).latest_completed == 1
+        assert driver.of(out.FailJob) == []
+
+    def test_location_failure(self):
+        driver = Driver().run()
+        driver.request()
+        driver.step(on.LocationFailed(1, "disk full"))
+        failed = driver.one(out.RequestFailed)
+        assert failed.reason is Reason.IO_EXCEPTION
+        assert not failed.reached_tasks
+        assert driver.of(out.NotifyAborted) == []
+        assert driver.one(out.FailJob).reason is Reason.IO_EXCEPTION
+
+    def test_location_that_comes_too_late_is_removed(self):
+        driver = Driver(tolerable_failures=1).run()
+        driver.request()
+        driver.fire(driver.timer(CANCELLER))
+        assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_EXPIRED
+        driver.step(on.LocationReady(1, "dir/1"))
+        assert driver.last == [out.DiscardLocation(1, "dir/1")]
+
+    def test_undelivered_trigger_is_not_counted(self):
+        driver = Driver().run()
+        driver.trigger()
+        driver.step(on.TriggerFailed(1, "no route"))
+        assert driver.one(out.RequestFailed).reason is Reason.TRIGGER_CHECKPOINT_FAILURE
+        assert driver.of(out.FailJob) == []
+
+    def test_leaving_running_aborts_pending_and_queued(self):
+        driver = Driver().run()
+        driver.trigger("first")
+        driver.step(on.TriggerRequested("second", CheckpointProperties()))
+        driver.step(on.TasksLeftRunning())
+        failed = {effect.request_id: effect.reason for effect in driver.of(out.RequestFailed)}
+        assert failed == dict.fromkeys(["first", "second"], Reason.CHECKPOINT_COORDINATOR_SUSPEND)
+        assert driver.coordinator.pending_ids == ()
+
+    def test_a_decline_of_a_stranger_is_ignored(self):
+        driver = Driver().run()
+        driver.trigger()
+        assert driver.step(on.Declined(1, ExecutionId("v-sink", 0, 9), Reason.CHECKPOINT_DECLINED)) == []
+
+    def test_expiry_at_the_deadline_and_not_before(self):
+        driver = Driver(timeout_ms=500).run()
+        driver.trigger()
+        timer = driver.timer(CANCELLER)
+        assert timer.at_rel_ms == driver.now.rel_ms + 500
+        driver.step(on.TimerFired(timer.timer, timer.generation), after_ms=499)
+        assert driver.last == [timer]
+        driver.step(on.TimerFired(timer.timer, timer.generation), after_ms=1)
+        assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_EXPIRED
+
+
+class TestSavepoints:
+    def test_a_plain_savepoint_notifies_nobody_and_enters_no_store(self):
+        driver = Driver(max_concurrent=2).run()
+        older = driver.trigger("older")
+        savepoint = driver.trigger("sp", SAVEPOINT)
+        driver.ack_all(savepoint)
+        driver.step(on.MetadataWritten(savepoint))
+        assert driver.last == [out.RequestCompleted("sp", savepoint, f"dir/{savepoint}")]
+        assert driver.coordinator.pending_ids == (older,)
+        assert driver.coordinator.latest_checkpoint is None
+        assert driver.coordinator.statistics().latest_savepoint.id == savepoint
+
+    def test_a_savepoint_does_not_wait_for_others(self):
+        driver = Driver(max_concurrent=1).run()
+        driver.trigger("checkpoint")
+        assert driver.request("sp", SAVEPOINT) == 2
+
+    def test_a_savepoint_waits_while_unaligned_checkpoints_are_on(self):
+        driver = Driver(unaligned_enabled=True).run()
+        driver.trigger("checkpoint")
+        assert driver.step(on.TriggerRequested("sp", SAVEPOINT)) == []
+
+    def test_target_directory_is_passed_on(self):
+        driver = Driver().run()
+        driver.step(on.TriggerRequested("sp", SAVEPOINT, "s3://x"))
+        assert driver.one(out.InitializeLocation).target_directory == "s3://x"
+
+    def test_a_newer_checkpoint_subsumes_checkpoints_but_not_savepoints(self):
+        driver = Driver(max_concurrent=3).run()
+        driver.trigger("older")
+        driver.trigger("sp", SAVEPOINT)
+        driver.trigger("newer")
+        driver.ack_all(3)
+        driver.publish(3)
+        assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_SUBSUMED
+        assert driver.one(out.RequestFailed).request_id == "older"
+        assert driver.coordinator.pending_ids == (2,)
+
+    def test_a_synchronous_savepoint_subsumes_and_notifies(self):
+        driver = Driver(max_concurrent=2).run()
+        driver.trigger("older")
+        driver.trigger("stop", SYNC_SAVEPOINT)
+        driver.ack_all(2)
+        driver.step(on.MetadataWritten(2))
+        assert driver.one(out.RequestFailed).request_id == "older"
+        assert driver.one(out.NotifyComplete).checkpoint_id == 2
+        assert driver.coordinator.latest_checkpoint is None
+
+    def test_a_declined_synchronous_savepoint_fails_the_job(self):
+        driver = Driver(tolerable_failures=9).run()
+        driver.trigger("stop", SYNC_SAVEPOINT)
+        driver.step(on.Declined(1, driver.executions[0], Reason.TASK_CHECKPOINT_FAILURE))
+        assert driver.one(out.RequestFailed).reached_tasks
+        assert driver.one(out.FailJob).reason is Reason.TASK_CHECKPOINT_FAILURE
+
+    def test_a_savepoint_does_not_delay_the_publishing_of_a_checkpoint(self):
+        driver = Driver(max_concurrent=2).run()
+        driver.trigger("sp", SAVEPOINT)
+        driver.trigger("cp")
+        driver.ack_all(1)
+        driver.ack_all(2)
+        assert driver.one(out.WriteMetadata).checkpoint.id == 2
+
+
+class TestRetention:
+    def test_only_the_retained_ones_stay_and_the_pointer_goes_first(self):
+        driver = Driver(retained=2).run()
+        driver.complete()
+        driver.complete()
+        driver.trigger()
+        driver.ack_all(3)
+        driver.step(on.MetadataWritten(3))
+        driver.step(on.StoreAdded(3))
+        assert driver.one(out.RemoveFromStore) == out.RemoveFromStore(1)
+        assert driver.of(out.DiscardCheckpoint) == []
+        driver.step(on.StoreRemoveFailed(1))
+        assert driver.last == [out.RemoveFromStore(1, 1)]
+        driver.step(on.StoreRemoved(1))
+        assert driver.one(out.DiscardCheckpoint).checkpoint.id == 1
+        assert driver.step(on.CleanupDone(1)) == []
+        assert [entry.checkpoint.id for entry in driver.coordinator.retained] == [2, 3]
+        history = {stats.id: stats.discarded for stats in driver.coordinator.statistics().history}
+        assert history == {1: True, 2: False, 3: False}
+
+    def test_cleaning_holds_back_triggers(self):
+        driver = Driver(max_concurrent=1, tolerable_failures=9).run()
+        for _ in range(2):
+            number = driver.trigger()
+            driver.step(on.Declined(number, driver.executions[0], Reason.CHECKPOINT_DECLINED))
+        assert driver.step(on.TriggerRequested("r", CheckpointProperties())) == []
+        driver.step(on.CleanupDone(1))
+        assert driver.one(out.InitializeLocation).checkpoint_id == 3
+
+    def test_shared_files_go_with_the_last_user(self):
+        driver = Driver().run()
+        for number, path in ((1, "/s/1"), (2, "/s/1"), (3, "/s/2")):
+            driver.trigger()
+            for execution in driver.executions:
+                driver.ack(number, execution, state=state_with_file(path))
+            driver.publish(number)
+        deleted = [effect.paths for effect in driver.trace if isinstance(effect, out.DeleteSharedFiles)]
+        assert deleted == [("/s/1",)]
+
+    @pytest.mark.parametrize(
+        ("status", "retention", "kept"),
+        [
+            ("FINISHED", CheckpointRetention.RETAIN_ON_CANCELLATION, False),
+            ("CANCELED", CheckpointRetention.RETAIN_ON_CANCELLATION, True),
+            ("CANCELED", CheckpointRetention.DELETE_ON_CANCELLATION, False),
+            ("FAILED", CheckpointRetention.DELETE_ON_CANCELLATION, True),
+            ("FAILED", CheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS, False),
+        ],
+    )
+    def test_end_of_the_job(self, status, retention, kept):
+        driver = Driver(retention=retention).run()
+        driver.complete()
+        driver.step(on.Shutdown(status))
+        assert driver.one(out.RemoveFromStore).checkpoint_id == 1
+        driver.step(on.StoreRemoved(1))
+        assert bool(driver.of(out.DiscardCheckpoint)) is not kept
+        if not kept:
+            driver.step(on.CleanupDone(1))
+        assert driver.of(out.ShutdownComplete)
+        assert driver.coordinator.state is CoordinatorState.CLOSED
+
+    def test_a_suspended_job_keeps_everything(self):
+        driver = Driver().run()
+        driver.complete()
+        driver.step(on.Shutdown("SUSPENDED"))
+        assert driver.of(out.RemoveFromStore) == []
+        assert driver.of(out.ShutdownComplete)
+
+    def test_a_fenced_driver_touches_nothing(self):
+        driver = Driver().run()
+        driver.trigger()
+        driver.ack_all(1)
+        driver.step(on.Shutdown("SUSPENDED", fenced=True))
+        assert {type(effect) for effect in driver.last} == {out.CancelTimer, out.RequestFailed, out.ShutdownComplete}
+        for event in (on.MetadataWritten(1), on.LocationReady(2, "dir/2"), on.CleanupDone(1)):
+            assert driver.step(event) == []
+        driver.step(on.TriggerRequested("late", CheckpointProperties()))
+        assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_COORDINATOR_SHUTDOWN
+
+
+    def test_a_fenced_driver_does_not_even_discard_aborted_checkpoints(self):
+        driver = Driver().run()
+        driver.trigger()
+        driver.step(on.Shutdown("SUSPENDED", fenced=True))
+        assert driver.of(out.DiscardLocation) == []
+
+
+class TestUnknownOutcomes:
+    def test_an_unknown_pointer_is_read_again_until_it_answers(self):
+        driver = Driver(timeout_ms=100, max_concurrent=2).run()
+        driver.trigger()
+        driver.ack_all(1)
+        driver.step(on.MetadataWritten(1))
+        driver.step(on.StoreUnknown(1), after_ms=1_000)
+        assert driver.one(out.ResolveStore).attempt == 1
+        driver.step(on.StoreUnknown(1))
+        assert driver.one(out.ResolveStore).attempt == 2
+        driver.trigger("next")
+        driver.ack_all(2)
+        assert driver.last == []  # nothing is added while the fate of the first is open
+        driver.step(on.StoreAdded(1))
+        assert driver.of(out.NotifyComplete)
+        assert driver.one(out.WriteMetadata).checkpoint.id == 2
+
+    def test_a_pointer_that_certainly_failed_is_cleaned_and_counted(self):
+        driver = Driver().run()
+        driver.trigger()
+        driver.ack_all(1)
+        driver.step(on.MetadataWritten(1))
+        driver.step(on.StoreUnknown(1))
+        assert driver.of(out.DiscardLocation) == []
+        driver.step(on.StoreFailed(1, "gone"))
+        assert driver.one(out.RequestFailed).reason is Reason.FINALIZE_CHECKPOINT_FAILURE
+        assert driver.of(out.DiscardLocation)
+        assert driver.of(out.FailJob)
+
+    def test_unknown_metadata(self):
+        driver = Driver().run()
+        driver.trigger()
+        driver.ack_all(1)
+        driver.step(on.MetadataUnknown(1))
+        assert driver.one(out.ResolveMetadata).attempt == 1
+        driver.step(on.MetadataFailed(1, "absent"))
+        assert driver.of(out.DiscardLocation)
+
+    def test_nothing_but_the_storage_ends_a_finalising_checkpoint(self):
+        driver = Driver(timeout_ms=100).run()
+        driver.trigger()
+        timer = driver.timer(CANCELLER)
+        driver.ack_all(1)
+        assert driver.step(on.TimerFired(timer.timer, timer.generation), after_ms=1_000) == []
+        assert driver.step(on.Declined(1, driver.executions[0], Reason.CHECKPOINT_DECLINED)) == []
+        driver.step(on.TasksLeftRunning())
+        assert driver.coordinator.pending_ids == (1,)
+
+
+class TestRestore:
+    def test_a_fresh_job(self):
+        driver = Driver()
+        driver.step(on.RestoreRequested("x"))
+        assert driver.last == [out.RestoreFrom("x", None)]
+
+    def test_restore_waits_for_the_checkpoint_that_is_being_written(self):
+        driver = Driver().run()
+        driver.trigger()
+        driver.ack_all(1)
+        driver.step(on.TasksLeftRunning())
+        assert driver.step(on.RestoreRequested("x")) == []
+        driver.step(on.MetadataWritten(1))
+        driver.step(on.StoreAdded(1))
+        assert driver.one(out.RestoreFrom).checkpoint.id == 1
+        assert driver.coordinator.statistics().latest_restored.id == 1
+        driver.attempt += 1
+        driver.run()
+        assert driver.request() == 2
+
+    def test_a_later_request_replaces_an_open_one(self):
+        driver = Driver().run()
+        driver.trigger()
+        driver.ack_all(1)
+        driver.step(on.TasksLeftRunning())
+        driver.step(on.RestoreRequested("x"))
+        driver.step(on.RestoreRequested("y"))
+        driver.step(on.MetadataFailed(1, "no"))
+        assert driver.one(out.RestoreFrom) == out.RestoreFrom("y", None)
+
+    def a_savepoint(self):
+        driver = Driver().run()
+        driver.trigger(properties=SAVEPOINT)
+        driver.ack_all(1)
+        return driver.one(out.WriteMetadata).checkpoint
+
+    @pytest.mark.parametrize("mode", list(RestoreMode))
+    def test_start_from_a_savepoint(self, mode):
+        savepoint = self.a_savepoint()
+        driver = Driver()
+        driver.step(on.RestoreRequested("x", savepoint, mode))
+        assert driver.last == [out.AddToStore(savepoint, mode is RestoreMode.CLAIM)]
+        driver.step(on.StoreUnknown(1))
+        driver.step(on.StoreAdded(1))
+        assert driver.last == [out.RestoreFrom("x", savepoint)]
+        driver.run()
+        assert driver.request() == 2
+        trigger = driver.locate(2)
+        assert trigger.options.properties.full is (mode is RestoreMode.NO_CLAIM)
+        driver.ack_all(2)
+        driver.step(on.MetadataWritten(2))
+        driver.step(on.StoreAdded(2))
+        assert driver.one(out.RemoveFromStore).checkpoint_id == 1
+        driver.step(on.StoreRemoved(1))
+        assert bool(driver.of(out.DiscardCheckpoint)) is (mode is RestoreMode.CLAIM)
+
+    def test_a_savepoint_that_cannot_be_recorded(self):
+        driver = Driver()
+        driver.step(on.RestoreRequested("x", self.a_savepoint()))
+        driver.step(on.StoreFailed(1, "no"))
+        assert driver.last == [out.RestoreFailed("x", "no")]
+        assert driver.coordinator.state is CoordinatorState.CREATED
+
+    def test_recovered_checkpoints_beat_the_savepoint_and_move_the_counter(self):
+        driver = Driver().run()
+        driver.trigger()
+        driver.ack_all(1)
+        checkpoint = driver.one(out.WriteMetadata).checkpoint
+        recovered = Driver(recovered=[RetainedCheckpoint(checkpoint)])
+        recovered.step(on.RestoreRequested("x", self.a_savepoint()))
+        assert recovered.last == [out.RestoreFrom("x", checkpoint)]
+        recovered.run()
+        assert recovered.request() == 2
+
+
+class TestFinishedTasks:
+    @pytest.mark.row("147.1")
+    def test_running_tasks_behind_finished_ones_are_triggered(self):
+        driver = Driver().run()
+        for execution in driver.executions[:2]:
+            driver.step(on.SubtaskFinished(execution))
+        number = driver.request()
+        assert driver.locate(number).tasks == driver.executions[2:]
+        for execution in driver.executions[2:]:
+            driver.ack(number, execution)
+        metadata = driver.one(out.WriteMetadata).checkpoint
+        assert metadata.fully_finished_vertices == {"v-source"}
+        assert set(metadata.states) == {("v-sink", 0), ("v-sink", 1)}
+
+    def test_switched_off(self):
+        driver = Driver(checkpoints_after_tasks_finish=False).run()
+        driver.step(on.SubtaskFinished(driver.executions[0]))
+        driver.step(on.TriggerRequested("r", CheckpointProperties()))
+        assert driver.one(out.RequestFailed).reason is Reason.NOT_ALL_REQUIRED_TASKS_RUNNING
+
+    def test_a_task_that_ends_unacknowledged_aborts(self):
+        driver = Driver().run()
+        driver.trigger()
+        driver.ack(1, driver.executions[0])
+        assert driver.step(on.SubtaskFinished(driver.executions[0])) == []
+        driver.step(on.SubtaskFinished(driver.executions[1]))
+        assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_DECLINED_TASK_CLOSING
+        assert driver.of(out.FailJob) == []
+
+    def test_union_state_of_a_partly_finished_vertex_is_refused(self):
+        from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode, OperatorSubtaskState
+
+        union = SubtaskState(
+            {"source": OperatorSubtaskState(lists=(OperatorListState("u", OperatorStateMode.UNION, (1,)),))}
+        )
+        driver = Driver().run()
+        driver.step(on.SubtaskFinished(driver.executions[0]))
+        driver.trigger()
+        driver.ack(1, driver.executions[1], state=union)
+        driver.ack(1, driver.executions[2])
+        driver.ack(1, driver.executions[3])
+        assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_DECLINED_TASK_CLOSING
+        driver.step(on.CleanupDone(1))
+        driver = Driver().run()
+        driver.trigger()
+        driver.ack(1, driver.executions[0], state=union, finished_operators=True)
+        for execution in driver.executions[1:]:
+            driver.ack(1, execution)
+        assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_DECLINED_TASK_CLOSING
+
+    def test_finished_on_restore_stays_finished(self):
+        driver = Driver().run(finished_on_restore=frozenset({"v-source"}))
+        driver.trigger()
+        driver.ack_all(1)
+        assert driver.one(out.WriteMetadata).checkpoint.fully_finished_vertices == {"v-source"}
+
+    @pytest.mark.row("147.4")
+    def test_at_the_end_of_data_a_checkpoint_is_triggered_at_once_and_only_once(self):
+        driver = Driver().run()
+        for execution in driver.executions[:-1]:
+            assert driver.step(on.EndOfDataReached(execution)) == []
+        driver.step(on.EndOfDataReached(driver.executions[-1]))
+        number = driver.one(out.InitializeLocation).checkpoint_id
+        driver.locate(number)
+        driver.ack_all(number)
+        driver.publish(number)
+        for execution in driver.executions:
+            assert driver.step(on.SubtaskFinished(execution)) == []
+
+    @pytest.mark.row("147.4")
+    def test_a_last_checkpoint_that_fails_is_tried_again_when_no_period_is_set(self):
+        driver = Driver(tolerable_failures=1).run()
+        for execution in driver.executions:
+            driver.step(on.EndOfDataReached(execution))
+        driver.locate(1)
+        driver.step(on.Declined(1, driver.executions[0], Reason.CHECKPOINT_ASYNC_EXCEPTION))
+        driver.fire(driver.timer(on.TimerKind.FINAL_CHECKPOINT))
+        assert driver.one(out.InitializeLocation).checkpoint_id == 2
+
+
+class TestConcurrency:
+    def test_older_ones_are_published_first_and_ids_rise(self):
+        driver = Driver(max_concurrent=3).run()
+        for number in (1, 2, 3):
+            driver.trigger(str(number))
+        driver.ack_all(3)
+        driver.ack_all(1)
+        driver.ack_all(2)
+        driver.publish(3)
+        reasons = {effect.request_id: effect.reason for effect in driver.of(out.RequestFailed)}
+        assert reasons == dict.fromkeys(["1", "2"], Reason.CHECKPOINT_SUBSUMED)
+        assert driver.coordinator.latest_checkpoint.id == 3
+
+    def test_max_concurrent(self):
+        driver = Driver(max_concurrent=2).run()
+        driver.trigger()
+        driver.trigger()
+        assert driver.step(on.TriggerRequested("third", CheckpointProperties())) == []
+
+    def test_one_trigger_cycle_at_a_time(self):
+        driver = Driver(max_concurrent=2).run()
+        driver.request("first")
+        assert driver.step(on.TriggerRequested("second", CheckpointProperties())) == []
+        driver.locate(1)
+        assert driver.one(out.InitializeLocation).checkpoint_id == 2
+
+
+def test_shutdown_waits_for_the_write_in_flight():
+    driver = Driver().run()
+    driver.trigger()
+    driver.ack_all(1)
+    driver.step(on.Shutdown("CANCELED"))
+    assert driver.of(out.ShutdownComplete) == []
+    assert driver.coordinator.state is CoordinatorState.CLOSING
+    driver.step(on.MetadataWritten(1))
+    driver.step(on.StoreAdded(1))
+    driver.step(on.StoreRemoved(1))
+    driver.step(on.CleanupDone(1))
+    assert driver.of(out.ShutdownComplete)
+
+
+def test_progress_is_shown():
+    driver = Driver().run()
+    driver.trigger()
+    driver.step(on.ProgressReported(1, driver.executions[0], on.CheckpointMetrics(checkpointed_size=7)))
+    driver.ack(1, driver.executions[1], metrics=on.CheckpointMetrics(sync_duration=3))
+    stats = driver.coordinator.statistics().checkpoint(1)
+    first, second = stats.vertices["v-source"].subtasks
+    assert (first.aborted, first.checkpointed_size) == (True, 7)
+    assert (second.completed, second.sync_duration, stats.num_acknowledged_subtasks) == (True, 3, 1)
+    assert stats.deadline_timestamp == stats.trigger_timestamp + 600_000

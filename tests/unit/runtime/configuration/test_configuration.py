@@ -1,0 +1,190 @@
+"""The configuration itself: typed reading, older keys, merging, and the checks before anything acts on it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ckpt_runtime.configuration
+from ckpt_runtime.configuration import (
+    INTERNAL_PREFIX,
+    JOB_CHECKPOINT_OVERRIDES,
+    OPTIONS,
+    CheckpointingOptions,
+    Configuration,
+    InvalidConfigurationError,
+    InvalidOptionError,
+    OptionScope,
+    PipelineOptions,
+    RestOptions,
+    StateOptions,
+    UnknownOptionError,
+    find_problems,
+    validate,
+)
+from ckpt_runtime.configuration.docs import render
+
+REPOSITORY = Path(__file__).parents[4]
+INTERVAL = CheckpointingOptions.INTERVAL
+
+
+def test_a_value_is_read_with_its_type_and_a_missing_one_is_the_default() -> None:
+    configuration = Configuration({INTERVAL.key: "10 s"})
+    assert configuration.get(INTERVAL) == 10_000
+    assert configuration.get(CheckpointingOptions.TIMEOUT) == 600_000
+    assert configuration.get(CheckpointingOptions.SAVEPOINT_DIRECTORY) is None
+    assert INTERVAL in configuration
+    assert INTERVAL.key in configuration
+    assert CheckpointingOptions.TIMEOUT not in configuration
+
+
+def test_texts_are_kept_as_they_were_given() -> None:
+    assert Configuration({INTERVAL.key: "10000ms"}).to_dict() == {INTERVAL.key: "10000ms"}
+
+
+def test_an_older_key_is_kept_under_the_present_one_which_wins() -> None:
+    assert Configuration({"state.backend": "rocksdb"}).to_dict() == {"state.backend.type": "rocksdb"}
+    both = {"state.backend": "rocksdb", "state.backend.type": "hashmap"}
+    assert Configuration(both)["state.backend"] == "hashmap"
+    assert Configuration(dict(reversed(both.items())))["state.backend"] == "hashmap"
+
+
+def test_later_layers_win_whatever_spelling_they_use() -> None:
+    lower = Configuration({StateOptions.BACKEND_TYPE.key: "hashmap", "user.key": "1"})
+    upper = Configuration({"state.backend": "rocksdb"})
+    assert Configuration.merge(lower, upper).to_dict() == {"state.backend.type": "rocksdb", "user.key": "1"}
+
+
+def test_changes_make_copies() -> None:
+    first = Configuration({INTERVAL.key: "1 s", "user.key": "x"})
+    second = first.with_values({INTERVAL.key: None, "user.other": "y"})
+    assert first.to_dict() == {INTERVAL.key: "1 s", "user.key": "x"}
+    assert second.to_dict() == {"user.key": "x", "user.other": "y"}
+    assert first.with_option(INTERVAL, 90_000)[INTERVAL.key] == "90 s"
+    assert hash(first) == hash(Configuration(first))
+    assert first == Configuration(first)
+
+
+def test_numbers_and_truth_values_become_texts_and_nothing_else_does() -> None:
+    configuration = Configuration.from_values({INTERVAL.key: 1000, "execution.checkpointing.incremental": True})
+    assert configuration.get(INTERVAL) == 1_000
+    assert configuration.get(CheckpointingOptions.INCREMENTAL) is True
+    for value in (None, [], {}):
+        with pytest.raises(InvalidOptionError, match="a text, a number, true or false"):
+            Configuration.from_values({"a": value})
+
+
+def test_keys_and_values_have_to_be_texts() -> None:
+    for values in ({"": "x"}, {1: "x"}, {"a": 1}):
+        with pytest.raises(InvalidOptionError):
+            Configuration(values)  # type: ignore[arg-type]
+
+
+def test_properties_of_a_command_line() -> None:
+    configuration = Configuration.from_properties(["a=b=c", " execution.checkpointing.interval = 5 s ", "a=d"])
+    assert configuration.to_dict() == {"a": "d", INTERVAL.key: "5 s"}
+    for item in ("novalue", "=x"):
+        with pytest.raises(InvalidOptionError, match="key=value"):
+            Configuration.from_properties([item])
+
+
+def test_secrets_are_not_shown() -> None:
+    configuration = Configuration({RestOptions.TOKEN.key: "hush"})
+    assert "hush" not in repr(configuration)
+    assert configuration.displayed() == {"rest.token": "******"}
+    assert configuration.get(RestOptions.TOKEN) == "hush"
+    problems = find_problems(configuration, OptionScope.JOB)
+    assert len(problems) == 1
+    assert "hush" not in str(problems[0])
+
+
+def test_a_misspelt_key_is_refused_with_the_nearest_ones() -> None:
+    with pytest.raises(InvalidConfigurationError) as caught:
+        validate(Configuration({"execution.checkpointing.intervall": "10 s"}), OptionScope.JOB)
+    (problem,) = caught.value.problems
+    assert isinstance(problem, UnknownOptionError)
+    assert problem.suggestions[0] == INTERVAL.key
+    assert f"did you mean {INTERVAL.key}" in str(caught.value)
+
+
+def test_keys_with_other_prefixes_belong_to_the_user() -> None:
+    validate(Configuration({"acme.threshold": "x", "spark.executor.memory": "1g"}), OptionScope.JOB)
+
+
+def test_all_problems_are_told_at_once() -> None:
+    configuration = Configuration({INTERVAL.key: "x", "state.typo": "1", "parallelism.default": "0"})
+    assert [problem.key for problem in find_problems(configuration, OptionScope.JOB)] == [
+        INTERVAL.key,
+        "state.typo",
+        "parallelism.default",
+    ]
+
+
+def test_cluster_options_and_internal_keys_have_no_place_in_a_job() -> None:
+    for key, value in (("rest.port", "1"), (JOB_CHECKPOINT_OVERRIDES, "{}")):
+        (problem,) = find_problems(Configuration({key: value}), OptionScope.JOB)
+        assert problem.key == key
+    assert find_problems(Configuration({"rest.port": "1"}), OptionScope.CLUSTER) == ()
+    assert Configuration({JOB_CHECKPOINT_OVERRIDES: "{}", "a": "b"}).without(INTERNAL_PREFIX).to_dict() == {"a": "b"}
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"heartbeat.timeout": "1 s"}, "heartbeat.timeout"),
+        ({"pipeline.max-parallelism": "0"}, "pipeline.max-parallelism"),
+        ({"pipeline.max-parallelism": "4", "parallelism.default": "5"}, "parallelism.default"),
+        (
+            {"execution.checkpointing.mode": "AT_LEAST_ONCE", "execution.checkpointing.unaligned": "true"},
+            "execution.checkpointing.unaligned.enabled",
+        ),
+        (
+            {"restart-strategy.exponential-delay.initial-backoff": "2 min"},
+            "restart-strategy.exponential-delay.initial-backoff",
+        ),
+        (
+            {"high-availability.leader-election.lease-duration": "1 s"},
+            "high-availability.leader-election.lease-duration",
+        ),
+    ],
+)
+def test_options_that_clash_are_refused(values: dict[str, str], key: str) -> None:
+    (problem,) = find_problems(Configuration(values), OptionScope.CLUSTER)
+    assert problem.key == key
+
+
+def test_every_option_is_well_formed() -> None:
+    keys = [key for option in OPTIONS.values() for key in (option.key, *option.fallback_keys)]
+    assert len(keys) == len(set(keys))
+    for option in OPTIONS.values():
+        assert option.description.endswith(".")
+        if option.default_text is not None:
+            assert option.parse(option.default_text) == option.default, option.key
+    assert find_problems(Configuration({}), OptionScope.CLUSTER) == ()
+    assert OPTIONS["parallelism.default"] is PipelineOptions.PARALLELISM
+
+
+def test_the_reference_of_options_is_up_to_date() -> None:
+    page = REPOSITORY / "docs" / "options.md"
+    assert page.read_text() == render(), "run: python -m ckpt_runtime.configuration.docs > docs/options.md"
+
+
+def test_the_page_is_printed_by_the_module() -> None:
+    command = [sys.executable, "-m", "ckpt_runtime.configuration.docs"]
+    runtime = str(REPOSITORY / "runtime")
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, env={"PYTHONPATH": runtime})
+    assert printed.stdout == render()
+
+
+def test_the_room_needs_the_standard_library_only_and_no_clock() -> None:
+    allowed = {"__future__", "ckpt_runtime", "collections", "dataclasses", "difflib", "enum", "math", "re", "typing"}
+    for file in Path(ckpt_runtime.configuration.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            assert {name.split(".")[0] for name in names} <= allowed, file

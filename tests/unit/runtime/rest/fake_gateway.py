@@ -1,0 +1,388 @@
+"""A dispatcher in memory for REST, client and CLI tests: real states, real statistics, a clock that tests move.
+
+Operations finish after a number of polls, so that tests see them in progress without waiting.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+
+from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot, CheckpointType, SubtaskStats
+from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning, vertex_id_of
+from ckpt_runtime.jobmaster import gateway as g
+from ckpt_runtime.jobmaster.gateway import CheckpointConfigPatch, EffectiveCheckpointConfig, ExecutionState, JobStatus
+
+START_MS = 1_795_197_699_641
+VERTICES = tuple(vertex_id_of(uid) for uid in ("src", "count", "sink"))
+PARALLELISM = 2
+
+
+def graph_of(name: str) -> JobGraph:
+    kinds = (("src", "Source: src", "source"), ("count", "count", "aggregate"), ("sink", "sink: Writer", "sink"))
+    vertices = tuple(
+        JobVertex(vertex_id_of(uid), (OperatorNode(uid, label, kind),), PARALLELISM) for uid, label, kind in kinds
+    )
+    edges = (
+        JobEdge(vertices[0].id, vertices[1].id, Partitioning.HASH, ("word",)),
+        JobEdge(vertices[1].id, vertices[2].id, Partitioning.REBALANCE),
+    )
+    return JobGraph(name, vertices, edges)
+
+
+@dataclass
+class Operation:
+    kind: g.OperationKind
+    job_id: str | None
+    polls_left: int
+    run: object
+    status: g.OperationStatus = g.OperationStatus(completed=False)
+
+
+@dataclass
+class FakeJob:
+    job_id: str
+    request: g.RunRequest
+    graph: JobGraph
+    status: JobStatus
+    timestamps: dict[JobStatus, int]
+    submitted: EffectiveCheckpointConfig
+    overrides: CheckpointConfigPatch = field(default_factory=CheckpointConfigPatch)
+    tracker: CheckpointStatsTracker = field(default_factory=CheckpointStatsTracker)
+    exceptions: list[g.ExceptionEntry] = field(default_factory=list)
+    next_checkpoint: int = 1
+    savepoint_directory: str | None = None
+    update_in_progress: bool = False
+
+
+def submitted_config(configuration: Mapping[str, str]) -> EffectiveCheckpointConfig:
+    return EffectiveCheckpointConfig(
+        exactly_once=True,
+        interval_ms=2000,
+        timeout_ms=600_000,
+        min_pause_ms=0,
+        max_concurrent=1,
+        tolerable_failed_checkpoints=0,
+        unaligned=False,
+        aligned_timeout_ms=0,
+        max_inflight_data_bytes=None,
+        externalized=True,
+        delete_on_cancellation=False,
+        state_backend="hashmap",
+        checkpoint_storage="filesystem",
+    )
+
+
+class FakeGateway:
+    """Implements the protocol in memory. ``polls_until_done`` answers are IN_PROGRESS before each operation ends."""
+
+    def __init__(self, *, polls_until_done: int = 1) -> None:
+        self.now = START_MS
+        self.polls_until_done = polls_until_done
+        self.jobs: dict[str, FakeJob] = {}
+        self.pipelines: dict[str, g.StoredPipeline] = {}
+        self.contents: dict[str, bytes] = {}
+        self.operations: dict[str, Operation] = {}
+        self.disposed: list[str] = []
+        self.shut_down = False
+        self.savepoint_failure: g.FailureCause | None = None
+        self.triggered: Counter[str] = Counter()
+        self.ready = True
+
+    def _check(self) -> None:
+        if not self.ready:
+            raise g.NotReady("this driver is starting")
+
+    def _job(self, job_id: str) -> FakeJob:
+        self._check()
+        if job_id not in self.jobs:
+            raise g.JobNotFound(job_id)
+        return self.jobs[job_id]
+
+    def move(self, job_id: str, status: JobStatus) -> None:
+        self.now += 10
+        job = self.jobs[job_id]
+        job.status = status
+        job.timestamps[status] = self.now
+
+    def add_job(self, job_id: str = "fa461ac280c9aa36bde4a060aa97618c", name: str = "contract-job") -> FakeJob:
+        request = g.RunRequest("pipeline", job_id=job_id)
+        timestamps = {JobStatus.INITIALIZING: self.now, JobStatus.CREATED: self.now + 1}
+        job = FakeJob(job_id, request, graph_of(name), JobStatus.CREATED, timestamps, submitted_config({}))
+        self.jobs[job_id] = job
+        self.move(job_id, JobStatus.RUNNING)
+        return job
+
+    def complete_checkpoint(
+        self, job: FakeJob, kind: CheckpointType = CheckpointType.CHECKPOINT, savepoint_format: str | None = None
+    ) -> tuple[int, str]:
+        checkpoint_id = self.start_checkpoint(job, kind, savepoint_format)
+        for vertex in VERTICES:
+            for index in range(PARALLELISM):
+                self.now += 1
+                stats = SubtaskStats(
+                    index, self.now, 100, 100, 1, 2, processed_data=5, alignment_duration=3, start_delay=1
+                )
+                job.tracker.report_subtask(checkpoint_id, vertex, stats)
+        name = (
+            f"chk-{checkpoint_id}" if savepoint_format is None else f"savepoint-{job.job_id[:6]}-{checkpoint_id:012x}"
+        )
+        path = f"file:/data/{name}"
+        job.tracker.report_completed(checkpoint_id, path)
+        return checkpoint_id, path
+
+    def start_checkpoint(
+        self, job: FakeJob, kind: CheckpointType = CheckpointType.CHECKPOINT, savepoint_format: str | None = None
+    ) -> int:
+        checkpoint_id = job.next_checkpoint
+        job.next_checkpoint += 1
+        job.tracker.report_pending(
+            checkpoint_id, self.now, kind, savepoint_format, dict.fromkeys(VERTICES, PARALLELISM), self.now + 600_000
+        )
+        return checkpoint_id
+
+    # cluster
+
+    async def cluster_overview(self) -> g.ClusterOverview:
+        self._check()
+        return g.ClusterOverview(8, 6, 4, Counter(job.status for job in self.jobs.values()))
+
+    async def dashboard_config(self) -> g.DashboardConfig:
+        return g.DashboardConfig(3000, "Coordinated Universal Time", 0, "2.3.0", "c0f8d1a")
+
+    async def cluster_configuration(self) -> Mapping[str, str]:
+        return {"rest.port": "0"}
+
+    async def shutdown_cluster(self) -> None:
+        self.shut_down = True
+
+    # pipelines
+
+    async def store_pipeline(self, filename: str, content: AsyncIterator[bytes]) -> g.StoredPipeline:
+        data = b"".join([chunk async for chunk in content])
+        stored = g.StoredPipeline(hashlib.sha256(data).hexdigest()[:32] + "_p", filename, self.now, ("job:main",))
+        self.pipelines[stored.id] = stored
+        self.contents[stored.id] = data
+        return stored
+
+    async def list_pipelines(self) -> tuple[g.StoredPipeline, ...]:
+        return tuple(self.pipelines.values())
+
+    async def delete_pipeline(self, pipeline_id: str) -> None:
+        if self.pipelines.pop(pipeline_id, None) is None:
+            raise g.PipelineNotFound(pipeline_id)
+
+    async def run_pipeline(self, request: g.RunRequest) -> str:
+        self._check()
+        if request.pipeline_id not in self.pipelines:
+            raise g.PipelineNotFound(request.pipeline_id)
+        job_id = request.job_id or f"{len(self.jobs) + 1:032x}"
+        if job_id in self.jobs:
+            if self.jobs[job_id].request == request:
+                return job_id
+            raise g.JobAlreadyExists(job_id)
+        if request.savepoint_path is not None and "nope" in request.savepoint_path:
+            raise g.SubmissionFailed(f"Cannot find checkpoint or savepoint directory '{request.savepoint_path}'.")
+        for key in request.configuration:
+            if key == "bad.option":
+                raise g.InvalidRequest(key, request.configuration[key], "no such option")
+        self.add_job(job_id, self.pipelines[request.pipeline_id].name).request = request
+        return job_id
+
+    # jobs
+
+    def _overview(self, job: FakeJob) -> g.JobOverview:
+        state = ExecutionState.RUNNING if job.status is JobStatus.RUNNING else ExecutionState.CANCELED
+        end = job.timestamps[job.status] if job.status.is_terminal else g.NOT_YET
+        tasks = {state: PARALLELISM * len(VERTICES)}
+        return g.JobOverview(job.job_id, job.graph.name, job.status, START_MS, end, self.now, tasks)
+
+    async def list_jobs(self) -> tuple[g.JobOverview, ...]:
+        self._check()
+        return tuple(self._overview(job) for job in reversed(self.jobs.values()))
+
+    async def job_status(self, job_id: str) -> JobStatus:
+        return self._job(job_id).status
+
+    async def job_details(self, job_id: str) -> g.JobDetails:
+        job = self._job(job_id)
+        overview = self._overview(job)
+        state = next(iter(overview.tasks_by_state))
+        io = g.IoMetrics(446_375, 411_510, 15_371, 15_371, 0, 15_139, 389.0, complete=True)
+        steps = ("CREATED", "SCHEDULED", "DEPLOYING", "INITIALIZING", state)
+        times = {ExecutionState(step): START_MS + number for number, step in enumerate(steps, start=1)}
+        subtasks = tuple(
+            g.SubtaskDetails(
+                index, 0, state, "localhost:37401", "agent-0", START_MS + 5, overview.end_time_ms, times, io
+            )
+            for index in range(PARALLELISM)
+        )
+        vertices = tuple(
+            g.VertexDetails(
+                vertex.id, vertex.name, PARALLELISM, 128, state, START_MS + 5, overview.end_time_ms, subtasks
+            )
+            for vertex in job.graph.vertices
+        )
+        return g.JobDetails(overview, job.timestamps, vertices, job.graph)
+
+    async def job_config(self, job_id: str) -> g.JobConfigInfo:
+        job = self._job(job_id)
+        return g.JobConfigInfo(job_id, job.graph.name, "fixed-delay", PARALLELISM, job.request.configuration)
+
+    async def job_metrics(self, job_id: str) -> Mapping[str, str]:
+        completed = self._job(job_id).tracker.snapshot().counts.completed
+        path = "file:/data/chk-1"
+        return {
+            "numberOfCompletedCheckpoints": str(completed), "uptime": "18652", "lastCheckpointExternalPath": path
+        }  # fmt: skip
+
+    def _vertex(self, job_id: str, vertex_id: str) -> None:
+        self._job(job_id)
+        if vertex_id not in VERTICES:
+            raise g.VertexNotFound(vertex_id)
+
+    async def vertex_metrics(self, job_id: str, vertex_id: str) -> Mapping[int, Mapping[str, float]]:
+        self._vertex(job_id, vertex_id)
+        return {0: {"numRecordsIn": 16_012, "busyTimeMsPerSecond": 32.5}, 1: {"numRecordsIn": 15_371}}
+
+    async def vertex_backpressure(self, job_id: str, vertex_id: str) -> g.VertexPressure:
+        self._vertex(job_id, vertex_id)
+        return g.VertexPressure(self.now, (g.SubtaskPressure(0, 0, 0.7, 0.1, 0.2), g.SubtaskPressure(1, 0, 0.0, 1, 0)))
+
+    async def exception_history(self, job_id: str, max_entries: int) -> g.ExceptionHistory:
+        entries = self._job(job_id).exceptions
+        return g.ExceptionHistory(tuple(entries[:max_entries]), len(entries) > max_entries)
+
+    async def execution_result(self, job_id: str) -> g.ExecutionResult:
+        job = self._job(job_id)
+        ended = job.status.is_terminal
+        end = job.timestamps[job.status] if ended else g.NOT_YET
+        failure = job.exceptions[0].failure if job.status is JobStatus.FAILED else None
+        return g.ExecutionResult(job_id, job.graph.name, job.status if ended else None, START_MS, end, failure)
+
+    async def cancel_job(self, job_id: str) -> None:
+        job = self._job(job_id)
+        if job.status is JobStatus.CANCELED:
+            return
+        if job.status.is_terminal:
+            raise g.JobTerminated(job_id, job.status)
+        self.move(job_id, JobStatus.CANCELED)
+
+    # checkpoints
+
+    async def checkpoint_statistics(self, job_id: str) -> CheckpointStatsSnapshot:
+        return self._job(job_id).tracker.snapshot()
+
+    async def checkpoint_config(self, job_id: str) -> EffectiveCheckpointConfig:
+        job = self._job(job_id)
+        patch = {f.name: getattr(job.overrides, f.name) for f in fields(job.overrides)}
+        given = {name: value for name, value in patch.items() if value is not None}
+        return replace(job.submitted, **given, overrides=tuple(given))
+
+    def _updatable(self, job_id: str) -> FakeJob:
+        job = self._job(job_id)
+        if job.status.is_terminal:
+            raise g.JobTerminated(job_id, job.status)
+        if job.update_in_progress:
+            raise g.UpdateInProgress(job_id)
+        return job
+
+    async def patch_checkpoint_config(self, job_id: str, patch: CheckpointConfigPatch) -> EffectiveCheckpointConfig:
+        job = self._updatable(job_id)
+        given = {f.name: getattr(patch, f.name) for f in fields(patch) if getattr(patch, f.name) is not None}
+        job.overrides = replace(job.overrides, **given)
+        return await self.checkpoint_config(job_id)
+
+    async def delete_checkpoint_config_overrides(self, job_id: str) -> EffectiveCheckpointConfig:
+        self._updatable(job_id).overrides = CheckpointConfigPatch()
+        return await self.checkpoint_config(job_id)
+
+    # operations
+
+    async def default_savepoint_directory(self, job_id: str) -> str | None:
+        return self._job(job_id).savepoint_directory
+
+    def _start(self, kind: g.OperationKind, job_id: str | None, trigger_id: str | None, run: object) -> str:
+        chosen = trigger_id or f"{len(self.operations) + 1:032x}"
+        if chosen in self.operations:
+            return chosen
+        if job_id is not None and self._job(job_id).status.is_terminal:
+            raise g.JobTerminated(job_id, self.jobs[job_id].status)
+        self.triggered[kind.value] += 1
+        self.operations[chosen] = Operation(kind, job_id, self.polls_until_done, run)
+        return chosen
+
+    async def trigger_checkpoint(self, job_id: str, kind: g.CheckpointKind, trigger_id: str | None) -> str:
+        job = self._job(job_id)
+
+        def run() -> g.OperationStatus:
+            if self.savepoint_failure is not None:
+                return g.OperationStatus(True, failure=self.savepoint_failure)
+            return g.OperationStatus(True, checkpoint_id=self.complete_checkpoint(job)[0])
+
+        return self._start(g.OperationKind.CHECKPOINT, job_id, trigger_id, run)
+
+    def _savepoint(
+        self, job_id: str, kind: CheckpointType, savepoint_format: g.SavepointFormat, then: JobStatus | None
+    ) -> g.OperationStatus:
+        if self.savepoint_failure is not None:
+            return g.OperationStatus(True, failure=self.savepoint_failure)
+        _, path = self.complete_checkpoint(self.jobs[job_id], kind, savepoint_format.value)
+        if then is not None:
+            self.move(job_id, then)
+        return g.OperationStatus(True, location=path)
+
+    async def trigger_savepoint(
+        self,
+        job_id: str,
+        directory: str,
+        savepoint_format: g.SavepointFormat,
+        cancel_job: bool,
+        trigger_id: str | None,
+    ) -> str:
+        self._job(job_id)
+        then = JobStatus.CANCELED if cancel_job else None
+        return self._start(
+            g.OperationKind.SAVEPOINT,
+            job_id,
+            trigger_id,
+            lambda: self._savepoint(job_id, CheckpointType.SAVEPOINT, savepoint_format, then),
+        )
+
+    async def stop_with_savepoint(
+        self, job_id: str, directory: str, savepoint_format: g.SavepointFormat, drain: bool, trigger_id: str | None
+    ) -> str:
+        self._job(job_id)
+        return self._start(
+            g.OperationKind.SAVEPOINT,
+            job_id,
+            trigger_id,
+            lambda: self._savepoint(job_id, CheckpointType.SYNC_SAVEPOINT, savepoint_format, JobStatus.FINISHED),
+        )
+
+    async def dispose_savepoint(self, path: str, trigger_id: str | None) -> str:
+        def run() -> g.OperationStatus:
+            if path in self.disposed:
+                cause = g.FailureCause("ckpt.StorageError", f"Could not dispose savepoint {path}.", "ckpt: gone")
+                return g.OperationStatus(True, failure=cause)
+            self.disposed.append(path)
+            return g.OperationStatus(True)
+
+        return self._start(g.OperationKind.SAVEPOINT_DISPOSAL, None, trigger_id, run)
+
+    async def operation_status(self, kind: g.OperationKind, trigger_id: str, job_id: str | None) -> g.OperationStatus:
+        self._check()
+        operation = self.operations.get(trigger_id)
+        if operation is None or operation.kind is not kind or operation.job_id != job_id:
+            raise g.OperationNotFound(kind, trigger_id, job_id)
+        if operation.status.completed:
+            return operation.status
+        if operation.polls_left > 0:
+            operation.polls_left -= 1
+            return operation.status
+        assert callable(operation.run)
+        operation.status = operation.run()
+        return operation.status

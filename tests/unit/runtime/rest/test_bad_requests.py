@@ -1,0 +1,166 @@
+"""Bad paths, ids, parameters and bodies: always 4xx in Flink's error shape, never a change, never a 5xx."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.runtime.rest.conftest import JOB, Send, send_to
+from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway
+
+BAD_IDS = [
+    "x", JOB[:-1], JOB + "0", JOB[:-1] + "g", JOB[:-1] + "%00", JOB[:-1] + "%0a", JOB + "%0a", "%252f" * 8,
+    "٠" * 32, "%ff" * 32, "-" + JOB[1:], "0x" + JOB[2:], "..", "%2e%2e", "a" * 5000, "%",
+]  # fmt: skip
+JOB_PATHS = [
+    ("GET", ""), ("PATCH", ""), ("GET", "/status"), ("GET", "/plan"), ("GET", "/config"), ("GET", "/metrics"),
+    ("GET", "/exceptions"), ("GET", "/execution-result"), ("GET", "/accumulators"), ("GET", "/jobmanager/config"),
+    ("GET", "/checkpoints"), ("GET", "/checkpoints/config"), ("GET", "/checkpoints/configuration"),
+    ("PATCH", "/checkpoints/configuration"), ("DELETE", "/checkpoints/configuration"), ("POST", "/checkpoints"),
+    ("POST", "/savepoints"), ("POST", "/stop"), ("GET", f"/vertices/{VERTICES[0]}"),
+    ("GET", f"/vertices/{VERTICES[0]}/metrics"), ("GET", f"/vertices/{VERTICES[0]}/subtasks/metrics"),
+    ("GET", f"/vertices/{VERTICES[0]}/backpressure"), ("GET", f"/vertices/{VERTICES[0]}/subtasktimes"),
+    ("GET", f"/checkpoints/{'a' * 32}"), ("GET", f"/savepoints/{'a' * 32}"), ("GET", "/checkpoints/details/1"),
+]  # fmt: skip
+DIRECTORIES: list[Any] = [
+    17, True, [], {}, "", "  ", "relative/dir", "file:///a/../../etc", "/a/..", "..", "a\nb", "/a\x00b",
+    "/" + "x" * 5000, "s3:\\..\\x",
+]  # fmt: skip
+
+
+def assert_4xx(response: Any, status: int | None = None) -> None:
+    assert 400 <= response.status_code < 500, response.text
+    assert status is None or response.status_code == status, response.text
+    assert list(response.json()) == ["errors"]
+    assert all(isinstance(line, str) and "Traceback" not in line for line in response.json()["errors"])
+
+
+@pytest.mark.parametrize("bad", BAD_IDS)
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+def test_malformed_job_ids(send: Send, bad: str, prefix: str) -> None:
+    for method, rest in [("GET", ""), ("GET", "/status"), ("POST", "/stop"), ("PATCH", "/checkpoints/configuration")]:
+        assert_4xx(send(method, f"{prefix}/jobs/{bad}{rest}", **({"content": b"{}"} if method != "GET" else {})))
+
+
+@pytest.mark.parametrize(("method", "rest"), JOB_PATHS)
+def test_unknown_jobs_are_404_everywhere(send: Send, gateway: FakeGateway, method: str, rest: str) -> None:
+    body = {"target-directory": "/s"} if method == "POST" else {"checkpointInterval": 1} if method == "PATCH" else None
+    arguments = {} if body is None else {"json": body}
+    assert_4xx(send(method, f"/jobs/{'0' * 32}{rest}", **arguments), 404)
+    assert not gateway.operations
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/"), ("GET", ""), ("GET", "/nosuch"), ("GET", "/v1"), ("GET", "/v1/"), ("GET", "/v1/v1/overview"),
+        ("GET", "/jobs/"), ("POST", "/overview"), ("HEAD", "/overview"), ("OPTIONS", "/jobs"), ("BREW", "/jobs"),
+        ("PUT", f"/jobs/{JOB}/config"), ("DELETE", f"/jobs/{JOB}"), ("GET", "/jars/upload/../../etc/passwd"),
+        ("GET", "/docs"), ("GET", f"/jobs/{JOB}/yarn-cancel"), ("GET", "/jobs/%2e%2e/overview"),
+    ],
+)  # fmt: skip
+def test_unknown_paths_and_methods_are_404(send: Send, method: str, path: str) -> None:
+    response = send(method, path)
+    if method == "HEAD":
+        assert response.status_code == 404
+        return
+    assert response.status_code in (400, 404)
+    if response.status_code == 404:
+        assert response.json()["errors"][0].startswith("Not found: /")
+
+
+def test_the_message_repeats_the_path_as_it_was_sent(send: Send) -> None:
+    assert send("GET", "/v1/nosuch").json() == {"errors": ["Not found: /v1/nosuch"]}
+
+
+@pytest.mark.parametrize("path", ["savepoints", "stop"])
+@pytest.mark.parametrize("value", DIRECTORIES, ids=lambda value: repr(value)[:30])
+def test_bad_directories(send: Send, gateway: FakeGateway, path: str, value: Any) -> None:
+    field = "target-directory" if path == "savepoints" else "targetDirectory"
+    assert_4xx(send("POST", f"/jobs/{JOB}/{path}", json={field: value}), 400)
+    assert not gateway.operations
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"formatType": "x"}, {"type": "x"}, {"formatType": 1}, {"cancel-job": "true"}, {"cancel-job": 1},
+        {"triggerId": "short"}, {"triggerId": "g" * 32}, {"triggerId": 5}, {"triggerId": JOB + "\n"},
+        {"formatType": "NATIVE", "type": "canonical"}, {"targetDirectory": "/other"}, {"formatType": "ﬁ"},
+    ],
+)  # fmt: skip
+def test_bad_savepoint_fields(send: Send, gateway: FakeGateway, body: dict[str, Any]) -> None:
+    assert_4xx(send("POST", f"/jobs/{JOB}/savepoints", json={"target-directory": "/s", **body}), 400)
+    assert not gateway.operations
+
+
+def test_incremental_checkpoints_cannot_be_asked_for(send: Send) -> None:
+    response = send("POST", f"/jobs/{JOB}/checkpoints", json={"checkpointType": "INCREMENTAL"})
+    assert_4xx(response, 400)
+
+
+@pytest.mark.parametrize("value", ["abc", "-1", "1e3", "1.0", "9" * 20, "%31%00", "١"])
+def test_bad_checkpoint_ids(send: Send, value: str) -> None:
+    assert_4xx(send("GET", f"/jobs/{JOB}/checkpoints/details/{value}"), 400)
+
+
+def test_a_huge_checkpoint_id_is_only_unknown(send: Send) -> None:
+    assert_4xx(send("GET", f"/jobs/{JOB}/checkpoints/details/{2**63 + 1}"), 404)
+
+
+@pytest.mark.parametrize("query", ["maxExceptions=0", "maxExceptions=x", "maxExceptions=1e3", "maxExceptions=99999999"])
+def test_bad_query_parameters(send: Send, query: str) -> None:
+    assert_4xx(send("GET", f"/jobs/{JOB}/exceptions?{query}"), 400)
+    assert_4xx(send("GET", f"/jobs/{JOB}/vertices/{VERTICES[0]}/subtasks/metrics?get=a&agg=median"), 400)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"entryClass": "no-colon"}, {"entryClass": "os:system('x')"}, {"entryClass": "../x:main"}, {"parallelism": 0},
+        {"parallelism": "2"}, {"parallelism": 32769}, {"parallelism": True}, {"programArgsList": "a b"},
+        {"programArgsList": [1]}, {"programArgs": "a b"}, {"flinkConfiguration": []}, {"flinkConfiguration": {"a": []}},
+        {"savepointPath": "relative"}, {"claimMode": "LEGACY"}, {"restoreMode": "x"}, {"jobId": "x"},
+        {"allowNonRestoredState": "yes"}, {"savepointPath": "file:///nope"},
+        {"flinkConfiguration": {"bad.option": "1"}},
+    ],
+)  # fmt: skip
+def test_bad_run_requests(send: Send, gateway: FakeGateway, body: dict[str, Any]) -> None:
+    stored = send("POST", "/jars/upload", files={"jarfile": ("a.py", b"x")}).json()["filename"].split("/")[-1]
+    assert_4xx(send("POST", f"/jars/{stored}/run", json=body), 400)
+    assert list(gateway.jobs) == [JOB]
+
+
+def test_run_parameters_in_the_query_are_refused_not_ignored(send: Send, gateway: FakeGateway) -> None:
+    assert_4xx(send("POST", "/jars/x/run?savepointPath=/s", json={}), 400)
+
+
+def test_too_large_a_body_is_refused_before_it_is_parsed(send: Send) -> None:
+    big = b'{"a": "' + b"x" * (1024 * 1024) + b'"}'
+    assert_4xx(send("POST", f"/jobs/{JOB}/checkpoints", content=big), 413)
+
+    async def chunks() -> Any:
+        for _ in range(40):
+            yield b" " * 65536
+
+    assert_4xx(send("POST", f"/jobs/{JOB}/checkpoints", content=chunks()), 413)
+    assert_4xx(send("POST", f"/jobs/{JOB}/checkpoints", content=b"{}", headers={"content-length": "9" * 40}), 413)
+
+
+def test_a_driver_that_is_not_ready_says_so(send: Send, gateway: FakeGateway) -> None:
+    gateway.ready = False
+    response = send("GET", "/jobs")
+    assert response.status_code == 503
+    assert response.headers["retry-after"] == "1"
+    assert response.json() == {"errors": ["this driver is starting"]}
+
+
+def test_an_error_of_ours_shows_no_traceback(gateway: FakeGateway) -> None:
+    async def broken() -> Any:
+        raise RuntimeError("secret detail")
+
+    gateway.list_jobs = broken  # type: ignore[method-assign]
+    response = send_to(gateway)("GET", "/jobs")
+    assert response.status_code == 500
+    assert response.json() == {"errors": ["Internal server error.", "RuntimeError"]}

@@ -1,0 +1,130 @@
+"""Replays exchanges recorded on a Flink 2.3.0 cluster: the same request gives the same status and shape."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.jobmaster import gateway as g
+from tests.unit.runtime.rest.conftest import JOB, send_to
+from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway, Operation
+
+CONTRACT = json.loads((Path(__file__).parents[3] / "data" / "flink_rest_contract.json").read_text())
+RECORDED_VERTEX = "b71731f1c0df9c3076c4a455334d0ad6"
+UNKNOWN = "0" * 32
+HEX = re.compile(r"[0-9a-f]{32}")
+CAUSE = g.FailureCause("ckpt.CheckpointFailed", "no room", "ckpt.CheckpointFailed: no room")
+
+# Recorded behaviour that is deliberately not ours; docs/rest.md lists all of them.
+OTHER_STATUS = {
+    "unknown job: GET /vertices/b71731f1c0df9c3076c4a455334d0ad6/backpressure": 404,
+}
+
+
+def shape(value: Any) -> Any:
+    """Keys and JSON types; ids as keys count as one, lists keep the shape of each item."""
+    if isinstance(value, dict):
+        return {HEX.sub("<id>", key): shape(item) for key, item in value.items()}
+    if isinstance(value, list):
+        items = [item for item in value if not (isinstance(item, str) and item.startswith("<trimmed"))]
+        return [shape(item) for item in items]
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, (int, float)) or value == "NaN":
+        return "number"
+    return "null" if value is None else "string"
+
+
+def missing(recorded: Any, ours: Any, where: str = "") -> list[str]:
+    """What the recorded shape has and ours has not, or has with another type. Null goes with everything."""
+    if "null" in (recorded, ours):
+        return []
+    if isinstance(recorded, dict) and isinstance(ours, dict):
+        absent = [f"{where}.{key} is missing" for key in recorded if key not in ours]
+        inner = (missing(recorded[key], ours[key], f"{where}.{key}") for key in recorded if key in ours)
+        return absent + [problem for problems in inner for problem in problems]
+    if isinstance(recorded, list) and isinstance(ours, list):
+        # A recorded item must look like one of ours; which ones there are depends on the job, not on the contract.
+        best = [min((missing(item, other, f"{where}[]") for other in ours), key=len) for item in recorded if ours]
+        return [problem for problems in best for problem in problems]
+    return [] if recorded == ours else [f"{where} is {ours}, Flink has {recorded}"]
+
+
+def prepared(exchange: dict[str, Any]) -> FakeGateway:
+    """A dispatcher in which the recorded request makes sense."""
+    name, path, body = exchange["name"], exchange["path"].lower(), exchange["response_body"]
+    fake = FakeGateway()
+    for job_id in {JOB, *re.findall(r"/jobs/([0-9a-f]{32})", path)} - {UNKNOWN}:
+        job = fake.add_job(job_id)
+        fake.complete_checkpoint(job)
+        fake.complete_checkpoint(job)
+        fake.complete_checkpoint(job, CheckpointType.SYNC_SAVEPOINT, "NATIVE")
+        for _ in range(32 - job.next_checkpoint):
+            job.next_checkpoint += 1
+        failed = fake.start_checkpoint(job)
+        job.tracker.report_failed(failed, fake.now + 5, "expired")
+        job.tracker.report_restored(1, fake.now, False, "file:/data/chk-1")
+        if "exceptions" in name and "none" not in name:
+            job.exceptions = [g.ExceptionEntry(CAUSE, fake.now, "count (1/2)", "localhost:1", "agent-0")] * 2
+        if "a finished job" in name:
+            fake.move(job_id, g.JobStatus.FINISHED)
+        if name == "cancel again":
+            fake.move(job_id, g.JobStatus.CANCELED)
+    for pipeline in re.findall(r"/jars/([^/]+)/run", path):
+        fake.pipelines[pipeline] = g.StoredPipeline(pipeline, "job.py", fake.now)
+    add_operation(fake, path, body)
+    return fake
+
+
+def add_operation(fake: FakeGateway, path: str, body: Any) -> None:
+    match = re.search(r"(checkpoint|savepoint|savepoint-disposal)s?/([0-9a-f]{32})$", path)
+    if match is None or "status" not in body:
+        return
+    kind = g.OperationKind(match[1])
+    outcome = body["operation"]
+    status = g.OperationStatus(
+        completed=outcome is not None,
+        location=(outcome or {}).get("location"),
+        checkpoint_id=(outcome or {}).get("checkpointId"),
+        failure=CAUSE if "failure" in str(outcome) else None,
+    )
+    job_id = None if kind is g.OperationKind.SAVEPOINT_DISPOSAL else path.split("/")[2]
+    fake.operations[match[2]] = Operation(kind, job_id, 99, None, status)
+
+
+@pytest.mark.row("io.1")
+@pytest.mark.parametrize("exchange", CONTRACT, ids=[f"{number}-{item['name']}" for number, item in enumerate(CONTRACT)])
+def test_recorded_exchange(exchange: dict[str, Any]) -> None:
+    send = send_to(prepared(exchange))
+    path = exchange["path"].replace(RECORDED_VERTEX, VERTICES[1])
+    body = exchange["request_body"]
+    arguments: dict[str, Any] = {}
+    if isinstance(body, str) and body.startswith("<multipart"):
+        arguments["files"] = {"jarfile": ("job.py", b"x = 1")}
+    elif isinstance(body, str):
+        arguments["content"] = body.encode()
+    elif body is not None:
+        if "entryClass" in body:
+            body["entryClass"] = "lab.job:main"
+        arguments["json"] = body
+
+    response = send(exchange["method"], path, **arguments)
+
+    assert response.status_code == OTHER_STATUS.get(exchange["name"], exchange["status"]), response.text
+    assert response.headers["content-type"] == "application/json; charset=UTF-8"
+    if response.status_code == exchange["status"]:
+        recorded, ours = shape(exchange["response_body"]), shape(response.json())
+        assert missing(recorded, ours) == []
+
+
+def test_failed_operations_carry_bytes_that_flinks_command_line_can_read() -> None:
+    fake = prepared(next(item for item in CONTRACT if item["name"] == "op: checkpoint of a finished job"))
+    trigger = next(iter(fake.operations))
+    answer = send_to(fake)("GET", f"/v1/jobs/{JOB}/checkpoints/{trigger}").json()
+    assert set(answer["operation"]) == {"failureCause"}
+    assert answer["operation"]["failureCause"]["serialized-throwable"].startswith("rO0ABXNy")

@@ -1,0 +1,83 @@
+"""Shapes whose numbers need care, the Java stream, and the OpenAPI document."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+
+import pytest
+
+from ckpt_runtime.jobmaster.gateway import ExecutionState, SubtaskDetails
+from ckpt_runtime.rest.app import create_app
+from ckpt_runtime.rest.serialized_throwable import serialized_throwable
+from ckpt_runtime.rest.shapes import jobs, metrics
+from tests.unit.runtime.rest.conftest import JOB, Send, sender
+from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway
+
+
+def test_job_lines_have_all_states_that_flinks_command_line_reads(send: Send) -> None:
+    (job,) = send("GET", "/jobs/overview").json()["jobs"]
+    assert set(job["tasks"]) == {state.value.lower() for state in ExecutionState} | {"total"}
+    assert job["tasks"]["total"] == 6
+    assert job["schedulerType"] == "Default"
+
+
+def test_statistics_without_any_checkpoint(send: Send) -> None:
+    document = send("GET", f"/jobs/{JOB}/checkpoints").json()
+    assert document["summary"]["state_size"]["p50"] == "NaN"
+    assert document["latest"] == {"completed": None, "savepoint": None, "failed": None, "restored": None}
+    assert document["history"] == []
+
+
+@pytest.mark.row("571.9")
+def test_a_pending_checkpoint_shows_who_has_acknowledged_and_its_deadline(send: Send, gateway: FakeGateway) -> None:
+    checkpoint_id = gateway.start_checkpoint(gateway.jobs[JOB])
+    (pending,) = send("GET", f"/jobs/{JOB}/checkpoints").json()["history"]
+    assert (pending["num_subtasks"], pending["num_acknowledged_subtasks"]) == (6, 0)
+    assert pending["deadline_timestamp"] == gateway.now + 600_000
+    subtasks = send("GET", f"/jobs/{JOB}/checkpoints/details/{checkpoint_id}/subtasks/{VERTICES[0]}").json()
+    assert [item["status"] for item in subtasks["subtasks"]] == ["pending_or_failed"] * 2
+
+
+def test_durations_of_states() -> None:
+    times = {ExecutionState.CREATED: 10, ExecutionState.RUNNING: 25, ExecutionState.DEPLOYING: 15}
+    subtask = SubtaskDetails(0, 0, ExecutionState.RUNNING, "h:1", "a", 15, -1, times)
+    assert jobs.status_durations(subtask, 100) == {"CREATED": 5, "DEPLOYING": 10, "RUNNING": 75}
+
+
+def test_distributions() -> None:
+    assert jobs.distribution([]) == dict.fromkeys(("min", "max", "avg", "sum", "median", "p25", "p75", "p95"), 0)
+    assert jobs.distribution([4, 1, 3, 2]) == {
+        "min": 1, "max": 4, "avg": 2, "sum": 10, "median": 2, "p25": 1, "p75": 3, "p95": 4,
+    }  # fmt: skip
+
+
+def test_metric_aggregations() -> None:
+    (found,) = metrics.aggregated([{"a": 1}, {"a": 3}, {"b": 9}], ["a", "x", "a"], metrics.AGGREGATIONS)
+    assert found == {"id": "a", "min": 1.0, "max": 3.0, "avg": 2.0, "sum": 4.0, "skew": 50.0}
+    assert metrics.number(3.0) == "3"
+    assert metrics.number(0.5) == "0.5"
+
+
+def test_the_java_stream_is_the_one_that_java_has_read() -> None:
+    stream = b64decode(serialized_throwable("ckpt.X", "bö\0om", "ckpt.X: boom\n"))
+    assert stream.startswith(b"\xac\xed\x00\x05sr\x00\x29org.apache.flink.util.SerializedThrowable")
+    assert stream.endswith(b"t\x00\x06ckpt.Xt\x00\rckpt.X: boom\np")
+    assert b"t\x00\x07b\xc3\xb6\xc0\x80om" in stream
+    long = b64decode(serialized_throwable("X", "m", "é" * 200_000))
+    assert b"|" + (2 * 65536).to_bytes(8, "big") in long
+
+
+def test_openapi_describes_what_is_served(send: Send) -> None:
+    document = send("GET", "/openapi.json").json()
+    patch = document["paths"]["/jobs/{jobid}/checkpoints/configuration"]["patch"]
+    schema = patch["requestBody"]["content"]["application/json"]["schema"]
+    assert schema["additionalProperties"] is False
+    assert schema["properties"]["checkpointInterval"]["minimum"] == 1
+    assert set(patch["responses"]) == {"200", "400", "401", "404", "409", "413", "503"}
+    assert all(
+        "422" not in operation["responses"] for path in document["paths"].values() for operation in path.values()
+    )
+    secured = sender(create_app(FakeGateway(), token="t"))(
+        "GET", "/openapi.json", headers={"authorization": "Bearer t"}
+    )
+    assert secured.json()["security"] == [{"bearer": []}]

@@ -1,0 +1,424 @@
+"""The high-availability directory: jobs, pointers, ids, results and the leader, under races and damage."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from ckpt_runtime.configuration import JOB_CHECKPOINT_OVERRIDES
+from ckpt_runtime.storage import checkpoint_pointer_store, versioned_document
+from ckpt_runtime.storage.documents import decode_document, encode_document
+from ckpt_runtime.storage.errors import (
+    AlreadyExistsError,
+    AmbiguousWriteError,
+    ConflictError,
+    CorruptFileError,
+    InvalidLocationError,
+    NotFoundError,
+    StorageError,
+)
+from ckpt_runtime.storage.filesystem import Location, delete_file, delete_tree, list_names, read_bytes, resolve
+from ckpt_runtime.storage.ha_store import HaStore
+from ckpt_runtime.storage.job_store import StoredJob
+from ckpt_runtime.storage.leader_store import LeaderInfo, NotLeaderError
+from ckpt_runtime.storage.publish import publish
+from ckpt_runtime.storage.publish import replace as replace_file
+from ckpt_runtime.storage.versioned_document import VersionedDocument
+
+JOB = "0123456789abcdef" * 2
+OTHER = "fedcba9876543210" * 2
+PLAN = StoredJob(JOB, {"name": "words"}, {"execution.checkpointing.interval": "1 s"}, properties={"entry": "a:b"})
+
+
+@pytest.fixture(params=["local", "memory"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Location]:
+    location = resolve(tmp_path / "ha") if request.param == "local" else resolve(f"memory://{uuid4().hex}/ha")
+    yield location
+    delete_tree(location)
+
+
+@pytest.fixture
+def store(root: Location) -> HaStore:
+    return HaStore(root)
+
+
+def run_together(*calls: Callable[[], object]) -> list[object]:
+    """Runs all calls at the same time and returns what each returned or raised."""
+    outcomes: list[object] = [None] * len(calls)
+    barrier = threading.Barrier(len(calls))
+
+    def run(index: int) -> None:
+        barrier.wait()
+        try:
+            outcomes[index] = calls[index]()
+        except Exception as error:
+            outcomes[index] = error
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+def test_a_new_driver_finds_the_jobs_of_the_old_one(store: HaStore, root: Location) -> None:
+    assert store.jobs.list_ids() == []
+    stored = store.jobs.put(PLAN, b"archive")
+    successor = HaStore(root)
+    assert successor.jobs.list_ids() == [JOB]
+    assert successor.jobs.get(JOB) == stored == replace(PLAN, archive_checksum=stored.archive_checksum)
+    assert successor.jobs.read_archive(stored) == b"archive"
+    assert successor.jobs.read_archive(PLAN) is None
+
+
+def test_a_job_is_stored_once(store: HaStore) -> None:
+    store.jobs.put(PLAN)
+    with pytest.raises(AlreadyExistsError, match=JOB):
+        store.jobs.put(replace(PLAN, graph={}))
+    assert store.jobs.get(JOB) == PLAN
+
+
+def test_an_attempt_that_crashed_before_the_plan_is_no_job(store: HaStore, root: Location) -> None:
+    store.jobs.put(PLAN, b"archive")
+    VersionedDocument(root.child("default", "jobs", JOB, "plan")).delete()
+    assert store.jobs.list_ids() == []
+    with pytest.raises(NotFoundError, match=JOB):
+        store.jobs.get(JOB)
+    store.jobs.put(PLAN, b"archive")
+    assert store.jobs.list_ids() == [JOB]
+
+
+@pytest.mark.row("571.5")
+def test_overrides_are_kept_inside_the_jobs_configuration(store: HaStore, root: Location) -> None:
+    store.jobs.put(PLAN)
+    assert store.jobs.get(JOB).checkpoint_overrides is None
+
+    def override(job: StoredJob) -> StoredJob:
+        return replace(job, configuration={**job.configuration, JOB_CHECKPOINT_OVERRIDES: '{"timeout":1}'})
+
+    store.jobs.update(JOB, override)
+    found = HaStore(root).jobs.get(JOB)
+    assert found.checkpoint_overrides == '{"timeout":1}'
+    assert found.configuration["execution.checkpointing.interval"] == "1 s"
+
+
+@pytest.mark.row("571.5")
+def test_a_change_never_creates_a_job_again(store: HaStore) -> None:
+    for _ in range(2):
+        with pytest.raises(NotFoundError, match=JOB):
+            store.jobs.update(JOB, lambda job: replace(job, version=2))
+        store.jobs.put(PLAN)
+        store.jobs.remove(JOB)
+    assert store.jobs.list_ids() == []
+
+
+@pytest.mark.row("571.5")
+def test_concurrent_changes_are_all_kept(store: HaStore) -> None:
+    store.jobs.put(PLAN)
+
+    def add(key: str) -> Callable[[], object]:
+        return lambda: store.jobs.update(
+            JOB, lambda job: replace(job, configuration={**job.configuration, key: "x"}, version=job.version + 1)
+        )
+
+    outcomes = run_together(*(add(f"acme.{number}") for number in range(8)))
+    assert all(isinstance(outcome, StoredJob) for outcome in outcomes)
+    found = store.jobs.get(JOB)
+    assert found.version == 9
+    assert {f"acme.{number}" for number in range(8)} < set(found.configuration)
+
+
+def test_of_two_drivers_that_change_a_job_at_once_one_loses(store: HaStore, root: Location) -> None:
+    store.jobs.put(PLAN)
+    zombie = HaStore(root)
+
+    def change_under_its_feet(job: StoredJob) -> StoredJob:
+        zombie.jobs.update(JOB, lambda present: replace(present, version=7))
+        return replace(job, version=8)
+
+    with pytest.raises(ConflictError, match="changed by somebody else"):
+        store.jobs.update(JOB, change_under_its_feet)
+    assert store.jobs.get(JOB).version == 7
+
+
+def test_a_change_that_raises_or_changes_nothing_writes_nothing(store: HaStore, root: Location) -> None:
+    store.jobs.put(PLAN)
+    revisions = root.child("default", "jobs", JOB, "plan")
+    before = list_names(revisions)
+    assert store.jobs.update(JOB, lambda job: job) == PLAN
+    with pytest.raises(RuntimeError, match=JOB):
+        store.jobs.update(JOB, _raise)
+    with pytest.raises(ValueError, match="cannot turn job"):
+        store.jobs.update(JOB, lambda job: replace(job, job_id=OTHER))
+    assert list_names(revisions) == before
+
+
+def _raise(job: StoredJob) -> StoredJob:
+    raise RuntimeError(job.job_id)
+
+
+@pytest.mark.row("571.7")
+def test_a_job_stored_without_the_newer_fields_is_read(store: HaStore, root: Location) -> None:
+    plan = VersionedDocument(root.child("default", "jobs", JOB, "plan"))
+    plan.write(0, {"job_id": JOB, "graph": {"name": "old"}, "configuration": {}})
+    assert store.jobs.get(JOB) == StoredJob(JOB, {"name": "old"})
+    store.jobs.update(JOB, lambda job: replace(job, configuration={JOB_CHECKPOINT_OVERRIDES: "{}"}))
+    assert store.jobs.get(JOB).checkpoint_overrides == "{}"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [{}, {"job_id": "x", "graph": {}, "configuration": {}}, {"job_id": JOB, "graph": {}, "configuration": {"a": 1}}],
+)
+def test_a_plan_of_another_shape_is_refused_by_name(store: HaStore, root: Location, document: dict[str, Any]) -> None:
+    VersionedDocument(root.child("default", "jobs", JOB, "plan")).write(0, document)
+    with pytest.raises(CorruptFileError, match=JOB):
+        store.jobs.get(JOB)
+
+
+def test_a_damaged_archive_is_refused_by_name(store: HaStore, root: Location) -> None:
+    stored = store.jobs.put(PLAN, b"archive")
+    directory = root.child("default", "jobs", JOB)
+    (name,) = [name for name in list_names(directory) if name.startswith("archive")]
+    replace_file(directory.child(name), b"Archive")
+    with pytest.raises(CorruptFileError, match=name):
+        store.jobs.read_archive(stored)
+
+
+@pytest.mark.parametrize("job_id", ["..", "../" + "a" * 29, "A" * 32, ""])
+def test_job_ids_cannot_leave_the_directory(store: HaStore, job_id: str) -> None:
+    for call in (store.jobs.get, store.jobs.remove, store.pointers, store.counter, store.results.get):
+        with pytest.raises(InvalidLocationError):
+            call(job_id)
+
+
+def test_pointers_are_added_once_listed_in_order_and_removed(store: HaStore, root: Location) -> None:
+    pointers = store.pointers(JOB)
+    assert pointers.list() == []
+    for checkpoint_id in (10, 9, 11):
+        pointers.add(checkpoint_id, {"directory": f"chk-{checkpoint_id}"})
+    pointers.add(10, {"directory": "chk-10"})
+    with pytest.raises(AlreadyExistsError):
+        pointers.add(10, {"directory": "elsewhere"})
+    assert [pointer.checkpoint_id for pointer in HaStore(root).pointers(JOB).list()] == [9, 10, 11]
+    assert pointers.get(10).document == {"directory": "chk-10"}
+    for _ in range(2):
+        pointers.remove(10)
+    with pytest.raises(NotFoundError):
+        pointers.get(10)
+
+
+def test_a_damaged_pointer_is_named_and_never_left_out(store: HaStore, root: Location) -> None:
+    pointers = store.pointers(JOB)
+    pointers.add(1, {})
+    pointers.add(2, {})
+    replace_file(root.child("default", "jobs", JOB, "checkpoints", f"{2:020d}.json"), b"{}")
+    with pytest.raises(CorruptFileError, match=f"{2:020d}.json"):
+        pointers.list()
+
+
+def test_a_pointer_whose_outcome_is_unknown_is_added_again(store: HaStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def publish_and_fail(location: Location, data: bytes) -> None:
+        publish(location, data)
+        raise AmbiguousWriteError("no answer", location.url)
+
+    pointers = store.pointers(JOB)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_pointer_store, "publish", publish_and_fail)
+        with pytest.raises(AmbiguousWriteError):
+            pointers.add(1, {"a": 1})
+    pointers.add(1, {"a": 1})
+    assert [pointer.document for pointer in pointers.list()] == [{"a": 1}]
+
+
+def test_ids_rise_and_are_never_given_twice(store: HaStore, root: Location) -> None:
+    counters = [HaStore(root).counter(JOB) for _ in range(4)]
+    assert counters[0].get() == 1
+
+    def take(index: int) -> Callable[[], object]:
+        return lambda: [counters[index].get_and_increment() for _ in range(5)]
+
+    outcomes = run_together(*(take(index) for index in range(4)))
+    taken = [number for outcome in outcomes for number in outcome]  # type: ignore[attr-defined]
+    assert sorted(taken) == sorted(set(taken))
+    assert len(taken) == 20
+    assert store.counter(JOB).get() == max(taken) + 1
+    for outcome in outcomes:
+        assert outcome == sorted(outcome)  # type: ignore[type-var]
+
+
+def test_the_counter_moves_forward_only(store: HaStore) -> None:
+    counter = store.counter(JOB)
+    counter.set_at_least(100)
+    counter.set_at_least(5)
+    assert counter.get_and_increment() == 100
+    assert counter.get() == 101
+
+
+def test_a_late_writer_cannot_take_an_id_that_was_used_and_cleaned_up(root: Location) -> None:
+    document = VersionedDocument(root.child("late"))
+    document.write(0, {"next": 1})
+
+    class Pausing(VersionedDocument):
+        def _latest(self) -> int:
+            found = super()._latest()
+            for number in range(1, 4):
+                document.write(number, {"next": number + 1})
+            return found
+
+    with pytest.raises(AmbiguousWriteError, match="later revision"):
+        Pausing(root.child("late")).write(1, {"next": 99})
+    present = document.read()
+    assert present is not None
+    assert (present.number, present.document) == (4, {"next": 4})
+
+
+def test_a_late_writer_cannot_bring_back_a_removed_document(root: Location) -> None:
+    document = VersionedDocument(root.child("late"))
+    document.write(0, {})
+
+    class Pausing(VersionedDocument):
+        def _latest(self) -> int:
+            found = super()._latest()
+            document.delete()
+            return found
+
+    with pytest.raises(ConflictError):
+        Pausing(root.child("late")).write(1, {"zombie": True})
+    assert document.read() is None
+
+
+def test_reading_survives_a_revision_that_is_replaced_meanwhile(
+    root: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = VersionedDocument(root.child("moving"))
+    document.write(0, {"n": 1})
+    moved = []
+
+    def move_once(location: Location, limit: int) -> bytes:
+        if not moved:
+            moved.append(VersionedDocument(root.child("moving")).write(1, {"n": 2}))
+        return read_bytes(location, limit)
+
+    monkeypatch.setattr(versioned_document, "read_bytes", move_once)
+    present = document.read()
+    assert present is not None
+    assert present.document == {"n": 2}
+
+
+def test_results_outlive_the_job_and_are_dirty_until_it_is_cleaned_up(store: HaStore, root: Location) -> None:
+    store.jobs.put(PLAN)
+    store.results.create_dirty(JOB, {"status": "FINISHED"})
+    with pytest.raises(AlreadyExistsError):
+        store.results.create_dirty(JOB, {"status": "FAILED"})
+    store.results.create_dirty(OTHER, {"status": "CANCELED"})
+    store.jobs.remove(JOB)
+    store.results.mark_clean(JOB)
+    store.results.mark_clean(JOB)
+    successor = HaStore(root).results
+    assert successor.list_ids() == [JOB, OTHER]
+    assert successor.list_ids(dirty_only=True) == [OTHER]
+    assert successor.get(JOB) == {"status": "FINISHED"}
+    successor.remove(OTHER)
+    assert not successor.has(OTHER)
+    with pytest.raises(NotFoundError):
+        successor.mark_clean(OTHER)
+
+
+def test_one_of_many_drivers_becomes_the_leader_of_an_epoch(root: Location) -> None:
+    stores = [HaStore(root).leader for _ in range(6)]
+
+    def claim(index: int) -> Callable[[], object]:
+        return lambda: stores[index].claim(f"http://{index}", f"app-{index}", "1", after=0)
+
+    outcomes = run_together(*(claim(index) for index in range(6)))
+    winners = [outcome for outcome in outcomes if isinstance(outcome, LeaderInfo)]
+    assert len(winners) == 1
+    assert all(isinstance(outcome, LeaderInfo | NotLeaderError) for outcome in outcomes)
+    assert stores[0].current() == winners[0]
+
+
+def test_the_fence_closes_when_another_driver_claims_the_next_epoch(store: HaStore, root: Location) -> None:
+    assert store.leader.current() is None
+    first = store.leader.claim("http://a", "app-a", "1", after=0)
+    fenced = HaStore(root, fence=lambda: store.leader.check(first))
+    fenced.jobs.put(PLAN)
+    second = store.leader.claim("http://b", "app-b", "1", after=first.epoch)
+    assert second.epoch == 2
+    for change in (
+        lambda: fenced.jobs.put(replace(PLAN, job_id=OTHER)),
+        lambda: fenced.jobs.update(JOB, lambda job: replace(job, version=2)),
+        lambda: fenced.jobs.remove(JOB),
+        lambda: fenced.pointers(JOB).add(1, {}),
+        lambda: fenced.pointers(JOB).remove(1),
+        lambda: fenced.counter(JOB).get_and_increment(),
+        lambda: fenced.results.create_dirty(JOB, {}),
+        lambda: store.leader.renew(first, 9),
+    ):
+        with pytest.raises(NotLeaderError, match="app-b"):
+            change()
+    assert store.jobs.get(JOB) == PLAN
+
+
+def test_leases_belong_to_epochs(store: HaStore) -> None:
+    first = store.leader.claim("http://a", "app-a", "1", after=0)
+    assert store.leader.lease(1).sequence == 0
+    store.leader.renew(first, 41)
+    assert store.leader.lease(1).sequence == 41
+    store.leader.claim("http://b", "app-b", "1", after=1)
+    assert store.leader.lease(2).sequence == 0
+
+
+@pytest.mark.row("air.1")
+def test_clients_read_the_leaders_address_as_plain_json(store: HaStore, root: Location) -> None:
+    info = store.leader.claim("http://a:8081", "app-a", "2", after=0)
+    file = root.child("default", "leader.json")
+    content = read_bytes(file, 1_000)
+    assert content == b'{"rest":"http://a:8081","app_id":"app-a","attempt":"2","epoch":1}\n'
+    for damage in (lambda: delete_file(file), lambda: replace_file(file, b"{")):
+        damage()
+        store.leader.renew(info, 1)
+        assert read_bytes(file, 1_000) == content
+
+
+def test_a_claim_with_an_unknown_outcome_is_settled_by_reading(store: HaStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def publish_and_fail(location: Location, data: bytes) -> None:
+        publish(location, data)
+        raise AmbiguousWriteError("no answer", location.url)
+
+    monkeypatch.setattr(versioned_document, "publish", publish_and_fail)
+    assert store.leader.claim("http://a", "app-a", "1", after=0).epoch == 1
+
+
+def test_cluster_ids_are_plain_names(root: Location) -> None:
+    with pytest.raises(InvalidLocationError):
+        HaStore(root, "../other")
+
+
+def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    store = HaStore(str(tmp_path / "file"))
+    with pytest.raises(StorageError, match=f"file://{tmp_path}/file"):
+        store.jobs.put(PLAN)
+    with pytest.raises(InvalidLocationError):
+        HaStore("relative")
+
+
+def test_small_documents_are_refused_when_damaged() -> None:
+    data = encode_document({"a": [1, "é"]})
+    assert decode_document(data, "x") == {"a": [1, "é"]}
+    for position in range(len(data)):
+        damaged = bytearray(data)
+        damaged[position] ^= 1
+        for content in (bytes(damaged), data[:position]):
+            with pytest.raises(CorruptFileError, match="x "):
+                decode_document(content, "x")
+    with pytest.raises(CorruptFileError):
+        decode_document(data + b" ", "x")
