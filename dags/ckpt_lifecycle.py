@@ -90,7 +90,7 @@ def assert_patched(job_id: str, params: dict[str, Any] | None = None) -> dict[st
     return found
 
 
-@task(execution_timeout=timedelta(minutes=20))
+@task(execution_timeout=timedelta(minutes=20), retries=0)
 def verify(params: dict[str, Any] | None = None) -> dict[str, Any]:
     """Compare the results with an answer that Spark SQL computes from the input alone, in a process of its own."""
     import json

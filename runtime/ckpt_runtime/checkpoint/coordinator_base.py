@@ -164,7 +164,7 @@ class CoordinatorBase:
             self._triggering = None
         self._fail_request(pending.request.request_id, reason, message, pending)
         self._emit(out.CancelTimer(TimerId(TimerKind.CANCELLER, pending.id)))
-        if pending.directory is not None:
+        if pending.directory is not None and not self._fenced:
             self._cleaner.discard_location(pending.id, pending.directory)
         self._stats.report_failed(pending.id, now.abs_ms, message)
         fails_job = self._failures.on_failure(

@@ -89,7 +89,9 @@ def request_arguments(call: Call[Any]) -> dict[str, Any]:
         upload = call.upload
         arguments["files"] = {upload.part: (upload.filename, upload.content, "application/octet-stream")}
     elif call.body is not None:
-        arguments["json"] = dict(call.body)
+        # ASCII, so that whatever a user typed can be sent and is judged by the server
+        arguments["content"] = json.dumps(call.body).encode("ascii")
+        arguments["headers"] = {"Content-Type": "application/json"}
     return arguments
 
 

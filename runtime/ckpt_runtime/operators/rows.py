@@ -56,7 +56,7 @@ class RowGroups:
         return self._several(ids, sizes, batch.take(columns.arrow_from_numpy(pa.int64(), order)))
 
     def _adapt(self, schema: pa.Schema) -> None:
-        values.check_supported(schema, "input of a StatefulProcessor")
+        values.check_readable(schema, "input of a StatefulProcessor")
         self._schema = schema
         self._new_row = partial(tuple.__new__, row_class(schema.names))
         self._floating_key = any(pa.types.is_floating(schema.field(name).type) for name in self._keys)

@@ -22,6 +22,7 @@ from ckpt_runtime.operators.operator import MAX_WATERMARK, Operator, OperatorCon
 from ckpt_runtime.operators.processor_handle import HostedHandle
 from ckpt_runtime.operators.processor_states import KeyCursor
 from ckpt_runtime.operators.rows import Key, RowGroups, RowsToBatch, row_class
+from ckpt_runtime.state.columns import decoded_type
 
 OUTPUT_ROWS = 8_192
 PENDING_ROWS = 512
@@ -61,9 +62,13 @@ class StatefulProcessorOperator(Operator):
             raise OperatorError(f"operator {context.uid!r} hosts a StatefulProcessor but has no keyed state")
         self._results = RowsToBatch(context.uid, self._spec.output_schema)
         if self._input_schema is not None:
-            self._initialise(pa.schema([self._input_schema.field(name) for name in self._spec.keys]))
+            self._initialise(self._key_schema(self._input_schema))
         elif (key_schema := context.keyed_state.restored_key_schema()) is not None:
             self._initialise(key_schema)
+
+    def _key_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        fields = [input_schema.field(name) for name in self._spec.keys]
+        return pa.schema([pa.field(field.name, decoded_type(field.type)) for field in fields])
 
     def _initialise(self, key_schema: pa.Schema) -> None:
         backend = self.context.keyed_state
@@ -79,7 +84,7 @@ class StatefulProcessorOperator(Operator):
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         if self._handle is None:
-            self._initialise(pa.schema([batch.schema.field(name) for name in self._spec.keys]))
+            self._initialise(self._key_schema(batch.schema))
         now = self.context.now_ms()
         self._handle_rows(batch, self._timer_values(now))
         self._fire(now)

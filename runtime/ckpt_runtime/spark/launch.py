@@ -86,7 +86,7 @@ def stop_session(info: SessionInfo, timeout_s: float = STOP_TIMEOUT_S) -> bool:
     """Ends a session and everything it started; False when it was gone already."""
     if not _alive(info.pid):
         return False
-    _signal_group(info.pid, signal.SIGTERM)
+    _signal(_driver_pid(info), signal.SIGTERM)
     deadline = time.monotonic() + timeout_s
     while _alive(info.pid) and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -169,6 +169,22 @@ def _state_of(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return "?"
+
+
+def _driver_pid(info: SessionInfo) -> int:
+    """The Python driver, which ends in good order; spark-submit's own process would just drop it."""
+    try:
+        pid: int = json.loads(Path(info.session_file).read_text())["driver_pid"]
+        return pid
+    except (OSError, ValueError, KeyError):
+        return info.pid
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass
 
 
 def _signal_group(pid: int, number: int) -> None:

@@ -63,7 +63,8 @@ def main(arguments: list[str] | None = None) -> None:
         .config("spark.ui.showConsoleProgress", "false")
         .getOrCreate()
     )
-    check_pyspark(spark.version)
+    check_pyspark(spark)
+    spark.sparkContext.setLogLevel("WARN")
     try:
         asyncio.run(serve(spark.sparkContext, options))
     finally:

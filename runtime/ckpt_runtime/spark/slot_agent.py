@@ -13,10 +13,13 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 from ckpt_runtime.network.connections import ControlConnection
 
 logger = logging.getLogger(__name__)
+
+_ZIPPED = ("pyspark.zip", "py4j-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class SlotAgent:
         return True
 
     def _spawn(self, worker_id: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "TZ": "UTC"}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_worker_path()), "TZ": "UTC"}
         worker = subprocess.Popen(
             [sys.executable, "-m", "ckpt_runtime.spark.worker_main"],
             stdin=subprocess.PIPE,
@@ -117,6 +120,17 @@ class SlotAgent:
             worker.kill()
         for worker in workers:
             worker.wait()
+
+
+def _worker_path() -> list[str]:
+    """This process's import path, without Spark's zipped copy of pyspark where the interpreter has it installed.
+
+    A zip has no compiled modules: importing from it takes seconds of each worker's start.
+    """
+    path = [entry for entry in sys.path if entry]
+    if any((Path(entry) / "pyspark" / "__init__.py").is_file() for entry in path):
+        return [entry for entry in path if not (entry.endswith(".zip") and Path(entry).name.startswith(_ZIPPED))]
+    return path
 
 
 def run_agent(parameters: AgentParameters, index: int) -> None:

@@ -160,6 +160,7 @@ def _family(kind: pa.DataType) -> str:
         ("duration", pa.types.is_duration),
         ("map", pa.types.is_map),
         ("list", pa.types.is_list),
+        ("list", pa.types.is_large_list),
         ("struct", pa.types.is_struct),
     ]
     return next((name for name, test in checks if test(kind)), "integer" if pa.types.is_integer(kind) else "other")
@@ -172,17 +173,23 @@ _EXACT_TYPES: dict[str, type] = {"bool": bool, "str": str, "bytes": bytes, "date
 def check_supported(schema: pa.Schema, what: str) -> None:
     """Raises :class:`StateSchemaError` for a type that states cannot hold."""
     for field in schema:
-        _check_type(field.type, f"{what}, field {field.name!r}")
+        _check_type(field.type, f"{what}, field {field.name!r}", storable=True)
 
 
-def _check_type(kind: pa.DataType, where: str) -> None:
+def check_readable(schema: pa.Schema, what: str) -> None:
+    """Raises :class:`StateSchemaError` for a type without exact Python values: anything in nanoseconds."""
+    for field in schema:
+        _check_type(field.type, f"{what}, field {field.name!r}", storable=False)
+
+
+def _check_type(kind: pa.DataType, where: str, storable: bool) -> None:
     family = _family(kind)
-    fine_times = family in ("timestamp", "duration") and kind.unit == "ns"
-    if family == "other" or fine_times:
-        hint = "; cast nanoseconds to microseconds" if fine_times else ""
+    nanoseconds = family in ("timestamp", "duration") and kind.unit == "ns"
+    if nanoseconds or (storable and family == "other"):
+        hint = "; cast nanoseconds to microseconds" if nanoseconds else ""
         raise StateSchemaError(f"{where}: type {kind} is not supported{hint}")
     for index in range(kind.num_fields if family in ("list", "map", "struct") else 0):
-        _check_type(kind.field(index).type, where)
+        _check_type(kind.field(index).type, where, storable)
 
 
 def _slow_coercer(state: str, field: str, kind: pa.DataType) -> Coercer:

@@ -13,6 +13,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -31,24 +32,33 @@ class JobManager:
     """The REST API of a :class:`FakeGateway` on a loopback port; may be stopped and started again there."""
 
     def __init__(self) -> None:
-        self.gateway = FakeGateway()
-        self.received: list[str] = []
-        self.port = 0
+        self._app = create_app(FakeGateway(), token=None)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._server: Any = None
+        self.port = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything, run one job, and serve."""
+        self.gateway = FakeGateway()
+        self.gateway.add_job(JOB)
+        self._app.state.gateway = self.gateway
+        self.received: list[str] = []
         self.start()
 
+    async def serve(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            self.received.append(f"{scope['method']} {scope['path']}")
+        await self._app(scope, receive, send)
+
     def start(self) -> None:
-        app = create_app(self.gateway, token=None)
-
-        async def recording(scope: Any, receive: Any, send: Any) -> None:
-            if scope["type"] == "http":
-                self.received.append(f"{scope['method']} {scope['path']}")
-            await app(scope, receive, send)
-
-        self._server, self.port = self._run(rest_server.start(recording, "127.0.0.1", self.port))
+        if self._server is None:
+            # uvicorn tells the kinds of applications apart by looking at plain functions
+            application = partial(JobManager.serve, self)
+            starting = rest_server.start(application, "127.0.0.1", self.port, interface="asgi3")
+            self._server, self.port = self._run(starting)
 
     def stop(self) -> None:
         if self._server is not None:
@@ -73,13 +83,19 @@ class JobManager:
         return json.dumps({"conn_type": "ckpt", "host": "127.0.0.1", "port": self.port})
 
 
-@pytest.fixture
-def job_manager(monkeypatch: pytest.MonkeyPatch) -> Iterator[JobManager]:
+@pytest.fixture(scope="session")
+def shared_job_manager() -> Iterator[JobManager]:
     manager = JobManager()
-    manager.gateway.add_job(JOB)
-    monkeypatch.setenv("AIRFLOW_CONN_CKPT_DEFAULT", manager.connection)
     yield manager
     manager.close()
+
+
+@pytest.fixture
+def job_manager(shared_job_manager: JobManager, monkeypatch: pytest.MonkeyPatch) -> JobManager:
+    """A job manager with one running job, which the connection ``ckpt_default`` points to."""
+    shared_job_manager.reset()
+    monkeypatch.setenv("AIRFLOW_CONN_CKPT_DEFAULT", shared_job_manager.connection)
+    return shared_job_manager
 
 
 class Store(dict[str, Any]):

@@ -53,9 +53,7 @@ def test_a_checkpoint_returns_its_id(job_manager: JobManager, task: Task, finish
 
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("savepoint_format", ["native", "CANONICAL"])
-def test_a_savepoint_returns_its_path(
-    job_manager: JobManager, task: Task, finish: Any, savepoint_format: str
-) -> None:
+def test_a_savepoint_returns_its_path(job_manager: JobManager, task: Task, finish: Any, savepoint_format: str) -> None:
     result = finish(savepoint(savepoint_format=savepoint_format), task.context())
     assert result["savepoint_path"] == f"file:/data/savepoint-{JOB[:6]}-000000000001"
     stored = job_manager.gateway.jobs[JOB].tracker.snapshot().latest_savepoint
@@ -166,7 +164,11 @@ def test_a_stop_whose_record_expired_is_recovered_from_the_ended_job(
     fire(deferral(stop(), task.context()))
     job_manager.gateway.operations.clear()
     result = stop().execute(task.context())
-    assert result == {"job_id": JOB, "trigger_id": None, "savepoint_path": f"file:/data/savepoint-{JOB[:6]}-000000000001"}
+    assert result == {
+        "job_id": JOB,
+        "trigger_id": None,
+        "savepoint_path": f"file:/data/savepoint-{JOB[:6]}-000000000001",
+    }
     assert job_manager.gateway.triggered["savepoint"] == 1
 
 

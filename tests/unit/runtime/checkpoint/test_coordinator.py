@@ -12,7 +12,12 @@ from ckpt_runtime.checkpoint.coordinator import CoordinatorState
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode
-from ckpt_runtime.checkpoint.state_handles import SubtaskState
+from ckpt_runtime.checkpoint.state_handles import (
+    OperatorListState,
+    OperatorStateMode,
+    OperatorSubtaskState,
+    SubtaskState,
+)
 from tests.unit.runtime.checkpoint.checkpoint_driver import SAVEPOINT, SYNC_SAVEPOINT, Driver, state_with_file
 
 PERIODIC, CANCELLER = on.TimerKind.PERIODIC, on.TimerKind.CANCELLER
@@ -479,8 +484,6 @@ class TestFinishedTasks:
         assert driver.of(out.FailJob) == []
 
     def test_union_state_of_a_partly_finished_vertex_is_refused(self):
-        from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode, OperatorSubtaskState
-
         union = SubtaskState(
             {"source": OperatorSubtaskState(lists=(OperatorListState("u", OperatorStateMode.UNION, (1,)),))}
         )

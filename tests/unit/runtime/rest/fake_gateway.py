@@ -56,6 +56,8 @@ class FakeJob:
     next_checkpoint: int = 1
     savepoint_directory: str | None = None
     update_in_progress: bool = False
+    end: JobStatus | None = None
+    polls_before_end: int = 1
 
 
 def submitted_config(configuration: Mapping[str, str]) -> EffectiveCheckpointConfig:
@@ -91,6 +93,7 @@ class FakeGateway:
         self.savepoint_failure: g.FailureCause | None = None
         self.triggered: Counter[str] = Counter()
         self.ready = True
+        self.end_of_new_jobs: JobStatus | None = None
 
     def _check(self) -> None:
         if not self.ready:
@@ -189,7 +192,9 @@ class FakeGateway:
         for key in request.configuration:
             if key == "bad.option":
                 raise g.InvalidRequest(key, request.configuration[key], "no such option")
-        self.add_job(job_id, self.pipelines[request.pipeline_id].name).request = request
+        job = self.add_job(job_id, self.pipelines[request.pipeline_id].name)
+        job.request = request
+        job.end = self.end_of_new_jobs
         return job_id
 
     # jobs
@@ -209,6 +214,10 @@ class FakeGateway:
 
     async def job_details(self, job_id: str) -> g.JobDetails:
         job = self._job(job_id)
+        if job.end is not None and not job.status.is_terminal:
+            job.polls_before_end -= 1
+            if job.polls_before_end < 0:
+                self.move(job_id, job.end)
         overview = self._overview(job)
         state = next(iter(overview.tasks_by_state))
         io = g.IoMetrics(446_375, 411_510, 15_371, 15_371, 0, 15_139, 389.0, complete=True)

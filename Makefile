@@ -1,0 +1,62 @@
+# `make help` lists what there is.
+
+SHELL := /bin/bash
+VENV := .venv
+RUN := PYTHONPATH=runtime:. $(VENV)/bin
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## what there is
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: ## checks Python and Java, makes .venv, installs everything; quick when nothing changed
+	@PYTHON="$(PYTHON)" scripts/setup.sh
+
+.PHONY: demo
+demo: setup ## runs the demonstration
+	$(VENV)/bin/python dags/demo.py
+
+.PHONY: test
+test: setup ## runs all tests; PYTEST="-m 'not slow'" adds options
+	$(VENV)/bin/python -m pytest $(PYTEST)
+
+.PHONY: lint
+lint: setup ## checks style and formatting
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+.PHONY: format
+format: setup ## formats the code and repairs what can be repaired
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+.PHONY: types
+types: setup ## checks the types
+	$(RUN)/mypy
+
+.PHONY: contracts
+contracts: setup ## checks which room imports which
+	$(RUN)/lint-imports --no-logo
+
+.PHONY: docs
+docs: setup ## writes the generated pages
+	$(RUN)/python -m ckpt_runtime.configuration.docs > docs/options.md
+
+.PHONY: wheel
+wheel: setup ## builds dist/*.whl
+	$(VENV)/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+.PHONY: lock
+lock: ## writes requirements/lock.txt from what is installed now
+	scripts/write_lock.sh
+
+.PHONY: clean
+clean: ## deletes what was built, caches included; keeps .venv
+	rm -rf build dist .demo .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf spark-warehouse metastore_db derby.log ./*.egg-info runtime/*.egg-info
+	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -print0 | xargs -0 rm -rf
+
+.PHONY: clean-all
+clean-all: clean ## deletes .venv as well
+	rm -rf $(VENV)

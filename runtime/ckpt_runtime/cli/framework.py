@@ -1,0 +1,146 @@
+"""How a command is made: its function gets a :class:`Cli`, and every command takes the connection's options.
+
+Expected failures become one line on standard error and an exit code; only a defect shows a traceback.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from ckpt_runtime.cli.exit_codes import CommandError, ExitCode, code_of
+from ckpt_runtime.cli.output import Output
+from ckpt_runtime.cli.session_file import SessionRecord, read_session, session_path
+from ckpt_runtime.client import CkptClient
+from ckpt_runtime.client.errors import CkptClientError
+
+URL_VARIABLE = "CKPT_REST_URL"
+TOKEN_VARIABLE = "CKPT_REST_TOKEN"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The connection's options as given; None or False where they were not."""
+
+    url: str | None = None
+    token: str | None = None
+    ca_file: str | None = None
+    insecure: bool = False
+    as_json: bool = False
+
+    def over(self, outer: Settings) -> Settings:
+        """These, and the outer ones where these are not given."""
+        given = {name: getattr(self, name) for name in _NAMES if getattr(self, name)}
+        return replace(outer, **given)
+
+
+_NAMES = ("url", "token", "ca_file", "insecure", "as_json")
+
+
+@dataclass
+class Cli:
+    """What a command works with."""
+
+    settings: Settings
+    output: Output
+    _client: CkptClient | None = field(default=None, init=False)
+
+    def client(self) -> CkptClient:
+        """The client for the chosen job manager, made on first use."""
+        if self._client is None:
+            url, token = self._address()
+            verify: bool | str = not self.settings.insecure
+            if self.settings.ca_file is not None and not self.settings.insecure:
+                verify = self.settings.ca_file
+            try:
+                self._client = CkptClient(url, token=token, verify=verify)
+            except OSError as error:
+                raise CommandError(f"--ca-file: {self.settings.ca_file}: {error}", ExitCode.USAGE) from error
+        return self._client
+
+    def session(self) -> SessionRecord | None:
+        """The last started session, if any."""
+        return read_session(session_path())
+
+    def _address(self) -> tuple[str, str | None]:
+        """URL and token. A session's token goes to that session only."""
+        url, token = self.settings.url, self.settings.token
+        session = self.session() if url is None or token is None else None
+        if url is None:
+            if session is None:
+                raise CommandError(
+                    f"no job manager: give --url, set {URL_VARIABLE}, or start one with 'ckpt session start'",
+                    ExitCode.USAGE,
+                )
+            url = session.rest_url
+        if token is None and session is not None and session.rest_url == url:
+            token = session.token
+        return url, token
+
+    def close(self) -> None:
+        """Close the client's connections."""
+        if self._client is not None:
+            self._client.close()
+
+
+def _connection_options(
+    url: Annotated[str | None, typer.Option("--url", "-m", help="Job manager, host:port or URL.")] = None,
+    token: Annotated[str | None, typer.Option("--token", help=f"Bearer token; better in {TOKEN_VARIABLE}.")] = None,
+    ca_file: Annotated[str | None, typer.Option("--ca-file", help="Certificates to trust.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Do not check the server's certificate.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Never called: its parameters are added to every command."""
+
+
+def _parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    hints = get_type_hints(function, include_extras=True)
+    parameters = inspect.signature(function).parameters.values()
+    return [
+        parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in parameters
+    ]
+
+
+def command(
+    app: typer.Typer, name: str, **options: Any
+) -> Callable[[Callable[..., ExitCode | None]], Callable[..., ExitCode | None]]:
+    """Register a function ``(cli, ...)`` as a command. It may return its exit code."""
+
+    def register(function: Callable[..., ExitCode | None]) -> Callable[..., ExitCode | None]:
+        own = _parameters_of(function)[1:]
+
+        @wraps(function)
+        def invoke(ctx: typer.Context, **arguments: Any) -> None:
+            given = Settings(**{option: arguments.pop(option) for option in _NAMES})
+            outer = ctx.find_root().obj or Settings()
+            raise typer.Exit(_run(function, given.over(outer), arguments))
+
+        context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        parameters = [context, *own, *_parameters_of(_connection_options)]
+        invoke.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        invoke.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        app.command(name, **options)(invoke)
+        return function
+
+    return register
+
+
+def _run(function: Callable[..., ExitCode | None], settings: Settings, arguments: dict[str, Any]) -> int:
+    cli = Cli(settings, Output(as_json=settings.as_json))
+    try:
+        return int(function(cli, **arguments) or ExitCode.OK)
+    except (CommandError, CkptClientError) as error:
+        code = code_of(error)
+        cli.output.error(str(error), code)
+        return int(code)
+    except KeyboardInterrupt:
+        cli.output.error("interrupted", ExitCode.INTERRUPTED)
+        return int(ExitCode.INTERRUPTED)
+    finally:
+        cli.close()

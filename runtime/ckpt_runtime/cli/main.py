@@ -1,0 +1,87 @@
+"""The ``ckpt`` command: puts the commands together and gives the process its exit code."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from ckpt_runtime.cli.config_commands import add_config_commands
+from ckpt_runtime.cli.framework import TOKEN_VARIABLE, URL_VARIABLE, Settings
+from ckpt_runtime.cli.job_commands import add_job_commands
+from ckpt_runtime.cli.run_command import add_run_command
+from ckpt_runtime.cli.session_commands import add_session_commands
+from ckpt_runtime.cli.snapshot_commands import add_snapshot_commands
+
+app = typer.Typer(
+    name="ckpt",
+    help="Checkpointed streaming jobs on Spark. Every command also takes --url, --token and --json.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def connection(
+    ctx: typer.Context,
+    url: Annotated[
+        str | None, typer.Option("--url", "-m", envvar=URL_VARIABLE, help="Job manager, host:port or URL.")
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option("--token", envvar=TOKEN_VARIABLE, show_default=False, help="Bearer token.")
+    ] = None,
+    ca_file: Annotated[str | None, typer.Option("--ca-file", help="Certificates to trust.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Do not check the server's certificate.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Checkpointed streaming jobs on Spark."""
+    ctx.obj = Settings(url or None, token or None, ca_file, insecure, as_json)
+
+
+for add_commands in (
+    add_session_commands,
+    add_run_command,
+    add_job_commands,
+    add_snapshot_commands,
+    add_config_commands,
+):
+    add_commands(app)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code (``ckpt_runtime.cli.exit_codes``)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        app(args=None if argv is None else list(argv), prog_name="ckpt")
+        sys.stdout.flush()
+    except SystemExit as end:
+        return _flushed(end.code if isinstance(end.code, int) else 0)
+    except BrokenPipeError:
+        return _flushed(1)
+    return 0
+
+
+def _flushed(code: int) -> int:
+    """The code; a reader that went away (``ckpt list | head``) is no reason for a traceback at exit."""
+    try:
+        sys.stdout.flush()
+    except (BrokenPipeError, ValueError):
+        descriptor = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(descriptor, 1)
+        os.close(descriptor)
+        return code or 1
+    return code
+
+
+def entry_point() -> None:
+    """What the console script calls."""
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""``ckpt run``: upload a pipeline, start a job of it, and (attached) watch it until it ends."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ckpt_runtime.cli import values
+from ckpt_runtime.cli.exit_codes import ExitCode
+from ckpt_runtime.cli.framework import Cli, command
+from ckpt_runtime.cli.output import size_text
+from ckpt_runtime.client import CkptClient
+from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
+from ckpt_runtime.client.errors import Unreachable
+from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails, RunOptions
+from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.client.waiting import PollSchedule
+
+WATCH_INTERVAL_S = 1.0
+_PASS_THROUGH = {"allow_interspersed_args": False}
+
+
+class ClaimChoice(StrEnum):
+    """FLIP-193's modes as users type them."""
+
+    NO_CLAIM = "no-claim"
+    CLAIM = "claim"
+
+
+def add_run_command(app: typer.Typer) -> None:
+    """Register the command. What follows the pipeline goes to the pipeline."""
+    command(app, "run", context_settings=_PASS_THROUGH)(run)
+
+
+def run(  # noqa: PLR0913, PLR0917 -- one parameter for each option
+    cli: Cli,
+    pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE", help="A .py file, a .zip or a directory.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="For the pipeline.")] = None,
+    detached: Annotated[bool, typer.Option("--detached", "-d", help="Do not wait for the job's end.")] = False,
+    from_savepoint: Annotated[
+        str | None,
+        typer.Option("--from-savepoint", "-s", metavar="PATH", help="Savepoint or checkpoint to start from."),
+    ] = None,
+    allow_non_restored_state: Annotated[
+        bool, typer.Option("--allow-non-restored-state", "-n", help="Skip state that has no operator now.")
+    ] = False,
+    claim_mode: Annotated[
+        ClaimChoice, typer.Option("--claim-mode", case_sensitive=False, help="Who owns that snapshot from then on.")
+    ] = ClaimChoice.NO_CLAIM,
+    parallelism: Annotated[int | None, typer.Option("--parallelism", "-p", min=1, help="Default parallelism.")] = None,
+    define: Annotated[
+        list[str] | None, typer.Option("-D", metavar="KEY=VALUE", help="Configuration of the job; repeatable.")
+    ] = None,
+    entry: Annotated[
+        str | None, typer.Option("--entry", "-c", metavar="MODULE:FUNCTION", help="Entry point of the pipeline.")
+    ] = None,
+    job_id: Annotated[
+        str | None, typer.Option("--job-id", help="Id to give the job.", callback=values.optional_job_id)
+    ] = None,
+) -> ExitCode:
+    """Run a pipeline. Attached, it shows progress and ends as the job ends; Ctrl-C leaves the job running."""
+    options = RunOptions(
+        entry_point=entry,
+        arguments=tuple(arguments or ()),
+        parallelism=parallelism,
+        configuration=values.pairs("-D", define or ()),
+        savepoint_path=from_savepoint,
+        allow_non_restored_state=allow_non_restored_state,
+        claim_mode=claim_mode.name,
+    )
+    filename, content = pack_pipeline(pipeline)
+    client = cli.client()
+    job = client.run_pipeline(client.upload_pipeline(filename, content), options, job_id=job_id)
+    if detached:
+        cli.output.result({"job_id": job}, job)
+        return ExitCode.OK
+    cli.output.note(f"Job {job} is submitted.")
+    try:
+        details = _watch(cli, client, job)
+    except KeyboardInterrupt:
+        cli.output.note(f"Job {job} goes on; 'ckpt cancel {job}' ends it.")
+        raise
+    return _report_end(cli, client, details)
+
+
+def _watch(cli: Cli, client: CkptClient, job: str) -> JobDetails:
+    schedule = PollSchedule(f"The end of job {job}", None, WATCH_INTERVAL_S)
+    with cli.output.progress() as progress:
+        while True:
+            try:
+                details, statistics = client.job_details(job), client.checkpoint_statistics(job)
+                schedule.reached()
+                progress.show(_progress_text(details, statistics, live=cli.output.decorated))
+                if details.state in TERMINAL_STATES:
+                    return details
+            except Unreachable as error:
+                schedule.not_reached(error)
+            time.sleep(schedule.next_delay())
+
+
+def _progress_text(details: JobDetails, statistics: CheckpointStatistics, *, live: bool) -> str:
+    """All there is to see on a terminal; only what seldom changes where each change is a new line."""
+    text = details.state
+    if live:
+        records = sum(vertex.io.write_records for vertex in details.vertices)
+        text += f"  {records:,} records sent"
+    latest = statistics.latest_completed
+    if latest is not None and live:
+        text += f"  checkpoint {latest.id}, {size_text(latest.state_size)}"
+    return text
+
+
+def _report_end(cli: Cli, client: CkptClient, details: JobDetails) -> ExitCode:
+    code = ExitCode.OK if details.state == "FINISHED" else ExitCode.FAILED
+    failure = client.execution_result(details.job_id).failure if details.state == "FAILED" else None
+    document = {
+        "job_id": details.job_id,
+        "state": details.state,
+        "failure": None if failure is None else failure.message,
+    }
+    cli.output.result(document, f"Job {details.job_id} {details.state}")
+    if failure is not None:
+        cli.output.note(failure.stack_trace.rstrip())
+    return code

@@ -1,0 +1,142 @@
+"""``ckpt session start | stop | status``: a session cluster on Spark, and the file that remembers it."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ckpt_runtime.cli import values
+from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
+from ckpt_runtime.cli.framework import Cli, command
+from ckpt_runtime.cli.session_file import (
+    SessionRecord,
+    is_same_process,
+    process_started,
+    session_path,
+    state_directory,
+    write_session,
+)
+from ckpt_runtime.client.errors import Unreachable
+
+DEFAULT_READY_TIMEOUT = "2 min"
+LOOPBACK = "127.0.0.1"
+
+
+def add_session_commands(app: typer.Typer) -> None:
+    """Register the group."""
+    group = typer.Typer(help="Start, stop and look at a session cluster on Spark.", rich_markup_mode=None)
+    command(group, "start")(start)
+    command(group, "stop")(stop)
+    command(group, "status")(status)
+    app.add_typer(group, name="session")
+
+
+def start(  # noqa: PLR0913, PLR0917 -- one parameter for each option
+    cli: Cli,
+    master: Annotated[str, typer.Option(help="Spark master URL.")] = "local",
+    slots: Annotated[int, typer.Option(min=1, help="Task slots.")] = 2,
+    rest_host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs a token.")] = LOOPBACK,
+    rest_port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 0,
+    generate_token: Annotated[bool, typer.Option("--generate-token", help="Make up a token for this session.")] = False,
+    define: Annotated[
+        list[str] | None, typer.Option("-D", metavar="KEY=VALUE", help="Configuration of the cluster; repeatable.")
+    ] = None,
+    spark_conf: Annotated[
+        list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="Spark configuration; repeatable.")
+    ] = None,
+    log_file: Annotated[Path | None, typer.Option(help="Log of the session.")] = None,
+    ready_timeout: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long it may take.")
+    ] = DEFAULT_READY_TIMEOUT,
+) -> None:
+    """Start a session with spark-submit, detached, and wait until its REST API answers."""
+    timeout_s = values.timeout_s("--ready-timeout", ready_timeout) or 0.0
+    conf, spark = values.pairs("-D", define or ()), values.pairs("--conf", spark_conf or ())
+    token = cli.settings.token or (secrets.token_urlsafe(32) if generate_token else None)
+    _check_binding(rest_host, token)
+    known = cli.session()
+    if known is not None and is_same_process(known):
+        raise CommandError(f"a session already runs at {known.rest_url} (pid {known.pid})", ExitCode.CONFLICT)
+
+    from ckpt_runtime.spark.launch import SessionStartError, start_session
+
+    log = log_file or state_directory() / "session.log"
+    try:
+        with cli.output.progress() as progress:
+            progress.show(f"starting a session on {master}, log in {log}")
+            info = start_session(
+                master,
+                slots,
+                rest_port=rest_port,
+                token=token,
+                conf=conf,
+                spark_conf=spark,
+                log_file=log,
+                ready_timeout_s=timeout_s,
+                rest_host=rest_host,
+            )
+    except (SessionStartError, OSError) as error:
+        raise CommandError(str(error), ExitCode.FAILED) from error
+    record = SessionRecord(
+        info.rest_url, info.pid, str(info.log_file), str(info.session_file), token, process_started(info.pid)
+    )
+    write_session(session_path(), record)
+    document = {"rest_url": info.rest_url, "pid": info.pid, "log_file": str(info.log_file)}
+    cli.output.result(document, f"Session {info.rest_url} (pid {info.pid}), log in {info.log_file}")
+
+
+def _check_binding(host: str, token: str | None) -> None:
+    from ckpt_runtime.rest.auth import BindingRefused, check_binding
+
+    try:
+        check_binding(host, token)
+    except BindingRefused as error:
+        raise CommandError(f"{error} (--token or --generate-token)", ExitCode.USAGE) from error
+
+
+def stop(cli: Cli) -> None:
+    """Stop the session; its jobs are suspended. With --url, ask that one to end over REST."""
+    if cli.settings.url is not None:
+        cli.client().shutdown_cluster()
+        cli.output.result({"rest_url": cli.settings.url}, f"Session {cli.settings.url} is ending.")
+        return
+    record = cli.session()
+    if record is None:
+        raise CommandError("no session is known; give --url to end another one", ExitCode.NOT_FOUND)
+    was_running = is_same_process(record)
+    if was_running:
+        from ckpt_runtime.spark.launch import SessionInfo, stop_session
+
+        stop_session(SessionInfo(record.rest_url, record.pid, record.log_file, record.ready_file))
+    session_path().unlink(missing_ok=True)
+    said = "is stopped" if was_running else "was gone already"
+    cli.output.result({"rest_url": record.rest_url, "was_running": was_running}, f"Session {record.rest_url} {said}.")
+
+
+def status(cli: Cli) -> ExitCode:
+    """Show the session: where it is, its slots and jobs."""
+    record = cli.session() if cli.settings.url is None else None
+    try:
+        overview = cli.client().cluster_overview()
+    except Unreachable:
+        if record is not None and not is_same_process(record):
+            cli.output.note(f"the process {record.pid} of the session is gone; its log is {record.log_file}")
+        raise
+    document = {
+        "rest_url": cli.client().url,
+        "pid": None if record is None else record.pid,
+        "log_file": None if record is None else record.log_file,
+        "overview": overview,
+    }
+    cli.output.result(
+        document,
+        f"Session:  {cli.client().url}" + ("" if record is None else f" (pid {record.pid}, log {record.log_file})"),
+        f"Version:  {overview.version}",
+        f"Slots:    {overview.slots_available} free of {overview.slots_total}",
+        f"Jobs:     {overview.jobs_running} running, {overview.jobs_finished} finished, "
+        f"{overview.jobs_cancelled} canceled, {overview.jobs_failed} failed",
+    )
+    return ExitCode.OK

@@ -1,0 +1,63 @@
+"""Reading what users type: job ids, durations, sizes, ``key=value`` pairs. Raises usage errors naming the option."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import typer
+
+from ckpt_runtime.configuration.quantities import parse_duration, parse_memory_size
+
+_HEX_ID = re.compile(r"[0-9a-fA-F]{32}")
+
+
+def job_id(text: str) -> str:
+    """32 hex digits, in lower case."""
+    if not _HEX_ID.fullmatch(text):
+        raise typer.BadParameter(f"{text!r} is no job id, it must be 32 hexadecimal digits")
+    return text.lower()
+
+
+def optional_job_id(text: str | None) -> str | None:
+    """:func:`job_id` of a given one."""
+    return None if text is None else job_id(text)
+
+
+def duration_ms(option: str, text: str | None) -> int | None:
+    """Milliseconds of ``10 s``, ``5min``, ...; None when not given."""
+    if text is None:
+        return None
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}: {text!r} is not acceptable, it must be {error}") from None
+
+
+def size_bytes(option: str, text: str | None) -> int | None:
+    """Bytes of ``64 mb``, ...; None when not given."""
+    if text is None:
+        return None
+    try:
+        return parse_memory_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}: {text!r} is not acceptable, it must be {error}") from None
+
+
+def timeout_s(option: str, text: str | None) -> float | None:
+    """Seconds of a duration; None when not given, which waits without an end."""
+    millis = duration_ms(option, text)
+    return None if millis is None else millis / 1000
+
+
+def pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
+    """``key=value`` given any number of times; the same key twice must have one value."""
+    found: dict[str, str] = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        key = key.strip()
+        if not separator or not key:
+            raise typer.BadParameter(f"{option}: {text!r} is not acceptable, it must be key=value")
+        if found.setdefault(key, value) != value:
+            raise typer.BadParameter(f"{option}: {key} is given twice with different values")
+    return found

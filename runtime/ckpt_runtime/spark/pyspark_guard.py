@@ -1,0 +1,71 @@
+"""Finds a PySpark whose files were overwritten by ``pyspark-client`` and says how to repair it.
+
+Airflow's Spark provider requires the distribution ``pyspark-client``, which installs other versions of the same files
+into the same ``pyspark`` package. Which of the two wins depends on the installer; the mixture starts, and then fails in
+functions that run Python code. Imports PySpark only when asked to check it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from typing import Protocol
+
+DISTRIBUTION = "pyspark"
+
+
+class PySparkMismatchError(RuntimeError):
+    """PySpark is missing or mixed from several versions. The message holds the command that repairs it."""
+
+
+class HasVersion(Protocol):
+    """A ``SparkSession`` or ``SparkContext``, as far as it matters here."""
+
+    @property
+    def version(self) -> str:
+        """The version of Spark on the JVM's side."""
+
+
+def check_pyspark(spark: HasVersion | None = None) -> str:
+    """Returns PySpark's version when package, distribution and (if given) the running Spark agree about it.
+
+    Raises :class:`PySparkMismatchError` otherwise.
+    """
+    try:
+        distribution = importlib.metadata.version(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        raise PySparkMismatchError(f"PySpark is not installed; run: {_command('')}") from None
+    package = _package_version()
+    if package != distribution:
+        found = "lack a version" if package is None else f"are of version {package}"
+        message = (
+            f"the distribution {DISTRIBUTION} is {distribution}, but the files of the package pyspark {found}: another "
+            f"distribution ({_clashing()}) has overwritten them"
+        )
+        raise PySparkMismatchError(f"{message}; run: {_command(distribution)}")
+    if spark is not None and spark.version != distribution:
+        message = f"PySpark is {distribution}, but the Spark it talks to is {spark.version}"
+        raise PySparkMismatchError(f"{message}; unset SPARK_HOME or run: {_command(spark.version)}")
+    return distribution
+
+
+def _package_version() -> str | None:
+    """What the files say; None when they are so mixed that the package does not import or has no version."""
+    try:
+        import pyspark
+    except ImportError:
+        return None
+    version = getattr(pyspark, "__version__", None)
+    return None if version is None else str(version)
+
+
+def _clashing() -> str:
+    try:
+        return f"pyspark-client {importlib.metadata.version('pyspark-client')}"
+    except importlib.metadata.PackageNotFoundError:
+        return "pyspark-client, since removed"
+
+
+def _command(version: str) -> str:
+    requirement = f"{DISTRIBUTION}=={version}" if version else "'pyspark>=4.3,<4.4'"
+    return f"{sys.executable} -m pip install --force-reinstall --no-deps {requirement}"

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Makes .venv as requirements/lock.txt says, and installs the project into it. Does nothing when it is up to date.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+LOCK=requirements/lock.txt
+VENV=.venv
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+
+scripts/check_java.sh
+python="$(scripts/find_python.sh)"
+key="$("$python" - setup.py "$LOCK" scripts/setup.sh <<'PYTHON'
+import hashlib, pathlib, sys
+
+digest = hashlib.sha256(repr(sys.version_info[:2]).encode())
+for name in sys.argv[1:]:
+    digest.update(pathlib.Path(name).read_bytes())
+print(digest.hexdigest()[:16])
+PYTHON
+)"
+stamp="$VENV/.setup-$key"
+if [[ -e "$stamp" ]]; then
+    echo "$VENV is up to date."
+    exit 0
+fi
+
+if ! "$VENV/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    "$python" -m venv --clear "$VENV" || {
+        echo "Cannot make a virtual environment; on Debian and Ubuntu: sudo apt-get install --yes python3-venv" >&2
+        exit 1
+    }
+fi
+rm -f "$VENV"/.setup-*
+
+# pyspark-client, which Airflow's Spark provider requires, puts other versions of the same files where pyspark's are:
+# pyspark has to come last and to overwrite them.
+pyspark="$(grep '^pyspark==' "$LOCK")"
+grep -v '^pyspark==' "$LOCK" | "$VENV/bin/python" -m pip install --quiet --requirement /dev/stdin
+"$VENV/bin/python" -m pip install --quiet --force-reinstall --no-deps "$pyspark"
+"$VENV/bin/python" -m pip install --quiet --no-deps --editable .
+"$VENV/bin/python" -m pip check
+"$VENV/bin/python" -c 'from ckpt_runtime.spark.pyspark_guard import check_pyspark; print("PySpark", check_pyspark())'
+touch "$stamp"
+echo "$VENV is ready."

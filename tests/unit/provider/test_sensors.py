@@ -1,0 +1,163 @@
+"""The sensors, deferred and poking."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowSkipException, TaskDeferred
+
+from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed
+from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
+from airflow_provider_ckpt.sensors.job import JobStatusSensor
+from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.jobmaster.gateway import ExceptionEntry, FailureCause, JobStatus
+from tests.unit.provider.conftest import JOB, JobManager, Task, fire
+
+FAST = {"poke_interval": 0.01, "timeout": 5}
+BOTH = pytest.mark.parametrize("deferrable", [True, False])
+
+
+def deferral(sensor: Any, context: Any) -> TaskDeferred:
+    with pytest.raises(TaskDeferred) as caught:
+        sensor.execute(context)
+    return caught.value
+
+
+@pytest.mark.row("air.2")
+@BOTH
+def test_a_state_is_waited_for(job_manager: JobManager, task: Task, finish: Any, deferrable: bool) -> None:
+    sensor = JobStatusSensor(task_id="t", job_id=JOB, expected=["running", "FINISHED"], deferrable=deferrable, **FAST)
+    assert finish(sensor, task.context())["status"] == "RUNNING"
+
+
+@BOTH
+def test_another_end_fails_the_sensor_with_the_cause(
+    job_manager: JobManager, task: Task, finish: Any, deferrable: bool
+) -> None:
+    job = job_manager.gateway.jobs[JOB]
+    cause = FailureCause("ValueError", "no such carrier", "ValueError: no such carrier\n  at line 3")
+    job.exceptions.append(ExceptionEntry(cause, 5))
+    job_manager.gateway.move(JOB, JobStatus.FAILED)
+    sensor = JobStatusSensor(task_id="t", job_id=JOB, deferrable=deferrable, **FAST)
+    with pytest.raises(CkptJobFailed, match="is FAILED, not FINISHED: ValueError: no such carrier"):
+        finish(sensor, task.context())
+
+
+@BOTH
+def test_the_timeout_is_the_sensors_own(job_manager: JobManager, task: Task, finish: Any, deferrable: bool) -> None:
+    sensor = JobStatusSensor(task_id="t", job_id=JOB, deferrable=deferrable, poke_interval=0.01, timeout=0.05)
+    with pytest.raises(AirflowSensorTimeout):
+        finish(sensor, task.context())
+
+
+def test_soft_fail_skips(job_manager: JobManager, task: Task, finish: Any) -> None:
+    sensor = JobStatusSensor(task_id="t", job_id=JOB, soft_fail=True, poke_interval=0.01, timeout=0.05)
+    with pytest.raises(AirflowSkipException):
+        finish(sensor, task.context())
+
+
+@BOTH
+def test_a_job_that_stays_unknown_fails_the_sensor(
+    job_manager: JobManager, task: Task, finish: Any, deferrable: bool
+) -> None:
+    sensor = JobStatusSensor(task_id="t", job_id="0" * 32, deferrable=deferrable, **FAST)
+    with pytest.raises(CkptJobFailed, match="not found"):
+        finish(sensor, task.context())
+    assert job_manager.count(f"GET /jobs/{'0' * 32}") == 3
+
+
+@pytest.mark.row("air.2")
+@BOTH
+def test_any_completed_checkpoint(job_manager: JobManager, task: Task, finish: Any, deferrable: bool) -> None:
+    job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
+    sensor = CheckpointCompletedSensor(task_id="t", job_id=JOB, since_checkpoint_id=0, deferrable=deferrable, **FAST)
+    result = finish(sensor, task.context())
+    assert result["checkpoint_id"] == 1
+    assert result["external_path"] == "file:/data/chk-1"
+    assert result["checkpoint_ids"] == [1]
+
+
+@pytest.mark.row("air.2")
+def test_so_many_new_ones_since_the_first_look_also_after_a_retry(job_manager: JobManager, task: Task) -> None:
+    job = job_manager.gateway.jobs[JOB]
+    job_manager.gateway.complete_checkpoint(job)
+    deferral(CheckpointCompletedSensor(task_id="t", job_id=JOB, count=2, **FAST), task.context())
+    job_manager.gateway.complete_checkpoint(job, CheckpointType.SAVEPOINT, "NATIVE")
+    job_manager.gateway.complete_checkpoint(job)
+    second = CheckpointCompletedSensor(task_id="t", job_id=JOB, count=2, **FAST)
+    context = task.context()
+    deferred = deferral(second, context)
+    job_manager.gateway.complete_checkpoint(job)
+    result = second.resume_execution("execute_complete", {"event": fire(deferred)}, context)
+    assert result["checkpoint_ids"] == [3, 4]
+    assert task.store == {}
+
+
+@pytest.mark.row("air.2")
+def test_one_by_its_id_and_one_after_a_moment(job_manager: JobManager, task: Task, finish: Any) -> None:
+    gateway = job_manager.gateway
+    job = gateway.jobs[JOB]
+    gateway.complete_checkpoint(job)
+    gateway.now += 60_000
+    moment = datetime.fromtimestamp(gateway.now / 1000, UTC)
+    gateway.complete_checkpoint(job)
+    by_id = CheckpointCompletedSensor(task_id="t", job_id=JOB, checkpoint_id="1", **FAST)
+    assert finish(by_id, task.context())["checkpoint_id"] == 1
+    for after in (moment, moment.isoformat(), round(moment.timestamp() * 1000)):
+        sensor = CheckpointCompletedSensor(task_id="t", job_id=JOB, after=after, **FAST)
+        assert finish(sensor, task.context())["checkpoint_ids"] == [2]
+
+
+@pytest.mark.row("air.2")
+def test_savepoints_count_when_they_are_meant_to(job_manager: JobManager, task: Task, finish: Any) -> None:
+    job = job_manager.gateway.jobs[JOB]
+    job_manager.gateway.complete_checkpoint(job, CheckpointType.SAVEPOINT, "CANONICAL")
+    sensor = CheckpointCompletedSensor(task_id="t", job_id=JOB, since_checkpoint_id=0, include_savepoints=True, **FAST)
+    assert finish(sensor, task.context())["checkpoint_type"] == "SAVEPOINT"
+
+
+def test_a_wanted_checkpoint_that_failed_fails_the_sensor(job_manager: JobManager, task: Task, finish: Any) -> None:
+    job = job_manager.gateway.jobs[JOB]
+    checkpoint_id = job_manager.gateway.start_checkpoint(job)
+    job.tracker.report_failed(checkpoint_id, job_manager.gateway.now, "it expired")
+    sensor = CheckpointCompletedSensor(task_id="t", job_id=JOB, checkpoint_id=checkpoint_id, **FAST)
+    with pytest.raises(CkptJobFailed, match="checkpoint 1 .* failed: it expired"):
+        finish(sensor, task.context())
+
+
+@BOTH
+def test_an_ended_job_completes_no_more_checkpoints(
+    job_manager: JobManager, task: Task, finish: Any, deferrable: bool
+) -> None:
+    job_manager.gateway.move(JOB, JobStatus.FINISHED)
+    sensor = CheckpointCompletedSensor(task_id="t", job_id=JOB, deferrable=deferrable, **FAST)
+    with pytest.raises(CkptJobFailed, match="is FINISHED and completes no more"):
+        finish(sensor, task.context())
+
+
+def test_poking_outlasts_a_job_manager_that_is_away(job_manager: JobManager, task: Task) -> None:
+    sensor = JobStatusSensor(task_id="t", job_id=JOB, expected="RUNNING", deferrable=False, **FAST)
+    job_manager.gateway.ready = False
+    assert sensor.poke(task.context()) is False
+    job_manager.gateway.ready = True
+    found = sensor.poke(task.context())
+    assert found
+    assert found.xcom_value["status"] == "RUNNING"
+
+
+@pytest.mark.parametrize(
+    ("sensor", "name"),
+    [
+        (JobStatusSensor(task_id="t", job_id=JOB, expected="DONE"), "expected"),
+        (JobStatusSensor(task_id="t", job_id="x"), "job_id"),
+        (CheckpointCompletedSensor(task_id="t", job_id=JOB, checkpoint_id=1, count=2), "count"),
+        (CheckpointCompletedSensor(task_id="t", job_id=JOB, after="2026-01-01"), "after"),
+        (CheckpointCompletedSensor(task_id="t", job_id=JOB, since_checkpoint_id=-1), "since_checkpoint_id"),
+    ],
+)
+def test_a_bad_argument_is_named(job_manager: JobManager, task: Task, sensor: Any, name: str) -> None:
+    with pytest.raises(CkptArgumentInvalid, match=f"^{name}: "):
+        sensor.execute(task.context())
+    assert job_manager.received == []

@@ -1,0 +1,204 @@
+"""Submitting as a task: one job whatever happens, found again while it lives."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import TaskDeferred
+
+from airflow_provider_ckpt.exceptions import (
+    CkptArgumentInvalid,
+    CkptJobFailed,
+    CkptRequestRejected,
+    CkptWaitTimeout,
+)
+from airflow_provider_ckpt.operators.submit import SubmitJobOperator
+from ckpt_runtime.jobmaster.gateway import JobStatus
+from tests.unit.provider.conftest import JOB, JobManager, Task, fire
+
+FAST = {"poll_interval": 0.01, "wait_timeout": 10}
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> str:
+    path = tmp_path / "flights.py"
+    path.write_text("def pipeline(session): ...\n")
+    return str(path)
+
+
+def deferral(operator: Any, context: Any) -> TaskDeferred:
+    with pytest.raises(TaskDeferred) as caught:
+        operator.execute(context)
+    return caught.value
+
+
+@pytest.mark.row("air.2")
+@pytest.mark.parametrize("deferrable", [True, False])
+def test_submitting_waits_until_the_job_runs_and_passes_everything_on(
+    job_manager: JobManager, task: Task, finish: Any, pipeline: str, deferrable: bool
+) -> None:
+    operator = SubmitJobOperator(
+        task_id="t",
+        pipeline=pipeline,
+        entry="flights:pipeline",
+        args=["--rows", 7],
+        parallelism="2",
+        configuration={"execution.checkpointing.interval": timedelta(seconds=5), "flag": True},
+        savepoint_path="file:/data/sp",
+        allow_non_restored_state="true",
+        claim_mode="claim",
+        deferrable=deferrable,
+        **FAST,
+    )
+    context = task.context()
+    result = finish(operator, context)
+    job = job_manager.gateway.jobs[result["job_id"]]
+    assert result["status"] == "RUNNING"
+    assert result["pipeline_id"] == job.request.pipeline_id
+    assert job.request.entry_point == "flights:pipeline"
+    assert job.request.arguments == ("--rows", "7")
+    assert job.request.parallelism == 2
+    assert job.request.configuration == {"execution.checkpointing.interval": "5000 ms", "flag": "true"}
+    assert job.request.savepoint_path == "file:/data/sp"
+    assert job.request.allow_non_restored_state is True
+    assert job.request.claim_mode.value == "CLAIM"
+    assert context["ti"].xcoms["_link_CkptJobLink"].endswith(f"/jobs/{result['job_id']}")
+
+
+@pytest.mark.row("air.3")
+def test_a_retry_attaches_to_the_job_of_the_try_before(
+    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+) -> None:
+    first = deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
+    result = finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
+    assert result["job_id"] == first.trigger.job_id
+    assert len(job_manager.gateway.jobs) == 2
+    assert job_manager.count("POST /jars/upload") == 1
+
+
+@pytest.mark.row("air.3")
+def test_a_crash_before_the_request_arrived_repeats_it_with_the_same_ids(
+    job_manager: JobManager, task: Task, finish: Any, pipeline: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator = SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST)
+
+    def crash(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(operator, "ask", crash)
+    with pytest.raises(KeyboardInterrupt):
+        operator.execute(task.context())
+    assert task.store is not None
+    written = dict(task.store["ckpt_job"])
+    result = finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
+    assert {key: result[key] for key in ("job_id", "pipeline_id")} == written
+    assert job_manager.count("POST /jars/upload") == 1
+
+
+@pytest.mark.row("air.3")
+def test_a_cleared_task_finds_the_job_that_still_runs(
+    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+) -> None:
+    first = finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
+    second = finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
+    assert first["job_id"] == second["job_id"]
+
+
+@pytest.mark.parametrize("state", [JobStatus.FINISHED, JobStatus.CANCELED, JobStatus.FAILED])
+def test_a_cleared_task_whose_job_has_ended_starts_another(
+    job_manager: JobManager, task: Task, finish: Any, pipeline: str, state: JobStatus
+) -> None:
+    first = finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
+    job_manager.gateway.move(first["job_id"], state)
+    second = finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
+    assert first["job_id"] != second["job_id"]
+
+
+@pytest.mark.row("air.3")
+def test_a_retry_of_a_job_that_finished_meanwhile_reports_it(
+    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+) -> None:
+    first = deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
+    job_manager.gateway.move(first.trigger.job_id, JobStatus.FINISHED)
+    result = SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST).execute(task.context())
+    assert result["job_id"] == first.trigger.job_id
+    assert result["status"] == "FINISHED"
+
+
+@pytest.mark.row("air.3")
+def test_a_clear_that_cancels_the_inherited_job_leads_to_a_new_one(
+    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+) -> None:
+    deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
+    context = task.context()
+    operator = SubmitJobOperator(task_id="t", pipeline=pipeline, wait_for_completion=True, **FAST)
+    inherited = deferral(operator, context)
+    job_manager.gateway.move(inherited.trigger.job_id, JobStatus.CANCELED)
+    event = fire(inherited)
+    with pytest.raises(TaskDeferred) as again:
+        operator.resume_execution("execute_complete", {"event": event}, context)
+    assert again.value.trigger.job_id != inherited.trigger.job_id
+    assert again.value.trigger.memo["inherited"] is False
+
+
+def test_a_job_that_fails_fails_the_task(job_manager: JobManager, task: Task, finish: Any, pipeline: str) -> None:
+    context = task.context()
+    operator = SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST)
+    deferred = deferral(operator, context)
+    job_manager.gateway.move(deferred.trigger.job_id, JobStatus.FAILED)
+    with pytest.raises(CkptJobFailed, match="is FAILED, not FINISHED or RUNNING"):
+        operator.resume_execution("execute_complete", {"event": fire(deferred)}, context)
+
+
+@pytest.mark.parametrize("cancel", [True, False])
+def test_the_deadline_cancels_the_job_if_wanted(
+    job_manager: JobManager, task: Task, finish: Any, pipeline: str, cancel: bool
+) -> None:
+    operator = SubmitJobOperator(
+        task_id="t", pipeline=pipeline, wait_for_completion=True, cancel_on_timeout=cancel,
+        poll_interval=0.01, wait_timeout=0.1,
+    )  # fmt: skip
+    with pytest.raises(CkptWaitTimeout, match="being cancelled" if cancel else "goes on"):
+        finish(operator, task.context())
+    (job,) = [job for job in job_manager.gateway.jobs.values() if job.job_id != JOB]
+    assert job.status is (JobStatus.CANCELED if cancel else JobStatus.RUNNING)
+
+
+@pytest.mark.parametrize("cancel", [True, False])
+def test_killing_the_task_cancels_the_job_if_wanted(
+    job_manager: JobManager, task: Task, pipeline: str, cancel: bool
+) -> None:
+    operator = SubmitJobOperator(task_id="t", pipeline=pipeline, cancel_on_kill=cancel, **FAST)
+    deferred = deferral(operator, task.context())
+    operator.on_kill()
+    status = job_manager.gateway.jobs[deferred.trigger.job_id].status
+    assert status is (JobStatus.CANCELED if cancel else JobStatus.RUNNING)
+
+
+def test_a_refused_submission_is_not_retried(job_manager: JobManager, task: Task, pipeline: str) -> None:
+    operator = SubmitJobOperator(task_id="t", pipeline=pipeline, configuration={"bad.option": 1}, **FAST)
+    with pytest.raises(CkptRequestRejected, match=r"bad\.option"):
+        operator.execute(task.context())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({}, "pipeline"),
+        ({"pipeline": "a.py", "pipeline_id": "x"}, "pipeline"),
+        ({"pipeline": "/nowhere/a.py"}, "pipeline"),
+        ({"pipeline_id": "x", "args": "one text"}, "args"),
+        ({"pipeline_id": "x", "parallelism": 0}, "parallelism"),
+        ({"pipeline_id": "x", "configuration": ["a"]}, "configuration"),
+        ({"pipeline_id": "x", "configuration": {"a": None}}, "configuration"),
+        ({"pipeline_id": "x", "claim_mode": "LEGACY"}, "claim_mode"),
+        ({"pipeline_id": "x", "allow_non_restored_state": "maybe"}, "allow_non_restored_state"),
+    ],
+)
+def test_a_bad_argument_is_named(job_manager: JobManager, task: Task, arguments: Any, name: str) -> None:
+    with pytest.raises(CkptArgumentInvalid, match=f"^{name}"):
+        SubmitJobOperator(task_id="t", **arguments).execute(task.context())
+    assert not [line for line in job_manager.received if line.startswith("POST")]

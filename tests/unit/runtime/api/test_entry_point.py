@@ -1,0 +1,141 @@
+"""Loading a pipeline from an archive directory, in this process and in the plan process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.api.entry_point import load_plan, parse_entry
+from ckpt_runtime.api.plan_process import plan_in_process, run
+from ckpt_runtime.api.plan_result import PlanRequest
+from ckpt_runtime.graph.errors import PlanError
+
+PIPELINE = """
+import helper
+
+print("noise on standard output")
+
+def pipeline(session, *args):
+    (session.readStream.format("numbers").option("rows", args[0]).load().uid(helper.UID)
+        .writeStream.format("noop").start().uid("sink"))
+
+def broken(session, *args):
+    raise RuntimeError("the author's own error")
+
+def leaves(session, *args):
+    raise SystemExit(3)
+"""
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    (tmp_path / "job.py").write_text(PIPELINE)
+    (tmp_path / "helper.py").write_text("UID = 'first'")
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _clean_import_state() -> Iterator[None]:
+    path, modules = list(sys.path), dict(sys.modules)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - set(modules):
+        if name == "helper" or name.startswith("_ckpt_pipeline_"):
+            del sys.modules[name]
+
+
+def uids(archive: Path, entry: str = "job") -> list[str]:
+    plan = load_plan(archive, entry, ["5"], {})
+    return [node.uid for vertex in plan.job_graph.vertices for node in vertex.operators]
+
+
+@pytest.mark.parametrize("entry", ["job", "job:pipeline", "job.py:pipeline"])
+def test_an_entry_names_a_module_and_a_function(archive: Path, entry: str) -> None:
+    assert uids(archive, entry) == ["first", "sink"]
+
+
+def test_another_archive_brings_its_own_modules(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    assert uids(archive) == ["first", "sink"]
+    second = tmp_path_factory.mktemp("second")
+    (second / "job.py").write_text(PIPELINE)
+    (second / "helper.py").write_text("UID = 'second'")
+    assert uids(second) == ["second", "sink"]
+    assert uids(archive) == ["first", "sink"]
+    assert str(second) not in sys.path
+
+
+def test_a_module_named_like_an_installed_one_is_the_authors(archive: Path) -> None:
+    (archive / "json.py").write_text(PIPELINE)
+    assert uids(archive, "json") == ["first", "sink"]
+    assert not hasattr(sys.modules["json"], "pipeline")
+
+
+def test_a_package_may_hold_the_entry(archive: Path) -> None:
+    package = archive / "flow_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "main.py").write_text("from flow_package.parts import pipeline")
+    (package / "parts.py").write_text(PIPELINE)
+    assert uids(archive, "flow_package.main") == ["first", "sink"]
+
+
+@pytest.mark.parametrize("entry", ["", "../job", "job:a.b", "job:", "/etc/passwd", "job:pipe line", "a..b"])
+def test_an_entry_is_never_a_path(entry: str) -> None:
+    if entry == "job:":
+        assert parse_entry(entry) == ("job", "pipeline")
+        return
+    with pytest.raises(PlanError, match="entry: .* is not of the form 'module:function'"):
+        parse_entry(entry)
+
+
+def test_missing_modules_and_functions_are_named(archive: Path) -> None:
+    with pytest.raises(PlanError, match="entry: there is no module 'nope' in the archive"):
+        load_plan(archive, "nope", [], {})
+    with pytest.raises(PlanError, match="entry: there is no module 'os.path' in the archive"):
+        load_plan(archive, "os.path:join", [], {})
+    with pytest.raises(PlanError, match="entry: module 'job' has no function 'nope'"):
+        load_plan(archive, "job:nope", [], {})
+
+
+def request(archive: Path, entry: str, *args: str, **configuration: str) -> PlanRequest:
+    return PlanRequest(str(archive), entry, args, configuration)
+
+
+def test_errors_become_results_with_the_authors_frames_only(archive: Path) -> None:
+    failure = run(request(archive, "job:broken")).failure
+    assert failure is not None
+    assert str(failure) == "RuntimeError: the author's own error"
+    assert 'File "job.py"' in failure.traceback
+    assert "entry_point" not in failure.traceback
+    assert str(archive) not in failure.traceback
+    left = run(request(archive, "job:leaves")).failure
+    assert left is not None
+    assert left.type == "SystemExit"
+    refused = run(request(archive, "job", "-1")).failure
+    assert refused is not None
+    assert str(refused) == "PlanError: option 'rows': -1 is less than the least allowed value 0"
+    option = run(request(archive, "job", "1", **{"parallelism.default": "none"})).failure
+    assert option is not None
+    assert option.message.startswith("parallelism.default: 'none' is not acceptable")
+
+
+def test_the_plan_process_gives_the_same_graph_and_ignores_noise(archive: Path) -> None:
+    result = plan_in_process(request(archive, "job", "5"))
+    assert result.failure is None
+    assert result.job_graph is not None
+    assert result.job_graph.fingerprint == load_plan(archive, "job", ["5"], {}).job_graph.fingerprint
+    assert "job" not in sys.modules
+
+
+def test_a_plan_process_that_dies_or_hangs_is_a_failure(archive: Path) -> None:
+    (archive / "dies.py").write_text("import os, sys\nsys.stderr.write('last words')\nsys.stderr.flush()\nos._exit(9)")
+    died = plan_in_process(request(archive, "dies")).failure
+    assert died is not None
+    assert (died.type, "code 9" in died.message, "last words" in died.traceback) == ("PlanProcessFailed", True, True)
+    (archive / "hangs.py").write_text("import threading\nthreading.Event().wait()")
+    hung = plan_in_process(request(archive, "hangs"), timeout_s=3).failure
+    assert hung is not None
+    assert hung.type == "PlanTimeout"

@@ -1,0 +1,206 @@
+"""The pipeline author's interface: what it builds, and errors that name the offending field at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from ckpt_runtime.api import PlanError, Stream, StreamSession, avg, count, max, min, sum
+from ckpt_runtime.graph.job_graph import Partitioning
+from ckpt_runtime.graph.specs import AggregateSpec, ProcessSpec, ProjectSpec, SinkSpec, SourceSpec
+
+
+class Processor(StatefulProcessor):
+    def init(self, handle: Any) -> None: ...
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        return iter(())
+
+    def close(self) -> None: ...
+
+
+class MySource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "mine"
+
+    def schema(self) -> str:
+        return "id BIGINT, at TIMESTAMP"
+
+
+def numbers(session: StreamSession, **options: Any) -> Stream:
+    return session.readStream.format("numbers").options(**options).load()
+
+
+def test_a_pipeline_reads_like_pyspark() -> None:
+    session = StreamSession({"parallelism.default": "2", "execution.checkpointing.interval": "1 s"}, "demo")
+    (
+        numbers(session, keys=10, rowNumber=True)
+        .uid("source")
+        .filter(pc.field("value") > 3)
+        .withColumn("half", pc.divide(pc.field("value"), 2))
+        .select("key", "value", double=pc.field("half") * 4)
+        .groupBy("key")
+        .agg(count(), sum("value").alias("total"), min("value"), max("double"), avg("value"))
+        .uid("totals")
+        .name("totals per key")
+        .writeStream.format("noop")
+        .outputMode("Update")
+        .uid("sink")
+        .start()
+        .setParallelism(1)
+    )
+    plan = session.compile()
+    graph = plan.job_graph
+    assert graph.name == "demo"
+    assert graph.configuration == {"parallelism.default": "2", "execution.checkpointing.interval": "1 s"}
+    assert [vertex.name for vertex in graph.vertices] == ["source -> filter-1 -> project-2 -> project-3", "totals per key", "sink"]
+    assert [edge.partitioning for edge in graph.edges] == [Partitioning.HASH, Partitioning.REBALANCE]
+    assert plan.output_schemas["totals"].names == ["key", "count", "total", "min(value)", "max(double)", "avg(value)"]
+    assert isinstance(plan.specs["totals"], AggregateSpec)
+    assert isinstance(plan.specs["project-3"], ProjectSpec)
+
+
+def test_transform_with_state_takes_pyspark_arguments() -> None:
+    session = StreamSession()
+    stream = session.readStream.format(MySource).load().withWatermark("at", "10 seconds")
+    result = stream.groupBy("id").transformWithState(
+        statefulProcessor=Processor(), outputStructType="id BIGINT, n INT", outputMode="update", timeMode="eventtime"
+    )
+    result.uid("state").writeStream.format("noop").start()
+    spec = session.compile().specs["state"]
+    assert isinstance(spec, ProcessSpec)
+    assert (spec.output_mode, spec.time_mode, spec.keys) == ("Update", "EventTime", ("id",))
+    assert spec.output_schema.equals(pa.schema([("id", pa.int64()), ("n", pa.int32())]))
+
+
+def test_a_registered_data_source_is_found_by_name() -> None:
+    session = StreamSession()
+    session.dataSource.register(MySource)
+    session.readStream.format("mine").option("a", True).load().writeStream.format("mine").option("b", 1).start("/out")
+    compiled = session.compile()
+    formats = {uid: getattr(spec, "format", None) for uid, spec in compiled.specs.items()}
+    assert set(formats.values()) == {MySource}
+    sink = next(spec for spec in compiled.specs.values() if isinstance(spec, SinkSpec))
+    assert sink.options == {"b": "1", "path": "/out"}
+
+
+def test_options_given_twice_in_another_case_replace_each_other() -> None:
+    session = StreamSession()
+    session.readStream.format("numbers").option("ROWS", 1).option("rows", 2).option("keys", 3).option("KEYS", None).load()
+    spec = session.plan.nodes[0].spec
+    assert isinstance(spec, SourceSpec)
+    assert spec.options == {"rows": "2"}
+
+
+def test_options_of_the_pipeline_give_way_to_those_of_the_submission() -> None:
+    session = StreamSession({"parallelism.default": "3"})
+    session.conf.set("parallelism.default", 7)
+    session.conf.set("pipeline.name", "own")
+    numbers(session).writeStream.format("noop").start()
+    graph = session.compile().job_graph
+    assert (graph.vertices[0].parallelism, graph.name, session.conf.get("parallelism.default")) == (3, "own", "3")
+
+
+def test_union_rebalance_and_broadcast_say_how_rows_travel() -> None:
+    session = StreamSession({"parallelism.default": "2"})
+    left, right = numbers(session).uid("l"), numbers(session).uid("r")
+    both = left.union(right.rebalance())
+    both.filter(pc.field("key") > 0).uid("f").broadcast().filter(pc.field("key") > 1).uid("g").writeStream.format("noop").start()
+    graph = session.compile().job_graph
+    assert [edge.partitioning.value for edge in graph.edges] == ["FORWARD", "REBALANCE", "BROADCAST"]
+
+
+Step = Callable[[Stream], Any]
+
+MISTAKES: list[tuple[Step, str]] = [
+    (lambda s: s.filter(pc.field("nope") > 1), r"filter: .*No match for FieldRef.Name\(nope\).*columns are key, value"),
+    (lambda s: s.filter(pc.field("key") + 1), "filter: .* is int64, not boolean"),
+    (lambda s: s.filter(pc.field("key") > "a"), "filter: .*greater"),
+    (lambda s: s.filter("key"), "filter: key is int64, not boolean"),
+    (lambda s: s.filter(42), "filter: expected a pyarrow.compute expression .*, not int"),
+    (lambda s: s.select("key", "nope"), "select: column 'nope' does not exist; columns are key, value"),
+    (lambda s: s.select(), "select: no column given"),
+    (lambda s: s.select("key", key=pc.field("value")), "select: column 'key' is given twice"),
+    (lambda s: s.withColumn("x", pc.field("nope")), "withColumn: column 'x': .*nope"),
+    (lambda s: s.withColumn("", pc.field("key")), "withColumn: '' is not a text"),
+    (lambda s: s.groupBy(), "groupBy: no column given"),
+    (lambda s: s.groupBy("nope"), "groupBy: column 'nope' does not exist"),
+    (lambda s: s.groupBy("key", "key"), "groupBy: column 'key' is given twice"),
+    (lambda s: s.groupBy(3), "groupBy: expected a column name, not int"),
+    (lambda s: s.groupBy("key").agg(), "agg: no aggregate given"),
+    (lambda s: s.groupBy("key").agg("count"), "agg: expected count"),
+    (lambda s: s.groupBy("key").agg(sum("nope")), "agg: sum: column 'nope' does not exist"),
+    (lambda s: s.groupBy("key").agg(sum("value"), sum("value")), r"agg: two result columns are called 'sum\(value\)'"),
+    (lambda s: s.groupBy("key").agg(count().alias("key")), "agg: two result columns are called 'key'"),
+    (lambda s: s.withColumn("t", pc.field("key").cast(pa.string())).groupBy("key").agg(sum("t")), "agg: .*'t'.*string"),
+    (lambda s: s.withWatermark("key", "1 s"), "withWatermark: column 'key' is int64, not a timestamp"),
+    (lambda s: s.mapInArrow(3, "a INT"), "mapInArrow: expected a function"),
+    (lambda s: s.mapInArrow(lambda i: i, "a INTT"), "mapInArrow schema: unknown type 'intt'"),
+    (lambda s: s.setParallelism(0), "parallelism: 0 is not a whole number from 1 to 32768"),
+    (lambda s: s.setParallelism(True), "parallelism: True is not a whole number"),
+    (lambda s: s.setMaxParallelism(40_000), "maxParallelism: 40000 is not a whole number"),
+    (lambda s: s.uid(" "), "uid: ' ' is not a text of 1 to 255 characters"),
+    (lambda s: s.rebalance().uid("x"), "uid: call it right behind an operator"),
+    (lambda s: s.rebalance().groupBy("key"), "groupBy: rows are already distributed by rebalance"),
+    (lambda s: s.union(s), "union: a stream cannot be united with itself"),
+    (lambda s: s.union(3), "union: expected a stream of the same session"),
+    (lambda s: s.union(s.select("key")), "union: schemas differ: key: int64, value: int64 and key: int64"),
+    (lambda s: s.writeStream.start(), "format: not given"),
+    (lambda s: s.writeStream.format("nope").start(), "format: 'nope' is not one of"),
+    (lambda s: s.writeStream.format("noop").outputMode("complete"), "outputMode: 'complete' is not one of append, update"),
+    (lambda s: s.writeStream.format(int), "format: expected a name or a DataSource class"),
+    (lambda s: s.writeStream.option("a", []), "option 'a': expected a text, a number or a boolean, not list"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("step", "message"), MISTAKES)
+def test_a_mistake_is_named_where_it_is_made(step: Step, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        step(numbers(StreamSession()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"outputMode": "Complete"}, "outputMode: 'Complete' is not one of Append, Update"),
+        ({"timeMode": "Never"}, "timeMode: 'Never' is not one of None, ProcessingTime, EventTime"),
+        ({"timeMode": "EventTime"}, "timeMode: EventTime needs .withWatermark"),
+        ({"initialState": 1}, "initialState: not supported; start the job from a savepoint"),
+        ({"eventTimeColumnName": "id"}, "eventTimeColumnName: call .withWatermark"),
+        ({"statefulProcessor": Processor}, "statefulProcessor: expected an instance"),
+        ({"statefulProcessor": object()}, "statefulProcessor: expected an instance"),
+        ({"outputStructType": 3}, "outputStructType: expected an Arrow schema"),
+    ],
+)
+def test_wrong_processor_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
+    given = {"statefulProcessor": Processor(), "outputStructType": "id INT", "outputMode": "Append", "timeMode": "None"}
+    with pytest.raises(PlanError, match=message):
+        numbers(StreamSession()).groupBy("key").transformWithState(**{**given, **arguments})
+
+
+def test_a_reader_without_a_format_and_a_wrong_class_are_named() -> None:
+    session = StreamSession()
+    with pytest.raises(PlanError, match="format: not given"):
+        session.readStream.load()
+    with pytest.raises(PlanError, match="dataSource: expected a subclass"):
+        session.dataSource.register(int)
+
+    class Numbers(MySource):
+        @classmethod
+        def name(cls) -> str:
+            return "numbers"
+
+    with pytest.raises(PlanError, match="dataSource: 'numbers' is the name of a built-in format"):
+        session.dataSource.register(Numbers)
+
+
+def test_streams_of_two_sessions_do_not_mix() -> None:
+    with pytest.raises(PlanError, match="union: expected a stream of the same session"):
+        numbers(StreamSession()).union(numbers(StreamSession()))

@@ -1,0 +1,249 @@
+"""FLIP-571 in the coordinator, and the rhythm of the periodic trigger."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from ckpt_runtime.checkpoint import effects as out
+from ckpt_runtime.checkpoint import events as on
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointConfigurationError
+from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from tests.unit.runtime.checkpoint.checkpoint_driver import START_REL, Driver
+
+PERIODIC, CANCELLER = on.TimerKind.PERIODIC, on.TimerKind.CANCELLER
+MINUTE = 60_000
+
+
+def patch(driver: Driver, after_ms: int = 0, **changes: object) -> list[out.Effect]:
+    configuration = replace(driver.coordinator.configuration, **changes)
+    return driver.step(on.ConfigurationPatched(configuration), after_ms)
+
+
+@pytest.mark.row("571.3")
+class TestTimeout:
+    def test_the_example_of_the_design(self):
+        """95 % done at ten minutes, extended to fifteen, completes at ten minutes and two seconds."""
+        driver = Driver(timeout_ms=10 * MINUTE).run()
+        driver.trigger()
+        for execution in driver.executions[:-1]:
+            driver.ack(1, execution)
+        old = driver.timer(CANCELLER)
+        patch(driver, after_ms=10 * MINUTE - 10_000, timeout_ms=15 * MINUTE)
+        new = driver.one(out.ScheduleTimer)
+        assert new.at_rel_ms - driver.now.rel_ms == 5 * MINUTE + 10_000
+        assert driver.step(on.TimerFired(old.timer, old.generation), after_ms=10_000) == []
+        driver.ack(1, driver.executions[-1], after_ms=2_000)
+        driver.publish(1)
+        assert driver.coordinator.latest_checkpoint.id == 1
+        assert not any(isinstance(effect, out.DiscardLocation) for effect in driver.trace)
+
+    def test_a_shorter_one_that_is_past_expires_at_once_and_counts(self):
+        driver = Driver(timeout_ms=10_000).run()
+        driver.trigger()
+        patch(driver, after_ms=5_000, timeout_ms=5_000)
+        assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_EXPIRED
+        assert driver.of(out.FailJob)
+
+    def test_a_shorter_one_moves_the_deadline(self):
+        driver = Driver(timeout_ms=10_000).run()
+        driver.trigger()
+        started = driver.now.rel_ms
+        patch(driver, after_ms=1_000, timeout_ms=5_000)
+        assert driver.one(out.ScheduleTimer).at_rel_ms == started + 5_000
+        stats = driver.coordinator.statistics().checkpoint(1)
+        assert stats.deadline_timestamp == stats.trigger_timestamp + 5_000
+
+    def test_an_old_canceller_never_wins_against_an_extension(self):
+        driver = Driver(timeout_ms=100).run()
+        driver.trigger()
+        old = driver.timer(CANCELLER)
+        patch(driver, after_ms=99, timeout_ms=200)
+        driver.step(on.TimerFired(old.timer, old.generation), after_ms=50)
+        assert driver.last == []
+        assert driver.coordinator.pending_ids == (1,)
+
+    def test_a_canceller_of_an_ended_checkpoint_does_nothing(self):
+        driver = Driver(timeout_ms=100).run()
+        driver.complete()
+        timer = driver.timer(CANCELLER)
+        assert driver.fire(timer) == []
+
+    def test_the_same_timeout_changes_nothing(self):
+        driver = Driver(timeout_ms=100).run()
+        driver.trigger()
+        assert patch(driver, timeout_ms=100) == []
+
+    def test_several_pending_ones(self):
+        driver = Driver(timeout_ms=1_000, max_concurrent=2, tolerable_failures=9).run()
+        driver.trigger("old")
+        driver.now = driver.now.plus(400)
+        driver.trigger("young")
+        patch(driver, after_ms=100, timeout_ms=450)
+        assert driver.one(out.RequestFailed).request_id == "old"
+        assert driver.one(out.ScheduleTimer).at_rel_ms == START_REL + 400 + 450
+
+
+@pytest.mark.row("571.4")
+class TestInterval:
+    def ticking(self, **settings: int) -> Driver:
+        """A driver just after its first tick and that checkpoint's completion, 100 ms later."""
+        driver = Driver(**{"interval_ms": 1_000, **settings}).run()
+        driver.fire(driver.timer(PERIODIC))
+        number = driver.one(out.InitializeLocation).checkpoint_id
+        driver.locate(number)
+        driver.now = driver.now.plus(100)
+        driver.ack_all(number)
+        driver.publish(number)
+        return driver
+
+    def test_fixed_rate(self):
+        driver = self.ticking()
+        first = START_REL + 1_000
+        assert driver.timer(PERIODIC).at_rel_ms == first + 1_000
+        driver.now = driver.now.plus(930)  # 30 ms late
+        timer = driver.timer(PERIODIC)
+        driver.step(on.TimerFired(timer.timer, timer.generation))
+        assert driver.timer(PERIODIC).at_rel_ms == first + 2_000
+
+    def test_shorter_fires_sooner(self):
+        driver = self.ticking()
+        patch(driver, interval_ms=500)
+        assert driver.one(out.ScheduleTimer).at_rel_ms == START_REL + 1_500
+
+    def test_shorter_and_past_fires_now(self):
+        driver = self.ticking()
+        patch(driver, after_ms=500, interval_ms=100)
+        assert driver.one(out.ScheduleTimer).at_rel_ms == driver.now.rel_ms
+
+    def test_longer_postpones(self):
+        driver = self.ticking()
+        old = driver.timer(PERIODIC)
+        patch(driver, interval_ms=3_000)
+        assert driver.one(out.ScheduleTimer).at_rel_ms == START_REL + 4_000
+        assert driver.step(on.TimerFired(old.timer, old.generation), after_ms=900) == []
+
+    def test_the_pause_still_holds(self):
+        driver = self.ticking(min_pause_ms=800)
+        patch(driver, interval_ms=810)
+        assert driver.one(out.ScheduleTimer).at_rel_ms == START_REL + 1_100 + 800
+
+    def test_an_interval_below_the_pause_is_raised(self):
+        driver = self.ticking(min_pause_ms=800)
+        patch(driver, interval_ms=10)
+        assert driver.coordinator.configuration.interval_ms == 800
+
+    def test_off_to_on_and_off_again(self):
+        driver = Driver().run()
+        assert driver.last == []
+        patch(driver, after_ms=50, interval_ms=1_000)
+        assert driver.one(out.ScheduleTimer).at_rel_ms == START_REL + 1_000
+        patch(driver, interval_ms=None)
+        assert driver.last == [out.CancelTimer(on.TimerId(PERIODIC))]
+
+    def test_before_the_first_tick(self):
+        driver = Driver(interval_ms=1_000, first_delay_ms=600).run()
+        assert driver.timer(PERIODIC).at_rel_ms == START_REL + 600
+        assert patch(driver, interval_ms=5_000) == []
+        patch(driver, interval_ms=300)
+        assert driver.one(out.ScheduleTimer).at_rel_ms == START_REL + 300
+
+    def test_a_lower_limit_of_concurrency_and_a_higher_one(self):
+        driver = Driver().run()
+        driver.trigger("first")
+        driver.step(on.TriggerRequested("second", CheckpointProperties()))
+        patch(driver, max_concurrent=2)
+        assert driver.one(out.InitializeLocation).checkpoint_id == 2
+
+    def test_tolerable_failures(self):
+        driver = Driver().run()
+        patch(driver, tolerable_failures=1)
+        driver.trigger()
+        driver.step(on.Declined(1, driver.executions[0], Reason.CHECKPOINT_DECLINED))
+        assert driver.of(out.FailJob) == []
+
+    def test_backlog_rules_while_it_lasts(self):
+        driver = self.ticking(interval_during_backlog_ms=5_000)
+        driver.step(on.BacklogChanged(processing_backlog=True))
+        assert driver.one(out.ScheduleTimer).at_rel_ms == START_REL + 6_000
+        assert patch(driver, interval_ms=2_000) == []
+        driver.step(on.BacklogChanged(processing_backlog=False))
+        assert driver.one(out.ScheduleTimer).at_rel_ms == START_REL + 3_000
+        assert driver.step(on.BacklogChanged(processing_backlog=False)) == []
+
+    def test_no_checkpoints_during_backlog(self):
+        driver = self.ticking(interval_during_backlog_ms=0)
+        driver.step(on.BacklogChanged(processing_backlog=True))
+        assert driver.last == [out.CancelTimer(on.TimerId(PERIODIC))]
+
+
+class TestPeriodicTrigger:
+    def test_ticks_are_coalesced(self):
+        driver = Driver(interval_ms=100).run()
+        driver.fire(driver.timer(PERIODIC))
+        driver.locate(1)
+        for _ in range(5):
+            driver.fire(driver.timer(PERIODIC))
+        driver.ack_all(1)
+        driver.publish(1)
+        assert driver.one(out.InitializeLocation).checkpoint_id == 2
+        driver.locate(2)
+        driver.ack_all(2)
+        driver.publish(2)
+        assert driver.of(out.InitializeLocation) == []
+
+    def test_a_tick_within_the_pause_moves_to_its_end(self):
+        driver = Driver(interval_ms=100, min_pause_ms=100, timeout_ms=1_000).run()
+        driver.fire(driver.timer(PERIODIC))
+        driver.locate(1)
+        driver.now = driver.now.plus(90)
+        driver.ack_all(1)
+        driver.publish(1)
+        completed = driver.now.rel_ms
+        driver.fire(driver.timer(PERIODIC))
+        assert driver.of(out.InitializeLocation) == []
+        assert driver.timer(PERIODIC).at_rel_ms == completed + 100
+        driver.fire(driver.timer(PERIODIC))
+        assert driver.one(out.InitializeLocation).checkpoint_id == 2
+
+    def test_a_user_ignores_the_pause(self):
+        driver = Driver(interval_ms=100, min_pause_ms=100).run()
+        driver.complete("a")
+        assert driver.request("b") == 2
+
+    def test_later_starts_begin_after_the_pause(self):
+        driver = Driver(interval_ms=1_000, min_pause_ms=20, first_delay_ms=700).run()
+        driver.step(on.TasksLeftRunning())
+        driver.step(on.RestoreRequested("x"))
+        driver.run()
+        assert driver.one(out.ScheduleTimer).at_rel_ms == START_REL + 20
+
+    @pytest.mark.row("147.5")
+    def test_stop_and_start_of_the_trigger_leave_one_tick_alive(self):
+        driver = Driver(interval_ms=1_000).run()
+        old = driver.timer(PERIODIC)
+        driver.step(on.PeriodicTriggerStopped())
+        driver.step(on.PeriodicTriggerStarted(), after_ms=10)
+        assert driver.step(on.TimerFired(old.timer, old.generation), after_ms=990) == []
+        assert driver.step(on.PeriodicTriggerStarted()) == []
+
+    def test_an_early_timer_is_set_again(self):
+        driver = Driver(interval_ms=1_000).run()
+        timer = driver.timer(PERIODIC)
+        assert driver.step(on.TimerFired(timer.timer, timer.generation)) == [timer]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"interval_ms": 9}, "interval_ms is 9"),
+        ({"timeout_ms": 0}, "timeout_ms is 0"),
+        ({"max_concurrent": 0}, "max_concurrent is 0"),
+        ({"retained": 0}, "retained is 0"),
+        ({"unaligned_enabled": True, "max_concurrent": 2}, "max_concurrent is 2"),
+    ],
+)
+def test_limits_are_those_of_a_submission(changes, named):
+    with pytest.raises(CheckpointConfigurationError, match=named):
+        CheckpointConfiguration(**changes)

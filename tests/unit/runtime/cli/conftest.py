@@ -1,0 +1,31 @@
+"""A served REST application over an in-memory dispatcher that is new for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from fastapi import FastAPI
+from tests.unit.runtime.rest.fake_gateway import FakeGateway
+from tests.unit.runtime.rest.served import served
+
+from ckpt_runtime.rest.app import create_app
+
+
+@pytest.fixture(scope="session")
+def cli_server() -> Iterator[tuple[str, FastAPI]]:
+    app = create_app(FakeGateway(), token=None)
+    with served(app) as url:
+        yield url, app
+
+
+@pytest.fixture
+def gateway(cli_server: tuple[str, FastAPI]) -> FakeGateway:
+    fake = FakeGateway()
+    cli_server[1].state.gateway = fake
+    return fake
+
+
+@pytest.fixture
+def url(cli_server: tuple[str, FastAPI], gateway: FakeGateway) -> str:
+    return cli_server[0]

@@ -1,0 +1,182 @@
+"""Retries, URLs, TLS settings, tokens; against a scripted transport where the network would have to fail."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from ckpt_runtime.client import CkptApiError, CkptClient, Unreachable
+from ckpt_runtime.client.errors import OperationFailed
+from ckpt_runtime.client.models import OperationStatus, RemoteFailure, first_line
+from ckpt_runtime.client.transport import InvalidUrl, client_options, normalise_url
+from ckpt_runtime.client.waiting import UNREACHABLE_GRACE_S, PollSchedule, arrived, settled
+
+JOB = "ab" * 16
+
+
+class Script:
+    """Answers in order; an exception is raised instead of an answer."""
+
+    def __init__(self, *answers: httpx.Response | Exception) -> None:
+        self.answers = list(answers)
+        self.requests: list[httpx.Request] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def client_over(script: Callable[[httpx.Request], httpx.Response], **options: object) -> CkptClient:
+    return CkptClient("host:1", transport=httpx.MockTransport(script), **options)  # type: ignore[arg-type]
+
+
+def test_a_lost_answer_is_asked_for_again_with_the_same_trigger_id() -> None:
+    script = Script(httpx.ReadTimeout("late"), httpx.Response(503), httpx.Response(202, json={"request-id": "t"}))
+    with client_over(script) as client:
+        assert client.trigger_checkpoint(JOB) == "t"
+    bodies = [json.loads(request.content) for request in script.requests]
+    assert bodies[0] == bodies[1] == bodies[2]
+    assert len(bodies[0]["triggerId"]) == 32
+
+
+def test_a_run_is_repeated_with_the_same_job_id() -> None:
+    script = Script(httpx.ConnectError("refused"), httpx.Response(200, json={"jobid": JOB}))
+    with client_over(script) as client:
+        client.run_pipeline("p")
+    assert len({request.content for request in script.requests}) == 1
+
+
+def test_an_upload_is_never_repeated() -> None:
+    script = Script(httpx.ReadTimeout("late"))
+    with client_over(script) as client, pytest.raises(Unreachable, match="late"):
+        client.upload_pipeline("a.py", b"x")
+    assert len(script.requests) == 1
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 409, 500])
+def test_an_answer_that_will_not_change_is_not_asked_for_again(status: int) -> None:
+    script = Script(httpx.Response(status, json={"errors": ["no"]}))
+    with client_over(script) as client, pytest.raises(CkptApiError, match="no") as error:
+        client.list_jobs()
+    assert error.value.status == status
+    assert len(script.requests) == 1
+
+
+def test_attempts_are_bounded_and_the_last_error_is_raised() -> None:
+    script = Script(*(httpx.Response(503, json={"errors": [str(number)]}) for number in range(3)))
+    with client_over(script, attempts=3) as client, pytest.raises(CkptApiError, match="2"):
+        client.list_jobs()
+
+
+def test_token_path_and_query() -> None:
+    script = Script(httpx.Response(200, json=[]))
+    with client_over(script, token="secret") as client:
+        client.job_metrics("a/../b", ("x", "y z"))
+    (request,) = script.requests
+    assert request.headers["authorization"] == "Bearer secret"
+    assert request.url.raw_path == b"/jobs/a%2F..%2Fb/metrics?get=x%2Cy+z"
+
+
+def test_text_that_is_no_utf8_can_still_be_sent() -> None:
+    script = Script(httpx.Response(202, json={"request-id": "t"}))
+    with client_over(script) as client:
+        client.trigger_savepoint(JOB, "/dir\udcff")
+    assert b"\\udcff" in script.requests[0].content
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("host:80", "http://host:80"), ("https://h/x/", "https://h/x"), (" http://[::1]:8 ", "http://[::1]:8"),
+        ("127.0.0.1:8081", "http://127.0.0.1:8081"),
+    ],
+)  # fmt: skip
+def test_urls(given: str, url: str) -> None:
+    assert normalise_url(given) == url
+
+
+@pytest.mark.parametrize(
+    "bad", ["", "http://", "ftp://x", "http://u:p@h", "http://h?x=1", "http://h#x", "h:99999", "h:0", "http://[", "h:x"]
+)
+def test_what_cannot_be_a_url(bad: str) -> None:
+    with pytest.raises(InvalidUrl, match="host:port"):
+        CkptClient(bad)
+
+
+def test_tls_contexts_are_made_once_and_loopback_uses_no_proxy() -> None:
+    first = client_options("https://h", None, True, 1.0)
+    assert first["verify"] is client_options("https://h", None, True, 1.0)["verify"]
+    assert first["verify"].verify_mode is ssl.CERT_REQUIRED
+    assert client_options("https://h", None, False, 1.0)["verify"].verify_mode is ssl.CERT_NONE
+    own = ssl.create_default_context()
+    assert client_options("https://h", None, own, 1.0)["verify"] is own
+    assert first["trust_env"]
+    assert not client_options("http://127.0.0.1:1", None, True, 1.0)["trust_env"]
+
+
+def test_delays_double_up_to_the_interval_and_end_with_the_deadline() -> None:
+    now = 0.0
+    schedule = PollSchedule("it", 1.0, 0.1, clock=lambda: now)
+    assert [schedule.next_delay() for _ in range(5)] == [0.02, 0.04, 0.08, 0.1, 0.1]
+    now = 0.95
+    assert schedule.next_delay() == pytest.approx(0.05)
+
+
+def test_a_server_that_is_away_is_waited_for_but_not_for_ever() -> None:
+    now = 0.0
+    error = Unreachable("u", "refused")
+    schedule = PollSchedule("it", None, 1.0, clock=lambda: now)
+    schedule.not_reached(error)
+    now = UNREACHABLE_GRACE_S - 1
+    schedule.not_reached(error)
+    schedule.reached()
+    now = 2 * UNREACHABLE_GRACE_S
+    schedule.not_reached(error)
+    now = 3 * UNREACHABLE_GRACE_S
+    with pytest.raises(Unreachable):
+        schedule.not_reached(error)
+
+
+@pytest.mark.parametrize(("timeout_s", "interval_s"), [(-1.0, 1.0), (1.0, 0.0), (None, -1.0)])
+def test_waits_that_make_no_sense(timeout_s: float | None, interval_s: float) -> None:
+    with pytest.raises(ValueError, match="not acceptable"):
+        PollSchedule("it", timeout_s, interval_s)
+
+
+def test_settled_and_arrived() -> None:
+    assert settled(OperationStatus(done=False)) is None
+    with pytest.raises(OperationFailed) as error:
+        settled(OperationStatus(done=True, failure=RemoteFailure("E", "no room", "E: no room")))
+    assert (str(error.value), error.value.exception) == ("no room", "E")
+    assert arrived(JOB, "CREATED", {"RUNNING"}) is None
+
+
+@pytest.mark.parametrize(
+    ("trace", "message"),
+    [
+        ("a.B: x\n\tat y", "x"), ("a.B: x\nCaused by: c.D: y: z\n", "y: z"), ("no class here: x", "no class here: x"),
+        ("", "E"), ("ValueError", "ValueError"),
+    ],
+)  # fmt: skip
+def test_the_message_in_a_stack_trace(trace: str, message: str) -> None:
+    assert first_line("E", trace) == message
+
+
+def test_the_package_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; import ckpt_runtime.client, ckpt_runtime.client.errors, ckpt_runtime.client.models;"
+        "assert 'httpx' not in sys.modules;"
+        "from ckpt_runtime.client import CkptClient;"
+        "heavy = {'pyspark', 'pyarrow', 'numpy', 'pandas', 'fastapi', 'pydantic', 'numba'} & set(sys.modules);"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})

@@ -1,0 +1,224 @@
+"""The compiler: chaining, edges, uids, parallelisms, and the plans that it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from ckpt_runtime.graph.compiler import CompiledPlan, compile_plan
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, RANGE_SCHEMA
+from ckpt_runtime.graph.job_graph import JobGraph, Partitioning
+from ckpt_runtime.graph.logical import Chaining, LogicalInput, LogicalNode, LogicalPlan
+from ckpt_runtime.graph.specs import (
+    Aggregate,
+    AggregateSpec,
+    CommitterSpec,
+    EnumeratorSpec,
+    FilterSpec,
+    RangeReaderSpec,
+    SinkSpec,
+    SourceSpec,
+)
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+FORWARD, HASH = Partitioning.FORWARD, Partitioning.HASH
+
+
+class FakeDataSource:
+    """Stands for a user's class; the compiler only asks whether it is one."""
+
+
+def source(plan: LogicalPlan, uid: str | None = "source", format_: Any = "numbers", **settings: Any) -> LogicalNode:
+    return plan.add(LogicalNode(SourceSpec(format_), (), SCHEMA, uid, **settings))
+
+
+def operator(
+    plan: LogicalPlan, *inputs: LogicalNode, uid: str | None = None, how: Partitioning = FORWARD, **settings: Any
+) -> LogicalNode:
+    edges = tuple(LogicalInput(node, how) for node in inputs)
+    return plan.add(LogicalNode(FilterSpec(pc.field("k") > 0), edges, SCHEMA, uid, **settings))
+
+
+def aggregate(plan: LogicalPlan, node: LogicalNode, uid: str | None = "agg", **settings: Any) -> LogicalNode:
+    spec = AggregateSpec(("k",), (Aggregate("count", None, "n"),))
+    return plan.add(LogicalNode(spec, (LogicalInput(node, HASH, ("k",)),), SCHEMA, uid, **settings))
+
+
+def sink(plan: LogicalPlan, *inputs: LogicalNode, uid: str | None = "sink", format_: Any = "noop", **settings: Any) -> LogicalNode:
+    edges = tuple(LogicalInput(node) for node in inputs)
+    return plan.add(LogicalNode(SinkSpec(format_), edges, None, uid, **settings))
+
+
+def chains(plan: CompiledPlan) -> list[list[str]]:
+    return [[node.uid for node in vertex.operators] for vertex in plan.job_graph.vertices]
+
+
+def edges(plan: CompiledPlan) -> list[tuple[str, str, str]]:
+    graph = plan.job_graph
+    return [
+        (graph.vertex(e.source).operators[-1].uid, graph.vertex(e.target).operators[0].uid, e.partitioning.value)
+        for e in graph.edges
+    ]
+
+
+def test_forward_operators_are_chained_and_keyed_ones_start_a_vertex() -> None:
+    plan = LogicalPlan("job", default_parallelism=2)
+    sink(plan, aggregate(plan, operator(plan, source(plan), uid="filter")))
+    compiled = compile_plan(plan)
+    assert chains(compiled) == [["source", "filter"], ["agg", "sink"]]
+    assert edges(compiled) == [("filter", "agg", "HASH")]
+    assert compiled.job_graph.edges[0].keys == ("k",)
+    assert compiled.job_graph.slots == 2
+    assert compiled.input_schemas.keys() == {"filter", "agg", "sink"}
+    assert compiled.output_schemas.keys() == {"source", "filter", "agg"}
+    assert compiled.warnings == ()
+
+
+def test_an_output_with_two_consumers_is_not_chained() -> None:
+    plan = LogicalPlan("job")
+    read = source(plan)
+    sink(plan, operator(plan, read, uid="a"), uid="s1")
+    sink(plan, operator(plan, read, uid="b"), uid="s2")
+    compiled = compile_plan(plan)
+    assert chains(compiled) == [["source"], ["a", "s1"], ["b", "s2"]]
+    assert edges(compiled) == [("source", "a", "FORWARD"), ("source", "b", "FORWARD")]
+
+
+def test_a_change_of_parallelism_rebalances() -> None:
+    plan = LogicalPlan("job", default_parallelism=4)
+    sink(plan, operator(plan, source(plan, parallelism=1), uid="f"))
+    compiled = compile_plan(plan)
+    assert edges(compiled) == [("source", "f", "REBALANCE")]
+    assert [vertex.parallelism for vertex in compiled.job_graph.vertices] == [1, 4]
+
+
+def test_a_union_is_several_edges_into_one_vertex_in_order() -> None:
+    plan = LogicalPlan("job")
+    left, right = source(plan, "left"), source(plan, "right")
+    sink(plan, operator(plan, left, right, uid="both"))
+    compiled = compile_plan(plan)
+    assert chains(compiled) == [["left"], ["right"], ["both", "sink"]]
+    assert edges(compiled) == [("left", "both", "FORWARD"), ("right", "both", "FORWARD")]
+
+
+@pytest.mark.parametrize(
+    ("chaining", "expected"),
+    [
+        (Chaining.ALWAYS, [["source", "f", "sink"]]),
+        (Chaining.HEAD, [["source"], ["f", "sink"]]),
+        (Chaining.NEVER, [["source"], ["f"], ["sink"]]),
+    ],
+)
+def test_chaining_can_be_broken(chaining: Chaining, expected: list[list[str]]) -> None:
+    plan = LogicalPlan("job")
+    sink(plan, operator(plan, source(plan), uid="f", chaining=chaining))
+    assert chains(compile_plan(plan)) == expected
+    plan.chaining = False
+    assert chains(compile_plan(plan)) == [["source"], ["f"], ["sink"]]
+
+
+def test_a_pyspark_reader_becomes_one_enumerator_and_parallel_readers() -> None:
+    plan = LogicalPlan("job", default_parallelism=3)
+    sink(plan, source(plan, "in", FakeDataSource))
+    compiled = compile_plan(plan)
+    assert chains(compiled) == [["in"], ["in.reader", "sink"]]
+    assert edges(compiled) == [("in", "in.reader", "BROADCAST")]
+    enumerator, reader = compiled.job_graph.vertices
+    assert (enumerator.parallelism, reader.parallelism) == (1, 3)
+    assert enumerator.is_source
+    assert enumerator.operators[0].user_code
+    assert isinstance(compiled.specs["in"], EnumeratorSpec)
+    assert isinstance(compiled.specs["in.reader"], RangeReaderSpec)
+    assert compiled.input_schemas["in.reader"] == RANGE_SCHEMA
+    assert compiled.output_schemas["in.reader"] == SCHEMA
+
+
+def test_a_pyspark_writer_gets_one_committer() -> None:
+    plan = LogicalPlan("job", default_parallelism=3)
+    sink(plan, source(plan), uid="out", format_=FakeDataSource)
+    compiled = compile_plan(plan)
+    assert chains(compiled) == [["source", "out"], ["out.committer"]]
+    assert edges(compiled) == [("out", "out.committer", "REBALANCE")]
+    committer = compiled.specs["out.committer"]
+    assert isinstance(committer, CommitterSpec)
+    assert committer.schema == SCHEMA
+    assert compiled.output_schemas["out"] == COMMITTABLE_SCHEMA
+    assert compiled.job_graph.vertices[1].parallelism == 1
+
+
+def test_missing_uids_are_derived_and_warned_about_where_state_is_kept() -> None:
+    plan = LogicalPlan("job")
+    sink(plan, aggregate(plan, operator(plan, source(plan, None)), uid=None), uid=None)
+    compiled = compile_plan(plan)
+    assert chains(compiled) == [["source-0", "filter-1"], ["aggregate-2", "sink-3"]]
+    assert not any(node.uid_given for vertex in compiled.job_graph.vertices for node in vertex.operators)
+    assert [warning.split("'")[3] for warning in compiled.warnings] == ["source-0", "aggregate-2", "sink-3"]
+
+
+def test_a_derived_uid_never_takes_a_given_one() -> None:
+    plan = LogicalPlan("job")
+    sink(plan, operator(plan, source(plan, None), uid="source-0"))
+    assert chains(compile_plan(plan)) == [["source-0-derived", "source-0", "sink"]]
+
+
+def test_an_operator_without_a_sink_is_left_out_with_a_warning() -> None:
+    plan = LogicalPlan("job")
+    read = source(plan)
+    sink(plan, read)
+    operator(plan, read, uid="forgotten")
+    compiled = compile_plan(plan)
+    assert chains(compiled) == [["source", "sink"]]
+    assert compiled.warnings == ("operator 'forgotten' leads to no sink and is left out",)
+
+
+def test_two_maximum_parallelisms_in_one_chain_are_refused() -> None:
+    plan = LogicalPlan("job")
+    middle = operator(plan, source(plan, max_parallelism=64), uid="f", max_parallelism=128)
+    sink(plan, middle)
+    with pytest.raises(PlanError, match=r"maxParallelism: operators 'source' \(64\) and 'f' \(128\) are chained"):
+        compile_plan(plan)
+    middle.chaining = Chaining.HEAD
+    assert [vertex.max_parallelism for vertex in compile_plan(plan).job_graph.vertices] == [64, 128]
+
+
+@pytest.mark.parametrize(("parallelism", "expected"), [(1, 128), (128, 256), (85, 128), (86, 256), (20_000, 32_768), (32_768, 32_768)])
+def test_the_maximum_parallelism_is_derived_as_in_flink(parallelism: int, expected: int) -> None:
+    plan = LogicalPlan("job", default_parallelism=parallelism)
+    sink(plan, source(plan))
+    assert compile_plan(plan).job_graph.vertices[0].max_parallelism == expected
+
+
+def test_refused_plans_name_the_field() -> None:
+    plan = LogicalPlan("job")
+    with pytest.raises(PlanError, match="pipeline: it has no source"):
+        compile_plan(plan)
+    read = source(plan)
+    with pytest.raises(PlanError, match="pipeline: it has no sink"):
+        compile_plan(plan)
+    first = sink(plan, read, uid="same")
+    second = sink(plan, read, uid="same")
+    with pytest.raises(PlanError, match="uid: 'same' is used by two operators"):
+        compile_plan(plan)
+    second.uid = "other"
+    first.parallelism = 0
+    with pytest.raises(PlanError, match="parallelism: 0 of operator 'same' is not between 1 and 32768"):
+        compile_plan(plan)
+    first.parallelism, first.max_parallelism = 9, 8
+    with pytest.raises(PlanError, match="parallelism: 9 of operator 'same' is above its maximum parallelism 8"):
+        compile_plan(plan)
+
+
+def test_a_plan_compiles_to_the_same_graph_each_time_and_survives_json() -> None:
+    def build() -> JobGraph:
+        plan = LogicalPlan("job", {"a": "b"}, default_parallelism=2)
+        sink(plan, aggregate(plan, source(plan)), uid="out", format_=FakeDataSource)
+        return compile_plan(plan).job_graph
+
+    first, second = build(), build()
+    assert first == second
+    assert JobGraph.from_json(first.to_json()) == first
+    assert first.fingerprint == second.fingerprint

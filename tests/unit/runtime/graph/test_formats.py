@@ -1,0 +1,108 @@
+"""Built-in formats as a plan sees them: options, schemas, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.formats import check_sink, source_options, source_schema
+from ckpt_runtime.graph.options import Option, parse_options
+
+ROWS = pa.schema([("key", pa.int64()), ("count", pa.int64()), ("name", pa.string())])
+
+
+def test_options_are_case_insensitive_and_typed() -> None:
+    options = source_options("numbers", {"ROWS": "10", "sequence": "True", "rowspersecond": "2.5"})
+    assert (options["rows"], options["sequence"], options["rowsPerSecond"], options["keys"]) == (10, True, 2.5, 100_000)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rowz": "1"}, "option 'rowz': format 'numbers' does not know it; it takes rows, keys"),
+        ({"rows": "ten"}, "option 'rows': 'ten' is not a whole number"),
+        ({"rows": "-1"}, "option 'rows': -1 is less than the least allowed value 0"),
+        ({"rowsPerSecond": "nan"}, "option 'rowsPerSecond': nan is less than"),
+        ({"keys": "0"}, "option 'keys': 0 is less than the least allowed value 1"),
+        ({"sequence": "maybe"}, "option 'sequence': 'maybe' is not true or false"),
+    ],
+)
+def test_bad_options_are_named(given: dict[str, str], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        source_schema("numbers", given, None)
+
+
+def test_required_options_and_choices() -> None:
+    declared = (Option("path", required=True), Option("mode", default="a", choices=("a", "b")))
+    with pytest.raises(PlanError, match="option 'path': format 'x' needs it"):
+        parse_options("x", declared, {})
+    with pytest.raises(PlanError, match="option 'mode': 'c' is not one of a, b"):
+        parse_options("x", declared, {"path": "/p", "mode": "c"})
+
+
+def test_the_numbers_schema_follows_the_options() -> None:
+    assert source_schema("numbers", {}, None).names == ["key", "value"]
+    assert source_schema("numbers", {"rowNumber": "true"}, None).names == ["key", "value", "row"]
+    assert source_schema("numbers", {"sequence": "true"}, None).names == ["source", "n"]
+    with pytest.raises(PlanError, match="leave the schema out"):
+        source_schema("numbers", {}, ROWS)
+
+
+def test_a_replayed_file_tells_its_schema(tmp_path: Path) -> None:
+    pq.write_table(ROWS.empty_table(), tmp_path / "b.parquet")
+    pq.write_table(pa.schema([("hidden", pa.int8())]).empty_table(), tmp_path / "_a.parquet")
+    for path in (str(tmp_path), str(tmp_path / "b.parquet"), (tmp_path / "b.parquet").as_uri()):
+        assert source_schema("replay", {"path": path}, None).equals(ROWS)
+    with pytest.raises(PlanError, match="option 'partitionBy': no column 'nope'; there are key, count, name"):
+        source_schema("replay", {"path": str(tmp_path), "partitionBy": "key,nope"}, None)
+
+
+def test_what_cannot_be_replayed_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="option 'path': .* is no Parquet file"):
+        source_schema("replay", {"path": str(tmp_path)}, None)
+    with pytest.raises(PlanError, match="option 'path': 'data.parquet' is relative"):
+        source_schema("replay", {"path": "data.parquet"}, None)
+    (tmp_path / "bad.parquet").write_text("no parquet")
+    with pytest.raises(PlanError, match="cannot be read, give .schema"):
+        source_schema("replay", {"path": str(tmp_path)}, None)
+    assert source_schema("replay", {"path": "memory://somewhere"}, ROWS) is ROWS
+
+
+@pytest.mark.parametrize(
+    ("format_", "options", "message"),
+    [
+        ("nope", {}, "format: 'nope' is not one of noop, parquet, verify, and no DataSource class"),
+        ("parquet", {}, "option 'path': format 'parquet' needs it"),
+        ("parquet", {"path": "out"}, "option 'path': 'out' is relative"),
+        ("parquet", {"path": "/out", "compression": "rar"}, "option 'compression': 'rar' is not one of"),
+        ("verify", {"report": "/r", "key": "name"}, "option 'key': column 'name' is string, not an integer"),
+        ("verify", {"report": "/r", "sum": "total"}, "option 'sum': no column 'total'"),
+        ("verify", {"report": "r"}, "option 'report': 'r' is not an absolute local directory"),
+    ],
+)
+def test_bad_sinks_are_named(format_: str, options: dict[str, str], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        check_sink(format_, options, ROWS)
+
+
+def test_a_data_source_class_tells_its_schema() -> None:
+    class WithSchema:
+        def __init__(self, options: Any) -> None:
+            self.options = options
+
+        def schema(self) -> str:
+            return f"{self.options['COLUMN']} BIGINT"
+
+    class Without(WithSchema):
+        def schema(self) -> str:
+            raise NotImplementedError("schema")
+
+    assert source_schema(WithSchema, {"column": "x"}, None).names == ["x"]
+    assert source_schema(Without, {}, ROWS) is ROWS
+    with pytest.raises(PlanError, match=r"schema: Without.schema\(\) failed, give .schema"):
+        source_schema(Without, {}, None)

@@ -1,0 +1,160 @@
+"""Aggregates: SQL's nulls, overflow, extremes of strings, growth, evolution and what does not evolve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ckpt_runtime.graph.schemas import aggregate_type
+from ckpt_runtime.graph.specs import Aggregate
+from ckpt_runtime.state.errors import AggregateOverflowError, StateSchemaError
+from ckpt_runtime.state.memory.accumulators import AggregateColumn
+
+
+def column(function: str, name: str | None, alias: str, kind: pa.DataType | None) -> AggregateColumn:
+    schema = pa.schema([] if name is None else [(name, kind)])
+    return AggregateColumn(function, name, alias, kind, aggregate_type(schema, Aggregate(function, name, alias)))
+
+
+def columns_of(kind: pa.DataType, *functions: str) -> list[AggregateColumn]:
+    return [column(function, "v", function, kind) for function in functions]
+
+
+def run(table: Any, batch: pa.RecordBatch) -> list[list[Any]]:
+    return [array.to_pylist() for array in table.update(batch)]
+
+
+def test_nulls_are_ignored_and_nothing_sums_to_null(snapshots: Any, int_key: pa.Schema) -> None:
+    wanted = [column("count", None, "all", None), *columns_of(pa.int32(), "count", "sum", "min", "max", "avg")]
+    table = snapshots.backend().aggregate_table("a", int_key, wanted)
+    batch = pa.record_batch(
+        {"k": pa.array([1, 1, None, 1, None]), "v": pa.array([None, 5, 2, -1, None], pa.int32())}
+    )
+    assert run(table, batch) == [
+        [1, 2, 1, 3, 2],
+        [0, 1, 1, 2, 1],
+        [None, 5, 2, 4, 2],
+        [None, 5, 2, -1, 2],
+        [None, 5, 2, 5, 2],
+        [None, 5.0, 2.0, 2.0, 2.0],
+    ]
+    assert len(table) == 2
+
+
+def test_overflow_is_an_error_that_names_the_column(snapshots: Any, int_key: pa.Schema) -> None:
+    table = snapshots.backend().aggregate_table("a", int_key, columns_of(pa.int64(), "sum"))
+    with pytest.raises(AggregateOverflowError, match=r"column 'v' .*when adding 1 to 9223372036854775807"):
+        table.update(pa.record_batch({"k": [1, 1], "v": [2**63 - 1, 1]}))
+
+
+def test_nan_is_the_greatest_float(snapshots: Any, int_key: pa.Schema) -> None:
+    table = snapshots.backend().aggregate_table("a", int_key, columns_of(pa.float64(), "min", "max"))
+    least, greatest = run(table, pa.record_batch({"k": [1, 1, 1], "v": [float("nan"), 3.0, 4.0]}))
+    assert least[1:] == [3.0, 3.0]
+    assert all(value != value for value in greatest)
+
+
+def test_extremes_keep_their_type(snapshots: Any, int_key: pa.Schema) -> None:
+    for kind, values in [
+        (pa.uint64(), [2**63 + 5, 3]),
+        (pa.bool_(), [True, False]),
+        (pa.date32(), [20_000, 10_000]),
+        (pa.timestamp("ms", "UTC"), [5, 3]),
+        (pa.float32(), [2.5, -1.5]),
+        (pa.string(), ["b", "ab"]),
+        (pa.large_binary(), [b"b", b""]),
+    ]:
+        table = snapshots.backend().aggregate_table("a", int_key, columns_of(kind, "min", "max"))
+        batch = pa.record_batch({"k": [1, 1], "v": pa.array(values, kind)})
+        least, greatest = table.update(batch)
+        assert least.type == greatest.type == kind
+        assert least.to_pylist() == batch["v"].to_pylist()
+        assert greatest.to_pylist() == [batch["v"].to_pylist()[0]] * 2
+
+
+def test_string_arena_is_compacted(snapshots: Any, int_key: pa.Schema) -> None:
+    table = snapshots.backend().aggregate_table("a", int_key, columns_of(pa.string(), "max"))
+    frozen = None
+    for round_ in range(60):
+        values = [f"{round_:03d}" + "x" * 200 for _ in range(50)]
+        (result,) = run(table, pa.record_batch({"k": list(range(50)), "v": values}))
+        assert result == values
+        if round_ == 20:
+            frozen = snapshots.backend, table.freeze()
+    assert table.memory_bytes() < 1_000_000
+    assert frozen is not None
+
+
+def test_thousands_of_new_keys_grow_every_array(snapshots: Any) -> None:
+    for key in (pa.schema([("k", pa.int64())]), pa.schema([("k", pa.string())])):
+        table = snapshots.backend().aggregate_table("a", key, columns_of(pa.int64(), "sum", "count"))
+        numbers = np.arange(30_000)
+        for start in range(0, 30_000, 5_000):
+            part = pa.array(numbers[start : start + 5_000])
+            table.update(pa.record_batch({"k": part.cast(key.field(0).type), "v": part}))
+        assert len(table) == 30_000
+        sums, counts = table.update(pa.record_batch({"k": pa.array(numbers).cast(key.field(0).type), "v": numbers}))
+        assert sums.to_pylist() == (2 * numbers).tolist()
+        assert set(counts.to_pylist()) == {2}
+
+
+COMPOSITE = pa.schema(
+    [("a", pa.string()), ("b", pa.float64()), ("c", pa.decimal128(12, 3)), ("d", pa.bool_()), ("e", pa.binary(3))]
+)
+
+
+def composite_batch() -> pa.RecordBatch:
+    return pa.record_batch(
+        {
+            "a": pa.array(["x", None, "", "x", "xy"]),
+            "b": pa.array([0.0, float("nan"), None, -0.0, 1.5]),
+            "c": pa.array(["1.5", None, "-2", "1.500", "0"]).cast(pa.decimal128(12, 3)),
+            "d": pa.array([True, None, False, True, True]),
+            "e": pa.array([b"abc", None, b"\0\0\0", b"abc", b"zzz"], pa.binary(3)),
+            "v": [1, 2, 3, 4, 5],
+        }
+    )
+
+
+def test_composite_keys_survive_a_snapshot(snapshots: Any) -> None:
+    wanted = columns_of(pa.int64(), "sum")
+    backend = snapshots.backend()
+    table = backend.aggregate_table("a", COMPOSITE, wanted)
+    assert run(table, composite_batch()) == [[1, 2, 3, 5, 5]]
+    again = snapshots.restored(snapshots.of(backend)).aggregate_table("a", COMPOSITE, wanted)
+    assert run(again, composite_batch()) == [[6, 4, 6, 10, 10]]
+    assert len(again) == 4
+
+
+def test_added_aggregates_start_neutral_and_removed_ones_go(snapshots: Any, int_key: pa.Schema) -> None:
+    backend = snapshots.backend()
+    old = backend.aggregate_table("a", int_key, columns_of(pa.int64(), "sum", "max", "avg"))
+    batch = pa.record_batch({"k": [1, 2], "v": [10, 20]})
+    old.update(batch)
+    new = snapshots.restored(snapshots.of(backend)).aggregate_table(
+        "a", int_key, columns_of(pa.int64(), "count", "avg", "sum")
+    )
+    assert run(new, batch) == [[1, 1], [10.0, 20.0], [20, 40]]
+
+
+def test_changed_meaning_or_key_is_refused(snapshots: Any, int_key: pa.Schema) -> None:
+    backend = snapshots.backend()
+    backend.aggregate_table("a", int_key, columns_of(pa.int64(), "sum")).update(pa.record_batch({"k": [1], "v": [1]}))
+    sources = snapshots.of(backend)
+    with pytest.raises(StateSchemaError, match=r"state 'a' of operator 'op': aggregate 'sum' changed its meaning"):
+        snapshots.restored(sources).aggregate_table("a", int_key, columns_of(pa.float64(), "sum"))
+    with pytest.raises(StateSchemaError, match=r"the key changed; it has \[k: int64\], asked for \[k: string\]"):
+        snapshots.restored(sources).aggregate_table("a", pa.schema([("k", pa.string())]), columns_of(pa.int64(), "sum"))
+    with pytest.raises(StateSchemaError, match="another kind"):
+        snapshots.restored(sources).value_state("a", int_key, int_key)
+
+
+def test_same_name_gives_the_same_table(snapshots: Any, int_key: pa.Schema) -> None:
+    backend = snapshots.backend()
+    wanted = columns_of(pa.int64(), "sum")
+    assert backend.aggregate_table("a", int_key, wanted) is backend.aggregate_table("a", int_key, wanted)
+    with pytest.raises(StateSchemaError, match="in use otherwise"):
+        backend.aggregate_table("a", int_key, columns_of(pa.int64(), "max"))

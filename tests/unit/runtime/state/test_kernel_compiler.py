@@ -1,0 +1,60 @@
+"""Kernels: warm-up covers every form that is used, and the cache directory may be missing."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.state.kernels import compiler
+
+SCRIPT = """
+import logging, sys
+logging.basicConfig(level=logging.WARNING, stream=sys.stdout)
+import pyarrow as pa
+from ckpt_runtime.state.hashing import hash_columns
+print(hash_columns(pa.record_batch({"k": [1]}), ["k"])[0])
+"""
+
+
+def run(cache: str, home: Path) -> str:
+    environment = {"CKPT_KERNEL_CACHE_DIR": cache, "HOME": str(home), "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_cache_lies_in_a_versioned_folder(tmp_path: Path) -> None:
+    assert run(str(tmp_path / "cache"), tmp_path).strip() == "10451216379200822465"
+    folders = list((tmp_path / "cache").iterdir())
+    assert len(folders) == 1
+    assert folders[0].name.startswith("numba")
+    assert list(folders[0].rglob("*.nbi"))
+
+
+def test_unwritable_cache_means_compiling_in_memory_with_a_line(tmp_path: Path) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("not a directory")
+    lines = run(str(blocker / "cache"), tmp_path).splitlines()
+    assert lines[-1] == "10451216379200822465"
+    assert "kernel cache is not writable" in lines[0]
+
+
+def test_empty_setting_switches_the_cache_off(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv(compiler.CACHE_DIRECTORY_VARIABLE, "")
+    with caplog.at_level(logging.WARNING):
+        assert compiler.cache_directory.__wrapped__() is None
+    assert not caplog.records
+
+
+@pytest.fixture(scope="session")
+def warm() -> None:
+    compiler.warm_up()
+
+
+def test_every_kernel_is_compiled_by_warm_up_and_releases_the_lock(warm: None) -> None:
+    for dispatcher, signatures in compiler.registered_kernels():
+        assert len(dispatcher.signatures) >= len(signatures)
+        assert dispatcher.targetoptions["nogil"]

@@ -1,0 +1,240 @@
+"""Value, list and map state and timers: snapshots in flight, rescaling, time to live, evolution, corruption."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+
+from ckpt_runtime.graph.key_groups import key_group_range
+from ckpt_runtime.state.backend import RestoreSource
+from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError
+from ckpt_runtime.state.memory.keyed_state import TimeToLive
+
+VALUE = pa.schema([("n", pa.int64()), ("s", pa.string())])
+USER_KEY = pa.schema([("u", pa.string())])
+ONE = pa.schema([("n", pa.int64())])
+
+
+def filled(snapshots: Any, int_key: pa.Schema, keys: range) -> Any:
+    backend = snapshots.backend()
+    values = backend.value_state("v", int_key, VALUE)
+    lists = backend.list_state("l", int_key, ONE)
+    maps = backend.map_state("m", int_key, USER_KEY, ONE)
+    timers = backend.timers("$timers", int_key)
+    for i in keys:
+        values.put((i,), (i, f"s{i}"))
+        lists.put((i,), [(i,), (i + 1,)])
+        maps.put((i,), ("a",), (i,))
+        maps.put((i,), ("b",), (-i,))
+        timers.register((i,), i * 10)
+        timers.register((i,), 5)
+    return backend
+
+
+def content(backend: Any, int_key: pa.Schema, keys: range) -> dict[int, Any]:
+    values = backend.value_state("v", int_key, VALUE)
+    lists = backend.list_state("l", int_key, ONE)
+    maps = backend.map_state("m", int_key, USER_KEY, ONE)
+    timers = backend.timers("$timers", int_key)
+    return {
+        i: (values.get((i,)), list(lists.get((i,))), dict(maps.get((i,))), timers.times_of((i,)))
+        for i in keys
+        if values.get((i,)) is not None
+    }
+
+
+def test_rescaling_gives_each_part_its_keys_and_back(snapshots: Any, int_key: pa.Schema) -> None:
+    keys = range(1, 300)
+    whole = filled(snapshots, int_key, keys)
+    expected = content(whole, int_key, keys)
+    sources = snapshots.of(whole)
+    parts = []
+    for index in range(3):
+        owned = key_group_range(128, 3, index)
+        parts.append(snapshots.restored(sources, owned.first, owned.last))
+    contents = [content(part, int_key, keys) for part in parts]
+    assert sum(len(part) for part in contents) == len(expected)
+    merged = snapshots.restored([source for part in parts for source in snapshots.of(part)])
+    assert content(merged, int_key, keys) == expected
+    assert merged.timers("$timers", int_key).next_time() == 5
+
+
+def test_snapshot_shows_the_moment_it_was_taken(snapshots: Any, int_key: pa.Schema) -> None:
+    keys = range(1, 50)
+    backend = filled(snapshots, int_key, keys)
+    before = content(backend, int_key, keys)
+    first = backend.snapshot(1)
+    for i in range(1, 50, 2):
+        backend.value_state("v", int_key, VALUE).put((i,), (0, None))
+        backend.list_state("l", int_key, ONE).append((i,), [(99,)])
+        backend.map_state("m", int_key, USER_KEY, ONE).put((i,), ("c",), (7,))
+        backend.map_state("m", int_key, USER_KEY, ONE).remove((i,), ("a",))
+        backend.timers("$timers", int_key).delete((i,), 5)
+    between = content(backend, int_key, keys)
+    second = backend.snapshot(2)
+    for i in keys:
+        backend.value_state("v", int_key, VALUE).clear((i,))
+        backend.list_state("l", int_key, ONE).clear((i,))
+    assert content(snapshots.restored(snapshots.written(second)), int_key, keys) == between
+    assert content(snapshots.restored(snapshots.written(first)), int_key, keys) == before
+    for _ in range(10):
+        backend.maintain()
+    assert content(backend, int_key, keys) == {}
+
+
+def test_state_nobody_asked_for_is_passed_on(snapshots: Any, int_key: pa.Schema) -> None:
+    keys = range(1, 50)
+    backend = filled(snapshots, int_key, keys)
+    expected = content(backend, int_key, keys)
+    passed_on = snapshots.restored(snapshots.of(snapshots.restored(snapshots.of(backend))))
+    assert passed_on.restored_key_schema() == int_key
+    assert content(passed_on, int_key, keys) == expected
+    dropped = snapshots.restored(snapshots.of(backend))
+    dropped.drop_state("v")
+    assert dropped.value_state("v", int_key, VALUE).get((1,)) is None
+
+
+def test_fields_may_come_go_and_widen(snapshots: Any, int_key: pa.Schema) -> None:
+    backend = snapshots.backend()
+    backend.value_state("v", int_key, pa.schema([("n", pa.int32()), ("gone", pa.string())])).put((1,), (5, "x"))
+    wanted = pa.schema([("new", pa.string()), ("n", pa.int64())])
+    assert snapshots.restored(snapshots.of(backend)).value_state("v", int_key, wanted).get((1,)) == (None, 5)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        (pa.schema([("n", pa.string())]), "'value.n' cannot change from int64 to string"),
+        (pa.schema([("n", pa.int32())]), "'value.n' cannot change from int64 to int32"),
+        (pa.schema([("n", pa.int64()), pa.field("m", pa.int64(), nullable=False)]), "'value.m' must be nullable"),
+    ],
+)
+def test_unsafe_evolution_names_state_and_schemas(
+    snapshots: Any, int_key: pa.Schema, wanted: pa.Schema, reason: str
+) -> None:
+    backend = snapshots.backend()
+    backend.value_state("v", int_key, ONE).put((1,), (5,))
+    with pytest.raises(StateSchemaError, match=f"state 'v' of operator 'op': .*{reason}.*key.k: int64, value.n: int64"):
+        snapshots.restored(snapshots.of(backend)).value_state("v", int_key, wanted)
+
+
+def test_key_may_not_change(snapshots: Any, int_key: pa.Schema) -> None:
+    backend = snapshots.backend()
+    backend.value_state("v", int_key, ONE).put((1,), (5,))
+    for other in (pa.schema([("k", pa.int32())]), pa.schema([("j", pa.int64())])):
+        with pytest.raises(StateSchemaError, match="key"):
+            snapshots.restored(snapshots.of(backend)).value_state("v", other, ONE)
+
+
+def test_all_types_survive_a_snapshot(snapshots: Any) -> None:
+    struct = pa.struct([("x", pa.int32()), ("tags", pa.list_(pa.string()))])
+    schema = pa.schema(
+        [
+            ("b", pa.bool_()), ("f", pa.float32()), ("raw", pa.binary()), ("d", pa.date32()),
+            ("t", pa.timestamp("us", "UTC")), ("dec", pa.decimal128(10, 2)), ("st", struct),
+            ("m", pa.map_(pa.string(), struct)), ("du", pa.duration("us")),
+        ]  # fmt: skip
+    )
+    key = pa.schema([("a", pa.string()), ("f", pa.float64())])
+    row = Row(x=1, tags=["p", None])
+    value = (
+        True, 1.5, b"\0\1", dt.date(2024, 2, 29), dt.datetime(2024, 1, 1, 12, tzinfo=dt.UTC), Decimal("3.14"), row,
+        {"one": row, "none": None}, dt.timedelta(seconds=1, microseconds=5),
+    )  # fmt: skip
+    backend = snapshots.backend()
+    backend.value_state("v", key, schema).put((None, 1.0), value)
+    backend.value_state("v", key, schema).put(("z", None), (None,) * len(schema))
+    table = snapshots.restored(snapshots.of(backend)).value_state("v", key, schema)
+    assert table.get((None, 1.0)) == value
+    assert table.get((None, 1.0))[6].tags == ["p", None]
+    assert table.get(("z", None)) == (None,) * len(schema)
+
+
+class Clock:
+    now = 1000
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def test_entries_expire_on_their_own_clock_and_are_removed(snapshots: Any, int_key: pa.Schema) -> None:
+    clock = Clock()
+    ttl = TimeToLive(100, clock)
+    backend = snapshots.backend()
+    values = backend.value_state("v", int_key, ONE, ttl)
+    lists = backend.list_state("l", int_key, ONE, ttl)
+    maps = backend.map_state("m", int_key, USER_KEY, ONE, ttl)
+    values.put((1,), (1,))
+    lists.append((1,), [(1,)])
+    maps.put((1,), ("a",), (1,))
+    clock.now = 1050
+    values.put((2,), (2,))
+    lists.append((1,), [(2,)])
+    maps.put((1,), ("b",), (2,))
+    sources = snapshots.of(backend)
+    clock.now = 1100
+    assert (values.get((1,)), values.get((2,))) == (None, (2,))
+    assert lists.get((1,)) == [(2,)]
+    assert maps.get((1,)) == {("b",): (2,)}
+    assert maps.get_value((1,), ("a",)) is None
+    backend.maintain()
+    assert dict(values._entries.items()).keys() == {(2,)}
+    restored = snapshots.restored(sources)
+    assert restored.value_state("v", int_key, ONE, ttl).get((2,)) == (2,)
+    clock.now = 1200
+    for again in (backend, restored):
+        again.list_state("l", int_key, ONE, ttl)
+        again.maintain()
+        assert not list(again.value_state("v", int_key, ONE, ttl)._entries.items())
+        assert not list(again.list_state("l", int_key, ONE, ttl)._entries.items())
+
+
+def test_ttl_may_be_added_and_removed(snapshots: Any, int_key: pa.Schema) -> None:
+    clock = Clock()
+    backend = snapshots.backend()
+    backend.value_state("v", int_key, ONE).put((1,), (1,))
+    with_ttl = snapshots.restored(snapshots.of(backend))
+    values = with_ttl.value_state("v", int_key, ONE, TimeToLive(10, clock))
+    assert values.get((1,)) == (1,)
+    without = snapshots.restored(snapshots.of(with_ttl)).value_state("v", int_key, ONE)
+    clock.now += 10
+    assert values.get((1,)) is None
+    assert without.get((1,)) == (1,)
+
+
+def test_timers_are_a_queue_with_deletion(snapshots: Any, int_key: pa.Schema) -> None:
+    timers = snapshots.backend().timers("$timers", int_key)
+    for key, time in [(1, 30), (1, 10), (2, 20), (1, 10), (3, 5)]:
+        timers.register((key,), time)
+    timers.delete((3,), 5)
+    timers.delete((3,), 6)
+    assert timers.times_of((1,)) == (10, 30)
+    assert timers.next_time() == 10
+    assert timers.due(20) == [(10, (1,)), (20, (2,))]
+    timers.delete((1,), 10)
+    timers.register((1,), 10)
+    assert timers.due(20) == [(10, (1,))]
+    assert timers.next_time() == 30
+
+
+def test_damaged_bytes_are_named(snapshots: Any, int_key: pa.Schema) -> None:
+    (source,) = [s for s in snapshots.of(filled(snapshots, int_key, range(1, 9))) if s.section.name == "v"]
+
+    def damaged(change: Any) -> RestoreSource:
+        return RestoreSource(source.section, lambda offset, length: change(bytes(source.read(offset, length))))
+
+    for change in (lambda b: b[:-8] + b"", lambda b: b"\xff" * len(b), lambda b: b"", lambda b: b[:40]):
+        with pytest.raises(CorruptStateError, match="'v'"):
+            snapshots.restored([damaged(change)]).value_state("v", int_key, VALUE)
+
+
+def test_unknown_format_version_is_refused(snapshots: Any, int_key: pa.Schema) -> None:
+    source = snapshots.of(filled(snapshots, int_key, range(1, 3)))[0]
+    source.section.descriptor["format"] = 99
+    with pytest.raises(CorruptStateError, match="native format 99, this version reads 1"):
+        snapshots.restored([source])
