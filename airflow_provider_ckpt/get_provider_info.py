@@ -10,6 +10,7 @@ from typing import Any
 
 _PACKAGE = "airflow_provider_ckpt"
 _INTEGRATION = "ckpt"
+_REST_API = "https://nightlies.apache.org/flink/flink-docs-stable/docs/ops/rest_api/"
 
 
 def _modules(folder: str, names: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -86,7 +87,7 @@ def get_provider_info() -> dict[str, Any]:
         "name": "Checkpoint runtime",
         "description": "Steers stream jobs with checkpoints and savepoints through a Flink-compatible REST API.",
         "versions": ["0.1.0"],
-        "integrations": [{"integration-name": _INTEGRATION, "tags": ["service"]}],
+        "integrations": [{"integration-name": _INTEGRATION, "external-doc-url": _REST_API, "tags": ["service"]}],
         "operators": _modules("operators", _OPERATORS),
         "sensors": _modules("sensors", _SENSORS),
         "hooks": _modules("hooks", ("ckpt",)),

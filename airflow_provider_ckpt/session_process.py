@@ -25,6 +25,7 @@ from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
 SESSION_VARIABLE: Final = "CKPT_SESSION_ID"
 TOKEN_VARIABLE: Final = "CKPT_REST_TOKEN"
 STOP_GRACE_SECONDS: Final = 20.0
+_SECOND_LOOK_SECONDS: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,15 @@ def launch(command: Sequence[str], session_id: str, log_file: Path, environment:
 
 def find(session_id: str, log_file: str) -> SessionProcess | None:
     """The process group leader that carries the id in its environment, if one runs here."""
+    found = _scan(session_id, log_file)
+    if found is None:
+        # The kernel shows the environment of a process that is just being started a moment later.
+        time.sleep(_SECOND_LOOK_SECONDS)
+        found = _scan(session_id, log_file)
+    return found
+
+
+def _scan(session_id: str, log_file: str) -> SessionProcess | None:
     marker = f"{SESSION_VARIABLE}={session_id}".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

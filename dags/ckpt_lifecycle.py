@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import DAG, Param, TriggerRule, chain, task
+from airflow.sdk import DAG, BaseOperator, Param, TriggerRule, XComArg, chain, task
 
 from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
 from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
@@ -25,6 +25,11 @@ from airflow_provider_ckpt.sensors.job import JobStatusSensor
 CONNECTION = os.environ.get("CKPT_CONN_ID", "ckpt_default")
 PIPELINES = os.environ.get("CKPT_PIPELINES", str(Path(__file__).resolve().parent.parent / "pipelines"))
 DATA = os.environ.get("CKPT_DATA", str(Path.home() / "ckpt-data"))
+
+
+def result(operator: BaseOperator, key: str) -> Any:
+    """One field of what an operator returns, for another task's argument."""
+    return XComArg(operator, key)
 
 
 def text(default: str, title: str) -> Param:
@@ -135,7 +140,7 @@ with DAG(
     tags=["ckpt"],
     doc_md=__doc__,
 ) as dag:
-    configuration = job_options()
+    configuration: Any = job_options()
 
     submit_v1 = SubmitJobOperator(
         task_id="submit_v1",
@@ -145,7 +150,7 @@ with DAG(
         parallelism="{{ params.parallelism }}",
         configuration=configuration,
     )
-    job_v1 = submit_v1.output["job_id"]
+    job_v1 = result(submit_v1, "job_id")
 
     checkpoint_v1 = CheckpointCompletedSensor(
         task_id="checkpoint_of_v1", job_id=job_v1, since_checkpoint_id=0, timeout=300
@@ -171,9 +176,9 @@ with DAG(
         args=ARGUMENTS,
         parallelism="{{ params.parallelism }}",
         configuration=configuration,
-        savepoint_path=stop_v1.output["savepoint_path"],
+        savepoint_path=result(stop_v1, "savepoint_path"),
     )
-    job_v2 = resume_v2.output["job_id"]
+    job_v2 = result(resume_v2, "job_id")
 
     checkpoint_v2 = CheckpointCompletedSensor(
         task_id="checkpoint_of_v2", job_id=job_v2, since_checkpoint_id=0, timeout=300

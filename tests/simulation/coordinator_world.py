@@ -34,10 +34,13 @@ from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_status import JobState
 from ckpt_runtime.scheduler.restart_strategies import ExponentialDelay
 
-CHAOS_MS = 4_000
-CALM_MS = 2_500
+CHAOS_MS = 2_500
+CALM_MS = 1_800
 EPOCH = 1_700_000_000_000
 CAUSE = job_on.FailureInfo("RuntimeError", "simulated")
+
+
+_DETAILS = frozenset({"checkpoint", "state", "metrics", "options", "configuration", "executions", "tasks", "finished"})
 
 
 class Violation(AssertionError):
@@ -51,11 +54,14 @@ class Storage:
     directories: dict[str, set[str]] = field(default_factory=dict)
     pointers: dict[int, RetainedCheckpoint] = field(default_factory=dict)
     savepoints: dict[int, CompletedCheckpoint] = field(default_factory=dict)
+    wanted: dict[int, set[str]] = field(default_factory=dict)
 
     def holds(self, checkpoint: CompletedCheckpoint) -> bool:
-        files = self.directories.get(checkpoint.directory, set())
-        wanted = {file.path for state in checkpoint.states.values() for file in state.files()}
-        return "_metadata" in files and wanted <= files
+        wanted = self.wanted.get(checkpoint.id)
+        if wanted is None:
+            wanted = {file.path for state in checkpoint.states.values() for file in state.files()} | {"_metadata"}
+            self.wanted[checkpoint.id] = wanted
+        return wanted <= self.directories.get(checkpoint.directory, set())
 
 
 @dataclass(slots=True)
@@ -67,7 +73,7 @@ class Task:
     ended: bool = False
     ended_data_at: int | None = None
     stopping: int | None = None
-    seen: set[int] = field(default_factory=set)
+    latest: int = 0
 
 
 def random_graph(rng: random.Random) -> JobGraph:
@@ -193,9 +199,11 @@ class World:
         self.start_driver(self.machine.attempt + 1)
         self.at(self.now + 50, self.user)
 
-    def note(self, *what: object) -> None:
+    def note(self, what: Any) -> None:
+        """Adds a step to the trace: time, type and the fields that are cheap to spell."""
         self.steps += 1
-        self.trace.update(repr((self.now, *what)).encode())
+        fields = [getattr(what, name) for name in what.__slots__ if name not in _DETAILS]
+        self.trace.update(f"{self.now} {type(what).__name__} {fields}".encode())
 
     def tell(self, event: on.CoordinatorEvent) -> None:
         self.note(event)
@@ -289,9 +297,13 @@ class World:
 
     def barrier(self, task: Task, effect: out.TriggerSources) -> None:
         """The barrier reaches a task: it writes its file, then acknowledges; or something goes wrong."""
-        if task.ended or not task.running or effect.checkpoint_id in task.seen:
+        if task.ended or not task.running or effect.checkpoint_id <= task.latest:
             return
-        task.seen.add(effect.checkpoint_id)
+        task.latest = effect.checkpoint_id
+        if task.stopping is not None:
+            reason = Reason.TASK_CHECKPOINT_FAILURE
+            self.later(lambda: self.tell(on.Declined(effect.checkpoint_id, task.execution, reason)))
+            return
         if self.hurts(0.03):
             return
         if self.hurts(0.03):
@@ -494,7 +506,8 @@ class World:
     def do_NotifyComplete(self, effect: out.NotifyComplete) -> None:
         for execution in effect.tasks:
             task = self.tasks.get(execution)
-            if task is not None and not self.hurts(0.05):
+            # A lost completion is healed by the next one, which does not come after the savepoint of a stop.
+            if task is not None and (task.stopping == effect.checkpoint_id or not self.hurts(0.05)):
                 self.later(lambda task=task: self.notify(task, effect.checkpoint_id, effect.timestamp))
 
     def do_NotifyAborted(self, effect: out.NotifyAborted) -> None:

@@ -19,7 +19,7 @@ def add_config_commands(app: typer.Typer) -> None:
     command(app, "patch-checkpoint-config")(patch_checkpoint_config)
 
 
-def patch_checkpoint_config(  # noqa: PLR0913, PLR0917 -- one parameter for each option
+def patch_checkpoint_config(  # noqa: PLR0913 -- one parameter for each option
     cli: Cli,
     job: JobArgument,
     interval: Annotated[str | None, typer.Option(metavar="DURATION", help="Between triggers, e.g. '10 s'.")] = None,

@@ -36,7 +36,7 @@ def add_run_command(app: typer.Typer) -> None:
     command(app, "run", context_settings=_PASS_THROUGH)(run)
 
 
-def run(  # noqa: PLR0913, PLR0917 -- one parameter for each option
+def run(  # noqa: PLR0913 -- one parameter for each option
     cli: Cli,
     pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE", help="A .py file, a .zip or a directory.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="For the pipeline.")] = None,

@@ -34,7 +34,7 @@ def add_session_commands(app: typer.Typer) -> None:
     app.add_typer(group, name="session")
 
 
-def start(  # noqa: PLR0913, PLR0917 -- one parameter for each option
+def start(  # noqa: PLR0913 -- one parameter for each option
     cli: Cli,
     master: Annotated[str, typer.Option(help="Spark master URL.")] = "local",
     slots: Annotated[int, typer.Option(min=1, help="Task slots.")] = 2,

@@ -31,7 +31,7 @@ class InvalidUrl(CkptClientError, ValueError):
 
 def normalise_url(url: str) -> str:
     """``host:port`` and full URLs to a URL without a trailing slash. Raises :class:`InvalidUrl`."""
-    text = url.strip().rstrip("/")
+    text = url.strip()
     if "://" not in text:
         text = f"http://{text}"
     try:
@@ -42,7 +42,7 @@ def normalise_url(url: str) -> str:
         valid = clean = False
     if not valid or not clean:
         raise InvalidUrl(f"url: {url!r} is not acceptable, it must be like http://host:port")
-    return text
+    return text.rstrip("/")
 
 
 @lru_cache(maxsize=8)

@@ -6,6 +6,7 @@ between gives the same result. Only files with the sink's own name prefix are ev
 
 from __future__ import annotations
 
+import io
 import os
 from typing import Any
 
@@ -74,7 +75,7 @@ class PartDirectory:
 
 def sync_and_close(file: Any) -> None:
     """Closes a file after its bytes have reached the disk; object stores publish on close."""
-    if hasattr(file, "fileno"):
+    if isinstance(file, io.BufferedWriter):
         file.flush()
         os.fsync(file.fileno())
     file.close()

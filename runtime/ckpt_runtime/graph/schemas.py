@@ -7,7 +7,7 @@ the column, its type and what is allowed.
 from __future__ import annotations
 
 import pyarrow as pa
-import pyarrow.acero as acero
+from pyarrow import acero
 
 from ckpt_runtime.graph.specs import Aggregate, AggregateSpec, FilterSpec, ProjectSpec, WatermarkSpec
 
@@ -48,7 +48,7 @@ def aggregate_type(input_schema: pa.Schema, aggregate: Aggregate) -> pa.DataType
         return pa.int64()
     if function in ("min", "max"):
         if not _is_ordered(kind):
-            raise _unsupported(aggregate, kind, "numbers (not decimals), booleans, dates, times, timestamps and strings")
+            raise _unsupported(aggregate, kind, "numbers but decimals, booleans, dates, times, timestamps and strings")
         return kind
     if function == "avg":
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
@@ -71,7 +71,9 @@ def project_output_schema(input_schema: pa.Schema, spec: ProjectSpec) -> pa.Sche
     try:
         return _bind(input_schema, acero.Declaration("project", options))
     except (pa.ArrowException, ValueError, TypeError) as error:
-        raise SchemaDerivationError(f"projection to {names} does not fit columns [{_text(input_schema)}]: {error}") from error
+        raise SchemaDerivationError(
+            f"projection to {names} does not fit columns [{_text(input_schema)}]: {error}"
+        ) from error
 
 
 def filter_output_schema(input_schema: pa.Schema, spec: FilterSpec) -> pa.Schema:

@@ -18,8 +18,8 @@ STATE_NAME = "aggregates"
 class AggregateOperator(Operator):
     """Built from an :class:`AggregateSpec`.
 
-    With ``input_schema`` its state is restored in ``open``; otherwise with the first batch (until then a snapshot passes
-    the restored state on unchanged).
+    With ``input_schema`` its state is restored in ``open``; otherwise with the first batch (until then a snapshot
+    passes the restored state on unchanged).
     """
 
     def __init__(self, spec: AggregateSpec, input_schema: pa.Schema | None = None) -> None:

@@ -1,7 +1,7 @@
 """Spark's DDL schema strings (``"id int, tags array<string> NOT NULL"``) without a JVM.
 
-Covers what Spark's own parser takes for table schemas: names plain or in backquotes, an optional colon inside structs and
-at the top, ``NOT NULL`` and ``COMMENT``. Raises :class:`DdlError` naming the string and the place. Never evaluates
+Covers what Spark's own parser takes for table schemas: names plain or in backquotes, an optional colon after a name,
+``NOT NULL`` and ``COMMENT``. Raises :class:`DdlError` naming the string and the place. Never evaluates
 anything.
 """
 

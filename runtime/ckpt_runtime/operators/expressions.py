@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pyarrow as pa
-import pyarrow.acero as acero
+from pyarrow import acero
 
 
 def apply_node(batch: pa.RecordBatch, node: acero.Declaration) -> Iterator[pa.RecordBatch]:

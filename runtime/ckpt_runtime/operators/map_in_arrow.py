@@ -23,7 +23,7 @@ class MapInArrowOperator(Operator):
         self._schema = spec.schema
 
     @staticmethod
-    def output_schema(spec: MapInArrowSpec, input_schema: pa.Schema) -> pa.Schema:
+    def output_schema(spec: MapInArrowSpec, input_schema: pa.Schema) -> pa.Schema:  # noqa: ARG004 (the common form)
         """The declared one."""
         return spec.schema
 

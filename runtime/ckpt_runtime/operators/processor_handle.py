@@ -1,7 +1,7 @@
 """The ``StatefulProcessorHandle`` that a hosted processor gets in ``init``.
 
-State variables can be asked for in ``init`` only, each name once, as in Spark. Schemas are DDL strings or ``StructType``.
-The base class's constructor is not called, as it wants a socket to a JVM.
+State variables can be asked for in ``init`` only, each name once, as in Spark. Schemas are DDL strings or
+``StructType``. The base class's constructor is not called, as it wants a socket to a JVM.
 """
 
 from __future__ import annotations
@@ -63,9 +63,7 @@ class HostedHandle(StatefulProcessorHandle):
         """No more state variables from here on."""
         self._initialising = False
 
-    def getValueState(
-        self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
-    ) -> ValueState:
+    def getValueState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> ValueState:
         ttl = self._declare(stateName, ttlDurationMs)
         table = self._backend.value_state(stateName, self._key_schema, arrow_schema(schema, stateName), ttl)
         return HostedValueState(self._cursor, table)

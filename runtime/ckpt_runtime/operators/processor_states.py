@@ -1,8 +1,8 @@
 """The state variables that a hosted StatefulProcessor gets: PySpark's ``ValueState``, ``ListState`` and ``MapState`` on
 our keyed state.
 
-All of them work on the key in :class:`KeyCursor`, which the host sets around each call of user code. What user code reads
-is safe to change: containers are copied. Base-class constructors are not called, as they want a socket to a JVM.
+All of them work on the key in :class:`KeyCursor`, which the host sets around each call of user code. What user code
+reads is safe to change: containers are copied. Base-class constructors are not called, as they want a socket to a JVM.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
-import pyarrow.acero as acero
+from pyarrow import acero
 
 from ckpt_runtime.graph.schemas import project_output_schema
 from ckpt_runtime.graph.specs import ProjectSpec

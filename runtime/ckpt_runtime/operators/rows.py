@@ -1,9 +1,9 @@
 """Batches to PySpark ``Row`` values grouped by key, and rows back to batches: the hot path of row-mode user code.
 
 Input rows are instances of a ``Row`` subclass made per schema, whose field names belong to the class and whose fields
-are C-level properties: a row costs one tuple, and reading a field ten times less than through ``Row.__getattr__``. Rows
-are made group by group and results are taken apart soon, so that few objects are alive when the garbage collector looks.
-Does not import pandas.
+are C-level properties: a row costs one tuple, and reading a field ten times less than through ``Row.__getattr__``.
+Rows are made group by group and results are taken apart soon, so that few objects are alive when the garbage
+collector looks. Does not import pandas.
 """
 
 from __future__ import annotations
@@ -73,9 +73,7 @@ class RowGroups:
         for key, row in zip(ids, self._rows_of(batch), strict=True):
             yield key, [row]
 
-    def _several(
-        self, ids: dict[Key, int], sizes: list[int], batch: pa.RecordBatch
-    ) -> Iterator[tuple[Key, list[Row]]]:
+    def _several(self, ids: dict[Key, int], sizes: list[int], batch: pa.RecordBatch) -> Iterator[tuple[Key, list[Row]]]:
         rows = self._rows_of(batch)
         for key, size in zip(ids, sizes, strict=True):
             yield key, [next(rows)] if size == 1 else list(islice(rows, size))
@@ -147,5 +145,5 @@ class RowsToBatch:
                 f"operator {self._uid!r}, output field {field.name!r}: a value does not fit {field.type}: {error}"
             ) from error
         if array.null_count and not field.nullable:
-            raise OutputSchemaError(f"operator {self._uid!r}, output field {field.name!r}: null, but it is not nullable")
+            raise OutputSchemaError(f"operator {self._uid!r}, output field {field.name!r}: null where none is allowed")
         return array

@@ -1,9 +1,10 @@
 """Hosts a PySpark ``StatefulProcessor`` in row mode, without a JVM.
 
-As in Spark: one ``handleInputRows`` call per key and buffer with Rows that carry all columns; then the timers that are
-due, ascending, still listed during their callback, whose key is a Row; ``init`` before and ``close`` after everything.
-Other than in Spark: ``init`` runs once per attempt, keys come in order of appearance, and what Spark silently turns into
-null raises. Each attempt works on its own copy of the processor. User code may block, so it needs a thread of its own.
+As in Spark: one ``handleInputRows`` call per key and buffer with Rows that carry all columns; then the timers that
+are due, ascending, still listed during their callback, whose key is a Row; ``init`` before and ``close`` after
+everything. Other than in Spark: ``init`` runs once per attempt, keys come in order of appearance, and what Spark
+silently turns into null raises. Each attempt works on its own copy of the processor. User code may block, so it needs
+a thread of its own.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class StatefulProcessorOperator(Operator):
         self._opened_user_code = False
 
     @staticmethod
-    def output_schema(spec: ProcessSpec, input_schema: pa.Schema) -> pa.Schema:
+    def output_schema(spec: ProcessSpec, input_schema: pa.Schema) -> pa.Schema:  # noqa: ARG004 (the common form)
         """The declared one."""
         return spec.output_schema
 

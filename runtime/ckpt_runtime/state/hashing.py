@@ -11,8 +11,8 @@ Savepoints and every running job depend on this definition; it never changes wit
   each 8-byte little-endian word ``w``, the last one padded with zeros: ``state ^= rotl(w * 0xC2B2AE3D27D4EB4F, 31) *
   0x9E3779B185EBCA87``, ``state = rotl(state, 27) * 0x9E3779B185EBCA87 + 0x85EBCA77C2B2AE63``; the hash is
   ``mix64(state)``.
-* Decimals of up to 38 digits: the unscaled value as 16 little-endian bytes, wider ones as 32; fixed-size binaries: their
-  bytes; both hashed like a binary. The scale is not part of the hash.
+* Decimals of up to 38 digits: the unscaled value as 16 little-endian bytes, wider ones as 32; fixed-size binaries:
+  their bytes; both hashed like a binary. The scale is not part of the hash.
 * Null of any type: 0xD6E8FEB86659FD93.
 * Several columns ``c0, c1, …``: ``h = c0; h = mix64(h * 0x9E3779B185EBCA87 + ci + 0x9E3779B97F4A7C15)`` for each next.
 * Encoded columns (dictionary, run-end, views) hash like the values they stand for.

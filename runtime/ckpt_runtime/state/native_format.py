@@ -103,9 +103,7 @@ class SectionWriter:
         self._offset = base_offset
         self.sections: list[KeyedSection] = []
 
-    def write_blocks(
-        self, name: str, descriptor: dict[str, Any], blocks: Iterable[tuple[int, Iterable[Any]]]
-    ) -> None:
+    def write_blocks(self, name: str, descriptor: dict[str, Any], blocks: Iterable[tuple[int, Iterable[Any]]]) -> None:
         """Writes blocks that are already encoded; each comes as pieces of bytes, in key-group order."""
         offsets = []
         for key_group, pieces in blocks:

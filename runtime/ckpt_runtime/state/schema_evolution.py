@@ -13,7 +13,7 @@ from ckpt_runtime.state.native_format import EXPIRES_AT, VALUE_PREFIX
 
 
 def check_evolution(uid: str, name: str, stored: pa.Schema, wanted: pa.Schema) -> None:
-    """Raises StateSchemaError unless batches of ``stored`` can be read as ``wanted`` (both as stored: with prefixes)."""
+    """Raises StateSchemaError unless batches of ``stored`` can be read as ``wanted`` (both with prefixes)."""
     for field in wanted:
         index = stored.get_field_index(field.name)
         if index < 0:

@@ -1,10 +1,10 @@
 """Python values of state fields: checks on writing, and the way to Arrow columns and back.
 
-Canonical Python values are what state hands out: int, bool, float, str, bytes, Decimal, date, datetime, timedelta, list,
-dict, and ``pyspark.sql.Row`` for nested structs. Writing accepts these, their NumPy scalars, and for structs a tuple (by
-position), a dict (by name) or a Row in the schema's order. Where Spark silently wraps or nulls, writing raises
-:class:`StateValueTypeError` or :class:`StateValueError` naming state, field and value. Naive datetimes count as UTC in a
-column with a time zone.
+Canonical Python values are what state hands out: int, bool, float, str, bytes, Decimal, date, datetime, timedelta,
+list, dict, and ``pyspark.sql.Row`` for nested structs. Writing accepts these, their NumPy scalars, and for structs a
+tuple (by position), a dict (by name) or a Row in the schema's order. Where Spark silently wraps or nulls, writing
+raises :class:`StateValueTypeError` or :class:`StateValueError` naming state, field and value. Naive datetimes count
+as UTC in a column with a time zone.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def row_coercer(state: str, schema: pa.Schema) -> Callable[[Any], tuple[Any, ...
 def _struct_values(state: str, field: str, names: tuple[str, ...], value: Any) -> tuple[Any, ...]:
     if isinstance(value, dict):
         if set(value) != set(names):
-            raise StateValueError(f"state {state!r}, {field}: got fields {sorted(map(str, value))}, allowed are {names}")
+            got = sorted(map(str, value))
+            raise StateValueError(f"state {state!r}, {field}: got fields {got}, allowed are {names}")
         return tuple(value[name] for name in names)
     if not isinstance(value, (tuple, list)):
         raise StateValueTypeError(
@@ -199,13 +200,14 @@ def _slow_coercer(state: str, field: str, kind: pa.DataType) -> Coercer:
     if family == "decimal":
         return _decimal_coercer(state, field, kind)
     accepted, convert = _SCALARS[family]
+    timestamp = family == "timestamp"
 
     def coerce(value: Any) -> Any:
         if not isinstance(value, accepted) or (isinstance(value, bool) and family == "float"):
             raise _wrong_type(state, field, kind, value)
         if family == "date" and isinstance(value, dt.datetime):
             raise _wrong_type(state, field, kind, value)
-        return _timestamp(state, field, kind, value) if family == "timestamp" else convert(value)
+        return _timestamp(state, field, kind, value) if timestamp else convert(value)
 
     return coerce
 
@@ -355,9 +357,7 @@ def _to_arrow_converter(kind: pa.DataType) -> Converter:
 
 def _map_converter(key: Converter, item: Converter) -> Converter:
     def convert(mapping: dict[Any, Any]) -> list[tuple[Any, Any]]:
-        return [
-            (k if key is None else key(k), v if item is None or v is None else item(v)) for k, v in mapping.items()
-        ]
+        return [(k if key is None else key(k), v if item is None or v is None else item(v)) for k, v in mapping.items()]
 
     return convert
 

@@ -19,16 +19,16 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import llvmlite.binding as llvm
 import numba
 import numpy as np
-from numba.core import config as numba_config
-from numba.core import types
+from numba.core import config, types
 
 CACHE_DIRECTORY_VARIABLE = "CKPT_KERNEL_CACHE_DIR"
 _PACKAGE = "ckpt_runtime.state.kernels"
+_NUMBA: Any = config
 _LOG = logging.getLogger(__name__)
 _REGISTERED: list[tuple[Any, tuple[tuple[Any, ...], ...]]] = []
 _COMPILE_LOCK = threading.Lock()
@@ -102,29 +102,29 @@ def kernel(*signatures: Sequence[Any]) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         dispatcher = _dispatcher(function)
         _REGISTERED.append((dispatcher, tuple(tuple(signature) for signature in signatures)))
-        return dispatcher  # type: ignore[no-any-return]
+        return cast(F, dispatcher)
 
     return decorate
 
 
 def inlined(function: F) -> F:
     """Declares a helper that only kernels call."""
-    return numba.njit(nogil=True, inline="never")(function)  # type: ignore[no-any-return]
+    return cast(F, numba.njit(nogil=True)(function))
 
 
 def _dispatcher(function: Callable[..., Any]) -> Any:
     directory = cache_directory()
     if directory is None:
         return numba.njit(nogil=True)(function)
-    before = numba_config.CACHE_DIR
-    numba_config.CACHE_DIR = directory
+    before = _NUMBA.CACHE_DIR
+    _NUMBA.CACHE_DIR = directory
     try:
         return numba.njit(nogil=True, cache=True)(function)
     except (RuntimeError, OSError) as error:
         _LOG.warning("kernel %s cannot be cached, it is compiled in memory: %s", function.__name__, error)
         return numba.njit(nogil=True)(function)
     finally:
-        numba_config.CACHE_DIR = before
+        _NUMBA.CACHE_DIR = before
 
 
 def registered_kernels() -> list[tuple[Any, tuple[tuple[Any, ...], ...]]]:
@@ -135,7 +135,7 @@ def registered_kernels() -> list[tuple[Any, tuple[tuple[Any, ...], ...]]]:
 
 
 def warm_up() -> None:
-    """Compiles every kernel, or loads it from the cache. Call it before RUNNING; safe to call again and from threads."""
+    """Compiles every kernel, or loads it from the cache. Call it before RUNNING; safe again and from threads."""
     with _COMPILE_LOCK:
         for dispatcher, signatures in registered_kernels():
             for signature in signatures:

@@ -64,10 +64,10 @@ def rehash_int64(slot_keys: Any, size: Any, null_slot: Any, table: Any) -> None:
 
 @inlined
 def _same_bytes(left: Any, left_start: Any, right: Any, right_start: Any, length: Any) -> Any:
-    for byte in range(length):
-        if left[left_start + byte] != right[right_start + byte]:
-            return False
-    return True
+    byte = 0
+    while byte < length and left[left_start + byte] == right[right_start + byte]:
+        byte += 1
+    return byte == length
 
 
 @kernel((IN_U64, IN_I64, IN_U8, I32, U64, I64, U8, I64, I32))

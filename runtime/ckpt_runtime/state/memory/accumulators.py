@@ -1,7 +1,7 @@
 """Columnar accumulators of the built-in aggregates: NumPy arrays by slot, updated a batch at a time by kernels.
 
-SQL's rules: nulls are ignored, ``count`` of nothing is 0 and every other aggregate of nothing is null. Integer sums that
-leave 64 bits raise :class:`AggregateOverflowError` (Spark's ANSI mode); NaN is the greatest float.
+SQL's rules: nulls are ignored, ``count`` of nothing is 0 and every other aggregate of nothing is null. Integer sums
+that leave 64 bits raise :class:`AggregateOverflowError` (Spark's ANSI mode); NaN is the greatest float.
 An accumulator is changed by one thread; what ``freeze`` returned is a copy and belongs to the snapshot.
 """
 

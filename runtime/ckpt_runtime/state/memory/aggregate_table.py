@@ -1,7 +1,7 @@
 """Columnar state for built-in aggregates: one slot per key, one accumulator per aggregate.
 
-The owner updates it a batch at a time; a snapshot takes copies of the columns (milliseconds per million keys, interpreter
-lock released) and shares the append-only keys. Keys are never evicted.
+The owner updates it a batch at a time; a snapshot takes copies of the columns (milliseconds per million keys,
+interpreter lock released) and shares the append-only keys. Keys are never evicted.
 """
 
 from __future__ import annotations

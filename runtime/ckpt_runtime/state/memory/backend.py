@@ -1,4 +1,4 @@
-"""The in-memory keyed state backend: columnar aggregate tables, Python states and timers of one operator in one subtask.
+"""The in-memory keyed state backend: aggregate tables, Python states and timers of one operator in one subtask.
 
 Snapshots are asynchronous and copy-on-write; several may be in flight. All calls but those on a snapshot come from the
 subtask's thread. Nothing touches files here: a snapshot writes to the stream that it is given.
@@ -7,7 +7,7 @@ subtask's thread. Nothing touches files here: a snapshot writes to the stream th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
 import pyarrow as pa
 
@@ -79,7 +79,7 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
             same = isinstance(known, AggregateTable) and known.aggregates == tuple(columns)
             if not same or not known.key_schema.equals(key_schema):
                 raise schema_mismatch(self.uid, name, "it is in use otherwise", _schema_of(known), list(columns))
-            return known  # type: ignore[return-value]
+            return cast(AggregateTable, known)
         table = AggregateTable(self.uid, name, key_schema, columns)
         restored = self._claim(name, "aggregate")
         if restored is not None:
@@ -156,7 +156,7 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
         if known is not None:
             if type(known) is not type(state) or not _schema_of(known).equals(_schema_of(state)):
                 raise schema_mismatch(self.uid, name, "it is in use otherwise", _schema_of(known), _schema_of(state))
-            return known  # type: ignore[return-value]
+            return known
         restored = self._claim(name, state.kind)
         if restored is not None:
             wanted = state.stored_schema()

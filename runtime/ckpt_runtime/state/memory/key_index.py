@@ -281,8 +281,7 @@ def encode_keys(arrays: list[pa.Array], names: list[str]) -> tuple[AnyArray, Any
     rows = len(arrays[0])
     sizes = np.zeros(rows, dtype=np.int64)
     views: list[columns.FixedColumn | columns.BytesColumn] = []
-    for array, name in zip(arrays, names, strict=True):
-        array = columns.plain(array)
+    for array, name in zip(map(columns.plain, arrays), names, strict=True):
         if columns.is_integer_like(array.type) or pa.types.is_floating(array.type):
             fixed = _fixed_key(array)
             add_fixed_sizes(fixed.bitmap, fixed.bit_offset, sizes)

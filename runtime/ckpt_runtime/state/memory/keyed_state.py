@@ -1,8 +1,9 @@
 """What value, list and map state share: entries by key in a freezable dict, time to live, and the way to columns.
 
-Keys are tuples of Python values, one per key column, made canonical by the caller (``values.canonical_key``). With a time
-to live, every stored tuple ends with the time at which it expires (ms since epoch); expired entries are never returned,
-and removed little by little in :meth:`KeyedState.maintain`. One thread owns a state; frozen ones may go to another.
+Keys are tuples of Python values, one per key column, made canonical by the caller (``values.canonical_key``). With a
+time to live, every stored tuple ends with the time at which it expires (ms since epoch); expired entries are never
+returned, and removed little by little in :meth:`KeyedState.maintain`. One thread owns a state; frozen ones may go to
+another.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Value, list and map state of one operator: what a StatefulProcessor's state variables stand on.
 
-Values are canonical tuples (``state/values.py`` checks them before they come here). Lists and maps are changed in place,
-unless a snapshot still shows them: then the first change copies them.
+Values are canonical tuples (``state/values.py`` checks them before they come here). Lists and maps are changed in
+place, unless a snapshot still shows them: then the first change copies them.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class ListStateTable(KeyedState):
             return None
         if len(live) < len(stored):
             self._entries.put(key, live)
-        return min(value[-1] for value in live)
+        return int(min(value[-1] for value in live))
 
     def rows(self, chunk: list[tuple[Key, Any]]) -> Iterable[StoredRow]:
         return chain.from_iterable([(key, value) for value in elements] for key, elements in chunk)
@@ -172,7 +172,7 @@ class MapStateTable(KeyedState):
             return None
         if len(live) < len(stored):
             self._entries.put(key, live)
-        return min(value[-1] for value in live.values())
+        return int(min(value[-1] for value in live.values()))
 
     def rows(self, chunk: list[tuple[Key, Any]]) -> Iterable[StoredRow]:
         return chain.from_iterable([(key, name, value) for name, value in entries.items()] for key, entries in chunk)

@@ -1,9 +1,10 @@
 """A dict that can be frozen in constant time: frozen layers below, one writable layer on top.
 
-Reads look from the top down; a deletion in an upper layer is a tombstone. When no frozen view is in use any more, upper
-layers are merged back into the lowest one a few entries at a time (:meth:`LayeredDict.maintain`), so that neither taking
-nor giving up a snapshot stalls the owner. One thread owns the dict; any thread may read or release a frozen view.
-Values are never None. Mutable values (lists, dicts) are changed through :meth:`LayeredDict.writable` only.
+Reads look from the top down; a deletion in an upper layer is a tombstone. When no frozen view is in use any more,
+upper layers are merged back into the lowest one a few entries at a time (:meth:`LayeredDict.maintain`), so that
+neither taking nor giving up a snapshot stalls the owner. One thread owns the dict; any thread may read or release a
+frozen view. Values are never None. Mutable values (lists, dicts) are changed through :meth:`LayeredDict.writable`
+only.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ class LayeredDict(Generic[K, V]):
         return view
 
     def _collapsed(self) -> dict[K, V]:
-        """Upper layers as one new dict, so that overlapping snapshots do not pile up layers; old ones stay unchanged."""
+        """Upper layers as one new dict, so that overlapping snapshots do not pile up layers; old ones stay."""
         merged: dict[K, V] = {}
         for layer in self._layers[1:]:
             merged.update(layer)

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from ckpt_runtime.api import PlanError, Stream, StreamSession, avg, count, max, min, sum
+from ckpt_runtime.api import PlanError, Stream, StreamSession, avg, count, max, min, sum  # noqa: A004
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.specs import AggregateSpec, ProcessSpec, ProjectSpec, SinkSpec, SourceSpec
 
@@ -60,7 +60,11 @@ def test_a_pipeline_reads_like_pyspark() -> None:
     graph = plan.job_graph
     assert graph.name == "demo"
     assert graph.configuration == {"parallelism.default": "2", "execution.checkpointing.interval": "1 s"}
-    assert [vertex.name for vertex in graph.vertices] == ["source -> filter-1 -> project-2 -> project-3", "totals per key", "sink"]
+    assert [vertex.name for vertex in graph.vertices] == [
+        "source -> filter-1 -> project-2 -> project-3",
+        "totals per key",
+        "sink",
+    ]
     assert [edge.partitioning for edge in graph.edges] == [Partitioning.HASH, Partitioning.REBALANCE]
     assert plan.output_schemas["totals"].names == ["key", "count", "total", "min(value)", "max(double)", "avg(value)"]
     assert isinstance(plan.specs["totals"], AggregateSpec)
@@ -93,7 +97,9 @@ def test_a_registered_data_source_is_found_by_name() -> None:
 
 def test_options_given_twice_in_another_case_replace_each_other() -> None:
     session = StreamSession()
-    session.readStream.format("numbers").option("ROWS", 1).option("rows", 2).option("keys", 3).option("KEYS", None).load()
+    session.readStream.format("numbers").option("ROWS", 1).option("rows", 2).option("keys", 3).option(
+        "KEYS", None
+    ).load()
     spec = session.plan.nodes[0].spec
     assert isinstance(spec, SourceSpec)
     assert spec.options == {"rows": "2"}
@@ -112,7 +118,9 @@ def test_union_rebalance_and_broadcast_say_how_rows_travel() -> None:
     session = StreamSession({"parallelism.default": "2"})
     left, right = numbers(session).uid("l"), numbers(session).uid("r")
     both = left.union(right.rebalance())
-    both.filter(pc.field("key") > 0).uid("f").broadcast().filter(pc.field("key") > 1).uid("g").writeStream.format("noop").start()
+    both.filter(pc.field("key") > 0).uid("f").broadcast().filter(pc.field("key") > 1).uid("g").writeStream.format(
+        "noop"
+    ).start()
     graph = session.compile().job_graph
     assert [edge.partitioning.value for edge in graph.edges] == ["FORWARD", "REBALANCE", "BROADCAST"]
 
@@ -154,7 +162,7 @@ MISTAKES: list[tuple[Step, str]] = [
     (lambda s: s.union(s.select("key")), "union: schemas differ: key: int64, value: int64 and key: int64"),
     (lambda s: s.writeStream.start(), "format: not given"),
     (lambda s: s.writeStream.format("nope").start(), "format: 'nope' is not one of"),
-    (lambda s: s.writeStream.format("noop").outputMode("complete"), "outputMode: 'complete' is not one of append, update"),
+    (lambda s: s.writeStream.outputMode("complete"), "outputMode: 'complete' is not one of append, update"),
     (lambda s: s.writeStream.format(int), "format: expected a name or a DataSource class"),
     (lambda s: s.writeStream.option("a", []), "option 'a': expected a text, a number or a boolean, not list"),
 ]  # fmt: skip

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 from fastapi import FastAPI
-from tests.unit.runtime.rest.fake_gateway import FakeGateway
-from tests.unit.runtime.rest.served import served
 
 from ckpt_runtime.rest.app import create_app
+from tests.unit.runtime.rest.fake_gateway import FakeGateway
+from tests.unit.runtime.rest.served import served
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway
 
 from ckpt_runtime.client import (
     AsyncCkptClient,
@@ -29,6 +28,7 @@ from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
 from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.jobmaster.gateway import ExceptionEntry, FailureCause, JobStatus
+from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway
 
 JOB = "fa461ac280c9aa36bde4a060aa97618c"
 BUILDERS = {
@@ -61,9 +61,9 @@ class Both:
 
 
 @pytest.fixture(params=[True, False], ids=["blocking", "asynchronous"])
-def client(request: pytest.FixtureRequest, url: str, gateway: FakeGateway) -> Iterator[Both]:
+def client(request: pytest.FixtureRequest, url: str, gateway: FakeGateway) -> Both:
     gateway.add_job(JOB)
-    yield Both(url, request.param)
+    return Both(url, request.param)
 
 
 def test_both_clients_have_every_call_with_its_signature() -> None:
@@ -155,7 +155,7 @@ def test_errors_by_status(client: Both, gateway: FakeGateway) -> None:
     with pytest.raises(BadRequest, match="savepoint-dir"):
         client.trigger_savepoint(JOB)
     with pytest.raises(BadRequest):
-        client.job_status("../overview")
+        client.job_status("not-hex")
     gateway.move(JOB, JobStatus.FINISHED)
     with pytest.raises(Conflict, match="FINISHED"):
         client.cancel_job(JOB)

@@ -48,7 +48,9 @@ def aggregate(plan: LogicalPlan, node: LogicalNode, uid: str | None = "agg", **s
     return plan.add(LogicalNode(spec, (LogicalInput(node, HASH, ("k",)),), SCHEMA, uid, **settings))
 
 
-def sink(plan: LogicalPlan, *inputs: LogicalNode, uid: str | None = "sink", format_: Any = "noop", **settings: Any) -> LogicalNode:
+def sink(
+    plan: LogicalPlan, *inputs: LogicalNode, uid: str | None = "sink", format_: Any = "noop", **settings: Any
+) -> LogicalNode:
     edges = tuple(LogicalInput(node) for node in inputs)
     return plan.add(LogicalNode(SinkSpec(format_), edges, None, uid, **settings))
 
@@ -185,7 +187,9 @@ def test_two_maximum_parallelisms_in_one_chain_are_refused() -> None:
     assert [vertex.max_parallelism for vertex in compile_plan(plan).job_graph.vertices] == [64, 128]
 
 
-@pytest.mark.parametrize(("parallelism", "expected"), [(1, 128), (128, 256), (85, 128), (86, 256), (20_000, 32_768), (32_768, 32_768)])
+@pytest.mark.parametrize(
+    ("parallelism", "expected"), [(1, 128), (128, 256), (85, 128), (86, 256), (20_000, 32_768), (32_768, 32_768)]
+)
 def test_the_maximum_parallelism_is_derived_as_in_flink(parallelism: int, expected: int) -> None:
     plan = LogicalPlan("job", default_parallelism=parallelism)
     sink(plan, source(plan))

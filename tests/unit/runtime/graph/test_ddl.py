@@ -14,7 +14,10 @@ SAME = [
     ("a INT", t.StructType().add("a", "integer")),
     ("a BIGINT NOT NULL, b STRING", t.StructType().add("a", "long", False).add("b", "string")),
     ("a: smallint, b: tinyint", t.StructType().add("a", "short").add("b", "byte")),
-    ("t TIMESTAMP, n TIMESTAMP_NTZ, d DATE", t.StructType().add("t", "timestamp").add("n", "timestamp_ntz").add("d", "date")),
+    (
+        "t TIMESTAMP, n TIMESTAMP_NTZ, d DATE",
+        t.StructType().add("t", "timestamp").add("n", "timestamp_ntz").add("d", "date"),
+    ),
     ("x DOUBLE, f FLOAT, r REAL, ok BOOLEAN", None),
     ("m DECIMAL(10,2), n DECIMAL", t.StructType().add("m", t.DecimalType(10, 2)).add("n", t.DecimalType(10, 0))),
     ("b BINARY COMMENT 'it''s'", None),
@@ -57,5 +60,7 @@ def test_an_arrow_schema_is_taken_as_it_is() -> None:
 
 
 def test_other_objects_are_refused() -> None:
-    with pytest.raises(PlanError, match="schema: expected an Arrow schema, a DDL string or a PySpark StructType, not dict"):
+    with pytest.raises(
+        PlanError, match="schema: expected an Arrow schema, a DDL string or a PySpark StructType, not dict"
+    ):
         to_arrow_schema({"a": "int"})

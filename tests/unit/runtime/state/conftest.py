@@ -47,5 +47,3 @@ def snapshots() -> Snapshots:
 @pytest.fixture
 def int_key() -> pa.Schema:
     return pa.schema([pa.field("k", pa.int64())])
-
-

@@ -1,4 +1,4 @@
-"""The stable hash: fixed values (a savepoint's key groups depend on them), equal values in unequal layouts, the split."""
+"""The stable hash: fixed values (key groups of savepoints depend on them), equal values in any layout, the split."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ def test_hash_never_changes() -> None:
 
 def test_width_of_integers_does_not_matter() -> None:
     kinds = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint64(), pa.date32(), pa.timestamp("us")]
-    assert len({hashes(pa.array([5, 100], pa.int32()).cast(pa.int64()).cast(pa.int64()), None)[0] for _ in kinds}) == 1
     plain = hashes([5, 100], pa.int64())
     for kind in kinds:
         storage = pa.int32() if kind == pa.date32() else pa.int64()

@@ -42,7 +42,9 @@ def test_unwritable_cache_means_compiling_in_memory_with_a_line(tmp_path: Path) 
     assert "kernel cache is not writable" in lines[0]
 
 
-def test_empty_setting_switches_the_cache_off(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_empty_setting_switches_the_cache_off(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv(compiler.CACHE_DIRECTORY_VARIABLE, "")
     with caplog.at_level(logging.WARNING):
         assert compiler.cache_directory.__wrapped__() is None

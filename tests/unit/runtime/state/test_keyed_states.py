@@ -138,8 +138,8 @@ def test_all_types_survive_a_snapshot(snapshots: Any) -> None:
             ("b", pa.bool_()), ("f", pa.float32()), ("raw", pa.binary()), ("d", pa.date32()),
             ("t", pa.timestamp("us", "UTC")), ("dec", pa.decimal128(10, 2)), ("st", struct),
             ("m", pa.map_(pa.string(), struct)), ("du", pa.duration("us")),
-        ]  # fmt: skip
-    )
+        ]
+    )  # fmt: skip
     key = pa.schema([("a", pa.string()), ("f", pa.float64())])
     row = Row(x=1, tags=["p", None])
     value = (

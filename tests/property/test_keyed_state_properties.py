@@ -1,0 +1,149 @@
+"""Keyed state against plain-Python models: aggregates, freezing, snapshots while updating, rescaling."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range
+from ckpt_runtime.graph.schemas import aggregate_type
+from ckpt_runtime.graph.specs import Aggregate
+from ckpt_runtime.state.backend import KeyedSnapshot, RestoreSource
+from ckpt_runtime.state.kernels import reference
+from ckpt_runtime.state.memory.accumulators import AggregateColumn
+from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
+from ckpt_runtime.state.memory.layered_dict import LayeredDict
+
+FUNCTIONS = ("count", "sum", "min", "max", "avg")
+VALUES = {
+    pa.int64(): st.integers(-(2**40), 2**40),
+    pa.int8(): st.integers(-128, 127),
+    pa.float64(): st.one_of(st.integers(-1000, 1000).map(float), st.just(float("nan"))),
+    pa.string(): st.text(max_size=6),
+}
+KEY = pa.schema([("k", pa.string())])
+
+
+def aggregates(kind: pa.DataType) -> list[AggregateColumn]:
+    schema = pa.schema([("v", kind)])
+    wanted = [name for name in FUNCTIONS if kind != pa.string() or name not in ("sum", "avg")]
+    return [
+        AggregateColumn(name, "v", name, kind, aggregate_type(schema, Aggregate(name, "v", name))) for name in wanted
+    ]
+
+
+def same(left: Any, right: Any) -> bool:
+    return left == right or (isinstance(left, float) and math.isnan(left) and math.isnan(right))
+
+
+def written(snapshot: KeyedSnapshot) -> list[RestoreSource]:
+    stream = io.BytesIO()
+    sections = snapshot.write(stream, 0)
+    snapshot.release()
+    data = stream.getvalue()
+    return [RestoreSource(section, lambda offset, length: data[offset : offset + length]) for section in sections]
+
+
+@st.composite
+def batches(draw: Any) -> tuple[pa.DataType, list[pa.RecordBatch]]:
+    kind = draw(st.sampled_from(list(VALUES)))
+    row = st.tuples(st.one_of(st.none(), st.sampled_from("abcdef")), st.one_of(st.none(), VALUES[kind]))
+    parts = draw(st.lists(st.lists(row, min_size=1, max_size=12), min_size=1, max_size=5))
+    return kind, [
+        pa.record_batch({"k": pa.array([k for k, _ in part], pa.string()), "v": pa.array([v for _, v in part], kind)})
+        for part in parts
+    ]
+
+
+@settings(deadline=None)
+@given(batches(), st.integers(1, 4), st.integers(1, 4))
+def test_aggregates_follow_the_model_over_snapshots_and_rescaling(drawn: Any, before: int, after: int) -> None:
+    kind, parts = drawn
+    wanted = aggregates(kind)
+    seen: dict[Any, list[Any]] = {}
+    backend = MemoryKeyedStateBackend(KeyGroupRange(0, 15), 16, "op")
+    for part in parts:
+        table = backend.aggregate_table("a", KEY, wanted)
+        results = [array.to_pylist() for array in table.update(part)]
+        for position, (key, value) in enumerate(zip(part["k"].to_pylist(), part["v"].to_pylist(), strict=True)):
+            seen.setdefault(key, []).append(value)
+            for column, result in zip(wanted, results, strict=True):
+                expected = reference.running_aggregate(column.function, seen[key])
+                assert same(result[position], expected), (column.function, seen[key])
+        backend = rescaled(rescaled([backend], before), after, merge=True)[0]
+
+
+def rescaled(
+    backends: list[MemoryKeyedStateBackend], parallelism: int, merge: bool = False
+) -> list[MemoryKeyedStateBackend]:
+    """The state split over ``parallelism`` backends, or merged into one after that."""
+    sources = [source for backend in backends for source in written(backend.snapshot(1))]
+    found = []
+    for index in range(parallelism):
+        backend = MemoryKeyedStateBackend(key_group_range(16, parallelism, index), 16, "op")
+        backend.restore(sources)
+        found.append(backend)
+    return rescaled(found, 1) if merge else found
+
+
+class FrozenDict(RuleBasedStateMachine):
+    """A LayeredDict beside a dict, with snapshots taken, read late and released in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.real: LayeredDict[int, list[int]] = LayeredDict()
+        self.model: dict[int, list[int]] = {}
+        self.views: list[tuple[Any, dict[int, list[int]]]] = []
+
+    @rule(key=st.integers(0, 9), value=st.integers())
+    def put(self, key: int, value: int) -> None:
+        self.real.put(key, [value])
+        self.model[key] = [value]
+
+    @rule(key=st.integers(0, 9))
+    def remove(self, key: int) -> None:
+        self.real.remove(key)
+        self.model.pop(key, None)
+
+    @rule(key=st.integers(0, 9), value=st.integers())
+    def change_in_place(self, key: int, value: int) -> None:
+        found = self.real.writable(key, list)
+        assert (found is None) == (key not in self.model)
+        if found is not None:
+            found.append(value)
+            self.model[key].append(value)
+
+    @rule()
+    def freeze(self) -> None:
+        self.views.append((self.real.freeze(), {key: list(value) for key, value in self.model.items()}))
+
+    @rule(budget=st.integers(1, 5))
+    def maintain(self, budget: int) -> None:
+        self.real.maintain(budget)
+
+    @rule(pick=st.integers(0, 100))
+    def release(self, pick: int) -> None:
+        if self.views:
+            view, _ = self.views.pop(pick % len(self.views))
+            view.release()
+
+    @invariant()
+    def views_show_their_moment(self) -> None:
+        for view, expected in self.views:
+            entries = [entry for chunk in view.chunks(3) for entry in chunk]
+            assert len(entries) == len(expected)
+            assert dict(entries) == expected
+
+    @invariant()
+    def reads_agree(self) -> None:
+        assert {key: self.real.get(key) for key in range(10) if self.real.get(key) is not None} == self.model
+        assert dict(self.real.items()) == self.model
+
+
+TestFrozenDict = FrozenDict.TestCase

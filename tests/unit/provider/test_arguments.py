@@ -1,0 +1,65 @@
+"""Conversions of operator arguments."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_ckpt import arguments
+from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (5, 5),
+        ("5", 5),
+        ("5ms", 5),
+        ("1.5 s", 1500),
+        (" 2 min ", 120_000),
+        ("1 H", 3_600_000),
+        ("1d", 86_400_000),
+        (timedelta(seconds=2), 2000),
+    ],
+)
+def test_durations(value: Any, expected: int) -> None:
+    assert arguments.millis("x", value) == expected
+
+
+@given(st.integers(min_value=1, max_value=10**12))
+def test_a_duration_means_the_same_as_a_number_a_text_and_a_timedelta(millis: int) -> None:
+    forms = (millis, str(millis), f"{millis} ms", timedelta(milliseconds=millis))
+    assert {arguments.millis("x", form) for form in forms} == {millis}
+
+
+@given(st.one_of(st.text(), st.floats(), st.none(), st.booleans(), st.lists(st.integers())))
+def test_anything_else_is_at_worst_a_named_error(value: Any) -> None:
+    for convert in (arguments.millis, lambda n, v: arguments.integer(n, v, minimum=1), arguments.hex_id):
+        with suppress(CkptArgumentInvalid):
+            convert("field", value)
+
+
+def test_moments() -> None:
+    moment = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    forms = (moment, moment.isoformat(), "2026-01-02T04:04:05+01:00", 1_767_323_045_000, "1767323045000")
+    assert {arguments.epoch_millis("x", form) for form in forms} == {1_767_323_045_000}
+    for wrong in ("yesterday", moment.replace(tzinfo=None), -1, True, None):
+        with pytest.raises(CkptArgumentInvalid):
+            arguments.epoch_millis("x", wrong)
+
+
+def test_what_a_template_makes_of_nothing_is_nothing() -> None:
+    assert [arguments.optional_text("x", value) for value in (None, "", " ", "None", " a ")] == [None] * 4 + ["a"]
+
+
+def test_times_to_wait() -> None:
+    assert arguments.seconds("x", timedelta(minutes=1)) == 60.0
+    assert arguments.seconds("x", 0) == 0.0
+    for wrong in (-1, "5", True, None):
+        with pytest.raises(CkptArgumentInvalid):
+            arguments.seconds("x", wrong)

@@ -1,0 +1,80 @@
+"""The DAG ``ckpt_lifecycle``: light to import, whole, and storable by Airflow."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from airflow.serialization.serialized_objects import DagSerialization
+
+ROOT = Path(__file__).resolve().parents[3]
+FILE = ROOT / "dags" / "ckpt_lifecycle.py"
+
+
+@pytest.fixture(scope="module")
+def module() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("ckpt_lifecycle_under_test", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_importing_it_adds_no_heavy_library_and_little_time() -> None:
+    code = """
+import sys, time
+import airflow.sdk, airflow.triggers.base, httpx
+from airflow.sdk import DAG, BaseOperator, BaseSensorOperator, Param, task, BaseHook
+started = time.process_time()
+import ckpt_lifecycle
+seconds = time.process_time() - started
+heavy = {"pyspark", "pyarrow", "numpy", "pandas", "numba", "fastapi"} & set(sys.modules)
+sys.exit(f"heavy: {heavy}" if heavy else f"slow: {seconds}" if seconds > 2 else 0)
+"""
+    path = f"{ROOT}:{ROOT / 'runtime'}:{FILE.parent}"
+    environment = {"PYTHONPATH": path, "AIRFLOW_HOME": "/tmp/airflow-dag-import", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_steps_are_in_order(module: ModuleType) -> None:
+    steps = [task.task_id for task in module.dag.topological_sort()]
+    assert steps == [
+        "job_options",
+        "submit_v1",
+        "checkpoint_of_v1",
+        "patch_interval_and_timeout",
+        "assert_patched",
+        "native_savepoint",
+        "stop_v1_with_savepoint",
+        "resume_v2",
+        "checkpoint_of_v2",
+        "end_of_v2",
+        "verify",
+        "cancel_leftovers",
+    ]
+
+
+def test_airflow_can_store_and_load_it(module: ModuleType) -> None:
+    document = json.loads(json.dumps(DagSerialization.to_dict(module.dag)))
+    loaded = DagSerialization.from_dict(document)
+    assert loaded.dag_id == "ckpt_lifecycle"
+    stored = {task["__var"]["task_id"]: task["__var"] for task in document["dag"]["tasks"]}
+    assert stored["native_savepoint"]["_operator_extra_links"] == {
+        "Job": "_link_CkptJobLink",
+        "Checkpoints": "_link_CkptCheckpointsLink",
+    }
+
+
+def test_all_parameters_have_acceptable_defaults(module: ModuleType) -> None:
+    module.dag.params.validate()
+    options: dict[str, Any] = module.options(module.dag.params.dump() | {"configuration": {"a": 1}})
+    assert options["execution.checkpointing.interval"] == "2 s"
+    assert options["a"] == 1

@@ -1,0 +1,133 @@
+"""The provider's metadata, against Airflow's own schemas and against what really exists."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import airflow
+import jsonschema
+import pytest
+
+import airflow_provider_ckpt
+from airflow_provider_ckpt.get_provider_info import get_provider_info
+from airflow_provider_ckpt.links import JOB_LINKS
+
+PACKAGE = Path(airflow_provider_ckpt.__file__).parent
+INFO = get_provider_info()
+
+
+def schema(name: str) -> Any:
+    return json.loads((Path(airflow.__file__).parent / name).read_text())
+
+
+def resolve(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)
+
+
+def test_it_satisfies_airflows_schemas() -> None:
+    jsonschema.validate(INFO, schema("provider_info.schema.json"))
+    full = schema("provider.yaml.schema.json")
+    for key in set(INFO) & set(full["properties"]):
+        document = {"definitions": full["definitions"], **full["properties"][key]}
+        jsonschema.validate(INFO[key], document)
+
+
+@pytest.mark.parametrize("folder", ["operators", "sensors", "hooks", "triggers"])
+def test_every_public_module_is_listed_and_every_listed_module_exists(folder: str) -> None:
+    (entry,) = INFO[folder]
+    for module in entry["python-modules"]:
+        import_module(module)
+    private = (
+        {"__init__", "base", "operation", "journal", "connection"} if folder != "triggers" else {"__init__", "base"}
+    )
+    there = {f"airflow_provider_ckpt.{folder}.{path.stem}" for path in (PACKAGE / folder).glob("*.py")}
+    assert set(entry["python-modules"]) == {name for name in there if name.rpartition(".")[2] not in private}
+
+
+@pytest.mark.row("air.1")
+def test_the_hook_fits_its_connection_type() -> None:
+    (connection,) = INFO["connection-types"]
+    hook = resolve(connection["hook-class-name"])
+    assert hook.conn_type == connection["connection-type"] == "ckpt"
+    assert hook.hook_name == connection["hook-name"]
+    assert hook.default_conn_name == "ckpt_default"
+    assert hook(**{hook.conn_name_attr: "other"}).ckpt_conn_id == "other"
+
+
+def test_every_link_is_listed() -> None:
+    assert [resolve(path) for path in INFO["extra-links"]] == [type(link) for link in JOB_LINKS]
+
+
+def test_versions_agree() -> None:
+    assert INFO["versions"] == [airflow_provider_ckpt.__version__]
+
+
+def test_the_metadata_imports_nothing_of_airflow() -> None:
+    code = (
+        "import sys; from airflow_provider_ckpt.get_provider_info import get_provider_info; get_provider_info();"
+        "sys.exit(any(name.partition('.')[0] in ('airflow', 'httpx', 'ckpt_runtime') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, check=False).returncode == 0
+
+
+def test_the_provider_knows_the_runtime_through_the_client_only() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for name in names:
+                if name.startswith("ckpt_runtime"):
+                    assert name == "ckpt_runtime.client" or name.startswith("ckpt_runtime.client."), path
+                assert not name.startswith(("airflow.models", "pyspark", "airflow.utils")), path
+
+
+def test_configuration_defaults_are_those_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow_provider_ckpt import defaults
+
+    options = INFO["config"]["ckpt"]["options"]
+    assert str(defaults.deferrable()) == options["deferrable"]["default"]
+    assert str(defaults.poll_interval()) == options["poll_interval"]["default"]
+    assert str(defaults.wait_timeout()) == options["wait_timeout"]["default"]
+    monkeypatch.setenv("AIRFLOW__CKPT__DEFERRABLE", "False")
+    assert defaults.deferrable() is False
+
+
+def test_airflow_discovers_an_installed_provider(tmp_path: Path) -> None:
+    """In a process of its own, with the entry point that an installation writes."""
+    info = tmp_path / "airflow_provider_ckpt-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: airflow-provider-ckpt\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[apache_airflow_provider]\nprovider_info=airflow_provider_ckpt.get_provider_info:get_provider_info\n"
+    )
+    code = """
+import json
+from airflow.providers_manager import ProvidersManager
+from airflow.sdk.configuration import conf
+manager = ProvidersManager()
+fields = [name for name in manager.connection_form_widgets if name.startswith("extra__ckpt__")]
+print(json.dumps([
+    "airflow-provider-ckpt" in manager.providers,
+    manager.hooks["ckpt"].hook_class_name,
+    sorted(fields),
+    manager.field_behaviours["ckpt"]["relabeling"]["password"],
+    conf.getfloat("ckpt", "poll_interval"),
+    sorted(name for name in manager.extra_links_class_names if "ckpt" in name),
+]))
+"""
+    path = f"{PACKAGE.parent}:{PACKAGE.parent / 'runtime'}:{tmp_path}"
+    environment = {"PYTHONPATH": path, "AIRFLOW_HOME": str(tmp_path / "home"), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    assert found[:2] == [True, "airflow_provider_ckpt.hooks.ckpt.CkptHook"]
+    assert found[2] == [f"extra__ckpt__{name}" for name in ("ca_file", "timeout", "verify")]
+    links = sorted(f"airflow_provider_ckpt.links.{type(link).__name__}" for link in JOB_LINKS)
+    assert found[3:] == ["Bearer token", 2.0, links]

@@ -1,0 +1,273 @@
+"""The small decision makers of the coordinator: queue, plan, failure count, store, registry, cleaner, ids."""
+
+from __future__ import annotations
+
+import pytest
+from ckpt_runtime.checkpoint.aborted_checkpoints import REMEMBERED, AbortedCheckpoints
+from ckpt_runtime.checkpoint.cleaner import CheckpointCleaner
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint_store import CompletedCheckpointStore, RetainedCheckpoint
+from ckpt_runtime.checkpoint.effects import DiscardCheckpoint, DiscardLocation, RemoveFromStore
+from ckpt_runtime.checkpoint.executions import ExecutionId
+from ckpt_runtime.checkpoint.failure_manager import CheckpointFailureManager
+from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
+from ckpt_runtime.checkpoint.plan_calculator import calculate_plan
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
+from ckpt_runtime.checkpoint.request_decider import (
+    CAPACITY,
+    CheckpointRequestDecider,
+    Load,
+    TriggerRequest,
+    Verdict,
+)
+from ckpt_runtime.checkpoint.shared_state_registry import SharedStateConflictError, SharedStateRegistry
+from ckpt_runtime.graph.job_graph import Partitioning
+from tests.unit.runtime.checkpoint.checkpoint_driver import (
+    SAVEPOINT,
+    SYNC_SAVEPOINT,
+    state_with_file,
+    two_vertex_graph,
+)
+
+PLAIN = CheckpointProperties()
+IDLE = Load(triggering=False, cleaning=0, pending=0, max_concurrent=1, pause_ends_at=0)
+
+
+def request(sequence, properties=PLAIN, at=0, **more):
+    return TriggerRequest(str(sequence), properties, at, sequence, **more)
+
+
+class TestRequestDecider:
+    def test_order(self):
+        decider = CheckpointRequestDecider()
+        for entry in (
+            request(1, periodic=True),
+            request(2, at=5),
+            request(3, at=1),
+            request(4, SAVEPOINT),
+            request(5, SAVEPOINT, forced=True),
+        ):
+            assert decider.offer(entry) is None
+        order = [decider.next(IDLE, 0)[1].sequence for _ in range(5)]
+        assert order == [5, 4, 3, 2, 1]
+        assert decider.next(IDLE, 0) == (Verdict.WAIT, None)
+
+    @pytest.mark.parametrize(
+        "load",
+        [
+            Load(triggering=True, cleaning=0, pending=0, max_concurrent=1, pause_ends_at=0),
+            Load(triggering=False, cleaning=2, pending=0, max_concurrent=1, pause_ends_at=0),
+            Load(triggering=False, cleaning=0, pending=1, max_concurrent=1, pause_ends_at=0),
+        ],
+    )
+    def test_waits(self, load):
+        decider = CheckpointRequestDecider()
+        decider.offer(request(1))
+        assert decider.next(load, 0) == (Verdict.WAIT, None)
+        assert len(decider) == 1
+
+    def test_only_periodic_ones_keep_the_pause(self):
+        load = Load(triggering=False, cleaning=0, pending=0, max_concurrent=1, pause_ends_at=10)
+        decider = CheckpointRequestDecider()
+        decider.offer(request(1, periodic=True))
+        assert decider.next(load, 9)[0] is Verdict.TOO_EARLY
+        decider.offer(request(2))
+        assert decider.next(load, 9)[0] is Verdict.GO
+
+    def test_capacity(self):
+        decider = CheckpointRequestDecider()
+        for number in range(CAPACITY - 1):
+            decider.offer(request(number))
+        tick = request(CAPACITY, periodic=True)
+        assert decider.offer(tick) is None
+        assert decider.offer(request(CAPACITY + 1)) is tick
+        refused = request(CAPACITY + 2, SAVEPOINT, forced=True)
+        assert decider.offer(refused) is refused
+        assert len(decider.drain()) == CAPACITY
+        assert len(decider) == 0
+
+    def test_one_tick_waits(self):
+        decider = CheckpointRequestDecider()
+        assert decider.offer(request(1, periodic=True)) is None
+        assert decider.offer(request(2, periodic=True)).sequence == 2
+        decider.drop_periodic()
+        assert len(decider) == 0
+
+
+@pytest.mark.row("147.1")
+class TestPlan:
+    def plan(self, partitioning, finished):
+        graph = two_vertex_graph(partitioning)
+        executions = {
+            (vertex.id, index): ExecutionId(vertex.id, index, 0)
+            for vertex in graph.vertices
+            for index in range(vertex.parallelism)
+        }
+        plan = calculate_plan(graph, executions, frozenset(finished))
+        return [task.key for task in plan.to_trigger], [task.key for task in plan.to_wait_for]
+
+    SOURCE, SINK = ("v-source", 0), ("v-sink", 0)
+
+    def test_all_running(self):
+        triggered, awaited = self.plan(Partitioning.HASH, [])
+        assert triggered == [("v-source", 0), ("v-source", 1)]
+        assert len(awaited) == 4
+
+    def test_one_source_finished(self):
+        assert self.plan(Partitioning.HASH, [self.SOURCE])[0] == [("v-source", 1)]
+        assert self.plan(Partitioning.FORWARD, [self.SOURCE])[0] == [("v-source", 1), self.SINK]
+
+    def test_finished_ones_are_not_awaited(self):
+        finished = [("v-source", 0), ("v-source", 1), ("v-sink", 1)]
+        assert self.plan(Partitioning.HASH, finished) == ([self.SINK], [self.SINK])
+
+
+class TestFailureManager:
+    def test_tolerates_so_many_in_a_row(self):
+        manager = CheckpointFailureManager(2)
+        results = [manager.on_failure(Reason.CHECKPOINT_EXPIRED, PLAIN, number) for number in (1, 2, 3)]
+        assert results == [False, False, True]
+        assert manager.continuous_failures == 0
+
+    def test_success_resets_and_older_ids_no_longer_count(self):
+        manager = CheckpointFailureManager(0)
+        manager.on_success(5)
+        assert not manager.on_failure(Reason.CHECKPOINT_EXPIRED, PLAIN, 4)
+        assert manager.on_failure(Reason.CHECKPOINT_EXPIRED, PLAIN, 6)
+
+    def test_an_id_counts_once_and_failures_without_id_always(self):
+        manager = CheckpointFailureManager(1)
+        assert not manager.on_failure(Reason.CHECKPOINT_EXPIRED, PLAIN, 1)
+        assert not manager.on_failure(Reason.CHECKPOINT_EXPIRED, PLAIN, 1)
+        assert manager.on_failure(Reason.IO_EXCEPTION, PLAIN)
+
+    @pytest.mark.parametrize("reason", [reason for reason in Reason if not reason.is_counted])
+    def test_what_is_not_counted(self, reason):
+        assert not CheckpointFailureManager(0).on_failure(reason, PLAIN, 1)
+
+    def test_counted_reasons(self):
+        assert {reason.name for reason in Reason if reason.is_counted} == {
+            "IO_EXCEPTION",
+            "CHECKPOINT_ASYNC_EXCEPTION",
+            "CHECKPOINT_DECLINED",
+            "CHECKPOINT_EXPIRED",
+            "FINALIZE_CHECKPOINT_FAILURE",
+        }
+
+    def test_savepoints_count_only_when_a_task_says_so(self):
+        manager = CheckpointFailureManager(0)
+        assert not manager.on_failure(Reason.CHECKPOINT_EXPIRED, SAVEPOINT, 1)
+        assert manager.on_failure(Reason.CHECKPOINT_DECLINED, SAVEPOINT, 2, task_level=True)
+
+    def test_an_attempt_that_is_gone_does_not_fail_the_job(self):
+        manager = CheckpointFailureManager(0)
+        gone = {"task_level": True, "attempt_is_running": False}
+        assert not manager.on_failure(Reason.CHECKPOINT_DECLINED, PLAIN, 1, **gone)
+        assert not manager.on_failure(Reason.TASK_FAILURE, SYNC_SAVEPOINT, 2, **gone)
+
+
+def completed(number, properties=PLAIN):
+    return CompletedCheckpoint(number, "job", 0, 0, f"chk-{number}", properties, ())
+
+
+class TestStore:
+    def test_subsumes_the_oldest(self):
+        store = CompletedCheckpointStore(2)
+        assert store.latest is None
+        assert store.latest_is_owned
+        dropped = [store.add(RetainedCheckpoint(completed(number))) for number in (1, 2, 3)]
+        assert [[entry.checkpoint.id for entry in gone] for gone in dropped] == [[], [], [1]]
+        assert store.latest_id == 3
+        assert [entry.checkpoint.id for entry in store.clear()] == [2, 3]
+
+    def test_ids_rise(self):
+        store = CompletedCheckpointStore(2, [RetainedCheckpoint(completed(5))])
+        with pytest.raises(ValueError, match="5"):
+            store.add(RetainedCheckpoint(completed(5)))
+
+    def test_recovered_in_any_order_and_a_restored_savepoint(self):
+        entries = [RetainedCheckpoint(completed(7)), RetainedCheckpoint(completed(3, SAVEPOINT), owned=False)]
+        store = CompletedCheckpointStore(5, entries)
+        assert store.latest_id == 7
+        assert store.lowest_retained() == 7
+        assert store.latest_is_owned
+        assert not CompletedCheckpointStore(1, entries[1:]).latest_is_owned
+
+
+class TestRegistry:
+    def test_a_file_lives_as_long_as_its_last_user(self):
+        registry = SharedStateRegistry()
+        registry.register(1, state_with_file("s3://b/x"))
+        registry.register(2, state_with_file("s3://b/x"))
+        registry.register(2, state_with_file("s3://b/y"))
+        assert registry.unregister_unused(2) == ()
+        assert registry.creators_in_use() == {1, 2}
+        assert registry.unregister_unused(3) == ("s3://b/x", "s3://b/y")
+        assert len(registry) == 0
+
+    def test_private_files_are_not_shared(self):
+        registry = SharedStateRegistry()
+        registry.register(1, state_with_file("private"))
+        assert len(registry) == 0
+
+    def test_files_of_others_are_never_deleted(self):
+        registry = SharedStateRegistry()
+        registry.register_all(1, [state_with_file("/s/x")], deletable=False)
+        registry.register(2, state_with_file("/s/x"))
+        assert registry.unregister_unused(9) == ()
+        assert len(registry) == 0
+
+    def test_another_file_under_a_known_path_is_an_error(self):
+        registry = SharedStateRegistry()
+        registry.register(1, state_with_file("/s/x", 1))
+        with pytest.raises(SharedStateConflictError, match="/s/x"):
+            registry.register(2, state_with_file("/s/x", 2))
+
+
+def test_cleaner_counts_what_is_under_way():
+    effects = []
+    cleaner = CheckpointCleaner(effects.append)
+    cleaner.retire(completed(1), discard=True)
+    cleaner.retire(completed(2), discard=False)
+    cleaner.discard_location(3, "chk-3")
+    assert cleaner.busy == 3
+    assert not cleaner.pointers_are_gone
+    assert cleaner.remove_failed(1)
+    assert cleaner.removed(1)
+    assert cleaner.removed(2)
+    assert not cleaner.removed(2)
+    assert not cleaner.remove_failed(2)
+    assert cleaner.pointers_are_gone
+    assert cleaner.cleaned(1)
+    assert cleaner.cleaned(3)
+    assert not cleaner.cleaned(3)
+    assert cleaner.busy == 0
+    assert effects == [
+        RemoveFromStore(1),
+        RemoveFromStore(2),
+        DiscardLocation(3, "chk-3"),
+        RemoveFromStore(1, 1),
+        DiscardCheckpoint(completed(1)),
+    ]
+
+
+def test_ids():
+    ids = CheckpointIdCounter()
+    assert [ids.next_id(), ids.next_id()] == [1, 2]
+    ids.advance_to(10)
+    ids.advance_to(4)
+    assert ids.upcoming == 10
+
+
+def test_aborted_ids_are_bounded():
+    aborted = AbortedCheckpoints()
+    for number in range(REMEMBERED + 1):
+        aborted.add(number)
+    assert 0 not in aborted
+    assert REMEMBERED in aborted
+
+
+def test_options_survive_json():
+    options = CheckpointOptions(SYNC_SAVEPOINT, "dir", unaligned=True, aligned_timeout_ms=3, max_inflight_data_bytes=9)
+    assert CheckpointOptions.from_json(options.to_json()) == options

@@ -1,0 +1,93 @@
+"""FLIP-571 overrides: merge, apply, the stored document, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointConfigurationError
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from hypothesis import given
+from hypothesis import strategies as st
+
+SUBMITTED = CheckpointConfiguration(interval_ms=1_000, min_pause_ms=100)
+
+
+@pytest.mark.row("571.1")
+def test_only_given_fields_change():
+    effective = CheckpointOverrides(timeout_ms=5_000).applied_to(SUBMITTED)
+    assert (effective.interval_ms, effective.timeout_ms) == (1_000, 5_000)
+
+
+def test_the_later_one_wins():
+    merged = CheckpointOverrides(1, 2).merged_with(CheckpointOverrides(interval_ms=3, unaligned_enabled=False))
+    assert merged == CheckpointOverrides(3, 2, unaligned_enabled=False)
+
+
+@pytest.mark.row("571.7")
+def test_a_job_stored_without_any():
+    assert CheckpointOverrides.from_document(None).applied_to(SUBMITTED) == SUBMITTED
+
+
+def test_the_interval_is_raised_to_the_pause():
+    assert CheckpointOverrides(interval_ms=20).applied_to(SUBMITTED).interval_ms == 100
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (CheckpointOverrides(interval_ms=9), "interval_ms"),
+        (CheckpointOverrides(timeout_ms=0), "timeout_ms"),
+        (CheckpointOverrides(max_concurrent=2, unaligned_enabled=True), "max_concurrent"),
+    ],
+)
+def test_what_a_submission_would_refuse_is_refused(overrides, named):
+    with pytest.raises(CheckpointConfigurationError, match=named):
+        overrides.applied_to(SUBMITTED)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "{",
+        "[]",
+        '"x"',
+        '{"checkpointInterval": "5"}',
+        '{"checkpointInterval": true}',
+        '{"checkpointInterval": 1.5}',
+        '{"unalignedEnabled": 1}',
+        '{"interval": 5}',
+    ],
+)
+def test_other_documents_are_refused(document):
+    with pytest.raises(CheckpointConfigurationError):
+        CheckpointOverrides.from_document(document)
+
+
+_NUMBER = st.none() | st.integers(0, 2**40)
+
+
+@given(
+    st.builds(
+        CheckpointOverrides,
+        interval_ms=_NUMBER,
+        timeout_ms=_NUMBER,
+        max_concurrent=_NUMBER,
+        unaligned_enabled=st.none() | st.booleans(),
+        max_inflight_data_bytes=_NUMBER,
+    )
+)
+def test_the_stored_form_gives_the_same_back(overrides):
+    document = overrides.to_document()
+    assert CheckpointOverrides.from_document(document) == overrides
+    assert set(json.loads(document)) == {
+        name
+        for name, value in {
+            "checkpointInterval": overrides.interval_ms,
+            "checkpointTimeout": overrides.timeout_ms,
+            "maxConcurrentCheckpoints": overrides.max_concurrent,
+            "unalignedEnabled": overrides.unaligned_enabled,
+            "maxInflightDataBytes": overrides.max_inflight_data_bytes,
+        }.items()
+        if value is not None
+    }

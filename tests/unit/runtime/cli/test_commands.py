@@ -1,0 +1,261 @@
+"""Every command against a served application: what it prints, what it does, how it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.cli.main import main
+from ckpt_runtime.jobmaster.gateway import (
+    CheckpointConfigPatch,
+    ClaimMode,
+    ExceptionEntry,
+    FailureCause,
+    JobStatus,
+    RunRequest,
+)
+from tests.unit.runtime.rest.fake_gateway import FakeGateway
+
+JOB = "fa461ac280c9aa36bde4a060aa97618c"
+UNKNOWN = "0" * 32
+CAUSE = FailureCause("ckpt.Failed", "no room", "ckpt.Failed: no room")
+Ckpt = Callable[..., int]
+
+
+@pytest.fixture
+def ckpt(url: str, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ckpt:
+    monkeypatch.setenv("CKPT_REST_URL", url)
+    monkeypatch.setenv("CKPT_SESSION_FILE", str(tmp_path / "session.json"))
+    gateway.add_job(JOB)
+    return lambda *arguments: main(arguments)
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> str:
+    path = tmp_path / "wordcount.py"
+    path.write_text("def main(): ...")
+    return str(path)
+
+
+def test_list(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    gateway.add_job("1" * 32, "done")
+    gateway.move("1" * 32, JobStatus.FINISHED)
+    assert ckpt("list") == 0
+    out = capsys.readouterr().out
+    assert JOB in out
+    assert "6/6" in out
+    assert "done" not in out
+    assert ckpt("list", "-a", "--json") == 0
+    assert {job["job_id"] for job in json.loads(capsys.readouterr().out)} == {JOB, "1" * 32}
+    gateway.jobs.clear()
+    assert ckpt("list") == 0
+    assert capsys.readouterr().out == "No running jobs.\n"
+
+
+def test_info(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    job = gateway.jobs[JOB]
+    _, path = gateway.complete_checkpoint(job)
+    job.overrides = CheckpointConfigPatch(timeout_ms=900_000)
+    job.exceptions = [ExceptionEntry(CAUSE, gateway.now, "count (1/2)", "h:1", "a")]
+    assert ckpt("info", JOB.upper()) == 0
+    out = capsys.readouterr().out
+    for part in (JOB, "RUNNING", path, "timeout 15 min 0 s", "checkpointTimeout", "30,742", "ckpt.Failed: no room"):
+        assert part in out
+    assert ckpt("--json", "info", JOB) == 0
+    assert json.loads(capsys.readouterr().out)["checkpoints"]["counts"]["completed"] == 1
+
+
+def test_cancel(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ckpt("cancel", JOB, "--wait", "--wait-timeout", "10 s") == 0
+    assert gateway.jobs[JOB].status is JobStatus.CANCELED
+    assert "is canceled" in capsys.readouterr().out
+    gateway.add_job("1" * 32)
+    gateway.move("1" * 32, JobStatus.FINISHED)
+    assert ckpt("cancel", "1" * 32) == 5
+
+
+@pytest.mark.row("203.1")
+@pytest.mark.parametrize(
+    ("option", "written"), [("native", "NATIVE"), ("canonical", "CANONICAL"), ("CANONICAL", "CANONICAL")]
+)
+def test_savepoint_and_stop(
+    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str], option: str, written: str
+) -> None:
+    assert ckpt("savepoint", JOB, "/s", "--type", option) == 0
+    first = capsys.readouterr().out.strip()
+    assert ckpt("stop", JOB, "-p", "/s", "--drain", "--type", option) == 0
+    second = capsys.readouterr().out.strip()
+    history = gateway.jobs[JOB].tracker.snapshot().history
+    assert [(item.external_path, item.savepoint_format) for item in history] == [(second, written), (first, written)]
+    assert gateway.jobs[JOB].status is JobStatus.FINISHED
+
+
+def test_savepoint_disposal(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ckpt("savepoint", "-d", "file:/s/one") == 0
+    assert gateway.disposed == ["file:/s/one"]
+    assert ckpt("savepoint", "-d", "file:/s/one") == 1
+    assert "gone" in capsys.readouterr().err
+    assert ckpt("savepoint", JOB, "-d", "file:/s/one") == 2
+    assert ckpt("savepoint") == 2
+
+
+def test_checkpoint(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ckpt("checkpoint", JOB, "--full") == 0
+    assert "Checkpoint 1 is completed." in capsys.readouterr().out
+    assert ckpt("checkpoint", JOB, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["checkpoint_id"] == 2
+    gateway.savepoint_failure = CAUSE
+    assert ckpt("checkpoint", JOB) == 1
+    assert capsys.readouterr().err.endswith("ckpt: no room\n")
+
+
+def test_detached_operations_print_their_trigger_id(
+    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in (
+        ("checkpoint", JOB),
+        ("savepoint", JOB, "/s"),
+        ("savepoint", "-d", "/s/x"),
+        ("stop", JOB, "-p", "/s"),
+    ):
+        assert ckpt(*arguments, "--detached") == 0
+        assert capsys.readouterr().out.strip() in gateway.operations
+
+
+@pytest.mark.row("571.1")
+@pytest.mark.row("571.8")
+def test_patch_checkpoint_config(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("patch-checkpoint-config", JOB)
+    assert ckpt(*command, "--timeout", "15 min") == 0
+    assert gateway.jobs[JOB].overrides == CheckpointConfigPatch(timeout_ms=900_000)
+    assert "15 min 0 s" in capsys.readouterr().out
+    assert ckpt(
+        *command, "--interval", "10s", "--min-pause", "0", "--max-concurrent", "2", "--tolerable-failures", "3",
+        "--aligned-timeout", "1500ms", "--unaligned", "--max-inflight-data", "64 mb",
+    ) == 0  # fmt: skip
+    assert gateway.jobs[JOB].overrides == CheckpointConfigPatch(10_000, 900_000, 0, 2, 3, 1500, True, 64 << 20)
+    assert ckpt(*command, "--reset") == 0
+    assert gateway.jobs[JOB].overrides == CheckpointConfigPatch()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (), ("--reset", "--interval", "1 s"), ("--interval", "0 s"), ("--interval", "-1"), ("--interval", "ten"),
+        ("--interval", "1.5 s"), ("--max-concurrent", "x"), ("--max-concurrent", "0"), ("--max-inflight-data", "1 z"),
+        ("--nosuch", "1"),
+    ],
+)  # fmt: skip
+def test_patches_that_are_refused(ckpt: Ckpt, gateway: FakeGateway, arguments: tuple[str, ...]) -> None:
+    assert ckpt("patch-checkpoint-config", JOB, *arguments) == 2
+    assert gateway.jobs[JOB].overrides == CheckpointConfigPatch()
+
+
+def test_a_patch_during_another(ckpt: Ckpt, gateway: FakeGateway) -> None:
+    gateway.jobs[JOB].update_in_progress = True
+    assert ckpt("patch-checkpoint-config", JOB, "--interval", "1 s") == 5
+
+
+def test_run_detached_passes_everything_on(
+    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str], pipeline: str
+) -> None:
+    assert ckpt(
+        "run", "-d", "-s", "s3://b/s", "-n", "--claim-mode", "claim", "-p", "3", "-D", "a=1", "-D", "b=x=y",
+        "-c", "wordcount:main", "--job-id", "AB" * 16, pipeline, "--input", "x", "-d", "--", "--json",
+    ) == 0  # fmt: skip
+    assert capsys.readouterr().out == "ab" * 16 + "\n"
+    (stored,) = gateway.pipelines
+    assert gateway.jobs["ab" * 16].request == RunRequest(
+        stored, "wordcount:main", ("--input", "x", "-d", "--", "--json"), 3, {"a": "1", "b": "x=y"}, "s3://b/s", True,
+        ClaimMode.CLAIM, "ab" * 16,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("end", "code"), [(JobStatus.FINISHED, 0), (JobStatus.CANCELED, 1), (JobStatus.FAILED, 1)])
+def test_run_attached_ends_as_the_job_ends(
+    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str], pipeline: str, end: JobStatus, code: int
+) -> None:
+    gateway.end_of_new_jobs = end
+    job = "ab" * 16
+    original = gateway.add_job
+
+    def failing(job_id: str, name: str = "") -> object:
+        added = original(job_id, name)
+        added.exceptions = [ExceptionEntry(CAUSE, gateway.now)]
+        return added
+
+    gateway.add_job = failing  # type: ignore[assignment,method-assign]
+    assert ckpt("run", "--job-id", job, pipeline) == code
+    captured = capsys.readouterr()
+    assert captured.out == f"Job {job} {end.value}\n"
+    assert "RUNNING" in captured.err
+    assert ("no room" in captured.err) == (end is JobStatus.FAILED)
+
+
+def test_interrupting_an_attached_run_leaves_the_job(
+    ckpt: Ckpt,
+    gateway: FakeGateway,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    pipeline: str,
+) -> None:
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", interrupt)
+    assert ckpt("run", "--job-id", "ab" * 16, pipeline) == 130
+    assert f"Job {'ab' * 16} goes on" in capsys.readouterr().err
+    assert gateway.jobs["ab" * 16].status is JobStatus.RUNNING
+    assert ckpt("savepoint", JOB, "/s") == 130
+    assert "the savepoint goes on as operation" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nosuch.py",), ("-p", "0", "{p}"), ("-D", "novalue", "{p}"), ("-D", "a=1", "-D", "a=2", "{p}"),
+        ("--nosuch", "{p}"),
+        ("-c", "nocolon", "{p}"), ("--job-id", "x", "{p}"), ("-s", "relative", "{p}"), ("-D", "bad.option=1", "{p}"),
+        ("-s", "/nope", "{p}"), (),
+    ],
+)  # fmt: skip
+def test_runs_that_are_refused(ckpt: Ckpt, gateway: FakeGateway, pipeline: str, arguments: tuple[str, ...]) -> None:
+    assert ckpt("run", "-d", *(argument.replace("{p}", pipeline) for argument in arguments)) == 2
+    assert list(gateway.jobs) == [JOB]
+
+
+def test_a_wait_that_takes_too_long(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    gateway.polls_until_done = 10**9
+    assert ckpt("checkpoint", JOB, "--wait-timeout", "50 ms") == 7
+    assert "did not happen within 0.05 s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["info", "cancel", "checkpoint", "stop", "savepoint"])
+def test_unknown_and_malformed_jobs(ckpt: Ckpt, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert ckpt(command, UNKNOWN) == 4
+    assert "Traceback" not in capsys.readouterr().err
+    for bad in ("x", JOB[:-1], "\udcff" * 32, "../" + JOB):
+        assert ckpt(command, bad) == 2
+
+
+def test_json_errors(ckpt: Ckpt, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ckpt("info", UNKNOWN, "--json") == 4
+    captured = capsys.readouterr()
+    assert json.loads(captured.err) == {"error": f"Job {UNKNOWN} not found", "exit_code": 4}
+    assert captured.out == ""
+
+
+def test_arguments_that_are_no_utf8(ckpt: Ckpt, gateway: FakeGateway) -> None:
+    assert ckpt("savepoint", JOB, "/dir\udcff") == 2
+    assert ckpt("run", "-d", "\udcff.py") == 2
+    assert not gateway.operations
+
+
+def test_no_command_is_a_usage_error(ckpt: Ckpt, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ckpt() == 2
+    assert ckpt("nosuch") == 2
+    assert ckpt("--help") == 0
+    assert "patch-checkpoint-config" in capsys.readouterr().out

@@ -1,0 +1,195 @@
+"""Which job manager is talked to, the session file, and the process as a whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_runtime.cli.main import main
+from ckpt_runtime.cli.session_file import SessionRecord, process_started, read_session, session_path, write_session
+from ckpt_runtime.rest.app import create_app
+from tests.unit.runtime.rest.fake_gateway import FakeGateway
+from tests.unit.runtime.rest.served import served
+
+MY_PID = os.getpid()
+
+
+@pytest.fixture(autouse=True)
+def session_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    for name in ("CKPT_REST_URL", "CKPT_REST_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "state" / "session.json"
+    monkeypatch.setenv("CKPT_SESSION_FILE", str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def secured() -> Iterator[str]:
+    with served(create_app(FakeGateway(), token="secret")) as url:
+        yield url
+
+
+def record(url: str, token: str | None = None, pid: int = MY_PID, started: str | None = None) -> SessionRecord:
+    return SessionRecord(url, pid, "/log", "/ready", token, started or process_started(pid))
+
+
+def test_without_any_job_manager(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 2
+    assert "--url" in capsys.readouterr().err
+    assert main(["session", "stop"]) == 4
+
+
+def test_the_session_file_gives_url_and_token(secured: str, session_file: Path) -> None:
+    write_session(session_file, record(secured, "secret"))
+    assert session_file.stat().st_mode & 0o777 == 0o600
+    assert main(["list"]) == 0
+    assert main(["--url", secured, "list"]) == 0
+
+
+def test_a_sessions_token_is_not_sent_elsewhere(secured: str, session_file: Path) -> None:
+    write_session(session_file, record("http://127.0.0.1:1", "secret"))
+    assert main(["list", "--url", secured]) == 6
+    assert main(["list", "--url", secured, "--token", "secret"]) == 0
+    assert main(["--token", "wrong", "list", "--url", secured]) == 6
+
+
+def test_nobody_listens(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        assert main(["list", "--url", f"127.0.0.1:{taken.getsockname()[1]}"]) == 3
+    assert "cannot be reached" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://a b:x", "http://u:p@h"])
+def test_urls_that_cannot_be_one(url: str) -> None:
+    assert main(["list", "--url", url]) == 2
+
+
+def test_a_ca_file_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--url", "https://127.0.0.1:1", "--ca-file", "/nosuch"]) == 2
+    assert "--ca-file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "null", '{"rest_url": "x"}', '{"rest_url": 1, "pid": 5, "log_file": "", "ready_file": ""}'],
+)
+def test_damaged_session_files_are_refused(session_file: Path, content: str) -> None:
+    session_file.parent.mkdir()
+    session_file.write_text(content)
+    session_file.chmod(0o600)
+    assert main(["list"]) == 2
+    assert main(["session", "stop"]) == 2
+
+
+def test_a_session_file_that_others_can_write_is_refused(secured: str, session_file: Path) -> None:
+    write_session(session_file, record(secured, "secret"))
+    session_file.chmod(0o666)
+    assert main(["list"]) == 2
+
+
+def test_status(secured: str, session_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_session(session_file, record(secured, "secret"))
+    assert main(["session", "status"]) == 0
+    assert "6 free of 8" in capsys.readouterr().out
+    assert main(["session", "status", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["rest_url"], document["pid"], document["overview"]["slots_total"]) == (secured, MY_PID, 8)
+    assert "secret" not in str(document)
+
+
+class FakeLaunch(types.ModuleType):
+    """Stands for ``ckpt_runtime.spark.launch``, whose own tests start Spark."""
+
+    class SessionStartError(RuntimeError):
+        pass
+
+    def __init__(self, url: str) -> None:
+        super().__init__("ckpt_runtime.spark.launch")
+        self.url = url
+        self.started: dict[str, Any] = {}
+        self.stopped: list[int] = []
+        self.fails = False
+
+    def start_session(self, master: str, slots: int, **options: Any) -> Any:
+        if self.fails:
+            raise self.SessionStartError("the session ended with code 1")
+        self.started = {"master": master, "slots": slots, **options}
+        return types.SimpleNamespace(rest_url=self.url, pid=MY_PID, log_file="/log", session_file="/ready")
+
+    @staticmethod
+    def SessionInfo(rest_url: str, pid: int, log_file: str, session_file: str) -> Any:
+        return types.SimpleNamespace(rest_url=rest_url, pid=pid)
+
+    def stop_session(self, info: Any) -> bool:
+        self.stopped.append(info.pid)
+        return True
+
+
+@pytest.fixture
+def launch(secured: str, monkeypatch: pytest.MonkeyPatch) -> FakeLaunch:
+    module = FakeLaunch(secured)
+    monkeypatch.setitem(sys.modules, "ckpt_runtime.spark.launch", module)
+    return module
+
+
+def test_start_then_use_then_stop(launch: FakeLaunch, session_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start = ["session", "start", "--master", "local[4]", "--slots", "4", "--token", "secret", "-D", "a.b=c"]
+    assert main([*start, "--conf", "spark.x=y", "--log-file", "/tmp/log", "--ready-timeout", "5 s"]) == 0
+    assert launch.started == {
+        "master": "local[4]", "slots": 4, "rest_port": 0, "token": "secret", "conf": {"a.b": "c"},
+        "spark_conf": {"spark.x": "y"}, "log_file": Path("/tmp/log"), "ready_timeout_s": 5.0, "rest_host": "127.0.0.1",
+    }  # fmt: skip
+    assert "secret" not in capsys.readouterr().out
+    assert read_session(session_path()) == record(launch.url, "secret")
+    assert main(["list"]) == 0
+    assert main(start) == 5
+    assert main(["session", "stop"]) == 0
+    assert launch.stopped == [MY_PID]
+    assert not session_file.exists()
+
+
+def test_a_reused_process_id_is_not_killed(launch: FakeLaunch, session_file: Path) -> None:
+    write_session(session_file, record(launch.url, started="1"))
+    assert main(["session", "stop"]) == 0
+    assert launch.stopped == []
+    assert not session_file.exists()
+
+
+def test_other_addresses_need_a_token(launch: FakeLaunch) -> None:
+    assert main(["session", "start", "--rest-host", "0.0.0.0"]) == 2
+    assert launch.started == {}
+    assert main(["session", "start", "--rest-host", "0.0.0.0", "--generate-token"]) == 0
+    assert len(launch.started["token"]) > 30
+
+
+def test_a_session_that_does_not_start(launch: FakeLaunch, session_file: Path) -> None:
+    launch.fails = True
+    assert main(["session", "start"]) == 1
+    assert not session_file.exists()
+
+
+def test_another_session_is_ended_over_rest(url: str, gateway: FakeGateway) -> None:
+    assert main(["session", "stop", "--url", url]) == 0
+    assert gateway.shut_down
+
+
+def test_a_reader_that_goes_away_is_no_traceback(url: str) -> None:
+    code = "import sys; from ckpt_runtime.cli.main import main; sys.exit(main(['list', '-a']))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "CKPT_REST_URL": url}
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=writing, stderr=subprocess.PIPE, env=environment, check=False
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")

@@ -1,0 +1,133 @@
+"""PySpark stream writers without Spark: one write per subtask and checkpoint, commits with the completion."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ckpt_runtime.connectors.datasource_writer import CommitterOperator, StreamWriterOperator
+from ckpt_runtime.graph.specs import CommitterSpec, SinkSpec
+from tests.unit.runtime.connectors.harness import Collector, context, opened, snapshot_of
+from tests.unit.runtime.connectors.user_data_sources import ARROW_SCHEMA, ArrowFiles, Files
+
+
+def rows(*numbers: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"n": n, "label": f"l{n}"} for n in numbers], schema=ARROW_SCHEMA)
+
+
+class Sink:
+    """Two writers in front of one committer, wired by hand."""
+
+    def __init__(
+        self, world: Path, source: type = Files, state: Any = (), restored: int | None = None, **options: Any
+    ) -> None:
+        given = {"directory": str(world), **{key: str(value) for key, value in options.items()}}
+        self.committer = CommitterOperator(CommitterSpec(source, given, ARROW_SCHEMA))
+        opened(self.committer, context(uid="out.committer", state=state, restored=restored))
+        self.writers = [StreamWriterOperator(SinkSpec(source, given)) for _ in range(2)]
+        for subtask, writer in enumerate(self.writers):
+            output = Collector(lambda batch: self.committer.process_batch(batch, 0))
+            writer.open(context(subtask, 2, uid="out"), output)
+
+    def checkpoint(self, checkpoint_id: int) -> Any:
+        for writer in self.writers:
+            writer.prepare_snapshot(checkpoint_id)
+            writer.snapshot(checkpoint_id)
+        return snapshot_of(self.committer, checkpoint_id)
+
+
+def batch(world: Path, checkpoint_id: int) -> list[int]:
+    return sorted(json.loads(line)["n"] for line in (world / f"batch-{checkpoint_id}").read_text().splitlines())
+
+
+def batches(world: Path) -> list[str]:
+    return sorted(file.name for file in world.iterdir() if file.name.startswith("batch-"))
+
+
+@pytest.mark.row("io.2")
+def test_a_checkpoint_is_one_batch(tmp_path: Path) -> None:
+    sink = Sink(tmp_path)
+    sink.writers[0].process_batch(rows(1, 2), 0)
+    sink.writers[0].process_batch(rows(3), 0)
+    sink.writers[1].process_batch(rows(4), 0)
+    sink.checkpoint(5)
+    sink.writers[1].process_batch(rows(5), 0)
+    assert batches(tmp_path) == []
+    sink.committer.notify_complete(5)
+    assert (batches(tmp_path), batch(tmp_path, 5)) == (["batch-5"], [1, 2, 3, 4])
+    sink.checkpoint(6)
+    sink.committer.notify_complete(6)
+    assert batch(tmp_path, 6) == [5]
+    sink.checkpoint(7)
+    sink.committer.notify_complete(7)
+    assert batches(tmp_path) == ["batch-5", "batch-6"]
+
+
+def test_a_completion_commits_earlier_batches_first_and_an_abort_nothing(tmp_path: Path) -> None:
+    sink = Sink(tmp_path)
+    for checkpoint_id in (1, 2, 3):
+        sink.writers[0].process_batch(rows(checkpoint_id), 0)
+        sink.checkpoint(checkpoint_id)
+    sink.committer.notify_aborted(1)
+    sink.committer.notify_complete(2)
+    assert batches(tmp_path) == ["batch-1", "batch-2"]
+
+
+def test_a_restore_commits_what_it_covers_and_may_be_repeated(tmp_path: Path) -> None:
+    sink = Sink(tmp_path)
+    sink.writers[0].process_batch(rows(1), 0)
+    sink.writers[1].process_batch(rows(2), 0)
+    state = json_round_trip(sink.checkpoint(4))
+    for _ in range(2):
+        Sink(tmp_path, state=state, restored=4)
+        assert (batches(tmp_path), batch(tmp_path, 4)) == (["batch-4"], [1, 2])
+
+
+def json_round_trip(states: Any) -> Any:
+    return [type(state).from_json(json.loads(json.dumps(state.to_json()))) for state in states]
+
+
+def test_an_error_in_write_fails_the_subtask_with_the_authors_exception(tmp_path: Path) -> None:
+    sink = Sink(tmp_path, failAt=3)
+    sink.writers[0].process_batch(rows(1, 3), 0)
+    with pytest.raises(ValueError, match="cannot write 3"):
+        sink.checkpoint(1)
+
+
+def test_an_error_in_write_ends_a_waiting_feeder(tmp_path: Path) -> None:
+    sink = Sink(tmp_path, failAt=0)
+    with pytest.raises(ValueError, match="cannot write 0"):
+        for _ in range(50):
+            sink.writers[0].process_batch(rows(0), 0)
+
+
+def test_closing_in_the_middle_leaves_no_thread(tmp_path: Path) -> None:
+    sink = Sink(tmp_path)
+    sink.writers[0].process_batch(rows(1), 0)
+    sink.writers[0].close()
+    sink.writers[1].close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("write ")]
+    assert batches(tmp_path) == []
+
+
+def test_an_arrow_writer_gets_batches_and_may_give_no_message(tmp_path: Path) -> None:
+    sink = Sink(tmp_path, ArrowFiles)
+    sink.writers[0].process_batch(rows(1, 2), 0)
+    sink.writers[1].process_batch(rows(3), 0)
+    sink.checkpoint(1)
+    sink.committer.notify_complete(1)
+    assert (tmp_path / "arrow-1").read_text() == "[None, None]"
+
+
+def test_rows_after_write_has_returned_are_dropped_as_in_spark(tmp_path: Path) -> None:
+    sink = Sink(tmp_path, ArrowFiles)
+    for n in (-1, *range(20)):
+        sink.writers[0].process_batch(rows(n), 0)
+    sink.checkpoint(1)
+    sink.committer.notify_complete(1)
+    assert (tmp_path / "arrow-1").read_text() == "[None]"

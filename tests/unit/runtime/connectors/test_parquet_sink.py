@@ -1,0 +1,302 @@
+"""Format ``parquet``: rows become visible exactly once, with the checkpoint that covers them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ckpt_runtime.connectors.parquet_sink import ParquetSink
+from ckpt_runtime.connectors.part_directory import CommitError
+from ckpt_runtime.graph.specs import SinkSpec
+from ckpt_runtime.storage.errors import InvalidLocationError
+from tests.unit.runtime.connectors.harness import context, opened, redistributed, snapshot_of
+
+
+def sink(path: Path | str, **options: Any) -> ParquetSink:
+    return ParquetSink(SinkSpec("parquet", {"path": str(path), **{key: str(value) for key, value in options.items()}}))
+
+
+def rows(first: int, count: int = 1) -> pa.RecordBatch:
+    return pa.record_batch({"n": pa.array(range(first, first + count), pa.int64())})
+
+
+def visible(path: Path) -> list[int]:
+    if not any(not file.name.startswith(".") for file in path.iterdir()):
+        return []
+    return sorted(ds.dataset(path, format="parquet").to_table().column("n").to_pylist())
+
+
+def hidden(path: Path) -> list[str]:
+    return sorted(file.name.rsplit(".", 1)[-1] for file in path.iterdir() if file.name.startswith("."))
+
+
+def test_rows_are_hidden_until_their_checkpoint_completes(tmp_path: Path) -> None:
+    writer = sink(tmp_path)
+    opened(writer, context())
+    writer.process_batch(rows(0, 10), 0)
+    assert (visible(tmp_path), hidden(tmp_path)) == ([], ["inprogress"])
+    writer.snapshot(1)
+    writer.process_batch(rows(10, 5), 0)
+    assert (visible(tmp_path), hidden(tmp_path)) == ([], ["inprogress", "pending"])
+    writer.notify_complete(1)
+    assert (visible(tmp_path), hidden(tmp_path)) == (list(range(10)), ["inprogress"])
+    writer.close()
+    assert (visible(tmp_path), hidden(tmp_path)) == (list(range(10)), [])
+
+
+@pytest.mark.row("147.2")
+def test_a_completion_covers_all_earlier_checkpoints_and_an_abort_covers_nothing(tmp_path: Path) -> None:
+    """Three pending, the middle one is notified first; the last one stays valid and lingers nowhere after its own."""
+    writer = sink(tmp_path)
+    opened(writer, context())
+    for checkpoint in (42, 43, 44):
+        writer.process_batch(rows(checkpoint), 0)
+        writer.snapshot(checkpoint)
+    writer.notify_aborted(42)
+    assert visible(tmp_path) == []
+    writer.notify_complete(43)
+    assert visible(tmp_path) == [42, 43]
+    writer.notify_complete(42)
+    writer.notify_complete(44)
+    assert (visible(tmp_path), hidden(tmp_path)) == ([42, 43, 44], [])
+
+
+def test_a_finished_sink_commits_its_last_rows_with_the_final_checkpoint(tmp_path: Path) -> None:
+    writer = sink(tmp_path)
+    opened(writer, context())
+    writer.process_batch(rows(0, 3), 0)
+    writer.finish()
+    writer.snapshot(9)
+    writer.close()
+    assert (visible(tmp_path), hidden(tmp_path)) == ([], ["pending"])
+    writer.notify_complete(9)
+    assert visible(tmp_path) == [0, 1, 2]
+
+
+def test_files_are_split_by_rows_and_empty_epochs_make_none(tmp_path: Path) -> None:
+    writer = sink(tmp_path, maxRowsPerFile=4)
+    opened(writer, context())
+    writer.process_batch(rows(0, 10), 0)
+    writer.snapshot(1)
+    writer.snapshot(2)
+    writer.notify_complete(2)
+    sizes = sorted(pq.read_metadata(file).num_rows for file in tmp_path.iterdir())
+    assert sizes == [2, 4, 4]
+    assert visible(tmp_path) == list(range(10))
+
+
+@pytest.mark.parametrize("compression", ["snappy", "zstd", "lz4", "gzip", "none"])
+def test_compressions(tmp_path: Path, compression: str) -> None:
+    writer = sink(tmp_path, compression=compression)
+    opened(writer, context())
+    writer.process_batch(rows(0, 10), 0)
+    writer.snapshot(1)
+    writer.notify_complete(1)
+    [file] = tmp_path.iterdir()
+    found = pq.read_metadata(file).row_group(0).column(0).compression.lower()
+    assert found == {"none": "uncompressed"}.get(compression, compression)
+
+
+def crashed_attempt(path: Path) -> tuple[Any, ...]:
+    """Attempt 0: checkpoint 5 taken, 6 taken but never completed, some rows after it, then the process dies."""
+    writer = sink(path)
+    opened(writer, context())
+    writer.process_batch(rows(0, 2), 0)
+    state = snapshot_of(writer, 5)
+    writer.process_batch(rows(2, 2), 0)
+    writer.snapshot(6)
+    writer.process_batch(rows(4, 2), 0)
+    return state
+
+
+def test_a_restore_commits_what_it_covers_and_removes_the_rest(tmp_path: Path) -> None:
+    state = crashed_attempt(tmp_path)
+    assert hidden(tmp_path) == ["inprogress", "pending", "pending"]
+    opened(sink(tmp_path), context(attempt=1, state=state, restored=5))
+    assert (visible(tmp_path), hidden(tmp_path)) == ([0, 1], [])
+
+
+def test_a_restore_may_be_repeated(tmp_path: Path) -> None:
+    state = crashed_attempt(tmp_path)
+    for attempt in (1, 2, 3):
+        opened(sink(tmp_path), context(attempt=attempt, state=state, restored=5))
+    assert (visible(tmp_path), hidden(tmp_path)) == ([0, 1], [])
+
+
+def test_only_leftovers_of_earlier_attempts_of_the_same_sink_are_removed(tmp_path: Path) -> None:
+    crashed_attempt(tmp_path)
+    (tmp_path / ".part-of-somebody.parquet.pending").touch()
+    (tmp_path / ".hidden").touch()
+    before = sorted(tmp_path.iterdir())
+    opened(sink(tmp_path), context(attempt=1, uid="another"))
+    opened(sink(tmp_path), context(attempt=1, job_id="f" * 32))
+    opened(sink(tmp_path), context(attempt=0, restored=5))
+    opened(sink(tmp_path), context(subtask=1, parallelism=2, attempt=1))
+    assert sorted(tmp_path.iterdir()) == before
+    opened(sink(tmp_path), context(subtask=0, parallelism=2, attempt=1))
+    assert {file.name for file in tmp_path.iterdir()} == {".part-of-somebody.parquet.pending", ".hidden"}
+
+
+def test_two_jobs_from_one_savepoint_publish_its_files_once(tmp_path: Path) -> None:
+    """A savepoint notifies nobody: the running job commits the file later, and the restored job commits it, too."""
+    running = sink(tmp_path)
+    opened(running, context())
+    running.process_batch(rows(0, 3), 0)
+    savepoint = snapshot_of(running, 6)
+    opened(sink(tmp_path), context(state=savepoint, restored=6, job_id="e" * 32))
+    assert visible(tmp_path) == [0, 1, 2]
+    running.snapshot(7)
+    running.notify_complete(7)
+    assert (visible(tmp_path), hidden(tmp_path)) == ([0, 1, 2], [])
+
+
+def test_a_lost_pending_file_fails_the_restore_by_name_unless_told_otherwise(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = crashed_attempt(tmp_path)
+    for file in list(tmp_path.iterdir()):
+        file.unlink()
+    with pytest.raises(CommitError, match=r"restored: neither the pending file .*c5\.parquet\.pending nor its visible"):
+        opened(sink(tmp_path), context(attempt=1, state=state, restored=5))
+    opened(sink(tmp_path, onMissing="ignore"), context(attempt=1, state=state, restored=5))
+    assert "1 pending files are gone" in caplog.text
+
+
+def test_all_files_that_can_be_committed_are_before_an_error_is_raised(tmp_path: Path) -> None:
+    writer = sink(tmp_path)
+    opened(writer, context())
+    for checkpoint in (1, 2, 3):
+        writer.process_batch(rows(checkpoint), 0)
+        writer.snapshot(checkpoint)
+    next(file for file in tmp_path.iterdir() if "-c2." in file.name).unlink()
+    with pytest.raises(CommitError, match="checkpoint 3: neither the pending file"):
+        writer.notify_complete(3)
+    assert visible(tmp_path) == [1, 3]
+
+
+def test_restored_state_cannot_name_other_files(tmp_path: Path) -> None:
+    writer = sink(tmp_path)
+    opened(writer, context())
+    writer.process_batch(rows(0), 0)
+    [state] = snapshot_of(writer, 1)
+    for name in ("../x.pending", "data.parquet", "part-j-u-00000000-s0-a0-n0-00000000-c1.parquet"):
+        forged = type(state)(state.name, state.mode, ({"directory": str(tmp_path), "name": name},))
+        with pytest.raises(CommitError, match="is no pending file"):
+            opened(sink(tmp_path), context(state=[forged], restored=1))
+
+
+def test_a_relative_path_is_refused() -> None:
+    with pytest.raises(InvalidLocationError, match="an absolute path or a URL"):
+        sink("out")
+
+
+def test_it_writes_to_other_file_systems() -> None:
+    memory = fsspec.filesystem("memory")
+    writer = sink("memory://lake/out")
+    opened(writer, context())
+    writer.process_batch(rows(0, 5), 0)
+    state = snapshot_of(writer, 1)
+    opened(sink("memory://lake/out"), context(attempt=1, state=state, restored=1))
+    names = list(memory.ls("/lake/out", detail=False))
+    assert len(names) == 1
+    with memory.open(names[0]) as stream:
+        assert pq.read_table(stream).column("n").to_pylist() == list(range(5))
+    memory.rm("/lake", recursive=True)
+
+
+EVENTS = st.lists(
+    st.sampled_from(["write", "write", "snapshot", "complete", "abort", "crash", "savepoint", "half_complete"]),
+    max_size=30,
+)
+
+
+@pytest.mark.row("147.4")
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(events=EVENTS, parallelisms=st.lists(st.integers(1, 3), min_size=1, max_size=8))
+def test_visible_rows_are_those_of_the_completed_checkpoints_through_any_crashes(
+    tmp_path_factory: pytest.TempPathFactory, events: list[str], parallelisms: list[int]
+) -> None:
+    """A numbered source behind any schedule: at the end each number is visible exactly once, and nothing is hidden."""
+    path = tmp_path_factory.mktemp("out")
+    run = _Run(path, parallelisms)
+    for event in events:
+        getattr(run, event)()
+        assert set(visible(path)) <= set(range(run.position))
+    run.finish()
+    assert (visible(path), hidden(path)) == (list(range(run.position)), [])
+
+
+class _Run:
+    """One job: subtasks, the last completed checkpoint's state, and the position of its source."""
+
+    def __init__(self, path: Path, parallelisms: list[int]) -> None:
+        self.path = path
+        self.parallelisms = parallelisms
+        self.attempt = -1
+        self.checkpoint = 0
+        self.position = 0
+        self.completed: tuple[int | None, int, list[tuple[Any, ...]]] = (None, 0, [])
+        self.taken: list[tuple[int, int, list[tuple[Any, ...]]]] = []
+        self.crash()
+
+    def crash(self) -> None:
+        restored, self.position, snapshots = self.completed
+        self.attempt += 1
+        self.taken = []
+        count = self.parallelisms[self.attempt % len(self.parallelisms)]
+        states = redistributed(snapshots, count)
+        self.subtasks = [sink(self.path) for _ in range(count)]
+        for index, writer in enumerate(self.subtasks):
+            opened(writer, context(index, count, attempt=self.attempt, state=states[index], restored=restored))
+
+    def write(self) -> None:
+        for _ in range(5):
+            self.subtasks[self.position % len(self.subtasks)].process_batch(rows(self.position), 0)
+            self.position += 1
+
+    def snapshot(self) -> None:
+        self.checkpoint += 1
+        states = [snapshot_of(writer, self.checkpoint) for writer in self.subtasks]
+        self.taken.append((self.checkpoint, self.position, states))
+
+    def savepoint(self) -> None:
+        """A snapshot that nobody is told of."""
+        self.checkpoint += 1
+        for writer in self.subtasks:
+            snapshot_of(writer, self.checkpoint)
+
+    def complete(self) -> None:
+        if self.taken:
+            self.completed = self.taken.pop()
+            self.taken = []
+            for writer in self.subtasks:
+                writer.notify_complete(self.completed[0] or 0)
+
+    def half_complete(self) -> None:
+        """The completion is durable, one subtask hears of it, then all die."""
+        if self.taken:
+            self.completed = self.taken.pop()
+            self.subtasks[0].notify_complete(self.completed[0] or 0)
+            self.crash()
+
+    def abort(self) -> None:
+        if self.taken:
+            for writer in self.subtasks:
+                writer.notify_aborted(self.taken[0][0])
+            self.taken = self.taken[1:]
+
+    def finish(self) -> None:
+        for writer in self.subtasks:
+            writer.finish()
+        self.snapshot()
+        self.complete()
+        for writer in self.subtasks:
+            writer.close()

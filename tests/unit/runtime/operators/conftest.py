@@ -1,0 +1,78 @@
+"""A harness that runs one operator with a real in-memory backend, a manual clock and collected output."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore
+from ckpt_runtime.state.backend import RestoreSource
+from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
+
+
+class Harness:
+    """Opens an operator and is its output, clock and timer service."""
+
+    def __init__(self, operator: Operator, sources: Sequence[RestoreSource] = ()) -> None:
+        self.operator = operator
+        self.now = 0
+        self.timer: int | None = None
+        self.batches: list[pa.RecordBatch] = []
+        self.events: list[Any] = []
+        groups = KeyGroupRange(0, 127)
+        self.backend = MemoryKeyedStateBackend(groups, 128, "op")
+        self.backend.restore(sources)
+        self.context = OperatorContext(
+            job_id="j", uid="op", name="op", subtask_index=0, parallelism=1, max_parallelism=128, attempt=0,
+            key_groups=groups, operator_state=OperatorStateStore(), now_ms=lambda: self.now, set_timer=self._set_timer,
+            keyed_state=self.backend,
+        )  # fmt: skip
+        operator.open(self.context, self)
+
+    def _set_timer(self, at_ms: int) -> None:
+        self.timer = at_ms if self.timer is None else min(self.timer, at_ms)
+
+    def emit(self, batch: pa.RecordBatch) -> None:
+        batch.validate(full=True)
+        self.batches.append(batch)
+        self.events += batch.to_pylist()
+
+    def emit_watermark(self, timestamp_ms: int) -> None:
+        self.events.append(("watermark", timestamp_ms))
+
+    def process(self, batch: pa.RecordBatch) -> list[Any]:
+        self.operator.process_batch(batch, 0)
+        return self.take()
+
+    def advance(self, now: int) -> list[Any]:
+        self.now = now
+        if self.timer is not None and self.timer <= now:
+            self.timer = None
+            self.operator.on_processing_time(now)
+        return self.take()
+
+    def watermark(self, timestamp_ms: int) -> list[Any]:
+        self.operator.process_watermark(timestamp_ms)
+        return self.take()
+
+    def take(self) -> list[Any]:
+        events, self.events = self.events, []
+        return events
+
+    def snapshot(self) -> list[RestoreSource]:
+        snapshot = self.backend.snapshot(1)
+        stream = io.BytesIO()
+        sections = snapshot.write(stream, 0)
+        snapshot.release()
+        data = stream.getvalue()
+        return [RestoreSource(section, lambda offset, length: data[offset : offset + length]) for section in sections]
+
+
+@pytest.fixture
+def harness() -> type[Harness]:
+    return Harness

@@ -1,0 +1,325 @@
+"""The StatefulProcessor host: against PySpark's own TwsTester, and where it is stricter than Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.streaming.tws_tester import TwsTester
+
+from ckpt_runtime.graph.specs import ProcessSpec
+from ckpt_runtime.operators.errors import OutputSchemaError, ProcessorUsageError, UserFunctionError
+from ckpt_runtime.operators.operator import MAX_WATERMARK
+from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
+from ckpt_runtime.state.errors import StateValueError, StateValueTypeError
+
+OUT = pa.schema([("k", pa.string()), ("what", pa.string()), ("n", pa.int64())])
+
+
+def row(key: Any, what: str, n: int | None) -> Row:
+    return Row(k=key[0], what=what, n=n)
+
+
+class Everything(StatefulProcessor):
+    """Uses all states and timers."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.value = handle.getValueState("value", "n long, last string")
+        self.list = handle.getListState("list", "v int")
+        self.map = handle.getMapState("map", "word string", "n int")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        n, last = self.value.get() if self.value.exists() else (0, None)
+        for r in rows:
+            assert r["k"] == key[0]
+            assert r.asDict() == {"k": key[0], "v": r.v, "word": r.word}
+            n += r.v
+            self.list.appendValue((r.v,))
+            (count,) = self.map.getValue((r.word,)) or (0,)
+            self.map.updateValue((r.word,), (count + 1,))
+            self.handle.registerTimer(r.v * 100)
+            if r.word == "forget":
+                self.map.removeKey(("a",))
+            if r.word == "clear":
+                self.list.clear()
+        self.value.update((n, last))
+        yield row(key, "sum", n)
+        yield row(key, "list", sum(v for (v,) in self.list.get()))
+        for (word,), (count,) in sorted(self.map.iterator()):
+            yield row(key, word, count)
+        yield row(key, "time", timerValues.getCurrentProcessingTimeInMs())
+        yield row(key, "watermark", timerValues.getCurrentWatermarkInMs())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        yield row(key, "fired", expiredTimerInfo.getExpiryTimeInMs())
+        yield row(key, "left", len(list(self.handle.listTimers())))
+        yield row(key, "sum", self.value.get()[0])
+
+
+def operator(processor: Any, mode: str = "None", schema: pa.Schema = OUT) -> StatefulProcessorOperator:
+    return StatefulProcessorOperator(ProcessSpec(("k",), processor, schema, "Update", mode))
+
+
+def batch(*rows: tuple[str, int, str]) -> pa.RecordBatch:
+    keys, values, words = zip(*rows, strict=True)
+    return pa.record_batch({"k": list(keys), "v": pa.array(values, pa.int64()), "word": list(words)})
+
+
+BATCHES = [
+    batch(("x", 1, "a"), ("y", 2, "b"), ("x", 3, "a")),
+    batch(("x", 5, "forget"), ("z", 7, "clear")),
+    batch(("z", 1, "a"), ("y", 4, "b"), ("z", 2, "b"), ("x", 6, "clear")),
+]
+
+
+def answers_of(tester: TwsTester, part: pa.RecordBatch) -> list[dict[str, Any]]:
+    rows = part.to_pylist()
+    keys = dict.fromkeys(r["k"] for r in rows)
+    return [out.asDict() for key in keys for out in tester.test(key, [Row(**r) for r in rows if r["k"] == key])]
+
+
+@pytest.mark.row("io.2")
+@pytest.mark.parametrize("restart", [False, True])
+def test_same_output_as_pyspark_in_processing_time(harness: Any, restart: bool) -> None:
+    tester = TwsTester(Everything(), timeMode="ProcessingTime")
+    run = harness(operator(Everything, "ProcessingTime"))
+    for step, part in enumerate(BATCHES):
+        now = (step + 1) * 250
+        expected = answers_of(tester, part)
+        ours = run.process(part)  # timers that were registered in the past fire at once here
+        assert ours[: len(expected)] == expected
+        ours = ours[len(expected) :] + run.advance(now)
+        assert sort(ours) == sort([r.asDict() for r in tester.setProcessingTime(now)])
+        if restart:
+            run = harness(operator(Everything(), "ProcessingTime"), run.snapshot())
+            run.now = now
+    assert sort(run.advance(10_000)) == sort([r.asDict() for r in tester.setProcessingTime(10_000)])
+
+
+@pytest.mark.row("io.2")
+def test_same_output_as_pyspark_in_event_time(harness: Any) -> None:
+    tester = TwsTester(Everything(), timeMode="EventTime", eventTimeExtractor=lambda r: 10**9)
+    run = harness(operator(Everything(), "eventtime"))
+    for watermark, part in zip((50, 90, 650), BATCHES, strict=True):
+        assert run.process(part) == answers_of(tester, part)
+        ours = run.watermark(watermark)
+        assert ours.pop() == ("watermark", watermark)
+        assert sort(ours) == sort([r.asDict() for r in tester.setWatermark(watermark)])
+
+
+def sort(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=str)
+
+
+class Simple(StatefulProcessor):
+    """Runs a function for each key."""
+
+    schema = "n int, s string"
+    ttl: int | None = None
+
+    def __init__(self, function: Any = None) -> None:
+        self.function = function
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.state = handle.getValueState("state", self.schema, self.ttl)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        return self.function(self, key, rows)
+
+
+def one(function: Any, harness: Any, mode: str = "None") -> Any:
+    return harness(operator(Simple(function), mode)).process(batch(("x", 1, "a")))
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [
+        ((2**40, "a"), StateValueError, "'state', field 'n': 1099511627776 does not fit int32"),
+        ((1.0, "a"), StateValueTypeError, "'state', field 'n': 1.0 is a float, the field has type int32"),
+        ((True, "a"), StateValueTypeError, "field 'n': True is a bool"),
+        ((1, 2), StateValueTypeError, "field 's': 2 is a int, the field has type string"),
+        ((1,), StateValueError, r"has 1 fields, allowed are \('n', 's'\)"),
+        (5, StateValueTypeError, "5 is a int, allowed is a tuple"),
+        (Row(s="a", n=1), StateValueError, r"fields \('s', 'n'\), allowed are \('n', 's'\) in this order"),
+    ],
+)
+def test_what_spark_silently_nulls_is_an_error(harness: Any, value: Any, error: type[Exception], text: str) -> None:
+    def function(self: Any, _key: Any, _rows: Any) -> Any:
+        self.state.update(value)
+        return []
+
+    with pytest.raises(error, match=text) as caught:
+        one(function, harness)
+    assert any("handleInputRows of operator 'op', key ('x',)" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("result", "error", "text"),
+    [
+        (None, UserFunctionError, "handleInputRows of operator 'op' returned NoneType"),
+        ([("x", "a", 1)], UserFunctionError, "gave a tuple"),
+        ([Row("x", "a", 1)], UserFunctionError, "gave a Row"),
+        ([Row(k="x", what="a", n="one")], OutputSchemaError, "output field 'n'"),
+    ],
+)
+def test_wrong_results_are_named(harness: Any, result: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        one(lambda *_: result, harness)
+
+
+def test_output_fields_go_by_name_as_in_spark(harness: Any) -> None:
+    rows = [Row(n=1, k="x", extra=0), Row(k="y", what="w", n=2)]
+    assert one(lambda *_: rows, harness) == [{"k": "x", "what": None, "n": 1}, {"k": "y", "what": "w", "n": 2}]
+
+
+def test_rows_have_all_columns_and_the_key_is_a_tuple(harness: Any) -> None:
+    seen = []
+
+    def function(self: Any, key: Any, rows: Any) -> Any:
+        seen.append((key, type(key), list(rows)))
+        return []
+
+    processor = Simple()
+    run = harness(operator(processor))
+    run.operator._processor.function = function
+    run.process(batch(("x", 1, "a"), ("y", 2, "b"), ("x", 3, "c")))
+    (key, kind, rows), _ = seen
+    assert (key, kind) == (("x",), tuple)
+    assert rows == [Row(k="x", v=1, word="a"), Row(k="x", v=3, word="c")]
+    assert isinstance(rows[0], Row)
+    assert (rows[0].v, rows[0]["word"], "v" in rows[0]) == (1, "a", True)
+    assert repr(rows[0]) == "Row(k='x', v=1, word='a')"
+
+
+def test_handle_keeps_its_life_cycle(harness: Any) -> None:
+    def late(self: Any, *_: Any) -> Any:
+        self.handle.getValueState("late", "n int")
+
+    with pytest.raises(ProcessorUsageError, match="'late': asking for a state is possible in init"):
+        one(late, harness)
+
+    class Twice(Simple):
+        def init(self, handle: Any) -> None:
+            handle.getValueState("s", "n int")
+            handle.getListState("s", "n int")
+
+    with pytest.raises(ProcessorUsageError, match="'s' was asked for twice"):
+        harness(operator(Twice())).process(batch(("x", 1, "a")))
+
+    class Early(Simple):
+        def init(self, handle: Any) -> None:
+            handle.getValueState("s", "n int").get()
+
+    with pytest.raises(ProcessorUsageError, match="can only be used in handleInputRows"):
+        harness(operator(Early())).process(batch(("x", 1, "a")))
+
+
+def test_timers_and_ttl_need_their_time_mode(harness: Any) -> None:
+    with pytest.raises(ProcessorUsageError, match="registerTimer needs timeMode"):
+        one(lambda self, *_: self.handle.registerTimer(1), harness)
+    processor = Simple(lambda *_: [])
+    processor.ttl = 5
+    with pytest.raises(ProcessorUsageError, match="TTL needs timeMode ProcessingTime"):
+        harness(operator(processor)).process(batch(("x", 1, "a")))
+    with pytest.raises(ProcessorUsageError, match="timeMode 'Sometimes'"):
+        operator(Simple(), "Sometimes")
+
+
+def test_state_expires(harness: Any) -> None:
+    def function(self: Any, key: Any, rows: Any) -> Any:
+        before = self.state.get()
+        if before is None:
+            self.state.update((1, "a"))
+        return [row(key, "seen", None if before is None else before[0])]
+
+    processor = Simple(function)
+    processor.ttl = 100
+    run = harness(operator(processor, "ProcessingTime"))
+    seen = []
+    for now in (0, 99, 100, 150):
+        run.now = now
+        seen.append(run.process(batch(("x", 1, "a")))[0]["n"])
+    assert seen == [None, 1, None, 1]
+
+
+def test_what_is_read_is_safe_to_change(harness: Any) -> None:
+    def function(self: Any, key: Any, rows: Any) -> Any:
+        if not self.state.exists():
+            self.state.update(([1, 2],))
+        self.state.get()[0].append(3)
+        return [row(key, "size", len(self.state.get()[0]))]
+
+    processor = Simple(function)
+    processor.schema = "xs array<int>"
+    run = harness(operator(processor))
+    assert [run.process(batch(("x", 1, "a")))[0]["n"] for _ in range(3)] == [2, 2, 2]
+
+
+def test_each_attempt_has_its_own_copy(harness: Any) -> None:
+    processor = Simple(lambda self, *_: [])
+    run = harness(operator(processor))
+    run.process(batch(("x", 1, "a")))
+    assert not hasattr(processor, "state")
+
+
+class Closing(Simple):
+    def close(self) -> None:
+        self.function(self, None, None)
+
+
+def test_close_is_called_once_and_only_after_init(harness: Any) -> None:
+    calls: list[str] = []
+    run = harness(operator(Closing()))
+    run.operator._processor.function = lambda *_: calls.append("closed") or []
+    run.operator.close()
+    assert calls == []
+    run.process(batch(("x", 1, "a")))
+    calls.clear()
+    run.operator.close()
+    run.operator.close()
+    assert calls == ["closed"]
+
+
+class Ticking(Simple):
+    """Each timer sets the next."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        self.handle.registerTimer(10)
+        return []
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+        assert isinstance(key, Row)
+        assert key.k == "x"
+        self.handle.registerTimer(expiredTimerInfo.getExpiryTimeInMs() + 10)
+        yield row(key, "tick", expiredTimerInfo.getExpiryTimeInMs())
+
+
+def test_timers_set_in_callbacks_fire_when_due(harness: Any) -> None:
+    run = harness(operator(Ticking(), "EventTime"))
+    run.process(batch(("x", 1, "a")))
+    assert [r["n"] for r in run.watermark(35)[:-1]] == [10, 20, 30]
+    restored = harness(operator(Ticking(), "EventTime"), run.snapshot())
+    assert [r["n"] for r in restored.watermark(40)[:-1]] == [40]
+    assert [r["n"] for r in run.watermark(MAX_WATERMARK)[:-1]] == [40]
+
+
+def test_restored_processing_timers_ask_for_the_clock_at_open(harness: Any) -> None:
+    run = harness(operator(Ticking(), "ProcessingTime"))
+    run.process(batch(("x", 1, "a")))
+    assert run.timer == 10
+    restored = harness(operator(Ticking(), "ProcessingTime"), run.snapshot())
+    assert restored.timer == 10
+    assert [r["n"] for r in restored.advance(12)] == [10]
+    assert restored.timer == 20
+
+
+def test_nanoseconds_are_refused_by_name(harness: Any) -> None:
+    part = pa.record_batch({"k": ["x"], "t": pa.array([1], pa.timestamp("ns"))})
+    with pytest.raises(TypeError, match="field 't': type timestamp.ns. is not supported; cast nanoseconds"):
+        harness(operator(Simple())).process(part)

@@ -1,0 +1,104 @@
+"""Filter, project, map and watermark."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from ckpt_runtime.graph.schemas import SchemaDerivationError
+from ckpt_runtime.graph.specs import FilterSpec, MapInArrowSpec, ProjectSpec, WatermarkSpec
+from ckpt_runtime.operators.errors import OutputSchemaError, UserFunctionError
+from ckpt_runtime.operators.filter import FilterOperator
+from ckpt_runtime.operators.map_in_arrow import MapInArrowOperator
+from ckpt_runtime.operators.operator import MAX_WATERMARK
+from ckpt_runtime.operators.project import ProjectOperator
+from ckpt_runtime.operators.watermark import WatermarkOperator
+
+BATCH = pa.record_batch({"k": [1, 2, 3, None], "v": [10.0, None, 30.0, 40.0]})
+
+
+def test_filter_counts_null_as_false(harness: Any) -> None:
+    spec = FilterSpec(pc.field("v") > 15)
+    run = harness(FilterOperator(spec))
+    assert run.process(BATCH) == [{"k": 3, "v": 30.0}, {"k": None, "v": 40.0}]
+    assert run.process(BATCH.slice(0, 2)) == []
+    assert len(run.batches) == 1
+    assert FilterOperator.output_schema(spec, BATCH.schema) == BATCH.schema
+
+
+def test_project_computes_what_its_schema_says(harness: Any) -> None:
+    spec = ProjectSpec((("double", pc.field("v") * 2), ("k", pc.field("k")), ("one", pc.scalar(1))))
+    run = harness(ProjectOperator(spec))
+    assert run.process(BATCH.slice(0, 2)) == [{"double": 20.0, "k": 1, "one": 1}, {"double": None, "k": 2, "one": 1}]
+    assert run.batches[0].schema.equals(ProjectOperator.output_schema(spec, BATCH.schema))
+
+
+@pytest.mark.parametrize("expression", [pc.field("missing"), pc.field("k") + pc.field("text")])
+def test_expressions_that_do_not_fit_are_refused(expression: pc.Expression) -> None:
+    schema = pa.schema([("k", pa.int64()), ("text", pa.string())])
+    with pytest.raises(SchemaDerivationError, match="k: int64, text: string"):
+        ProjectOperator.output_schema(ProjectSpec((("x", expression),)), schema)
+    with pytest.raises(SchemaDerivationError):
+        FilterOperator.output_schema(FilterSpec(expression), schema)
+
+
+def test_map_is_called_once_per_buffer(harness: Any) -> None:
+    calls = []
+
+    def double(batches: Any) -> Any:
+        for batch in batches:
+            calls.append(batch.num_rows)
+            yield batch
+            yield batch.slice(0, 0)
+            yield batch.slice(0, 1)
+
+    run = harness(MapInArrowOperator(MapInArrowSpec(double, BATCH.schema)))
+    assert len(run.process(BATCH)) == 5
+    assert len(run.process(BATCH.slice(1, 2))) == 3
+    assert calls == [4, 2]
+
+
+@pytest.mark.parametrize(
+    ("result", "error", "text"),
+    [
+        (None, UserFunctionError, "'op' returned NoneType"),
+        ([BATCH], UserFunctionError, "'op' returned list"),
+        (iter([1]), UserFunctionError, "'op' gave a int"),
+        (
+            iter([BATCH.select(["k"])]),
+            OutputSchemaError,
+            r"'op' gave .*\[k: int64\], declared are \[k: int64, v: double\]",
+        ),
+    ],
+)
+def test_map_that_breaks_its_contract_is_named(harness: Any, result: Any, error: type[Exception], text: str) -> None:
+    run = harness(MapInArrowOperator(MapInArrowSpec(lambda _: result, BATCH.schema)))
+    with pytest.raises(error, match=text):
+        run.process(BATCH)
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_watermark_trails_and_never_falls(harness: Any, unit: str) -> None:
+    run = harness(WatermarkOperator(WatermarkSpec("t", 1000)))
+
+    def batch(*seconds: int | None) -> pa.RecordBatch:
+        times = [None if s is None else dt.datetime.fromtimestamp(s, dt.UTC) for s in seconds]
+        return pa.record_batch({"t": pa.array(times, pa.timestamp(unit, "UTC"))})
+
+    assert run.process(batch(10, 5))[-1] == ("watermark", 9000)
+    assert ("watermark", 9000) not in run.process(batch(7, None, 10))
+    assert not any(isinstance(event, tuple) for event in run.process(batch(None)))
+    assert run.process(batch(12))[-1] == ("watermark", 11_000)
+    assert run.watermark(99_999) == []
+    assert run.watermark(MAX_WATERMARK) == [("watermark", MAX_WATERMARK)]
+
+
+def test_watermark_needs_a_timestamp() -> None:
+    with pytest.raises(SchemaDerivationError, match="'k' has type int64, allowed is timestamp"):
+        WatermarkOperator.output_schema(WatermarkSpec("k", 0), BATCH.schema)
+    with pytest.raises(SchemaDerivationError, match="-1 ms"):
+        WatermarkOperator.output_schema(WatermarkSpec("t", -1), pa.schema([("t", pa.timestamp("ms"))]))

@@ -1,0 +1,380 @@
+"""The life of a job: deployment, failures and restarts, cancelling, stop with savepoint, every state with every event."""
+
+from __future__ import annotations
+
+import pytest
+from ckpt_runtime.checkpoint.executions import ExecutionId
+from ckpt_runtime.checkpoint.instant import Instant
+from ckpt_runtime.scheduler import job_effects as out
+from ckpt_runtime.scheduler import job_events as on
+from ckpt_runtime.scheduler.job_machine import JobMachine, UnexpectedJobEventError
+from ckpt_runtime.scheduler.job_status import JobState, JobStatus
+from ckpt_runtime.scheduler.restart_strategies import FixedDelay, NoRestart
+
+KEYS = (("v", 0), ("v", 1))
+CAUSE = on.FailureInfo("ValueError", "boom")
+
+
+class Job:
+    def __init__(self, strategy=None, **more):
+        self.machine = JobMachine(KEYS, strategy or FixedDelay(3, 100), **more)
+        self.now = Instant(0, 1_000_000)
+        self.last = []
+
+    def step(self, event, after_ms=0):
+        self.now = self.now.plus(after_ms)
+        self.last = self.machine.handle(event, self.now)
+        return self.last
+
+    def task(self, index):
+        return ExecutionId("v", index, self.machine.attempt)
+
+    def each(self, kind, *arguments):
+        for index in range(len(KEYS)):
+            self.step(kind(self.task(index), *arguments))
+        return self
+
+    def deploy(self):
+        """From ACQUIRING on."""
+        attempt = self.machine.attempt
+        self.step(on.SlotsAcquired(attempt))
+        self.step(on.StateRestored(attempt))
+        return self
+
+    def run(self):
+        if self.machine.state is JobState.INITIALIZING:
+            self.step(on.Start())
+        return self.deploy().each(on.TaskRunning)
+
+    def run_with(self, event):
+        self.run().step(event)
+        return self
+
+    def stopping(self):
+        self.run().step(on.StopRequested("stop"))
+        return self
+
+    def ending(self):
+        self.stopping().step(on.SavepointCompleted("stop", "sp"))
+        return self
+
+    def kinds(self):
+        return [type(effect) for effect in self.last]
+
+    def one(self, kind):
+        (effect,) = [effect for effect in self.last if isinstance(effect, kind)]
+        return effect
+
+
+def test_from_start_to_finish():
+    job = Job()
+    assert job.machine.status is JobStatus.INITIALIZING
+    assert job.step(on.Start()) == [out.StatusChanged(JobStatus.CREATED, 1_000_000), out.AcquireSlots(0)]
+    assert job.step(on.SlotsAcquired(0)) == [out.RestoreState(0)]
+    job.step(on.StateRestored(0))
+    assert job.last == [out.StatusChanged(JobStatus.RUNNING, 1_000_000), out.Deploy((job.task(0), job.task(1)))]
+    assert job.step(on.TaskRunning(job.task(0))) == []
+    job.step(on.TaskRunning(job.task(1)))
+    assert job.last == [out.AllTasksRunning((job.task(0), job.task(1)), frozenset())]
+    assert job.step(on.TaskFinished(job.task(0))) == []
+    job.step(on.TaskFinished(job.task(1)))
+    assert job.kinds() == [out.StatusChanged, out.JobEnded]
+    assert job.one(out.JobEnded).status is JobStatus.FINISHED
+
+
+def test_a_task_that_finishes_while_others_deploy():
+    job = Job()
+    job.step(on.Start())
+    job.deploy()
+    job.step(on.TaskFinished(job.task(0)))
+    job.step(on.TaskRunning(job.task(1)))
+    assert job.one(out.AllTasksRunning).finished == {job.task(0)}
+
+
+class TestFailures:
+    def test_restart_waits_for_the_tasks_and_for_its_time(self):
+        job = Job().run()
+        job.step(on.TaskFailed(job.task(0), CAUSE))
+        assert job.kinds() == [out.StatusChanged, out.TasksLeaveRunning, out.CancelTasks]
+        assert job.one(out.StatusChanged) == out.StatusChanged(JobStatus.RESTARTING, 1_000_000, CAUSE)
+        assert job.one(out.CancelTasks).executions == (job.task(1),)
+        job.step(on.TaskCanceled(job.task(1)), after_ms=30)
+        assert job.last == [out.ScheduleRestart(1, 100)]
+        assert job.step(on.RestartTimerFired(1), after_ms=60) == [out.ScheduleRestart(1, 100)]
+        assert job.step(on.RestartTimerFired(0), after_ms=10) == []
+        assert job.step(on.RestartTimerFired(1)) == [out.AcquireSlots(1)]
+        job.run()
+        assert job.machine.status is JobStatus.RUNNING
+        assert job.task(0).attempt == 1
+
+    def test_a_cancellation_that_takes_longer_than_the_delay(self):
+        job = Job().run()
+        job.step(on.TaskFailed(job.task(0), CAUSE))
+        job.step(on.TaskFailed(job.task(1), CAUSE), after_ms=500)
+        assert job.last == [out.AcquireSlots(1)]
+
+    def test_failures_of_an_older_attempt_are_ignored(self):
+        job = Job().run()
+        assert job.step(on.TaskFailed(ExecutionId("v", 0, 7), CAUSE)) == []
+        assert job.machine.state is JobState.RUNNING
+
+    def test_no_restart(self):
+        job = Job(NoRestart()).run()
+        job.step(on.TaskFailed(job.task(0), CAUSE))
+        assert job.machine.status is JobStatus.FAILING
+        job.step(on.TaskCanceled(job.task(1)))
+        assert job.one(out.JobEnded) == out.JobEnded(JobStatus.FAILED, 1_000_000, CAUSE)
+
+    def test_slots_that_do_not_come(self):
+        job = Job()
+        job.step(on.Start())
+        job.step(on.SlotsFailed(0, CAUSE))
+        assert job.kinds() == [out.StatusChanged, out.ScheduleRestart]
+        assert job.step(on.SlotsAcquired(0)) == []
+
+    def test_state_that_does_not_fit(self):
+        job = Job()
+        job.step(on.Start())
+        job.step(on.SlotsAcquired(0))
+        job.step(on.StateRestoreFailed(0, CAUSE, recoverable=False))
+        assert job.one(out.JobEnded).cause == CAUSE
+
+    def test_a_task_cancelled_by_nobody_is_a_failure(self):
+        job = Job().run()
+        job.step(on.TaskCanceled(job.task(0)))
+        assert job.machine.state is JobState.CLEARING
+
+    def test_too_many_failed_checkpoints(self):
+        job = Job().run()
+        job.step(on.JobFailed(CAUSE))
+        assert job.one(out.CancelTasks).executions == (job.task(0), job.task(1))
+
+    def test_an_unrecoverable_failure_while_clearing(self):
+        job = Job().run()
+        job.step(on.TaskFailed(job.task(0), CAUSE))
+        job.step(on.JobFailed(CAUSE, recoverable=False))
+        job.step(on.TaskCanceled(job.task(1)))
+        assert job.one(out.JobEnded).status is JobStatus.FAILED
+
+
+class TestEnd:
+    def test_cancel(self):
+        job = Job().run()
+        job.step(on.CancelRequested())
+        assert job.kinds() == [out.StatusChanged, out.TasksLeaveRunning, out.CancelTasks]
+        assert job.step(on.CancelRequested()) == []
+        job.step(on.TaskCanceled(job.task(0)))
+        job.step(on.TaskFinished(job.task(1)))
+        assert job.one(out.JobEnded).status is JobStatus.CANCELED
+        assert job.step(on.CancelRequested()) == []
+
+    def test_cancel_while_backing_off(self):
+        job = Job().run().each(on.TaskFailed, CAUSE)
+        assert job.machine.state is JobState.BACKING_OFF
+        job.step(on.CancelRequested())
+        assert out.CancelRestart in job.kinds()
+        assert job.one(out.JobEnded).status is JobStatus.CANCELED
+
+    def test_cancel_while_failing(self):
+        job = Job(NoRestart()).run()
+        job.step(on.TaskFailed(job.task(0), CAUSE))
+        assert job.step(on.CancelRequested()) == [out.StatusChanged(JobStatus.CANCELLING, 1_000_000)]
+        job.step(on.TaskCanceled(job.task(1)))
+        assert job.one(out.JobEnded).status is JobStatus.CANCELED
+
+    def test_suspend(self):
+        job = Job().run()
+        job.step(on.SuspendRequested())
+        assert job.kinds() == [out.TasksLeaveRunning, out.CancelTasks, out.StatusChanged, out.JobEnded]
+        assert job.machine.status.is_terminal
+        assert not job.machine.status.is_globally_terminal
+
+    def test_attempts_go_on_where_an_earlier_driver_stopped(self):
+        job = Job(first_attempt=5)
+        assert job.step(on.Start())[-1] == out.AcquireSlots(5)
+
+
+@pytest.mark.row("147.5")
+class TestStopWithSavepoint:
+    def test_the_good_case(self):
+        job = Job().stopping()
+        assert job.kinds() == [out.StopPeriodicTrigger, out.TriggerSavepoint]
+        assert job.step(on.SavepointCompleted("stop", "sp")) == []
+        job.each(on.TaskFinished)
+        assert job.one(out.StopCompleted) == out.StopCompleted("stop", "sp")
+        assert job.one(out.JobEnded).savepoint == "sp"
+
+    def test_tasks_that_finish_before_the_answer(self):
+        job = Job().stopping().each(on.TaskFinished)
+        assert job.machine.state is JobState.STOPPING
+        job.step(on.SavepointCompleted("stop", "sp"))
+        assert job.one(out.JobEnded).status is JobStatus.FINISHED
+
+    def test_a_savepoint_that_never_reached_a_task_changes_nothing(self):
+        job = Job().stopping()
+        job.step(on.SavepointFailed("stop", "no directory"))
+        assert job.last == [out.StopFailed("stop", "no directory"), out.StartPeriodicTrigger()]
+        assert job.machine.state is JobState.RUNNING
+
+    def test_one_that_reached_tasks_restarts_the_job_whatever_the_strategy(self):
+        job = Job(NoRestart()).stopping()
+        job.step(on.SavepointFailed("stop", "expired", reached_tasks=True))
+        assert job.kinds() == [out.StopFailed, out.StatusChanged, out.TasksLeaveRunning, out.CancelTasks]
+        job.each(on.TaskCanceled)
+        assert job.last == [out.AcquireSlots(1)]
+
+    def test_a_task_failure_after_the_savepoint_fails_the_job_for_good(self):
+        job = Job().ending()
+        job.step(on.TaskFailed(job.task(0), CAUSE))
+        job.step(on.TaskCanceled(job.task(1)))
+        assert job.one(out.JobEnded).status is JobStatus.FAILED
+        assert job.one(out.JobEnded).savepoint == "sp"
+        assert "sp" in job.one(out.StopFailed).message
+        assert job.one(out.StopFailed).location == "sp"
+
+    def test_a_restart_waits_for_the_fate_of_the_savepoint(self):
+        job = Job().stopping()
+        job.step(on.TaskFailed(job.task(0), CAUSE))
+        assert job.step(on.TaskCanceled(job.task(1))) == []
+        assert job.machine.state is JobState.CLEARING
+        job.step(on.SavepointFailed("stop", "suspended"))
+        assert job.kinds() == [out.StopFailed, out.ScheduleRestart]
+
+    def test_a_savepoint_that_completes_although_a_task_failed(self):
+        job = Job().stopping()
+        job.step(on.TaskFailed(job.task(0), CAUSE))
+        job.step(on.TaskCanceled(job.task(1)))
+        job.step(on.SavepointCompleted("stop", "sp"))
+        assert job.one(out.JobEnded).status is JobStatus.FAILED
+        assert "sp" in job.one(out.JobEnded).cause.message
+
+    def test_a_second_stop_is_refused_and_the_first_goes_on(self):
+        job = Job().stopping()
+        job.step(on.StopRequested("second"))
+        assert job.one(out.StopFailed).request_id == "second"
+        assert job.machine.state is JobState.STOPPING
+
+    def test_not_running(self):
+        job = Job()
+        job.step(on.StopRequested("stop"))
+        assert job.one(out.StopFailed).message == "The job is not running."
+
+    def test_cancel_wins(self):
+        job = Job().stopping()
+        job.step(on.CancelRequested())
+        job.each(on.TaskCanceled)
+        assert job.one(out.StopFailed).request_id == "stop"
+        assert job.one(out.JobEnded).status is JobStatus.CANCELED
+        assert job.step(on.SavepointCompleted("stop", "sp")) == []
+
+    def test_an_ended_job(self):
+        job = Job().run().each(on.TaskFinished)
+        job.step(on.StopRequested("stop"))
+        assert job.last == [out.StopFailed("stop", "The job is FINISHED.")]
+
+    def test_a_bounded_job_that_ends_before_its_savepoint(self):
+        job = Job().stopping().each(on.TaskFinished)
+        job.step(on.SavepointFailed("stop", "ended", reached_tasks=True))
+        assert job.kinds() == [out.StopFailed, out.StatusChanged, out.JobEnded]
+        assert job.machine.status is JobStatus.FINISHED
+
+
+class TestRedeploy:
+    NEW = (("v", 0), ("v", 1), ("v", 2))
+
+    def test_running(self):
+        job = Job(NoRestart()).run()
+        job.step(on.RedeployRequested(self.NEW))
+        job.each(on.TaskCanceled)
+        assert job.last == [out.AcquireSlots(1)]
+        job.deploy()
+        assert len(job.one(out.Deploy).executions) == 3
+
+    def test_without_tasks_it_is_used_later(self):
+        job = Job()
+        assert job.step(on.RedeployRequested(self.NEW)) == []
+        job.step(on.Start())
+        job.step(on.SlotsAcquired(0))
+        assert job.step(on.RedeployRequested(KEYS))[-1] == out.AcquireSlots(1)
+        assert job.step(on.StateRestored(0)) == []
+
+    def test_a_stop_goes_first(self):
+        job = Job().stopping()
+        assert job.step(on.RedeployRequested(self.NEW)) == []
+
+
+EVENTS = (
+    on.Start(),
+    on.CancelRequested(),
+    on.SuspendRequested(),
+    on.StopRequested("other"),
+    on.RedeployRequested(KEYS),
+    on.SlotsAcquired(0),
+    on.SlotsFailed(0, CAUSE),
+    on.StateRestored(0),
+    on.StateRestoreFailed(0, CAUSE),
+    on.SavepointCompleted("stop", "sp"),
+    on.SavepointFailed("stop", "m"),
+    on.RestartTimerFired(1),
+    on.TaskRunning(ExecutionId("v", 0, 0)),
+    on.TaskFinished(ExecutionId("v", 0, 0)),
+    on.TaskCanceled(ExecutionId("v", 0, 0)),
+    on.TaskFailed(ExecutionId("v", 0, 0), CAUSE),
+    on.JobFailed(CAUSE),
+)
+
+
+def started(job, *events):
+    job.step(on.Start())
+    for event in events:
+        job.step(event)
+    return job
+
+
+STATES = {
+    JobState.INITIALIZING: Job,
+    JobState.ACQUIRING: lambda: started(Job()),
+    JobState.RESTORING: lambda: started(Job(), on.SlotsAcquired(0)),
+    JobState.DEPLOYING: lambda: started(Job(), on.SlotsAcquired(0), on.StateRestored(0)),
+    JobState.RUNNING: lambda: Job().run(),
+    JobState.STOPPING: lambda: Job().stopping(),
+    JobState.ENDING: lambda: Job().ending(),
+    JobState.CLEARING: lambda: Job().run_with(on.JobFailed(CAUSE)),
+    JobState.BACKING_OFF: lambda: Job().run().each(on.TaskFailed, CAUSE),
+    JobState.FAILING: lambda: Job(NoRestart()).run_with(on.JobFailed(CAUSE)),
+    JobState.CANCELLING: lambda: Job().run_with(on.CancelRequested()),
+    JobState.FINISHED: lambda: Job().run().each(on.TaskFinished),
+    JobState.FAILED: lambda: Job(NoRestart()).run().each(on.TaskFailed, CAUSE),
+    JobState.CANCELED: lambda: Job().run_with(on.CancelRequested()).each(on.TaskCanceled),
+    JobState.SUSPENDED: lambda: Job().run_with(on.SuspendRequested()),
+}
+
+
+def test_the_tables_are_complete():
+    assert {type(event) for event in EVENTS} == set(on.JobEvent.__args__)
+    assert set(STATES) == set(JobState)
+
+
+@pytest.mark.parametrize("state", JobState)
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_state_and_event(state, event):
+    job = STATES[state]()
+    assert job.machine.state is state
+    status = job.machine.status
+    try:
+        job.step(event)
+    except UnexpectedJobEventError as error:
+        assert state.value in str(error)
+        assert job.machine.state is state
+        return
+    changes = [effect.status for effect in job.last if isinstance(effect, out.StatusChanged)]
+    assert job.machine.status is (changes[-1] if changes else status)
+    if state.is_terminal:
+        assert job.machine.state is state
+    ended = [effect for effect in job.last if isinstance(effect, out.JobEnded)]
+    assert bool(ended) is (job.machine.state.is_terminal and not state.is_terminal)
+
+
+def test_something_that_is_no_event_is_refused():
+    with pytest.raises(UnexpectedJobEventError):
+        Job().step("hello")
