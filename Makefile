@@ -15,7 +15,7 @@ setup: ## checks Python and Java, makes .venv, installs everything; quick when n
 
 .PHONY: demo
 demo: setup ## runs the demonstration
-	$(VENV)/bin/python dags/demo.py
+	$(RUN)/python -m demo
 
 .PHONY: test
 test: setup ## runs all tests; PYTEST="-m 'not slow'" adds options

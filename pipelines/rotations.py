@@ -29,20 +29,19 @@ class RotationTracker(StatefulProcessor):
     ``leg`` counts the aircraft's flights from 1; ``previous_dest`` and ``ground_minutes`` (from the last known arrival
     to this departure, null if either flight did not happen) look back one flight; ``visits_of_dest`` counts flights to
     this destination so far, this one included; ``legs_in_24h`` the flights scheduled in the 24 hours up to this one,
-    this one included. Results depend on the aircraft's flights alone: the timer, set a week ahead in event time, only
+    this one included. Results depend on the aircraft's flights alone: the timer, about a week ahead in event time, only
     frees the list of an aircraft that no longer flies, whose entries are too old to count by then.
     """
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._handle = handle
-        self._last = handle.getValueState("last", "leg BIGINT, dest STRING, arrival_ms BIGINT")
+        self._last = handle.getValueState("last", "leg BIGINT, dest STRING, arrival_ms BIGINT, timer_ms BIGINT")
         self._recent = handle.getListState("recent", "scheduled_ms BIGINT")
         self._visits = handle.getMapState("visits", "dest STRING", "visits BIGINT")
-        self._idle = handle.getValueState("idle", "at_ms BIGINT")
 
     def handleInputRows(self, key: tuple[Any, ...], rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         last = self._last.get()
-        leg, previous_dest, previous_arrival_ms = last if last is not None else (0, None, None)
+        leg, previous_dest, previous_arrival_ms, timer_ms = last if last is not None else (0, None, None, None)
         recent = [scheduled_ms for (scheduled_ms,) in self._recent.get()]
         scheduled_ms: int | None = None
         for row in rows:
@@ -68,25 +67,27 @@ class RotationTracker(StatefulProcessor):
             previous_dest, previous_arrival_ms = row.dest, arrival_ms
         if scheduled_ms is None:
             return
-        self._last.update((leg, previous_dest, previous_arrival_ms))
+        self._last.update((leg, previous_dest, previous_arrival_ms, self._armed(timer_ms, scheduled_ms)))
         self._recent.put([(recent_ms,) for recent_ms in recent])
-        self._rearm(scheduled_ms + _IDLE_MS)
 
     def handleExpiredTimer(self, key: tuple[Any, ...], timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
         self._recent.clear()
-        self._idle.clear()
+        last = self._last.get()
+        if last is not None:
+            self._last.update((*last[:3], None))
         return iter(())
 
     def close(self) -> None:
         pass
 
-    def _rearm(self, at_ms: int) -> None:
-        """One timer per aircraft: moves it to ``at_ms``."""
-        armed = self._idle.get()
-        if armed is not None:
-            self._handle.deleteTimer(armed[0])
-        self._handle.registerTimer(at_ms)
-        self._idle.update((at_ms,))
+    def _armed(self, timer_ms: int | None, scheduled_ms: int) -> int:
+        """The aircraft's one timer: moved to a week ahead, once it is less than six days ahead."""
+        if timer_ms is not None:
+            if timer_ms >= scheduled_ms + _IDLE_MS - _DAY_MS:
+                return timer_ms
+            self._handle.deleteTimer(timer_ms)
+        self._handle.registerTimer(scheduled_ms + _IDLE_MS)
+        return scheduled_ms + _IDLE_MS
 
 
 def _flown(row: Row, scheduled_ms: int) -> tuple[int | None, int | None]:

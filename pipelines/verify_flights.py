@@ -38,8 +38,8 @@ WINDOW aircraft_flights AS (PARTITION BY aircraft ORDER BY row_id)
 """
 """Every flight of an aircraft with what it did before; an unknown aircraft is one of its own per flight.
 
-The last window orders by time and row in one number, so that its range reaches back one day less a millisecond and never
-includes a later row of the same minute.
+The last window orders by time and row in one number, so that its range reaches back one day less a millisecond and
+never includes a later row of the same minute.
 """
 
 CARRIERS = """

@@ -11,6 +11,7 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from ckpt_runtime.checkpoint import effects as out
@@ -85,8 +86,7 @@ def random_graph(rng: random.Random) -> JobGraph:
         for name in names
     )
     edges = tuple(
-        JobEdge(a.id, b.id, rng.choice([Partitioning.FORWARD, Partitioning.HASH]))
-        for a, b in zip(vertices, vertices[1:], strict=False)
+        JobEdge(a.id, b.id, rng.choice([Partitioning.FORWARD, Partitioning.HASH])) for a, b in pairwise(vertices)
     )
     return JobGraph("job", vertices, edges)
 
@@ -338,9 +338,7 @@ class World:
         pass
 
     def job_AcquireSlots(self, effect: job_out.AcquireSlots) -> None:
-        event = (
-            job_on.SlotsFailed(effect.attempt, CAUSE) if self.hurts(0.1) else job_on.SlotsAcquired(effect.attempt)
-        )
+        event = job_on.SlotsFailed(effect.attempt, CAUSE) if self.hurts(0.1) else job_on.SlotsAcquired(effect.attempt)
         self.later(lambda: self.tell_job(event))
 
     def job_RestoreState(self, effect: job_out.RestoreState) -> None:
@@ -374,9 +372,7 @@ class World:
         self.tell(on.PeriodicTriggerStarted())
 
     def job_TriggerSavepoint(self, effect: job_out.TriggerSavepoint) -> None:
-        kind = CheckpointProperties(
-            CheckpointType.SYNC_SAVEPOINT, effect.savepoint_format, drain=effect.drain
-        )
+        kind = CheckpointProperties(CheckpointType.SYNC_SAVEPOINT, effect.savepoint_format, drain=effect.drain)
         self.checker.open_requests.add(effect.request_id)
         self.tell(on.TriggerRequested(effect.request_id, kind, effect.target_directory))
 
@@ -621,14 +617,10 @@ class ProtocolChecker:
     def check_deadlines(self) -> None:
         timeout = self.world.configuration.timeout_ms
         for number, trigger in self.open_triggers.items():
-            writing = trigger.writing or self.waits_for_its_turn(number)
             self.require(
-                writing or self.world.now <= trigger.started_at + timeout,
+                trigger.writing or self.world.now <= trigger.started_at + timeout,
                 f"checkpoint {number} of {trigger.started_at} outlives its timeout {timeout}",
             )
-
-    def waits_for_its_turn(self, number: int) -> bool:
-        return False
 
     def check_files(self) -> None:
         storage = self.world.storage

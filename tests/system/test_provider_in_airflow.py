@@ -62,8 +62,13 @@ def test_marking_a_waiting_task_failed_cancels_its_job_and_says_so(
     wait_state(airflow, run, "submit", "deferred")
     (job,) = [job for job in job_manager.gateway.jobs.values() if job.job_id != JOB]
     assert job.status is JobStatus.RUNNING
+    # Airflow has nobody to tell before the trigger runs.
+    polls = job_manager.count(f"GET /jobs/{job.job_id}")
+    until(lambda: job_manager.count(f"GET /jobs/{job.job_id}") > polls, "the trigger's first poll")
     airflow.api.set_task_state(run, "submit", "failed")
     until(lambda: job.status is JobStatus.CANCELED, "the job's cancellation", 60)
+    words = f"job {job.job_id} is being cancelled"
+    until(lambda: words in airflow.api.task_log(run, "submit"), "a word in the task's log", 30)
 
 
 @pytest.mark.row("air.3")

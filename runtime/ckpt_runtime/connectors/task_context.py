@@ -3,8 +3,8 @@
 User readers and writers ask ``TaskContext.get().partitionId()``; the object answers for the thread that asks.
 """
 
-# Names are PySpark's, which has no public way to set its task context.
-# ruff: noqa: N802, SLF001
+# PySpark has no public way to set its task context.
+# ruff: noqa: SLF001
 
 from __future__ import annotations
 

@@ -51,6 +51,7 @@ def merge_patches(earlier: CheckpointConfigPatch, later: CheckpointConfigPatch) 
 
 
 def overridden_fields(overrides: CheckpointConfigPatch) -> tuple[str, ...]:
+    """Names of the fields that an override rules, as a patch spells them."""
     return tuple(name for name in _FIELDS if getattr(overrides, name) is not None)
 
 

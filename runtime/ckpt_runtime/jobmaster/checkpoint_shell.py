@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any, Protocol
 
 from ckpt_runtime.checkpoint import effects as out
@@ -25,7 +26,7 @@ from ckpt_runtime.checkpoint.properties import CheckpointOptions
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint
 from ckpt_runtime.storage.disposal import delete_checkpoint, delete_state_file, dispose_snapshot
 from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
-from ckpt_runtime.storage.filesystem import delete_tree, resolve
+from ckpt_runtime.storage.filesystem import Location, delete_tree, resolve
 from ckpt_runtime.storage.snapshot_metadata import has_metadata, write_metadata
 from ckpt_runtime.storage.state_file_reader import locate
 
@@ -259,13 +260,15 @@ class CheckpointShell:
     def _discard_state(self, effect: out.DiscardState) -> None:
         directory = resolve(effect.directory)
         for file in effect.state.files():
-            _best_effort(
-                f"delete {file.path}", lambda path=file.path: delete_state_file(directory, locate(directory, path))
-            )
+            _best_effort(f"delete {file.path}", partial(_delete_file, directory, file.path))
 
     def _delete_shared(self, paths: tuple[str, ...]) -> None:
         for path in paths:
-            _best_effort(f"delete {path}", lambda path=path: delete_state_file(self._storage.location, resolve(path)))
+            _best_effort(f"delete {path}", partial(delete_state_file, self._storage.location, resolve(path)))
+
+
+def _delete_file(directory: Location, path: str) -> None:
+    delete_state_file(directory, locate(directory, path))
 
 
 def _backoff(attempt: int) -> float:

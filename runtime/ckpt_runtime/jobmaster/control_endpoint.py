@@ -1,4 +1,4 @@
-"""The driver's end of the control connections: slot agents and workers dial in, prove the secret, and say who they are."""
+"""The driver's end of the control connections: agents and workers dial in, prove the secret, and say who they are."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Turns a job graph, its slots and the restored state into one deployment per worker. Pure.
 
-With slot sharing, slot ``i`` hosts subtask ``i`` of every vertex. Channels are numbered in the order of edges, producing
-subtasks and consuming subtasks, so both ends of a channel know it by the same index.
+With slot sharing, slot ``i`` hosts subtask ``i`` of every vertex. Channels are numbered in the order of edges,
+producing subtasks and consuming subtasks, so both ends of a channel know it by the same index.
 """
 
 from __future__ import annotations

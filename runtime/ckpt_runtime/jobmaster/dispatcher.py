@@ -200,9 +200,7 @@ class Dispatcher:
             try:
                 with zipfile.ZipFile(program.archive) as files:
                     files.extractall(directory)
-                result = plan_in_process(
-                    PlanRequest(str(directory), entry, request.arguments, configuration.to_dict())
-                )
+                result = plan_in_process(PlanRequest(str(directory), entry, request.arguments, configuration.to_dict()))
             finally:
                 shutil.rmtree(directory, ignore_errors=True)
             if result.failure is not None:
@@ -288,7 +286,9 @@ class Dispatcher:
         if job.status is JobStatus.CANCELED:
             return
         if job.status.is_terminal:
-            message = f"Job cancellation failed because the job has already reached another terminal state ({job.status})."
+            message = (
+                f"Job cancellation failed because the job has already reached another terminal state ({job.status})."
+            )
             raise JobTerminated(job_id, job.status, message)
         job.cancel()
 

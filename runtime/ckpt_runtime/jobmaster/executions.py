@@ -24,6 +24,7 @@ TERMINAL = frozenset({ExecutionState.FINISHED, ExecutionState.CANCELED, Executio
 
 
 def wall_clock_ms() -> int:
+    """Milliseconds since the epoch, for people and statistics; never for deadlines."""
     return time.time_ns() // 1_000_000
 
 
@@ -92,9 +93,7 @@ class ExecutionGraph:
 
     def counts(self, vertex_id: str | None = None) -> Counter[ExecutionState]:
         return Counter(
-            execution.state
-            for key, execution in self.executions.items()
-            if vertex_id is None or key[0] == vertex_id
+            execution.state for key, execution in self.executions.items() if vertex_id is None or key[0] == vertex_id
         )
 
     def measured(self, tasks: list[dict[str, Any]]) -> None:

@@ -180,16 +180,15 @@ class JobMaster:
         """Completes when all tasks have finished after the savepoint. Raises OperationFailed."""
         request_id = uuid.uuid4().hex
         future = self._stops[request_id] = self._loop.create_future()
-        self._handle(
-            events.StopRequested(request_id, drain, directory, SnapshotFormat(savepoint_format.value))
-        )
+        self._handle(events.StopRequested(request_id, drain, directory, SnapshotFormat(savepoint_format.value)))
         return OperationStatus(True, location=await future)
 
     async def _request(
         self, properties: CheckpointProperties, directory: str | None
     ) -> checkpoint_effects.RequestCompleted:
         request_id = uuid.uuid4().hex
-        future = self._requests[request_id] = self._loop.create_future()
+        future: asyncio.Future[checkpoint_effects.RequestCompleted] = self._loop.create_future()
+        self._requests[request_id] = future
         self._checkpoints.handle(checkpoint_events.TriggerRequested(request_id, properties, directory))
         return await future
 
@@ -374,9 +373,7 @@ class JobMaster:
                 self._task_failed(execution, cause)
             return
         pin = self.configuration.get(TaskManagerOptions.CPU_PINNING) is CpuPinning.AUTO
-        workers = [
-            (slot.host, slot.worker.data_address, slot.cpus) for slot in self._slots if slot.worker is not None
-        ]
+        workers = [(slot.host, slot.worker.data_address, slot.cpus) for slot in self._slots if slot.worker is not None]
         deployments = plan_deployments(
             self._submission.job_id,
             self.graph,
@@ -387,9 +384,9 @@ class JobMaster:
             restored=self._restored,
         )
         self._tasks.deploy(self._slots, deployments)
-        for key, execution in self.executions.executions.items():
-            slot = self._slots[key[1]]
-            execution.slot, execution.endpoint = slot.slot_id, slot.host
+        for (_, subtask), known in self.executions.executions.items():
+            slot = self._slots[subtask]
+            known.slot, known.endpoint = slot.slot_id, slot.host
         self.executions.enter_all(ExecutionState.DEPLOYING)
 
     def _cancel_tasks(self, executions: tuple[ExecutionId, ...]) -> None:
@@ -418,7 +415,7 @@ class JobMaster:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    # --- slots and workers (SlotOwner)
+    # --- the owner of slots: what becomes of workers and slots
 
     def worker_lost(self, slot: Slot, reason: str) -> None:
         index = self._tasks.index_of(slot)
@@ -517,12 +514,14 @@ class JobMaster:
             known = self.executions.executions[execution.key]
             name = f"{vertex.name} ({execution.subtask + 1}/{vertex.parallelism})"
             slot, endpoint = known.slot, known.endpoint
-        failure = FailureCause(cause.exception, cause.message, cause.stack_trace or f"{cause.exception}: {cause.message}")
+        failure = FailureCause(
+            cause.exception, cause.message, cause.stack_trace or f"{cause.exception}: {cause.message}"
+        )
         entry = ExceptionEntry(failure, wall_clock_ms(), name, endpoint, slot)
         healthy = (JobState.DEPLOYING, JobState.RUNNING, JobState.STOPPING, JobState.ENDING)
         self._failures.add(entry, concurrent=self._machine.state not in healthy)
 
-    # --- the checkpoint coordinator (CheckpointListener)
+    # --- the listener of the checkpoint coordinator
 
     def send_trigger(
         self, checkpoint_id: int, timestamp: int, options: CheckpointOptions, tasks: tuple[ExecutionId, ...]
@@ -569,9 +568,7 @@ class JobMaster:
     def _request_failed(self, effect: checkpoint_effects.RequestFailed) -> None:
         message = f"{effect.reason.message} {effect.message}".strip()
         if effect.request_id in self._stops:
-            self._handle(
-                events.SavepointFailed(effect.request_id, message, effect.checkpoint_id in self._triggered)
-            )
+            self._handle(events.SavepointFailed(effect.request_id, message, effect.checkpoint_id in self._triggered))
             return
         future = self._requests.pop(effect.request_id, None)
         if future is not None and not future.done():

@@ -27,7 +27,12 @@ class SlotProvider(Protocol):
     """Where slot agents come from: Spark barrier stages, or plain processes in tests."""
 
     def launch(
-        self, stage_id: int, slots: int, control_port: int, secret: str, ended: Callable[[int, BaseException | None], None]
+        self,
+        stage_id: int,
+        slots: int,
+        control_port: int,
+        secret: str,
+        ended: Callable[[int, BaseException | None], None],
     ) -> None:
         """Starts ``slots`` agents; ``ended`` may be called from any thread, once, when all of them are over."""
 
@@ -218,7 +223,7 @@ class SlotPool:
 
     def peer_message(self, peer: Peer, message: Message) -> None:
         slot = self._slots.get(peer.hello["slot"])
-        if slot is None or message["type"] == "heartbeat" and peer.role == "agent":
+        if slot is None or (message["type"] == "heartbeat" and peer.role == "agent"):
             return
         if peer.role == "agent":
             if message["type"] == "exited":

@@ -1,4 +1,4 @@
-"""The job master's side of the talk with workers: which subtask is in which slot, messages out, messages in as events."""
+"""The job master's side of the talk with workers: which subtask is in which slot, and the messages to them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Channels between subtasks: elements, framing, credit and gates without I/O, and the one transport with data sockets."""
+"""Channels between subtasks: elements, framing, credit and gates without I/O, and the transport with data sockets."""

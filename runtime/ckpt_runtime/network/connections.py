@@ -1,10 +1,11 @@
-"""Blocking helpers on one socket: exact reads, the handshake, and length-prefixed JSON messages (the control protocol)."""
+"""Blocking helpers on one socket: exact reads, the handshake, and the control protocol (length-prefixed JSON)."""
 
 from __future__ import annotations
 
 import socket
 import struct
 import threading
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -99,8 +100,6 @@ class ControlConnection:
 
     def close(self) -> None:
         """Wakes a thread blocked in :meth:`receive`."""
-        try:
+        with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._connection.close()

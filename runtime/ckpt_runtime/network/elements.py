@@ -15,7 +15,7 @@ from ckpt_runtime.checkpoint.properties import CheckpointOptions
 
 @dataclass(frozen=True, slots=True)
 class CheckpointBarrier:
-    """Divides the rows before it, which belong to the checkpoint, from those after it. ``timestamp_ms`` is the trigger's."""
+    """Divides the rows before it, which belong to the checkpoint, from those after it; triggered at ``timestamp_ms``."""
 
     checkpoint_id: int
     timestamp_ms: int
@@ -74,7 +74,9 @@ def decode_element(content: bytes | memoryview) -> ControlElement:
         document = json.loads(bytes(content))
         match document["t"]:
             case "barrier":
-                return CheckpointBarrier(document["id"], document["ts"], CheckpointOptions.from_json(document["options"]))
+                return CheckpointBarrier(
+                    document["id"], document["ts"], CheckpointOptions.from_json(document["options"])
+                )
             case "cancel":
                 return CancelCheckpoint(document["id"])
             case "watermark":

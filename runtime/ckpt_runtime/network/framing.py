@@ -30,6 +30,8 @@ class FramingError(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
+    """What precedes a body of ``length`` bytes."""
+
     channel: int
     length: int
     kind: FrameKind
@@ -54,6 +56,7 @@ def decode_header(content: bytes | bytearray | memoryview) -> FrameHeader:
 
 
 def encode_credit(count: int) -> bytes:
+    """The body of a CREDIT frame."""
     return struct.pack("<I", count)
 
 
@@ -71,4 +74,5 @@ def channel_id(deployment: int, index: int) -> int:
 
 
 def deployment_of(channel: int) -> int:
+    """The deployment that a wire id belongs to."""
     return channel >> 32

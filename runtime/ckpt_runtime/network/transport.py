@@ -14,6 +14,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 
 import pyarrow as pa
@@ -187,9 +188,8 @@ class _Connection:
         """Reads until the socket is empty or a fair share was read. Raises OSError when the peer is gone."""
         for _ in range(32):
             try:
-                if self._frame is None:
-                    if not self._read_header():
-                        continue
+                if self._frame is None and not self._read_header():
+                    continue
                 if self._body_view:
                     count = self.socket.recv_into(self._body_view)
                     if count == 0:
@@ -328,10 +328,8 @@ class DataTransport:
         self._wake()
 
     def _wake(self) -> None:
-        try:
+        with suppress(OSError):
             os.write(self._wake_send, b"w")
-        except (BlockingIOError, OSError):
-            pass
 
     def _dial(self, peer: Address) -> _Connection:
         with self._dial_lock:
@@ -411,10 +409,8 @@ class DataTransport:
             plain.close()
 
     def _drain_wake(self) -> None:
-        try:
+        with suppress(BlockingIOError):
             os.read(self._wake_receive, 4096)
-        except BlockingIOError:
-            pass
 
     def _run(self) -> None:
         while not self._closing:

@@ -112,10 +112,10 @@ class Operator(ABC):
         """Before the barrier is sent on: last chance to emit rows that belong in front of it."""
 
     def snapshot(self, checkpoint_id: int) -> None:
-        """The synchronous part: put list states into ``context.operator_state``. Keyed state is taken by the subtask."""
+        """The synchronous part: put list states into ``context.operator_state``; the subtask takes keyed state."""
 
     def notify_complete(self, checkpoint_id: int) -> None:
-        """A checkpoint completed; ids may be skipped and notifications may be missing. Covers all ids up to this one."""
+        """A checkpoint completed; ids may be skipped and calls may be missing. Covers all ids up to this one."""
 
     def notify_aborted(self, checkpoint_id: int) -> None:
         """A checkpoint was aborted. Never roll back what was prepared for it: a later one covers it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from ckpt_runtime.spark.slot_agent import AgentParameters, run_agent
@@ -57,8 +57,8 @@ def _group(stage_id: int) -> str:
     return f"ckpt-stage-{stage_id}"
 
 
-def _agent_task(parameters: AgentParameters) -> Callable[[Iterator[int]], Iterator[int]]:
-    def task(partition: Iterator[int]) -> Iterator[int]:
+def _agent_task(parameters: AgentParameters) -> Callable[[Iterable[int]], Iterable[int]]:
+    def task(partition: Iterable[int]) -> Iterable[int]:
         for index in partition:
             run_agent(parameters, index)
             yield index

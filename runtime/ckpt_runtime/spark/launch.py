@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -79,7 +80,12 @@ def start_session(
             start_new_session=True,
             env=environment,
         )
-    return _wait_until_ready(process, ready_file, log_file, ready_timeout_s)
+    try:
+        return _wait_until_ready(process, ready_file, log_file, ready_timeout_s)
+    except BaseException:
+        _signal_group(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
 
 
 def stop_session(info: SessionInfo, timeout_s: float = STOP_TIMEOUT_S) -> bool:
@@ -136,8 +142,6 @@ def _wait_until_ready(
         if process.poll() is not None:
             raise SessionStartError(f"the session ended with code {process.returncode}:\n{_tail(log_file)}")
         if time.monotonic() > deadline:
-            _signal_group(process.pid, signal.SIGKILL)
-            process.wait()
             raise SessionStartError(f"the session was not ready within {timeout_s:g} s:\n{_tail(log_file)}")
         time.sleep(POLL_S)
     ready = json.loads(ready_file.read_text())
@@ -149,12 +153,10 @@ def _tail(log_file: Path, lines: int = 20) -> str:
 
 
 def _alive(pid: int) -> bool:
-    try:
+    with suppress(ChildProcessError):
         waited, _ = os.waitpid(pid, os.WNOHANG)
         if waited == pid:
             return False
-    except ChildProcessError:
-        pass
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -181,14 +183,10 @@ def _driver_pid(info: SessionInfo) -> int:
 
 
 def _signal(pid: int, number: int) -> None:
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def _signal_group(pid: int, number: int) -> None:
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass

@@ -1,4 +1,4 @@
-"""Entry point of a worker process: start-up in the right order, then the control loop until the agent or driver is gone.
+"""Entry point of a worker process: start-up in the right order, then the control loop until agent or driver is gone.
 
 A worker reads one JSON line from its agent on standard input; the end of that pipe means that the agent died, and the
 worker follows at once, so that no orphan ever touches a sink.

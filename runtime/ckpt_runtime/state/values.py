@@ -89,7 +89,7 @@ def value_coercer(state: str, field: str, kind: pa.DataType, nullable: bool = Tr
     if pa.types.is_integer(kind):
         return _integer_coercer(state, field, kind, nullable)
     slow = _slow_coercer(state, field, kind)
-    exact = _EXACT_TYPES.get(_family(kind))
+    exact = None if pa.types.is_floating(kind) and kind.bit_width < 64 else _EXACT_TYPES.get(_family(kind))
 
     def coerce(value: Any) -> Any:
         if type(value) is exact:
@@ -167,8 +167,8 @@ def _family(kind: pa.DataType) -> str:
     return next((name for name, test in checks if test(kind)), "integer" if pa.types.is_integer(kind) else "other")
 
 
-# Exact types whose values need no further look: 64-bit floats are handled by the slow path's float check.
-_EXACT_TYPES: dict[str, type] = {"bool": bool, "str": str, "bytes": bytes, "date": dt.date, "float": float}
+# Exact types whose values need no further look; narrow floats do, as they are rounded.
+_EXACT_TYPES: dict[str, type] = {"bool": bool, "bytes": bytes, "date": dt.date, "float": float}
 
 
 def check_supported(schema: pa.Schema, what: str) -> None:
@@ -199,23 +199,56 @@ def _slow_coercer(state: str, field: str, kind: pa.DataType) -> Coercer:
         return _nested_coercer(state, field, kind, family)
     if family == "decimal":
         return _decimal_coercer(state, field, kind)
+    if family == "str":
+        return _text_coercer(state, field, kind)
+    accepted: Any
     accepted, convert = _SCALARS[family]
-    timestamp = family == "timestamp"
+    if family == "float" and kind.bit_width < 64:
+        convert = _rounding(kind.bit_width)
 
     def coerce(value: Any) -> Any:
         if not isinstance(value, accepted) or (isinstance(value, bool) and family == "float"):
             raise _wrong_type(state, field, kind, value)
         if family == "date" and isinstance(value, dt.datetime):
             raise _wrong_type(state, field, kind, value)
-        return _timestamp(state, field, kind, value) if timestamp else convert(value)
+        try:
+            return _timestamp(state, field, kind, value) if family == "timestamp" else convert(value)
+        except OverflowError as error:
+            raise StateValueError(f"state {state!r}, field {field!r}: {value} does not fit {kind}") from error
 
     return coerce
+
+
+def _text_coercer(state: str, field: str, kind: pa.DataType) -> Coercer:
+    """Text that has no UTF-8 form (lone surrogates) is refused here rather than when a snapshot is written."""
+
+    def coerce(value: Any) -> str:
+        if not isinstance(value, str):
+            raise _wrong_type(state, field, kind, value)
+        if not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise StateValueError(f"state {state!r}, field {field!r}: {value!r} is not valid Unicode") from error
+        return str(value)
+
+    return coerce
+
+
+def _rounding(bits: int) -> Callable[[Any], float]:
+    """Rounds at once to what a snapshot can hold, so that a restore changes nothing."""
+    narrow = np.float32 if bits == 32 else np.float16
+
+    def rounded(value: Any) -> float:
+        with np.errstate(over="ignore"):
+            return float(narrow(value))
+
+    return rounded
 
 
 _SCALARS: dict[str, tuple[tuple[type, ...], Callable[[Any], Any]]] = {
     "bool": ((bool,), bool),
     "float": ((float, int), float),
-    "str": ((str,), str),
     "bytes": ((bytes, bytearray, memoryview), bytes),
     "date": ((dt.date,), lambda value: value),
     "timestamp": ((dt.datetime,), lambda value: value),
@@ -241,6 +274,8 @@ def _decimal_coercer(state: str, field: str, kind: pa.DataType) -> Coercer:
         if not isinstance(value, (Decimal, int)) or isinstance(value, bool):
             raise _wrong_type(state, field, kind, value)
         try:
+            if not Decimal(value).is_finite():
+                raise InvalidOperation
             return Decimal(value).quantize(quantum, rounding=ROUND_HALF_UP, context=context)
         except InvalidOperation as error:
             raise StateValueError(f"state {state!r}, field {field!r}: {value} does not fit {kind}") from error

@@ -1,1 +1,1 @@
-"""Subtasks: the loop, the operator chain, checkpointing around the pure barrier handler, end of data; and their worker."""
+"""Subtasks: loop, operator chain, checkpointing around the pure barrier handler, end of data; and their worker."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,9 +75,10 @@ class DeployedJob:
         """Ends all subtasks and forgets the channels; False when a thread did not end in time (stuck user code)."""
         for key in self.subtasks:
             self.mail(key, Subtask.cancel)
-        ended = all([thread.join(timeout_s) for thread in self.threads])
+        deadline = time.monotonic() + timeout_s
+        ended = [thread.join(max(0.0, deadline - time.monotonic())) for thread in self.threads]
         self._transport.release(self.deployment.deployment)
-        return ended
+        return all(ended)
 
     def _has_user_code(self, descriptor: SubtaskDescriptor) -> bool:
         vertex = self.deployment.graph.vertex(descriptor.vertex_id)
@@ -109,10 +111,7 @@ class DeployedJob:
         end = ChainEnd([self._build_output(output, self._wakeups[key]) for output in descriptor.outputs])
         operators = [create_operator(self._plan.specs[node.uid]) for node in vertex.operators]
         holder: list[Subtask] = []
-        contexts = [
-            self._context(descriptor, vertex, position, lambda position, at: holder[0].set_timer(position, at))
-            for position in range(len(operators))
-        ]
+        contexts = [self._context(descriptor, vertex, position, holder) for position in range(len(operators))]
         subtask = Subtask(
             descriptor.vertex_id,
             descriptor.subtask_index,
@@ -151,8 +150,9 @@ class DeployedJob:
         descriptor: SubtaskDescriptor,
         vertex: JobVertex,
         position: int,
-        set_timer: Callable[[int, int], None],
+        holder: list[Subtask],
     ) -> OperatorContext:
+        """``holder`` gets the subtask once it exists; operators set timers only after that."""
         node = vertex.operators[position]
         state = descriptor.state.get(node.uid)
         key_groups = key_group_range(vertex.max_parallelism, vertex.parallelism, descriptor.subtask_index)
@@ -176,7 +176,7 @@ class DeployedJob:
             key_groups=key_groups,
             operator_state=OperatorStateStore(() if state is None else state.lists),
             now_ms=self._host.now_ms,
-            set_timer=lambda at_ms: set_timer(position, at_ms),
+            set_timer=lambda at_ms: holder[0].set_timer(position, at_ms),
             configuration=self.deployment.graph.configuration,
             keyed_state=backend,
             restored_checkpoint_id=self.deployment.restored_checkpoint_id,
@@ -184,7 +184,7 @@ class DeployedJob:
 
 
 def load_checked_plan(program: Program, deployment: Deployment, directory: str) -> CompiledPlan:
-    """Runs the pipeline's entry point and compares the plan with the driver's. Raises PlanMismatchError, or its error."""
+    """Runs the entry point and compares the plan with the driver's. Raises PlanMismatchError, or the code's own error."""
     plan = load_plan(Path(directory), program.entry, program.arguments, deployment.graph.configuration)
     if plan.job_graph.fingerprint != deployment.graph.fingerprint:
         raise PlanMismatchError(

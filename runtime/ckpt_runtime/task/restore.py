@@ -35,7 +35,7 @@ def create_keyed_backend(
     if handles:
         with ExitStack() as open_files:
             location = resolve(directory)
-            sources = []
+            sources: list[RestoreSource] = []
             for handle in handles:
                 reader = open_files.enter_context(closing(StateFileReader(location, handle.file)))
                 sources.extend(RestoreSource(section, reader.read) for section in handle.sections)

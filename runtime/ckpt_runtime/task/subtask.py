@@ -1,7 +1,7 @@
 """One subtask: a mailbox, its inputs, the operator chain and its outputs, advanced step by step by a task thread.
 
-A step never waits: it does one piece of work (a mail, a due timer, one input element or one poll of the source) and says
-whether it did. The checkpointing protocol is in the pure barrier handler; this shell executes what that decides.
+A step never waits: it does one piece of work (a mail, a due timer, one input element or one poll of the source) and
+says whether it did. The checkpointing protocol is in the pure barrier handler; this shell executes what that decides.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class Subtask:
     def wait_ms(self) -> float | None:
         """How long the thread may sleep as far as this subtask is concerned; None = until woken."""
         monotonic = self._host.monotonic_ms()
-        waits = []
+        waits: list[float] = []
         if self._next_timer is not None:
             waits.append(self._next_timer - self._host.now_ms())
         if self.chain.end.next_flush_ms is not None:
@@ -278,6 +278,7 @@ class Subtask:
             case pa.RecordBatch():
                 self._process_batch(channel, element)
             case pa.Buffer():
+                assert channel.schema is not None
                 self._process_batch(channel, pa.ipc.read_record_batch(element, channel.schema))
             case CheckpointBarrier(checkpoint_id, timestamp_ms, options):
                 self._note_alignment(checkpoint_id)

@@ -137,7 +137,9 @@ class TaskWorker:
         job, self._job = self._job, None
         ended = True
         if job is not None:
-            timeout_ms = Configuration(job.deployment.graph.configuration).get(ExecutionOptions.TASK_CANCELLATION_TIMEOUT)
+            timeout_ms = Configuration(job.deployment.graph.configuration).get(
+                ExecutionOptions.TASK_CANCELLATION_TIMEOUT
+            )
             ended = job.cancel(timeout_ms / 1000 if timeout_ms else threading.TIMEOUT_MAX)
         self._report({"type": "canceled", "ended": ended}, message["deployment"])
 
@@ -296,4 +298,3 @@ def _pin(cpu: int | None) -> None:
                 os.sched_setaffinity(int(thread), {cpu})
             except OSError:
                 logger.debug("thread %s cannot be bound to core %d", thread, cpu)
-

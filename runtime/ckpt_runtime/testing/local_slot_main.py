@@ -9,6 +9,7 @@ from ckpt_runtime.spark.slot_agent import AgentParameters, run_agent
 
 
 def main() -> None:
+    """Runs one agent until its driver ends."""
     start = json.loads(sys.stdin.readline())
     run_agent(AgentParameters(start["host"], start["port"], start["secret"], start["stage"]), start["index"])
 

@@ -9,11 +9,12 @@ import asyncio
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster.cluster import Cluster, ClusterSettings
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
@@ -107,17 +108,16 @@ class MiniCluster:
         arguments: Sequence[str] = (),
         configuration: Mapping[str, str] | None = None,
         parallelism: int | None = None,
+        entry: str | None = None,
         savepoint: str | None = None,
         allow_non_restored_state: bool = False,
     ) -> str:
-        """Uploads and runs a pipeline file; returns the job id."""
+        """Uploads and runs a pipeline, a file or a directory; returns the job id."""
 
-        async def content() -> Any:
-            yield pipeline.read_bytes()
-
-        stored = self.call(self.dispatcher.store_pipeline(pipeline.name, content()))
+        stored = self.call(self.dispatcher.store_pipeline(*_upload(pipeline)))
         request = RunRequest(
             pipeline_id=stored.id,
+            entry_point=entry,
             arguments=tuple(arguments),
             configuration=dict(configuration or {}),
             parallelism=parallelism,
@@ -192,3 +192,13 @@ class MiniCluster:
             if time.monotonic() > deadline:
                 raise ClusterTimeoutError(f"timed out after {timeout_s:g} s waiting for {what}")
             time.sleep(0.01)
+
+
+def _upload(pipeline: Path) -> tuple[str, AsyncIterator[bytes]]:
+    """File name and content as the dispatcher takes an upload."""
+    name, archive = pack_pipeline(pipeline)
+
+    async def content() -> AsyncIterator[bytes]:
+        yield archive
+
+    return name, content()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from ckpt_runtime.checkpoint.barrier_handler import (
     AbortCheckpoint,
     AlignedBarrierHandler,
@@ -17,8 +20,6 @@ from ckpt_runtime.checkpoint.barrier_handler import (
 )
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
-from hypothesis import given
-from hypothesis import strategies as st
 
 A, B, C = (0, 0), (0, 1), (1, 0)
 OPTIONS = CheckpointOptions(CheckpointProperties(), "dir")

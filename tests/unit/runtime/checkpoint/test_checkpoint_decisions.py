@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from ckpt_runtime.checkpoint.aborted_checkpoints import REMEMBERED, AbortedCheckpoints
 from ckpt_runtime.checkpoint.cleaner import CheckpointCleaner
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointConfigurationError
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from hypothesis import given
 from hypothesis import strategies as st
+
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointConfigurationError
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 
 SUBMITTED = CheckpointConfiguration(interval_ms=1_000, min_pause_ms=100)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsStatus, CheckpointType, StatsSummary, SubtaskStats
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 

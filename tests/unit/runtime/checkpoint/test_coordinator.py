@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
@@ -321,7 +322,6 @@ class TestRetention:
             assert driver.step(event) == []
         driver.step(on.TriggerRequested("late", CheckpointProperties()))
         assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_COORDINATOR_SHUTDOWN
-
 
     def test_a_fenced_driver_does_not_even_discard_aborted_checkpoints(self):
         driver = Driver().run()

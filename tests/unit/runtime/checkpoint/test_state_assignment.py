@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_assignment import (
@@ -25,8 +29,6 @@ from ckpt_runtime.checkpoint.state_handles import (
 )
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.unit.runtime.checkpoint.checkpoint_driver import vertex
 
 SPLIT, UNION, BROADCAST = OperatorStateMode.SPLIT, OperatorStateMode.UNION, OperatorStateMode.BROADCAST
@@ -99,7 +101,7 @@ def test_every_key_group_reaches_exactly_its_owner(before, after, max_parallelis
 def test_split_loses_and_doubles_nothing(copies, parallelism):
     assignment = assign_states(list_checkpoint(copies, SPLIT), graph_of(vertex("a", parallelism)))
     spread = [items(assignment, index) for index in range(parallelism)]
-    assert sorted(sum(spread, [])) == sorted(sum(copies, []))
+    assert sorted(chain.from_iterable(spread)) == sorted(chain.from_iterable(copies))
     if parallelism == len(copies):
         assert spread == copies
     else:

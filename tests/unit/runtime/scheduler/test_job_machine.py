@@ -1,8 +1,9 @@
-"""The life of a job: deployment, failures and restarts, cancelling, stop with savepoint, every state with every event."""
+"""The life of a job: deployment, failures, restarts, cancelling, stop with savepoint, every state with every event."""
 
 from __future__ import annotations
 
 import pytest
+
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.scheduler import job_effects as out
@@ -363,8 +364,7 @@ def test_state_and_event(state, event):
     status = job.machine.status
     try:
         job.step(event)
-    except UnexpectedJobEventError as error:
-        assert state.value in str(error)
+    except UnexpectedJobEventError:
         assert job.machine.state is state
         return
     changes = [effect.status for effect in job.last if isinstance(effect, out.StatusChanged)]
