@@ -40,7 +40,6 @@ EXTRAS_REQUIRE = {
         "import-linter>=2.1",
         "mypy>=1.14",
         "pandas-stubs",
-        "pyarrow-stubs",
         "ruff>=0.9",
     ],
 }
@@ -68,7 +67,7 @@ setup(
     extras_require=EXTRAS_REQUIRE,
     entry_points={
         "apache_airflow_provider": ["provider_info=airflow_provider_ckpt.get_provider_info:get_provider_info"],
-        "console_scripts": ["ckpt=ckpt_runtime.cli.main:main"],
+        "console_scripts": ["ckpt=ckpt_runtime.cli.main:entry_point"],
     },
     classifiers=[
         "Development Status :: 4 - Beta",

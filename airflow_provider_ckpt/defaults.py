@@ -17,6 +17,11 @@ def poll_interval() -> float:
     return float(conf.getfloat(_SECTION, "poll_interval", fallback=2.0))
 
 
+def defer_after() -> float:
+    """Seconds that a task waits in its worker before it is deferred."""
+    return float(conf.getfloat(_SECTION, "defer_after", fallback=3.0))
+
+
 def wait_timeout() -> float:
     """Seconds that an operator waits for its operation."""
     return float(conf.getfloat(_SECTION, "wait_timeout", fallback=600.0))

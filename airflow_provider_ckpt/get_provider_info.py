@@ -68,6 +68,13 @@ _CONFIG: dict[str, Any] = {
                 "example": None,
                 "default": "2.0",
             },
+            "defer_after": {
+                "description": "Seconds that a task waits in its worker before it is deferred; 0 defers at once.",
+                "version_added": "0.1.0",
+                "type": "float",
+                "example": None,
+                "default": "3.0",
+            },
             "wait_timeout": {
                 "description": "Seconds that an operator waits for its operation, unless a task says otherwise.",
                 "version_added": "0.1.0",

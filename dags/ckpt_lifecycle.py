@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG, BaseOperator, Param, TriggerRule, XComArg, chain, task
+from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
 from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
@@ -114,8 +115,8 @@ def verify(params: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 @task(trigger_rule=TriggerRule.ONE_FAILED, retries=0)
-def cancel_leftovers(ti: Any = None) -> list[str]:
-    """When something failed, leave no job behind that nobody watches."""
+def cancel_leftovers(ti: Any = None) -> None:
+    """When something failed, leave no job behind that nobody watches; the run is a failed one all the same."""
     from airflow_provider_ckpt.hooks.ckpt import CkptHook
 
     job_ids = [ti.xcom_pull(task_ids=task_id, key="job_id") for task_id in ("submit_v1", "resume_v2")]
@@ -125,7 +126,7 @@ def cancel_leftovers(ti: Any = None) -> list[str]:
         for job_id in living.intersection(job_ids):
             client.cancel_job(job_id)
             cancelled.append(job_id)
-    return cancelled
+    raise AirflowFailException(f"a task of this run failed; cancelled jobs: {cancelled or 'none'}")
 
 
 with DAG(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,8 @@ Event = dict[str, Any]
 
 REQUEST_PATIENCE_SECONDS = 60.0
 """How long a worker repeats one request to a job manager that is away, within the task's deadline."""
+FIRST_LOOKS_SECONDS = 0.5
+"""Between two polls in a worker that is about to defer, at most."""
 _BACKSTOP_SECONDS = 120.0
 """The trigger keeps the deadline; Airflow's deferral timeout comes so much later, for a triggerer that is down."""
 
@@ -43,6 +46,8 @@ class CkptOperator(BaseOperator):
 
     :param ckpt_conn_id: the Airflow connection of the job manager.
     :param deferrable: wait in the triggerer; default ``[ckpt] deferrable``.
+    :param defer_after: seconds to wait in the worker first, since most operations take less than a deferral does; 0
+        defers at once; default ``[ckpt] defer_after``.
     :param wait_timeout: how long one try waits, seconds or a timedelta; default ``[ckpt] wait_timeout``.
     :param poll_interval: seconds between two polls; default ``[ckpt] poll_interval``.
     """
@@ -55,6 +60,7 @@ class CkptOperator(BaseOperator):
         *,
         ckpt_conn_id: str = CkptHook.default_conn_name,
         deferrable: bool | None = None,
+        defer_after: float | None = None,
         wait_timeout: float | timedelta | None = None,
         poll_interval: float | None = None,
         **kwargs: Any,
@@ -63,6 +69,7 @@ class CkptOperator(BaseOperator):
         super().__init__(**kwargs)
         self.ckpt_conn_id = ckpt_conn_id
         self.deferrable = defaults.deferrable() if deferrable is None else deferrable
+        self.defer_after = defaults.defer_after() if defer_after is None else defer_after
         self.wait_timeout = defaults.wait_timeout() if wait_timeout is None else wait_timeout
         self.poll_interval = defaults.poll_interval() if poll_interval is None else poll_interval
         self.link_addresses: dict[str, str] = {}
@@ -98,13 +105,17 @@ class CkptOperator(BaseOperator):
     # -- waiting -----------------------------------------------------------------------------------------------
 
     def wait_for(self, context: Context, trigger: CkptTrigger) -> Any:
-        """Wait for the trigger's condition, deferred or here; ends in ``execute_complete`` either way."""
-        if self.deferrable:
-            backstop = max(trigger.deadline - time.time(), 0.0) + _BACKSTOP_SECONDS
-            self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=backstop))
-        with self.connected() as client:
-            verdict = wait(trigger.condition(), client, trigger.deadline, Pacing(self.poll_interval))
-        return self.execute_complete(context, event_payload(verdict, trigger))
+        """Wait for the trigger's condition, here for a while and then deferred; ends in ``execute_complete``."""
+        patience = self.defer_after if self.deferrable else math.inf
+        interval = min(self.poll_interval, FIRST_LOOKS_SECONDS) if self.deferrable else self.poll_interval
+        until = min(time.time() + patience, trigger.deadline)
+        if patience > 0:
+            with self.connected() as client:
+                verdict = wait(trigger.condition(), client, until, Pacing(interval))
+            if verdict.status is not Status.TIMEOUT or until == trigger.deadline:
+                return self.execute_complete(context, event_payload(verdict, trigger))
+        backstop = timedelta(seconds=max(trigger.deadline - time.time(), 0.0) + _BACKSTOP_SECONDS)
+        return self.defer(trigger=trigger, method_name="execute_complete", timeout=backstop)
 
     def execute_complete(self, context: Context, event: Event | None = None) -> Any:
         """Go on after a wait. The event holds the verdict and the trigger's arguments."""

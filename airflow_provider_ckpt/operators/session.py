@@ -77,6 +77,8 @@ class StartSessionOperator(CkptOperator):
         terminate_on_kill: bool = True,
         **kwargs: Any,
     ) -> None:
+        # Spark alone takes longer to start than a deferral does.
+        kwargs.setdefault("defer_after", 0)
         super().__init__(**kwargs)
         self.master = master
         self.spark_conf = spark_conf

@@ -12,12 +12,13 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow.sdk.exceptions import AirflowSensorTimeout
 
 from airflow_provider_ckpt import arguments, defaults
-from airflow_provider_ckpt.conditions.base import Condition, Status
-from airflow_provider_ckpt.conditions.driver import is_passing, poll_once
+from airflow_provider_ckpt.conditions.base import Condition, Status, Verdict
+from airflow_provider_ckpt.conditions.driver import Pacing, is_passing, poll_once, wait
 from airflow_provider_ckpt.exceptions import CkptJobFailed, CkptRequestRejected
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.links import JOB_LINKS
-from airflow_provider_ckpt.triggers.base import CkptTrigger
+from airflow_provider_ckpt.operators.base import FIRST_LOOKS_SECONDS
+from airflow_provider_ckpt.triggers.base import CkptTrigger, event_payload
 from ckpt_runtime.client import CkptClientError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class CkptSensor(BaseSensorOperator):
     :param job_id: the job, 32 hex digits. (templated)
     :param ckpt_conn_id: the Airflow connection of the job manager. (templated)
     :param deferrable: wait in the triggerer; default ``[ckpt] deferrable``.
+    :param defer_after: seconds to wait in the worker first, 0 defers at once; default ``[ckpt] defer_after``.
     :param poke_interval: seconds between two polls; default ``[ckpt] poll_interval``.
     :param timeout: how long to wait, as of every sensor.
     """
@@ -47,6 +49,7 @@ class CkptSensor(BaseSensorOperator):
         job_id: str,
         ckpt_conn_id: str = CkptHook.default_conn_name,
         deferrable: bool | None = None,
+        defer_after: float | None = None,
         poke_interval: float | timedelta | None = None,
         **kwargs: Any,
     ) -> None:
@@ -56,6 +59,7 @@ class CkptSensor(BaseSensorOperator):
         self.job_id = job_id
         self.ckpt_conn_id = ckpt_conn_id
         self.deferrable = defaults.deferrable() if deferrable is None else deferrable
+        self.defer_after = defaults.defer_after() if defer_after is None else defer_after
         self.link_addresses: dict[str, str] = {}
         self._condition: Condition | None = None
 
@@ -68,11 +72,23 @@ class CkptSensor(BaseSensorOperator):
 
     def execute(self, context: Context) -> Any:
         self.publish_links(context)
-        if self.deferrable:
-            trigger = self.trigger(context, time.time() + self.timeout)
-            backstop = timedelta(seconds=self.timeout + _BACKSTOP_SECONDS)
-            self.defer(trigger=trigger, method_name="execute_complete", timeout=backstop)
-        return super().execute(context)
+        if not self.deferrable:
+            return super().execute(context)
+        trigger = self.trigger(context, time.time() + self.timeout)
+        verdict = self._first_looks(trigger)
+        if verdict is not None:
+            # By way of Airflow's own entry, which turns failures into skips where that is wanted.
+            return self.resume_execution("execute_complete", {"event": event_payload(verdict, trigger)}, context)
+        backstop = timedelta(seconds=self.timeout + _BACKSTOP_SECONDS)
+        return self.defer(trigger=trigger, method_name="execute_complete", timeout=backstop)
+
+    def _first_looks(self, trigger: CkptTrigger) -> Verdict | None:
+        until = min(time.time() + self.defer_after, trigger.deadline)
+        if self.defer_after <= 0:
+            return None
+        with CkptHook(self.ckpt_conn_id).get_conn() as client:
+            verdict = wait(trigger.condition(), client, until, Pacing(min(self.poke_interval, FIRST_LOOKS_SECONDS)))
+        return None if verdict.status is Status.TIMEOUT and until < trigger.deadline else verdict
 
     def poke(self, context: Context) -> bool | PokeReturnValue:
         """One look; a job manager that is away for a while does not fail the sensor."""

@@ -46,6 +46,7 @@ def canonical(key: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple("nan" if isinstance(part, float) and math.isnan(part) else part for part in key)
 
 
+@settings(deadline=None)  # the first call loads a kernel
 @given(key_columns())
 def test_hash_equals_its_reference(drawn: tuple[list[pa.Array], list[tuple[Any, ...]]]) -> None:
     arrays, rows = drawn
@@ -53,6 +54,7 @@ def test_hash_equals_its_reference(drawn: tuple[list[pa.Array], list[tuple[Any, 
     assert hash_arrays(arrays, names).tolist() == [reference.hash_key(row) for row in rows]
 
 
+@settings(deadline=None)  # the first call loads a kernel
 @given(st.lists(INTS, max_size=50), st.integers(1, 200), st.integers(1, 8))
 def test_key_groups_and_split_equal_their_reference(keys: list[int], max_parallelism: int, parallelism: int) -> None:
     parallelism = min(parallelism, max_parallelism)
@@ -66,6 +68,7 @@ def test_key_groups_and_split_equal_their_reference(keys: list[int], max_paralle
     assert [part["k"].to_pylist() for part in parts] == expected
 
 
+@settings(deadline=None)  # the first call loads a kernel
 @given(st.lists(st.integers(10, 19), max_size=60))
 def test_order_by_group_is_a_stable_sort(groups: list[int]) -> None:
     array = np.array(groups, dtype=np.int32)
@@ -75,7 +78,7 @@ def test_order_by_group_is_a_stable_sort(groups: list[int]) -> None:
     assert ends.tolist() == [sum(g <= last for g in groups) for last in range(10, 20)]
 
 
-@settings(deadline=None)
+@settings(deadline=None)  # the first call loads a kernel
 @given(st.lists(key_columns(most=2), min_size=1, max_size=1), st.integers(1, 5))
 def test_key_index_gives_slots_in_order_and_keys_back(drawn: list[Any], repeats: int) -> None:
     arrays, rows = drawn[0]
@@ -91,6 +94,7 @@ def test_key_index_gives_slots_in_order_and_keys_back(drawn: list[Any], repeats:
     assert frozen.hashes().tolist() == hash_arrays(frozen.arrays(), names).tolist() if known else index.size == 0
 
 
+@settings(deadline=None)  # the first call loads a kernel
 @given(key_columns())
 def test_encoded_keys_are_equal_exactly_when_keys_are(drawn: Any) -> None:
     arrays, rows = drawn

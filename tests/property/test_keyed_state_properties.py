@@ -147,3 +147,4 @@ class FrozenDict(RuleBasedStateMachine):
 
 
 TestFrozenDict = FrozenDict.TestCase
+TestFrozenDict.settings = settings(deadline=None)

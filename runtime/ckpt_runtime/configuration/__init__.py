@@ -1,6 +1,5 @@
 """Options, their values and how they may change. Standard library only; reads neither files nor the environment."""
 
-from ckpt_runtime.configuration.changes import AllowList, ConfigurationChange, find_changes
 from ckpt_runtime.configuration.checkpointing_options import (
     CheckpointingMode,
     CheckpointingOptions,
@@ -11,7 +10,6 @@ from ckpt_runtime.configuration.checkpointing_options import (
 from ckpt_runtime.configuration.cluster_options import (
     CpuPinning,
     HeartbeatOptions,
-    HighAvailabilityOptions,
     JobManagerOptions,
     SlotOptions,
     TaskManagerOptions,
@@ -35,19 +33,16 @@ __all__ = [
     "INTERNAL_PREFIX",
     "JOB_CHECKPOINT_OVERRIDES",
     "OPTIONS",
-    "AllowList",
     "Changeability",
     "CheckpointingMode",
     "CheckpointingOptions",
     "ConfigOption",
     "Configuration",
-    "ConfigurationChange",
     "ConfigurationError",
     "CpuPinning",
     "ExecutionOptions",
     "ExternalizedCheckpointRetention",
     "HeartbeatOptions",
-    "HighAvailabilityOptions",
     "InvalidConfigurationError",
     "InvalidOptionError",
     "JobManagerOptions",
@@ -63,7 +58,6 @@ __all__ = [
     "StateRecoveryOptions",
     "TaskManagerOptions",
     "UnknownOptionError",
-    "find_changes",
     "find_option",
     "find_problems",
     "validate",

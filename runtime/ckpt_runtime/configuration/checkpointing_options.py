@@ -11,7 +11,6 @@ from ckpt_runtime.configuration.value_types import (
     NON_EMPTY_STRING,
     DurationType,
     EnumType,
-    FloatType,
     IntegerType,
     MemorySizeType,
 )
@@ -50,12 +49,6 @@ class CheckpointingOptions:
         None,
         "Time between the starts of two periodic checkpoints. Not set: no periodic checkpoints.",
         changeability=Changeability.LIVE,
-    )
-    INTERVAL_DURING_BACKLOG = ConfigOption(
-        "execution.checkpointing.interval-during-backlog",
-        DURATION,
-        None,
-        "The interval while a source works off a backlog; 0 takes none meanwhile. Not set: the ordinary interval.",
     )
     TIMEOUT = ConfigOption(
         "execution.checkpointing.timeout",
@@ -142,43 +135,12 @@ class CheckpointingOptions:
         ExternalizedCheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS,
         "What becomes of the retained checkpoints when the job is cancelled or fails.",
     )
-    INCREMENTAL = ConfigOption(
-        "execution.checkpointing.incremental",
-        BOOLEAN,
-        False,
-        "Writes only what changed since the last checkpoint, where the state backend can.",
-        fallback_keys=("state.backend.incremental",),
-    )
     CHECKPOINTS_AFTER_TASKS_FINISH = ConfigOption(
         "execution.checkpointing.checkpoints-after-tasks-finish",
         BOOLEAN,
         True,
         "Goes on with checkpoints when some subtasks have finished (FLIP-147).",
         fallback_keys=("execution.checkpointing.checkpoints-after-tasks-finish.enabled",),
-    )
-    RESCUE_ENABLED = ConfigOption(
-        "execution.checkpointing.rescue.enabled",
-        BOOLEAN,
-        False,
-        "Extends the timeout of a pending checkpoint by itself when it is nearly done.",
-    )
-    RESCUE_PROGRESS_THRESHOLD = ConfigOption(
-        "execution.checkpointing.rescue.progress-threshold",
-        FloatType(0.0, 1.0),
-        0.9,
-        "Share of acknowledged subtasks from which a checkpoint is worth rescuing.",
-    )
-    RESCUE_EXTENSION = ConfigOption(
-        "execution.checkpointing.rescue.extension",
-        DurationType(MINIMAL_CHECKPOINT_TIME_MS),
-        60_000,
-        "By how much a rescue extends the timeout, each time.",
-    )
-    RESCUE_MAX_TIMEOUT = ConfigOption(
-        "execution.checkpointing.rescue.max-timeout",
-        DurationType(MINIMAL_CHECKPOINT_TIME_MS),
-        3_600_000,
-        "A rescue never extends the timeout beyond this.",
     )
 
 

@@ -7,8 +7,6 @@ from enum import StrEnum
 from ckpt_runtime.configuration.option import Changeability, ConfigOption, OptionScope
 from ckpt_runtime.configuration.value_types import (
     DURATION,
-    NON_EMPTY_STRING,
-    STRING_LIST,
     DurationType,
     EnumType,
     IntegerType,
@@ -94,14 +92,8 @@ class TaskManagerOptions:
     BUFFERS_PER_CHANNEL = ConfigOption(
         "taskmanager.network.memory.buffers-per-channel",
         IntegerType(minimum=1, maximum=1 << 16),
-        2,
-        "Credits that a receiver grants to each channel for good.",
-    )
-    FLOATING_BUFFERS_PER_GATE = ConfigOption(
-        "taskmanager.network.memory.floating-buffers-per-gate",
-        IntegerType(maximum=1 << 16),
-        8,
-        "Further credits that the channels of one gate share.",
+        4,
+        "Buffers that a receiver takes from each channel before it has worked any off (credits).",
     )
     MAX_BUFFERS_PER_OUTPUT_CHANNEL = ConfigOption(
         "taskmanager.network.memory.max-buffers-per-channel",
@@ -114,22 +106,6 @@ class TaskManagerOptions:
 class JobManagerOptions:
     """The dispatcher and its job masters."""
 
-    DYNAMIC_CONFIGURATION_ALLOW_LIST = ConfigOption(
-        "jobmanager.execution.dynamic-configuration.allow-list",
-        STRING_LIST,
-        ("execution.checkpointing.interval",),
-        "Keys that may be changed while a job runs (FLIP-530): `*` allows any, an empty list none.",
-        _CLUSTER,
-        _NEVER,
-    )
-    JOB_STORE_EXPIRATION = ConfigOption(
-        "jobstore.expiration-time",
-        DURATION,
-        3_600_000,
-        "How long an ended job can be looked at.",
-        _CLUSTER,
-        _NEVER,
-    )
     CHECKPOINT_HISTORY_SIZE = ConfigOption(
         "web.checkpoints.history",
         IntegerType(minimum=0, maximum=100_000),
@@ -143,36 +119,6 @@ class JobManagerOptions:
         IntegerType(minimum=1, maximum=10_000),
         16,
         "Failures that the exception history of a job shows.",
-        _CLUSTER,
-        _NEVER,
-    )
-
-
-class HighAvailabilityOptions:
-    """What lets a new driver take over."""
-
-    STORAGE_DIRECTORY = ConfigOption(
-        "high-availability.storageDir",
-        NON_EMPTY_STRING,
-        None,
-        "Directory (path or URL) that holds jobs, checkpoint pointers, results and the leader's address. "
-        "Not set: nothing survives the driver.",
-        _CLUSTER,
-        _NEVER,
-    )
-    LEASE_DURATION = ConfigOption(
-        "high-availability.leader-election.lease-duration",
-        DurationType(100),
-        15_000,
-        "A leader that has not renewed its lease for this long may be replaced.",
-        _CLUSTER,
-        _NEVER,
-    )
-    LEASE_RENEW_INTERVAL = ConfigOption(
-        "high-availability.leader-election.retry-period",
-        DurationType(10),
-        5_000,
-        "Time between two renewals of the lease, and between two attempts to get it.",
         _CLUSTER,
         _NEVER,
     )

@@ -41,12 +41,6 @@ class PipelineOptions:
         changeability=Changeability.NEVER,
         fallback_keys=("pipeline.operator-chaining",),
     )
-    AUTO_WATERMARK_INTERVAL = ConfigOption(
-        "pipeline.auto-watermark-interval",
-        DURATION,
-        200,
-        "Time between two watermarks of a source.",
-    )
 
 
 class ExecutionOptions:
@@ -59,15 +53,9 @@ class ExecutionOptions:
         "A partly filled buffer is sent after this time; 0 sends after each batch.",
         fallback_keys=("execution.buffer-timeout",),
     )
-    TASK_CANCELLATION_INTERVAL = ConfigOption(
-        "task.cancellation.interval",
-        DURATION,
-        30_000,
-        "Time between two attempts to interrupt a subtask that does not end.",
-    )
     TASK_CANCELLATION_TIMEOUT = ConfigOption(
         "task.cancellation.timeout",
         DURATION,
-        180_000,
+        10_000,
         "A worker whose subtask has not ended this long after its cancellation is replaced; 0 waits for ever.",
     )

@@ -7,7 +7,6 @@ from typing import Any
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions, StateRecoveryOptions
 from ckpt_runtime.configuration.cluster_options import (
     HeartbeatOptions,
-    HighAvailabilityOptions,
     JobManagerOptions,
     SlotOptions,
     TaskManagerOptions,
@@ -30,7 +29,6 @@ GROUPS: tuple[tuple[str, type], ...] = (
     ("Heartbeats", HeartbeatOptions),
     ("Slots", SlotOptions),
     ("REST", RestOptions),
-    ("High availability", HighAvailabilityOptions),
 )
 
 INTERNAL_PREFIX = "$internal."
@@ -49,7 +47,8 @@ OPTIONS: dict[str, ConfigOption[Any]] = {option.key: option for _, group in GROU
 _CANONICAL_KEYS: dict[str, str] = {
     fallback: option.key for option in OPTIONS.values() for fallback in option.fallback_keys
 }
-NAMESPACES: frozenset[str] = frozenset(key.split(".", 1)[0] for key in OPTIONS)
+NAMESPACES: frozenset[str] = frozenset(key.split(".", 1)[0] for key in OPTIONS) | {"high-availability"}
+"""First segments of keys that are the system's: an unknown key below one of them is refused."""
 
 
 def canonical_key(key: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ckpt_runtime.configuration.option import Changeability, ConfigOption, OptionScope
 from ckpt_runtime.configuration.value_types import (
-    DURATION,
     NON_EMPTY_STRING,
     IntegerType,
     MemorySizeType,
@@ -18,14 +17,6 @@ _PORT = IntegerType(minimum=0, maximum=65_535)
 class RestOptions:
     """The REST endpoint."""
 
-    ADDRESS = ConfigOption(
-        "rest.address",
-        NON_EMPTY_STRING,
-        None,
-        "Host name under which clients reach the API. Not set: the bind address.",
-        _CLUSTER,
-        _NEVER,
-    )
     PORT = ConfigOption(
         "rest.port",
         _PORT,
@@ -42,19 +33,11 @@ class RestOptions:
         _CLUSTER,
         _NEVER,
     )
-    BIND_PORT = ConfigOption(
-        "rest.bind-port",
-        _PORT,
-        None,
-        "Port that the server listens on. Not set: `rest.port`.",
-        _CLUSTER,
-        _NEVER,
-    )
     TOKEN = ConfigOption(
         "rest.token",
         NON_EMPTY_STRING,
         None,
-        "Bearer token that every call has to carry.",
+        "Bearer token that every call has to carry. A file keeps it out of process lists.",
         _CLUSTER,
         _NEVER,
         secret=True,
@@ -63,15 +46,7 @@ class RestOptions:
         "rest.token-file",
         NON_EMPTY_STRING,
         None,
-        "File that holds the token; keeps it out of process lists.",
-        _CLUSTER,
-        _NEVER,
-    )
-    ASYNC_STORE_DURATION = ConfigOption(
-        "rest.async.store-duration",
-        DURATION,
-        300_000,
-        "How long the result of a savepoint, checkpoint or stop can be asked for.",
+        "File that holds the token.",
         _CLUSTER,
         _NEVER,
     )

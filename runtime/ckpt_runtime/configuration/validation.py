@@ -10,13 +10,14 @@ from collections.abc import Callable
 from difflib import get_close_matches
 
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingMode, CheckpointingOptions
-from ckpt_runtime.configuration.cluster_options import HeartbeatOptions, HighAvailabilityOptions
+from ckpt_runtime.configuration.cluster_options import HeartbeatOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import InvalidConfigurationError, InvalidOptionError, UnknownOptionError
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, NAMESPACES, OPTIONS, find_option
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions
+from ckpt_runtime.configuration.state_options import StateBackendType, StateOptions
 
 Problem = InvalidOptionError | UnknownOptionError
 
@@ -74,11 +75,21 @@ def _parallelism_above_maximum(configuration: Configuration) -> Problem | None:
     return None
 
 
-def _unaligned_without_exactly_once(configuration: Configuration) -> Problem | None:
-    mode = configuration.get(CheckpointingOptions.MODE)
-    if configuration.get(CheckpointingOptions.UNALIGNED) and mode is not CheckpointingMode.EXACTLY_ONCE:
-        allowed = f"only together with {CheckpointingOptions.MODE.key} EXACTLY_ONCE"
-        return InvalidOptionError(CheckpointingOptions.UNALIGNED.key, "true", allowed)
+def _unaligned(configuration: Configuration) -> Problem | None:
+    if configuration.get(CheckpointingOptions.UNALIGNED):
+        return InvalidOptionError(CheckpointingOptions.UNALIGNED.key, "true", "false; this version aligns barriers")
+    return None
+
+
+def _at_least_once(configuration: Configuration) -> Problem | None:
+    if configuration.get(CheckpointingOptions.MODE) is not CheckpointingMode.EXACTLY_ONCE:
+        return InvalidOptionError(CheckpointingOptions.MODE.key, "AT_LEAST_ONCE", "EXACTLY_ONCE in this version")
+    return None
+
+
+def _rocksdb(configuration: Configuration) -> Problem | None:
+    if configuration.get(StateOptions.BACKEND_TYPE) is not StateBackendType.HASHMAP:
+        return InvalidOptionError(StateOptions.BACKEND_TYPE.key, "rocksdb", "hashmap in this version")
     return None
 
 
@@ -88,15 +99,6 @@ def _heartbeat_timeout_below_interval(configuration: Configuration) -> Problem |
     if timeout <= interval:
         allowed = f"more than {HeartbeatOptions.INTERVAL.key}, which is {interval} ms"
         return InvalidOptionError(HeartbeatOptions.TIMEOUT.key, f"{timeout} ms", allowed)
-    return None
-
-
-def _lease_shorter_than_renewal(configuration: Configuration) -> Problem | None:
-    duration = configuration.get(HighAvailabilityOptions.LEASE_DURATION)
-    renewal = configuration.get(HighAvailabilityOptions.LEASE_RENEW_INTERVAL)
-    if duration <= renewal:
-        allowed = f"more than {HighAvailabilityOptions.LEASE_RENEW_INTERVAL.key}, which is {renewal} ms"
-        return InvalidOptionError(HighAvailabilityOptions.LEASE_DURATION.key, f"{duration} ms", allowed)
     return None
 
 
@@ -112,8 +114,9 @@ def _backoff_above_maximum(configuration: Configuration) -> Problem | None:
 _RULES: tuple[Callable[[Configuration], Problem | None], ...] = (
     _max_parallelism_of_zero,
     _parallelism_above_maximum,
-    _unaligned_without_exactly_once,
+    _unaligned,
+    _at_least_once,
+    _rocksdb,
     _heartbeat_timeout_below_interval,
-    _lease_shorter_than_renewal,
     _backoff_above_maximum,
 )

@@ -203,21 +203,6 @@ class EnumType(Generic[E]):
         return str(value.value)
 
 
-@dataclass(frozen=True, slots=True)
-class StringListType:
-    """Texts separated by commas (Flink's semicolons are read as well); empty items are dropped."""
-
-    name: str = "List<String>"
-    allowed: str = "texts separated by commas"
-
-    def parse(self, text: str) -> tuple[str, ...]:
-        items = (item.strip() for item in text.replace(";", ",").split(","))
-        return tuple(item for item in items if item)
-
-    def format(self, value: Any) -> str:
-        return ",".join(value)
-
-
 def _fold(text: str) -> str:
     return text.strip().lower().replace("-", "").replace("_", "")
 
@@ -227,4 +212,3 @@ NON_EMPTY_STRING = StringType(non_empty=True)
 BOOLEAN = BooleanType()
 DURATION = DurationType()
 MEMORY_SIZE = MemorySizeType()
-STRING_LIST = StringListType()

@@ -1,7 +1,8 @@
 """Format ``verify``: a sink for benchmarks that counts rows, checks running counts, and reports totals in a file.
 
 Rows are updates ``(key, count[, sum])`` with keys from 0; the count of a key must grow by one from row to row. Each
-subtask writes ``<report>/subtask-<index>.json``, replaced as a whole at every completed checkpoint and at the end.
+subtask writes ``<report>/subtask-<index>.json``, replaced as a whole at every completed checkpoint and at the end; with
+``reportIntervalMs`` also with the first rows of an attempt, and with rows that come that long after the last report.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class VerifySink(Operator):
         options = sink_options(spec.format, spec.options)
         self._key, self._count, self._sum = options["key"], options["count"], options["sum"]
         self._directory = Path(options["report"])
+        self._interval_ms = int(options["reportIntervalMs"])
+        self._report_at_ms = 0
         self._last_count = np.zeros(1024, dtype=np.int64)
         self._last_sum = np.zeros(1024, dtype=np.int64)
         self._violations = 0
@@ -63,6 +66,9 @@ class VerifySink(Operator):
         self._rows += batch.num_rows
         self._last_ms = self.context.now_ms()
         self._first_ms = self._last_ms if self._first_ms is None else self._first_ms
+        if self._interval_ms and self._last_ms >= self._report_at_ms:
+            self._report_at_ms = self._last_ms + self._interval_ms
+            self._report()
 
     def process_watermark(self, timestamp_ms: int) -> None:
         """A sink has nowhere to send it."""

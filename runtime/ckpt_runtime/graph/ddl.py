@@ -140,7 +140,7 @@ class _Parser:
             self._take(",")
             value = self._type()
             self._take(">")
-            mapping: pa.DataType = pa.map_(key, pa.field("value", value, True))  # type: ignore[call-overload]
+            mapping: pa.DataType = pa.map_(key, pa.field("value", value, True))
             return mapping
         if word == "struct":
             self._take("<")

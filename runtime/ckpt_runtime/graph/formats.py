@@ -182,6 +182,7 @@ SINK_FORMATS: dict[str, SinkFormat] = {
                 Option("count", default="count"),
                 Option("sum"),
                 Option("report", required=True),
+                Option("reportIntervalMs", int, 0, minimum=0),
             ),
             _check_verify,
         ),

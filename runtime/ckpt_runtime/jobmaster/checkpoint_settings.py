@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingMode, CheckpointingOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.state_options import StateBackendType, StateOptions
@@ -14,17 +13,8 @@ _BACKEND_NAMES = {
     StateBackendType.HASHMAP: "HashMapStateBackend",
     StateBackendType.ROCKSDB: "EmbeddedRocksDBStateBackend",
 }
-_FIELDS = {
-    "interval_ms": "interval_ms",
-    "timeout_ms": "timeout_ms",
-    "min_pause_ms": "min_pause_ms",
-    "max_concurrent": "max_concurrent",
-    "tolerable_failed_checkpoints": "tolerable_failures",
-    "aligned_timeout_ms": "aligned_timeout_ms",
-    "unaligned": "unaligned_enabled",
-    "max_inflight_data_bytes": "max_inflight_data_bytes",
-}
-"""Fields of a patch, and the setting that each one overrides."""
+_PATCH_FIELDS = {"tolerable_failures": "tolerable_failed_checkpoints", "unaligned_enabled": "unaligned"}
+"""Settings that a patch spells in another way."""
 
 
 def submitted_settings(configuration: Configuration) -> CheckpointConfiguration:
@@ -41,28 +31,26 @@ def submitted_settings(configuration: Configuration) -> CheckpointConfiguration:
         unaligned_enabled=get(CheckpointingOptions.UNALIGNED),
         aligned_timeout_ms=get(CheckpointingOptions.ALIGNED_TIMEOUT),
         max_inflight_data_bytes=get(CheckpointingOptions.MAX_INFLIGHT_DATA),
+        checkpoints_after_tasks_finish=get(CheckpointingOptions.CHECKPOINTS_AFTER_TASKS_FINISH),
     )
 
 
-def merge_patches(earlier: CheckpointConfigPatch, later: CheckpointConfigPatch) -> CheckpointConfigPatch:
-    """The overrides after another patch: a field that the later one leaves alone keeps its value."""
-    given = {name: value for name in _FIELDS if (value := getattr(later, name)) is not None}
-    return replace(earlier, **given)
-
-
-def overridden_fields(overrides: CheckpointConfigPatch) -> tuple[str, ...]:
-    """Names of the fields that an override rules, as a patch spells them."""
-    return tuple(name for name in _FIELDS if getattr(overrides, name) is not None)
-
-
-def with_overrides(submitted: CheckpointConfiguration, overrides: CheckpointConfigPatch) -> CheckpointConfiguration:
-    """Effective settings: submitted, then overrides. Raises CheckpointConfigurationError when they clash."""
-    changes = {_FIELDS[name]: getattr(overrides, name) for name in overridden_fields(overrides)}
-    return replace(submitted, **changes)
+def overrides_of(patch: CheckpointConfigPatch) -> CheckpointOverrides:
+    """A patch of the REST API as overrides."""
+    return CheckpointOverrides(
+        interval_ms=patch.interval_ms,
+        timeout_ms=patch.timeout_ms,
+        min_pause_ms=patch.min_pause_ms,
+        max_concurrent=patch.max_concurrent,
+        tolerable_failures=patch.tolerable_failed_checkpoints,
+        aligned_timeout_ms=patch.aligned_timeout_ms,
+        unaligned_enabled=patch.unaligned,
+        max_inflight_data_bytes=patch.max_inflight_data_bytes,
+    )
 
 
 def shown_settings(
-    settings: CheckpointConfiguration, configuration: Configuration, overrides: CheckpointConfigPatch
+    settings: CheckpointConfiguration, configuration: Configuration, overrides: CheckpointOverrides
 ) -> EffectiveCheckpointConfig:
     """What ``GET /jobs/:jobid/checkpoints/config`` shows."""
     return EffectiveCheckpointConfig(
@@ -79,5 +67,5 @@ def shown_settings(
         delete_on_cancellation=settings.retention is not CheckpointRetention.RETAIN_ON_CANCELLATION,
         state_backend=_BACKEND_NAMES[configuration.get(StateOptions.BACKEND_TYPE)],
         checkpoint_storage="FileSystemCheckpointStorage",
-        overrides=overridden_fields(overrides),
+        overrides=tuple(_PATCH_FIELDS.get(name, name) for name in overrides.given),
     )

@@ -147,10 +147,10 @@ class CheckpointShell:
                 self._in_pool(lambda: self._write_metadata(checkpoint))
             case out.ResolveMetadata(checkpoint, attempt):
                 self._in_pool(lambda: self._resolve_metadata(checkpoint), _backoff(attempt))
-            case out.AddToStore(checkpoint):
-                self._in_pool(lambda: self._add_pointer(checkpoint, effect.owned))
-            case out.ResolveStore(checkpoint, attempt):
-                self._in_pool(lambda: self._resolve_pointer(checkpoint), _backoff(attempt))
+            case out.AddToStore(checkpoint, owned):
+                self._in_pool(lambda: self._add_pointer(checkpoint, owned))
+            case out.ResolveStore(checkpoint, attempt, owned):
+                self._in_pool(lambda: self._resolve_pointer(checkpoint, owned), _backoff(attempt))
             case out.RemoveFromStore(checkpoint_id, attempt):
                 self._in_pool(lambda: self._remove_pointer(checkpoint_id), _backoff(attempt))
             case out.DiscardCheckpoint(checkpoint):
@@ -227,13 +227,13 @@ class CheckpointShell:
             return on.StoreFailed(checkpoint.id, str(error))
         return on.StoreAdded(checkpoint.id)
 
-    def _resolve_pointer(self, checkpoint: CompletedCheckpoint) -> CoordinatorEvent:
+    def _resolve_pointer(self, checkpoint: CompletedCheckpoint, owned: bool) -> CoordinatorEvent:
         try:
             if self._pointers.contains(checkpoint.id):
                 return on.StoreAdded(checkpoint.id)
         except StorageError as error:
             return on.StoreUnknown(checkpoint.id, str(error))
-        return self._add_pointer(checkpoint, owned=True)
+        return self._add_pointer(checkpoint, owned)
 
     def _remove_pointer(self, checkpoint_id: int) -> CoordinatorEvent:
         try:

@@ -12,6 +12,7 @@ import zipfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 
 from ckpt_runtime.api.plan_process import plan_in_process
@@ -19,7 +20,11 @@ from ckpt_runtime.api.plan_result import PlanRequest
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.state_assignment import StateAssignmentError, assign_states
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
-from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
+from ckpt_runtime.configuration.checkpointing_options import (
+    CheckpointingOptions,
+    RecoveryClaimMode,
+    StateRecoveryOptions,
+)
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.configuration.option import OptionScope
@@ -30,6 +35,7 @@ from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway import (
     CheckpointConfigPatch,
     CheckpointKind,
+    ClaimMode,
     ClusterOverview,
     DashboardConfig,
     EffectiveCheckpointConfig,
@@ -128,6 +134,7 @@ class Dispatcher:
     async def run_pipeline(self, request: RunRequest) -> str:
         if self._closing:
             raise NotReady("the session is shutting down")
+        request = _with_recovery_options(request)
         job_id = request.job_id or uuid.uuid4().hex
         known = self._requests.get(job_id)
         if known is not None:
@@ -233,7 +240,7 @@ class Dispatcher:
         return savepoint
 
     def _forget_old_jobs(self) -> None:
-        ended = [job_id for job_id, job in self._jobs.items() if job.status.is_terminal]
+        ended = [job_id for job_id, job in self._jobs.items() if job.status.is_globally_terminal]
         for job_id in ended[: max(0, len(ended) - MAX_ENDED_JOBS)]:
             del self._jobs[job_id]
             self._requests.pop(job_id, None)
@@ -248,7 +255,7 @@ class Dispatcher:
 
     def _living_job(self, job_id: str) -> JobMaster:
         job = self._job(job_id)
-        if job.status.is_terminal:
+        if job.status.is_globally_terminal:
             raise JobTerminated(job_id, job.status)
         return job
 
@@ -285,7 +292,7 @@ class Dispatcher:
         job = self._job(job_id)
         if job.status is JobStatus.CANCELED:
             return
-        if job.status.is_terminal:
+        if job.status.is_globally_terminal:
             message = (
                 f"Job cancellation failed because the job has already reached another terminal state ({job.status})."
             )
@@ -357,6 +364,23 @@ class Dispatcher:
 
     async def operation_status(self, kind: OperationKind, trigger_id: str, job_id: str | None) -> OperationStatus:
         return self._operations.status(kind, job_id, trigger_id)
+
+
+def _with_recovery_options(request: RunRequest) -> RunRequest:
+    """What ``execution.state-recovery.*`` says counts where the request itself says nothing."""
+    try:
+        given = Configuration(request.configuration)
+        path = request.savepoint_path or given.get(StateRecoveryOptions.PATH)
+        mode = given.get(StateRecoveryOptions.CLAIM_MODE)
+        ignore = given.get(StateRecoveryOptions.IGNORE_UNCLAIMED_STATE)
+    except ConfigurationError as error:
+        raise InvalidRequest("flinkConfiguration", dict(request.configuration), str(error)) from error
+    return replace(
+        request,
+        savepoint_path=path,
+        claim_mode=request.claim_mode if mode is RecoveryClaimMode.NO_CLAIM else ClaimMode(mode.value),
+        allow_non_restored_state=request.allow_non_restored_state or ignore,
+    )
 
 
 def _entries(program: StoredProgram) -> str:

@@ -13,32 +13,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
+from ckpt_runtime.scheduler.job_status import JobStatus as JobStatus
+
 if TYPE_CHECKING:
     from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
     from ckpt_runtime.graph.job_graph import JobGraph
 
 NOT_YET = -1
-
-
-class JobStatus(StrEnum):
-    """States of a job, spelled as Flink's ``JobStatus`` (Flink's own client parses them)."""
-
-    INITIALIZING = "INITIALIZING"
-    CREATED = "CREATED"
-    RUNNING = "RUNNING"
-    FAILING = "FAILING"
-    FAILED = "FAILED"
-    CANCELLING = "CANCELLING"
-    CANCELED = "CANCELED"
-    FINISHED = "FINISHED"
-    RESTARTING = "RESTARTING"
-    SUSPENDED = "SUSPENDED"
-    RECONCILING = "RECONCILING"
-
-    @property
-    def is_terminal(self) -> bool:
-        """True when the job never changes again, on this or any other driver."""
-        return self in (JobStatus.FAILED, JobStatus.CANCELED, JobStatus.FINISHED)
 
 
 class ExecutionState(StrEnum):

@@ -24,6 +24,7 @@ from ckpt_runtime.checkpoint.effects import Effect
 from ckpt_runtime.checkpoint.events import CheckpointMetrics
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, RestoreMode
 from ckpt_runtime.checkpoint.properties import SavepointFormat as SnapshotFormat
 from ckpt_runtime.checkpoint.state_assignment import StateAssignmentError, assign_states
@@ -34,12 +35,7 @@ from ckpt_runtime.configuration.checkpointing_options import CheckpointingOption
 from ckpt_runtime.configuration.cluster_options import CpuPinning, JobManagerOptions, TaskManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobGraph
-from ckpt_runtime.jobmaster.checkpoint_settings import (
-    merge_patches,
-    shown_settings,
-    submitted_settings,
-    with_overrides,
-)
+from ckpt_runtime.jobmaster.checkpoint_settings import overrides_of, shown_settings, submitted_settings
 from ckpt_runtime.jobmaster.checkpoint_shell import CheckpointShell, NoPointers, present_instant
 from ckpt_runtime.jobmaster.deployment_planner import RestoredState, place, plan_deployments
 from ckpt_runtime.jobmaster.exceptions_history import FailureLog
@@ -115,11 +111,10 @@ class JobMaster:
         keys = [(vertex.id, index) for vertex in self.graph.vertices for index in range(vertex.parallelism)]
         self._machine = JobMachine(keys, create_restart_strategy(self.configuration))
         self._submitted_settings = submitted_settings(self.configuration)
-        self._overrides = CheckpointConfigPatch()
+        self._overrides = CheckpointOverrides()
         self._checkpoints = self._create_checkpoints(pool)
         self._restored: RestoredState | None = None
         self._restore_attempt = 0
-        self._triggered: set[int] = set()
         self._at_end_of_data: list[ExecutionId] = []
         self._requests: dict[str, asyncio.Future[checkpoint_effects.RequestCompleted]] = {}
         self._stops: dict[str, asyncio.Future[str]] = {}
@@ -146,7 +141,7 @@ class JobMaster:
 
     @property
     def status(self) -> JobStatus:
-        return JobStatus(self._machine.status.value)
+        return self._machine.status
 
     def start(self) -> None:
         self._handle(events.Start())
@@ -194,9 +189,11 @@ class JobMaster:
 
     async def patch_checkpoint_config(self, patch: CheckpointConfigPatch | None) -> EffectiveCheckpointConfig:
         """FLIP-571; None drops all overrides. Raises InvalidRequest when the values clash with other settings."""
-        overrides = CheckpointConfigPatch() if patch is None else merge_patches(self._overrides, patch)
+        if patch is not None and patch.unaligned:
+            raise InvalidRequest("unalignedEnabled", True, "this version aligns barriers")
+        overrides = CheckpointOverrides() if patch is None else self._overrides.merged_with(overrides_of(patch))
         try:
-            settings = with_overrides(self._submitted_settings, overrides)
+            settings = overrides.applied_to(self._submitted_settings)
         except CheckpointConfigurationError as error:
             raise InvalidRequest("checkpoint configuration", str(error), "values that fit together") from error
         self._overrides = overrides
@@ -211,7 +208,7 @@ class JobMaster:
             name=self.graph.name,
             status=self.status,
             start_time_ms=self._timestamps[JobStatus.INITIALIZING],
-            end_time_ms=self._timestamps[self.status] if self.status.is_terminal else NOT_YET,
+            end_time_ms=self._timestamps[self.status] if self.status.is_globally_terminal else NOT_YET,
             last_modification_ms=self._last_modification,
             tasks_by_state=self.executions.counts(),
         )
@@ -263,7 +260,7 @@ class JobMaster:
         return ExecutionResult(
             job_id=overview.job_id,
             name=overview.name,
-            status=overview.status if overview.status.is_terminal else None,
+            status=overview.status if overview.status.is_globally_terminal else None,
             start_time_ms=overview.start_time_ms,
             end_time_ms=overview.end_time_ms,
             failure=None if cause is None else FailureCause(cause.exception, cause.message, cause.stack_trace),
@@ -280,7 +277,7 @@ class JobMaster:
         match effect:
             case effects.StatusChanged(status, timestamp, _):
                 logger.info("job %s is %s", self._submission.job_id, status.value)
-                self._timestamps[JobStatus(status.value)] = timestamp
+                self._timestamps[status] = timestamp
             case effects.AcquireSlots(attempt):
                 self._in_background(self._acquire_slots(attempt))
             case effects.RestoreState(attempt):
@@ -526,7 +523,6 @@ class JobMaster:
     def send_trigger(
         self, checkpoint_id: int, timestamp: int, options: CheckpointOptions, tasks: tuple[ExecutionId, ...]
     ) -> None:
-        self._triggered = {known for known in self._triggered if known > checkpoint_id - 1000} | {checkpoint_id}
         if not self._tasks.trigger(checkpoint_id, timestamp, options, tasks):
             message = "a worker to be triggered is gone"
             self._loop.call_soon(
@@ -568,7 +564,7 @@ class JobMaster:
     def _request_failed(self, effect: checkpoint_effects.RequestFailed) -> None:
         message = f"{effect.reason.message} {effect.message}".strip()
         if effect.request_id in self._stops:
-            self._handle(events.SavepointFailed(effect.request_id, message, effect.checkpoint_id in self._triggered))
+            self._handle(events.SavepointFailed(effect.request_id, message, effect.reached_tasks))
             return
         future = self._requests.pop(effect.request_id, None)
         if future is not None and not future.done():

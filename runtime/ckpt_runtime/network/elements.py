@@ -15,7 +15,7 @@ from ckpt_runtime.checkpoint.properties import CheckpointOptions
 
 @dataclass(frozen=True, slots=True)
 class CheckpointBarrier:
-    """Divides the rows before it, which belong to the checkpoint, from those after it; triggered at ``timestamp_ms``."""
+    """Divides the rows before it, which belong to the checkpoint, from those after it."""
 
     checkpoint_id: int
     timestamp_ms: int

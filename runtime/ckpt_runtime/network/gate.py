@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import TypeAlias
 
 import pyarrow as pa
 
 from ckpt_runtime.network.credit import ReceiverCredit
 from ckpt_runtime.network.elements import ControlElement
 
-Element = pa.RecordBatch | pa.Buffer | ControlElement | BaseException
+Element: TypeAlias = "pa.RecordBatch | pa.Buffer | ControlElement | BaseException"
 
 
 class InputChannel:

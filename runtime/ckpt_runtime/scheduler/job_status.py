@@ -18,6 +18,7 @@ class JobStatus(StrEnum):
     FINISHED = "FINISHED"
     RESTARTING = "RESTARTING"
     SUSPENDED = "SUSPENDED"
+    RECONCILING = "RECONCILING"
 
     @property
     def is_globally_terminal(self) -> bool:

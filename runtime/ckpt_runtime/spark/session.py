@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,9 @@ from typing import TYPE_CHECKING
 
 from ckpt_runtime.configuration.cluster_options import HeartbeatOptions, SlotOptions
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.option import OptionScope
+from ckpt_runtime.configuration.rest_options import RestOptions
+from ckpt_runtime.configuration.validation import validate
 from ckpt_runtime.jobmaster.cluster import Cluster, ClusterSettings
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
@@ -72,23 +76,34 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def parse_arguments(arguments: list[str] | None) -> SessionOptions:
-    """Raises SystemExit for a malformed command line, InvalidOptionError for a bad ``-D``."""
+    """Raises SystemExit for a malformed command line, ConfigurationError for a bad ``-D``."""
     parser = argparse.ArgumentParser(description="Runs a session cluster inside this Spark application.")
-    parser.add_argument("--rest-host", default="127.0.0.1", help="address to bind the REST API to")
-    parser.add_argument("--rest-port", type=int, default=8081, help="0 takes any free port")
+    parser.add_argument("--rest-host", help="address to bind the REST API to; wins over rest.bind-address")
+    parser.add_argument("--rest-port", type=int, help="0 takes any free port; wins over rest.port")
     parser.add_argument("--work-dir", type=Path, help="uploaded pipelines and default checkpoint directory")
     parser.add_argument("--ready-file", type=Path, help="JSON file to write once the REST API answers")
     parser.add_argument("-D", dest="properties", action="append", default=[], metavar="key=value")
     given = parser.parse_args(arguments)
     work = given.work_dir or Path(tempfile.mkdtemp(prefix="ckpt-session-"))
+    configuration = Configuration.from_properties(given.properties)
+    validate(configuration, OptionScope.CLUSTER)
     return SessionOptions(
-        rest_host=given.rest_host,
-        rest_port=given.rest_port,
+        rest_host=given.rest_host or configuration.get(RestOptions.BIND_ADDRESS),
+        rest_port=configuration.get(RestOptions.PORT) if given.rest_port is None else given.rest_port,
         work_directory=work.absolute(),
         ready_file=given.ready_file,
-        configuration=Configuration.from_properties(given.properties),
-        token=os.environ.pop(TOKEN_VARIABLE, None) or None,
+        configuration=configuration,
+        token=_token(configuration),
     )
+
+
+def _token(configuration: Configuration) -> str | None:
+    """From the environment, from a file, or from the configuration, in this order; None leaves REST open on loopback."""
+    token = os.environ.pop(TOKEN_VARIABLE, None)
+    if token:
+        return token
+    file = configuration.get(RestOptions.TOKEN_FILE)
+    return configuration.get(RestOptions.TOKEN) if file is None else Path(file).read_text().strip()
 
 
 async def serve(context: SparkContext, options: SessionOptions) -> None:
@@ -113,9 +128,10 @@ async def serve(context: SparkContext, options: SessionOptions) -> None:
         on_shutdown=stop.set,
     )
     await cluster.start()
-    app = create_app(cluster.dispatcher, token=options.token)
+    limit = options.configuration.get(RestOptions.MAX_CONTENT_LENGTH)
+    app = create_app(cluster.dispatcher, token=options.token, max_upload_bytes=limit)
     server, port = await rest_server.start(app, options.rest_host, options.rest_port)
-    url = f"http://{options.rest_host}:{port}"
+    url = f"http://{_reachable(options.rest_host)}:{port}"
     logger.info("CKPT_REST_URL %s", url)
     if options.ready_file is not None:
         _write_ready_file(options.ready_file, url, context.applicationId or "")
@@ -127,6 +143,11 @@ async def serve(context: SparkContext, options: SessionOptions) -> None:
         await cluster.stop()
         if options.ready_file is not None:
             options.ready_file.unlink(missing_ok=True)
+
+
+def _reachable(host: str) -> str:
+    """An address that clients can dial when the server listens on all of them."""
+    return socket.getfqdn() if host in ("0.0.0.0", "::", "[::]") else host
 
 
 def _write_ready_file(path: Path, url: str, application_id: str) -> None:

@@ -109,7 +109,10 @@ class DeployedJob:
         key = (descriptor.vertex_id, descriptor.subtask_index)
         vertex = self.deployment.graph.vertex(descriptor.vertex_id)
         end = ChainEnd([self._build_output(output, self._wakeups[key]) for output in descriptor.outputs])
-        operators = [create_operator(self._plan.specs[node.uid]) for node in vertex.operators]
+        operators = [
+            create_operator(self._plan.specs[node.uid], self._plan.input_schemas.get(node.uid))
+            for node in vertex.operators
+        ]
         holder: list[Subtask] = []
         contexts = [self._context(descriptor, vertex, position, holder) for position in range(len(operators))]
         subtask = Subtask(
@@ -160,6 +163,7 @@ class DeployedJob:
         if is_keyed(self._plan.specs[node.uid]) and not descriptor.finished:
             backend = create_keyed_backend(
                 self._configuration.get(StateOptions.BACKEND_TYPE),
+                node.uid,
                 key_groups,
                 vertex.max_parallelism,
                 () if state is None else state.keyed,
@@ -184,7 +188,7 @@ class DeployedJob:
 
 
 def load_checked_plan(program: Program, deployment: Deployment, directory: str) -> CompiledPlan:
-    """Runs the entry point and compares the plan with the driver's. Raises PlanMismatchError, or the code's own error."""
+    """Runs the entry point and compares the plan with the driver's. Raises PlanMismatchError or the code's error."""
     plan = load_plan(Path(directory), program.entry, program.arguments, deployment.graph.configuration)
     if plan.job_graph.fingerprint != deployment.graph.fingerprint:
         raise PlanMismatchError(

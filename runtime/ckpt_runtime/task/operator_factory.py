@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+
 from ckpt_runtime.connectors.registry import create_connector
 from ckpt_runtime.graph.specs import (
     AggregateSpec,
@@ -21,8 +23,8 @@ from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
 from ckpt_runtime.operators.watermark import WatermarkOperator
 
 
-def create_operator(spec: OperatorSpec) -> Operator:
-    """A new operator, not opened yet."""
+def create_operator(spec: OperatorSpec, input_schema: pa.Schema | None) -> Operator:
+    """A new operator, not opened yet. ``input_schema`` is None for sources."""
     match spec:
         case FilterSpec():
             return FilterOperator(spec)
@@ -33,9 +35,9 @@ def create_operator(spec: OperatorSpec) -> Operator:
         case WatermarkSpec():
             return WatermarkOperator(spec)
         case AggregateSpec():
-            return AggregateOperator(spec)
+            return AggregateOperator(spec, input_schema)
         case ProcessSpec():
-            return StatefulProcessorOperator(spec)
+            return StatefulProcessorOperator(spec, input_schema)
         case _:
             return create_connector(spec)
 

@@ -78,7 +78,7 @@ class _Gathering:
 
     def take(self) -> pa.RecordBatch:
         batches, self.batches, self.rows, self.bytes = self.batches, [], 0, 0
-        return batches[0] if len(batches) == 1 else pa.concat_batches(batches)  # type: ignore[attr-defined]
+        return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 class ResultPartition:

@@ -20,18 +20,19 @@ class UnsupportedBackendError(ValueError):
 
 def create_keyed_backend(
     kind: StateBackendType,
+    uid: str,
     key_groups: KeyGroupRange,
     max_parallelism: int,
     handles: Sequence[KeyedStateHandle],
     directory: str,
 ) -> KeyedStateBackend:
-    """``directory`` is the restored snapshot's (URL); handles go whole to each subtask, the backend clips.
+    """``uid`` names the operator in errors. ``directory`` is the restored snapshot's (URL); handles go whole to each subtask, the backend clips.
 
     Raises UnsupportedBackendError, CorruptFileError naming a damaged file, StateSchemaError.
     """
     if kind is not StateBackendType.HASHMAP:
         raise UnsupportedBackendError(f"state.backend.type: {kind.value!r} is not available, use 'hashmap'")
-    backend = MemoryKeyedStateBackend(key_groups, max_parallelism)
+    backend = MemoryKeyedStateBackend(key_groups, max_parallelism, uid)
     if handles:
         with ExitStack() as open_files:
             location = resolve(directory)

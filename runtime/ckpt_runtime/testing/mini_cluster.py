@@ -50,11 +50,15 @@ class MiniCluster:
         work_directory: Path | None = None,
         rest: bool = False,
         heartbeat_timeout_s: float = 10.0,
+        heartbeat_interval_s: float = 1.0,
+        slot_request_timeout_s: float = 300.0,
     ) -> None:
         self._configuration = Configuration(configuration or {})
         self._work_directory = work_directory
         self._rest = rest
         self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._heartbeat_interval_s = heartbeat_interval_s
+        self._slot_request_timeout_s = slot_request_timeout_s
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="mini-cluster", daemon=True)
         self._directory = tempfile.TemporaryDirectory(prefix="ckpt-mini-cluster-")
@@ -79,7 +83,9 @@ class MiniCluster:
             control_host="127.0.0.1",
             work_directory=self._work_directory or Path(self._directory.name),
             configuration=self._configuration,
+            heartbeat_interval_s=self._heartbeat_interval_s,
             heartbeat_timeout_s=self._heartbeat_timeout_s,
+            slot_request_timeout_s=self._slot_request_timeout_s,
         )
         self.cluster = Cluster(self.provider, settings, on_shutdown=lambda: None)
         await self.cluster.start()
@@ -134,7 +140,7 @@ class MiniCluster:
 
         def reached() -> bool:
             status = self.status(job_id)
-            if status.is_terminal and status not in wanted:
+            if status.is_globally_terminal and status not in wanted:
                 raise AssertionError(f"job {job_id} is {status.value}: {self.failure(job_id)}")
             return status in wanted
 
@@ -181,6 +187,14 @@ class MiniCluster:
 
         async def pids() -> list[int]:
             return [slot.worker.peer.hello["pid"] for slot in self.cluster.slots.all() if slot.worker is not None]
+
+        return self.call(pids())
+
+    def spare_pids(self) -> list[int]:
+        """Process ids of the spare workers that are ready."""
+
+        async def pids() -> list[int]:
+            return [slot.spare.peer.hello["pid"] for slot in self.cluster.slots.all() if slot.spare is not None]
 
         return self.call(pids())
 

@@ -14,7 +14,7 @@ from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 
 JOB = "{{ params.job_id }}"
 PARAMS = {"job_id": "fa461ac280c9aa36bde4a060aa97618c"}
-WAIT = {"poll_interval": 0.5, "wait_timeout": 300}
+WAIT = {"defer_after": 0, "poll_interval": 0.5, "wait_timeout": 300}
 
 
 class CrashingSavepointOperator(TakeSavepointOperator):
@@ -43,4 +43,4 @@ with DAG("system_submit", schedule=None):
     SubmitJobOperator(task_id="submit", pipeline=__file__, wait_for_completion=True, **WAIT)
 
 with DAG("system_sensor", schedule=None, params=PARAMS):
-    CheckpointCompletedSensor(task_id="checkpoint", job_id=JOB, count=2, poke_interval=0.5, timeout=300)
+    CheckpointCompletedSensor(task_id="checkpoint", job_id=JOB, count=2, defer_after=0, poke_interval=0.5, timeout=300)

@@ -15,7 +15,7 @@ from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointCon
 from ckpt_runtime.jobmaster.gateway import JobStatus
 from tests.unit.provider.conftest import JOB, JobManager, Task
 
-FAST = {"poll_interval": 0.01, "wait_timeout": 10}
+FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 10}
 
 
 @pytest.mark.row("air.2")

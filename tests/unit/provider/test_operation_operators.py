@@ -21,7 +21,7 @@ from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from ckpt_runtime.jobmaster.gateway import FailureCause, JobStatus
 from tests.unit.provider.conftest import JOB, JobManager, Task, fire
 
-FAST = {"poll_interval": 0.01, "wait_timeout": 10}
+FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 10}
 CAUSE = FailureCause("java.io.IOException", "disk full", "java.io.IOException: disk full\n\tat somewhere")
 
 

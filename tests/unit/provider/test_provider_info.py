@@ -94,6 +94,7 @@ def test_configuration_defaults_are_those_of_the_code(monkeypatch: pytest.Monkey
     options = INFO["config"]["ckpt"]["options"]
     assert str(defaults.deferrable()) == options["deferrable"]["default"]
     assert str(defaults.poll_interval()) == options["poll_interval"]["default"]
+    assert str(defaults.defer_after()) == options["defer_after"]["default"]
     assert str(defaults.wait_timeout()) == options["wait_timeout"]["default"]
     monkeypatch.setenv("AIRFLOW__CKPT__DEFERRABLE", "False")
     assert defaults.deferrable() is False

@@ -15,7 +15,7 @@ from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.jobmaster.gateway import ExceptionEntry, FailureCause, JobStatus
 from tests.unit.provider.conftest import JOB, JobManager, Task, fire
 
-FAST = {"poke_interval": 0.01, "timeout": 5}
+FAST = {"defer_after": 0, "poke_interval": 0.01, "timeout": 5}
 BOTH = pytest.mark.parametrize("deferrable", [True, False])
 
 
@@ -161,3 +161,17 @@ def test_a_bad_argument_is_named(job_manager: JobManager, task: Task, sensor: An
     with pytest.raises(CkptArgumentInvalid, match=f"^{name}: "):
         sensor.execute(task.context())
     assert job_manager.received == []
+
+
+def test_what_holds_already_is_not_deferred(job_manager: JobManager, task: Task) -> None:
+    sensor = JobStatusSensor(task_id="t", job_id=JOB, expected="RUNNING", poke_interval=0.01)
+    assert sensor.execute(task.context())["status"] == "RUNNING"
+    never = JobStatusSensor(task_id="t", job_id=JOB, defer_after=0.05, poke_interval=0.01)
+    deferral(never, task.context())
+
+
+def test_what_cannot_come_any_more_is_skipped_without_a_deferral(job_manager: JobManager, task: Task) -> None:
+    job_manager.gateway.move(JOB, JobStatus.CANCELED)
+    sensor = JobStatusSensor(task_id="t", job_id=JOB, soft_fail=True, poke_interval=0.01)
+    with pytest.raises(AirflowSkipException):
+        sensor.execute(task.context())

@@ -21,7 +21,7 @@ from airflow_provider_ckpt.operators.session import StartSessionOperator, StopSe
 from airflow_provider_ckpt.session_process import SessionProcess
 from tests.unit.provider.conftest import JobManager, Task
 
-FAST = {"poll_interval": 0.02, "wait_timeout": 20}
+FAST = {"defer_after": 0, "poll_interval": 0.02, "wait_timeout": 20}
 SERVER = """
 import http.server, json, os, sys, threading
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -19,7 +19,7 @@ from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from ckpt_runtime.jobmaster.gateway import JobStatus
 from tests.unit.provider.conftest import JOB, JobManager, Task, fire
 
-FAST = {"poll_interval": 0.01, "wait_timeout": 10}
+FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 10}
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_the_deadline_cancels_the_job_if_wanted(
 ) -> None:
     operator = SubmitJobOperator(
         task_id="t", pipeline=pipeline, wait_for_completion=True, cancel_on_timeout=cancel,
-        poll_interval=0.01, wait_timeout=0.1,
+        defer_after=0, poll_interval=0.01, wait_timeout=0.1,
     )  # fmt: skip
     with pytest.raises(CkptWaitTimeout, match="being cancelled" if cancel else "goes on"):
         finish(operator, task.context())
@@ -202,3 +202,17 @@ def test_a_bad_argument_is_named(job_manager: JobManager, task: Task, arguments:
     with pytest.raises(CkptArgumentInvalid, match=f"^{name}"):
         SubmitJobOperator(task_id="t", **arguments).execute(task.context())
     assert not [line for line in job_manager.received if line.startswith("POST")]
+
+
+def test_what_is_quick_is_not_deferred(job_manager: JobManager, task: Task, pipeline: str) -> None:
+    operator = SubmitJobOperator(task_id="t", pipeline=pipeline, poll_interval=0.01)
+    assert operator.execute(task.context())["status"] == "RUNNING"
+
+
+def test_what_takes_longer_is_deferred_after_a_while(job_manager: JobManager, task: Task, pipeline: str) -> None:
+    operator = SubmitJobOperator(
+        task_id="t", pipeline=pipeline, wait_for_completion=True, defer_after=0.05, poll_interval=0.01
+    )
+    deferral(operator, task.context())
+    (job,) = [job for job in job_manager.gateway.jobs if job != JOB]
+    assert job_manager.count(f"GET /jobs/{job}") > 1

@@ -70,9 +70,11 @@ def test_changes_make_copies() -> None:
 
 
 def test_numbers_and_truth_values_become_texts_and_nothing_else_does() -> None:
-    configuration = Configuration.from_values({INTERVAL.key: 1000, "execution.checkpointing.incremental": True})
+    configuration = Configuration.from_values(
+        {INTERVAL.key: 1000, "execution.checkpointing.checkpoints-after-tasks-finish": True}
+    )
     assert configuration.get(INTERVAL) == 1_000
-    assert configuration.get(CheckpointingOptions.INCREMENTAL) is True
+    assert configuration.get(CheckpointingOptions.CHECKPOINTS_AFTER_TASKS_FINISH) is True
     for value in (None, [], {}):
         with pytest.raises(InvalidOptionError, match="a text, a number, true or false"):
             Configuration.from_values({"a": value})
@@ -138,21 +140,17 @@ def test_cluster_options_and_internal_keys_have_no_place_in_a_job() -> None:
         ({"heartbeat.timeout": "1 s"}, "heartbeat.timeout"),
         ({"pipeline.max-parallelism": "0"}, "pipeline.max-parallelism"),
         ({"pipeline.max-parallelism": "4", "parallelism.default": "5"}, "parallelism.default"),
-        (
-            {"execution.checkpointing.mode": "AT_LEAST_ONCE", "execution.checkpointing.unaligned": "true"},
-            "execution.checkpointing.unaligned.enabled",
-        ),
+        ({"execution.checkpointing.unaligned": "true"}, "execution.checkpointing.unaligned.enabled"),
+        ({"execution.checkpointing.mode": "AT_LEAST_ONCE"}, "execution.checkpointing.mode"),
+        ({"state.backend": "rocksdb"}, "state.backend.type"),
         (
             {"restart-strategy.exponential-delay.initial-backoff": "2 min"},
             "restart-strategy.exponential-delay.initial-backoff",
         ),
-        (
-            {"high-availability.leader-election.lease-duration": "1 s"},
-            "high-availability.leader-election.lease-duration",
-        ),
+        ({"high-availability.storageDir": "/ha"}, "high-availability.storageDir"),
     ],
 )
-def test_options_that_clash_are_refused(values: dict[str, str], key: str) -> None:
+def test_options_that_clash_or_are_not_available_are_refused(values: dict[str, str], key: str) -> None:
     (problem,) = find_problems(Configuration(values), OptionScope.CLUSTER)
     assert problem.key == key
 

@@ -8,7 +8,6 @@ from ckpt_runtime.configuration import (
     CheckpointingMode,
     CheckpointingOptions,
     InvalidOptionError,
-    JobManagerOptions,
     RestartStrategyOptions,
     RestartStrategyType,
     RestOptions,
@@ -118,12 +117,6 @@ def test_numbers_are_finite_and_in_range(text: str) -> None:
     assert RestartStrategyOptions.EXPONENTIAL_MULTIPLIER.parse("1.5") == 1.5
     with pytest.raises(InvalidOptionError, match="a number from 1 to 1000"):
         RestartStrategyOptions.EXPONENTIAL_MULTIPLIER.parse(text)
-
-
-def test_lists_drop_empty_items() -> None:
-    option = JobManagerOptions.DYNAMIC_CONFIGURATION_ALLOW_LIST
-    assert option.parse(" a , b;; ") == ("a", "b")
-    assert option.parse("") == ()
 
 
 def test_an_error_never_shows_a_secret() -> None:

@@ -1,0 +1,102 @@
+"""What the state must be: read from a savepoint, and computed from the generator's definition without the engine.
+
+Row ``i`` is ``h = splitmix64(i)``, ``key = h mod keys``, ``value = h & 1023``. The savepoint says how many rows of each
+split the source has emitted; split ``s`` owns the blocks of 256 rows whose number is ``s`` modulo 128.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.state_handles import OperatorSubtaskState
+from ckpt_runtime.state.native_format import read_block, schema_from_json
+from ckpt_runtime.storage.filesystem import resolve
+from ckpt_runtime.storage.snapshot_metadata import read_metadata
+from ckpt_runtime.storage.state_file_reader import StateFileReader
+
+BLOCK = 256
+SPLITS = 128
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """``counts[k]`` and ``sums[k]`` of each key ``k``."""
+
+    counts: Int64s
+    sums: Int64s
+
+    @property
+    def rows(self) -> int:
+        return int(self.counts.sum())
+
+
+@numba.njit(nogil=True)
+def _add_split(split: int, rows: int, keys: np.uint64, counts: Int64s, sums: Int64s) -> None:  # pragma: no cover
+    for position in range(rows):
+        row = (position // BLOCK * SPLITS + split) * BLOCK + position % BLOCK
+        h = np.uint64(row) + np.uint64(0x9E3779B97F4A7C15)
+        h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        h = h ^ (h >> np.uint64(31))
+        key = h % keys
+        counts[key] += 1
+        sums[key] += np.int64(h & np.uint64(1023))
+
+
+def computed(positions: dict[int, int], keys: int) -> Totals:
+    """The totals of the first ``positions[s]`` rows of each split ``s``."""
+    totals = Totals(np.zeros(keys, dtype=np.int64), np.zeros(keys, dtype=np.int64))
+    for split, rows in positions.items():
+        _add_split(split, rows, np.uint64(keys), totals.counts, totals.sums)
+    return totals
+
+
+class Savepoint:
+    """A native savepoint of one of the keyed benchmarks, read without restoring it."""
+
+    def __init__(self, url: str) -> None:
+        metadata = read_metadata(url)
+        self._directory = metadata.directory
+        self._checkpoint = CompletedCheckpoint.from_json(metadata.document, metadata.directory.url)
+
+    def positions(self, uid: str) -> dict[int, int]:
+        """Rows emitted by split of the source ``uid``."""
+        return {
+            int(item["split"]): int(item["position"])
+            for state in self._operator(uid)
+            for listed in state.lists
+            if listed.name == "positions"
+            for item in listed.items
+        }
+
+    def totals(self, uid: str, keys: int) -> Totals:
+        """The state of operator ``uid``: one section whose columns are the key, the count and the sum."""
+        totals = Totals(np.zeros(keys, dtype=np.int64), np.zeros(keys, dtype=np.int64))
+        for batch in self._batches(uid):
+            key, count, total = (np.asarray(column) for column in batch.columns)
+            totals.counts[key] += count
+            totals.sums[key] += total
+        return totals
+
+    def _operator(self, uid: str) -> list[OperatorSubtaskState]:
+        states = self._checkpoint.states.values()
+        return [state.operators[uid] for state in states if uid in state.operators]
+
+    def _batches(self, uid: str) -> Iterator[Any]:
+        for state in self._operator(uid):
+            for handle in state.keyed:
+                with closing(StateFileReader(resolve(self._directory.url), handle.file)) as reader:
+                    for section in handle.sections:
+                        schema = schema_from_json(section.descriptor["schema"])
+                        for _, offset, length in section.key_group_offsets:
+                            yield from read_block(section.name, schema, reader.read(offset, length))

@@ -1,0 +1,256 @@
+"""What all benchmarks share: a session in Spark's local mode, a job in it, the sink's reports, and the JSON line.
+
+Never prints anything else on stdout. A benchmark that finds its result wrong raises :class:`BenchmarkError`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyspark
+
+from benchmarks.process_tree import PeakMemory
+from ckpt_runtime.client.checkpoint_models import Checkpoint
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.models import TERMINAL_STATES, RunOptions
+from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.spark.launch import SessionInfo, start_session, stop_session
+
+PIPELINES = Path(__file__).resolve().parent / "pipelines"
+START_TIMEOUT_S = 120.0
+HISTORY = 10_000
+
+
+class BenchmarkError(RuntimeError):
+    """The run is void: it failed, or its result is wrong."""
+
+
+def progress(text: str) -> None:
+    """One line on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def parser_for(name: str, description: str) -> argparse.ArgumentParser:
+    """The command line of a benchmark."""
+    return argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}",
+        description=description,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+
+
+def add_keyed_options(parser: argparse.ArgumentParser, *, seconds: float = 20.0) -> None:
+    """The options of the keyed benchmarks."""
+    parser.add_argument("--keys", type=positive_int, default=100_000, help="number of keys")
+    parser.add_argument("--parallelism", type=positive_int, default=2, help="subtasks of each vertex, and slots")
+    parser.add_argument("--seconds", type=float, default=seconds, help="length of the measured window")
+    parser.add_argument("--interval-ms", type=int, default=1000, help="checkpoint interval; 0 means no checkpoints")
+    parser.add_argument("--backend", choices=("memory", "rocksdb"), default="memory", help="state backend")
+
+
+def positive_int(text: str) -> int:
+    """An argument that is a whole number above 0."""
+    value = int(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return value
+
+
+def checked_backend(parser: argparse.ArgumentParser, backend: str) -> None:
+    """Ends the process when the backend does not exist in this version."""
+    if backend == "rocksdb":
+        parser.error("--backend rocksdb: this version keeps state in memory only, allowed is memory")
+
+
+@dataclass
+class Report:
+    """What the sink's subtasks have said last, by subtask."""
+
+    subtasks: dict[int, dict[str, Any]]
+
+    @classmethod
+    def read(cls, directory: Path) -> Report:
+        found = {}
+        for file in directory.glob("subtask-*.json"):
+            document = json.loads(file.read_text())
+            found[int(document["subtask"])] = document
+        return cls(found)
+
+    def total(self, field: str) -> int:
+        """A number summed over the subtasks."""
+        return sum(int(document[field]) for document in self.subtasks.values())
+
+    def rows_per_s_since(self, earlier: Report) -> float:
+        """The rates of all subtasks, each between its own two reports, added up."""
+        rate = 0.0
+        for index, document in self.subtasks.items():
+            before = earlier.subtasks[index]
+            elapsed_ms = document["last_ms"] - before["last_ms"]
+            if elapsed_ms <= 0:
+                raise BenchmarkError(f"subtask {index} of the sink got no rows during the measured window")
+            rate += (document["rows"] - before["rows"]) * 1000 / elapsed_ms
+        return rate
+
+
+class BenchmarkSession:
+    """A running session and its directory, which is deleted afterwards."""
+
+    def __init__(self, info: SessionInfo, client: CkptClient, directory: Path, memory: PeakMemory) -> None:
+        self.info = info
+        self.client = client
+        self.directory = directory
+        self._memory = memory
+
+    @property
+    def peak_rss_mb(self) -> int:
+        return round(self._memory.peak_mb)
+
+    def run(
+        self, pipeline: str, arguments: Sequence[object], parallelism: int, configuration: Mapping[str, str]
+    ) -> BenchmarkJob:
+        """Starts a pipeline of ``benchmarks/pipelines``; its first argument is the report directory."""
+        report = self.directory / f"report-{pipeline}-{time.monotonic_ns()}"
+        pipeline_id = self.client.upload_pipeline(*pack_pipeline(PIPELINES / f"{pipeline}.py"))
+        options = RunOptions(
+            arguments=tuple(map(str, (report, *arguments))),
+            parallelism=parallelism,
+            configuration={"state.backend.type": "hashmap", **configuration},
+        )
+        job = BenchmarkJob(self, self.client.run_pipeline(pipeline_id, options), report, parallelism)
+        self.client.wait_for_state(job.id, ["RUNNING"], timeout_s=START_TIMEOUT_S, poll_interval_s=0.1)
+        return job
+
+
+class BenchmarkJob:
+    """A job whose sink has format ``verify``."""
+
+    def __init__(self, session: BenchmarkSession, job_id: str, report: Path, parallelism: int) -> None:
+        self.id = job_id
+        self._session = session
+        self._client = session.client
+        self._report = report
+        self._parallelism = parallelism
+
+    def report(self) -> Report:
+        """The sink's latest reports."""
+        return Report.read(self._report)
+
+    def wait_for(self, what: str, condition: Callable[[], bool], timeout_s: float, poll_s: float = 0.1) -> None:
+        """Raises BenchmarkError when the job ends or the time is over before the condition holds."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            self.check_alive()
+            if time.monotonic() > deadline:
+                raise BenchmarkError(f"waited {timeout_s:g} s for {what}")
+            time.sleep(poll_s)
+
+    def wait_for_rows(self) -> None:
+        """Until every subtask of the sink has reported."""
+        self.wait_for("the first rows", lambda: len(self.report().subtasks) == self._parallelism, START_TIMEOUT_S)
+
+    def let_run(self, seconds: float) -> None:
+        """Sleeps beside the job, saying now and then how far it is; raises when it ends meanwhile."""
+        end = time.monotonic() + seconds
+        before, at = self.report().total("rows"), time.monotonic()
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, 5.0))
+            self.check_alive()
+            rows, now = self.report().total("rows"), time.monotonic()
+            progress(f"  about {(rows - before) / (now - at):,.0f} rows/s")
+            before, at = rows, now
+
+    def check_alive(self) -> None:
+        """Raises BenchmarkError when the job has ended."""
+        state = self._client.job_status(self.id)
+        if state in TERMINAL_STATES:
+            entries = self._client.job_exceptions(self.id).entries
+            raise BenchmarkError(f"the job is {state}: {entries[0].stack_trace if entries else 'no failure is known'}")
+
+    def endpoint_ports(self) -> list[int]:
+        """The data ports of the workers that run the job's subtasks."""
+        vertices = [self._client.vertex_details(self.id, v.id) for v in self._client.job_details(self.id).vertices]
+        return [int(subtask.endpoint.rpartition(":")[2]) for vertex in vertices for subtask in vertex.subtasks]
+
+    def completed_checkpoints(self) -> list[Checkpoint]:
+        """Completed checkpoints, savepoints left out, oldest first."""
+        history = self._client.checkpoint_statistics(self.id).history
+        return sorted((c for c in history if c.status == "COMPLETED" and not c.is_savepoint), key=lambda c: c.id)
+
+    def sync_times_ms(self, checkpoint: Checkpoint) -> list[float]:
+        """The synchronous part of one checkpoint in each subtask."""
+        vertices = self._client.job_details(self.id).vertices
+        answers = [self._client.checkpoint_subtasks(self.id, checkpoint.id, vertex.id) for vertex in vertices]
+        return [float(subtask["checkpoint"]["sync"]) for answer in answers for subtask in answer["subtasks"]]
+
+    def drain(self) -> str:
+        """Stops the job with a savepoint of everything that was read; its URL."""
+        trigger = self._client.stop_with_savepoint(self.id, str(self._session.directory / "savepoints"), drain=True)
+        status = self._client.wait_for_operation("savepoint", trigger, self.id, timeout_s=120, poll_interval_s=0.1)
+        self._client.wait_for_state(self.id, ["FINISHED"], timeout_s=60, poll_interval_s=0.1)
+        assert status.location is not None
+        return status.location
+
+
+@contextmanager
+def session(slots: int, configuration: Mapping[str, str] | None = None) -> Iterator[BenchmarkSession]:
+    """A session with Spark in local mode; its log is shown when the benchmark fails."""
+    directory = Path(tempfile.mkdtemp(prefix="ckpt-benchmark-"))
+    log_file = directory / "session.log"
+    conf = {"web.checkpoints.history": str(HISTORY), **(configuration or {})}
+    progress(f"starting a session of {slots} slots")
+    try:
+        info = start_session("local", slots, conf=conf, log_file=log_file, work_directory=directory / "work")
+        try:
+            with CkptClient(info.rest_url) as client, PeakMemory(info.pid) as memory:
+                yield BenchmarkSession(info, client, directory, memory)
+        finally:
+            stop_session(info)
+    except BaseException:
+        if log_file.exists():
+            progress("".join(log_file.read_text(errors="replace").splitlines(keepends=True)[-20:]))
+        raise
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The value that ``share`` (0..1) of all values do not exceed; None of none."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def emit(name: str, options: argparse.Namespace, measures: Mapping[str, Any], peak_rss_mb: int) -> None:
+    """Prints the JSON line."""
+    document = {
+        "name": name,
+        "options": {key: value for key, value in vars(options).items() if value is not None},
+        **measures,
+        "python": platform.python_version(),
+        "pyspark": pyspark.__version__,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "peak_rss_mb": peak_rss_mb,
+    }
+    print(json.dumps(document), flush=True)
+
+
+def run_main(main: Callable[[], None]) -> None:
+    """Runs a benchmark; one that is void ends with code 1 and a line on stderr."""
+    try:
+        main()
+    except BenchmarkError as error:
+        progress(f"the benchmark is void: {error}")
+        sys.exit(1)

@@ -1,0 +1,32 @@
+"""Rows per second of count and sum per key by the built-in aggregate, and what its checkpoints cost."""
+
+from __future__ import annotations
+
+from benchmarks.harness import add_keyed_options, checked_backend, emit, parser_for, percentile, run_main
+from benchmarks.keyed_run import measure
+
+NAME = "keyed_count"
+
+
+def main() -> None:
+    """The command line."""
+    parser = parser_for(NAME, __doc__ or "")
+    add_keyed_options(parser)
+    options = parser.parse_args()
+    checked_backend(parser, options.backend)
+    run = measure(NAME, options)
+    durations = [checkpoint.duration_ms for checkpoint in run.checkpoints]
+    measures = {
+        "rows_per_s": round(run.rows_per_s),
+        "checkpoints": len(run.checkpoints),
+        "checkpoint_ms_p50": percentile(durations, 0.5),
+        "checkpoint_ms_p95": percentile(durations, 0.95),
+        "checkpoint_ms_max": max(durations, default=None),
+        "sync_ms_p99": percentile(run.sync_ms, 0.99),
+        "checkpoint_bytes_p50": percentile([checkpoint.checkpointed_size for checkpoint in run.checkpoints], 0.5),
+    }
+    emit(NAME, options, measures, run.peak_rss_mb)
+
+
+if __name__ == "__main__":
+    run_main(main)

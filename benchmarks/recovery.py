@@ -1,0 +1,112 @@
+"""Seconds from ``kill -9`` of a worker or of a slot agent to the first row out of the restarted job.
+
+The job is paced and its state small: what is measured is detecting the loss, redeploying and restoring. A kill comes
+when the job has completed a checkpoint since the last one and every slot has its warm spare again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+
+import psutil
+
+from benchmarks.harness import (
+    BenchmarkError,
+    BenchmarkJob,
+    BenchmarkSession,
+    emit,
+    parser_for,
+    percentile,
+    positive_int,
+    progress,
+    run_main,
+    session,
+)
+from benchmarks.process_tree import listening_port, workers_of
+
+NAME = "recovery"
+KEYS = 1_000
+ROWS_PER_S = 20_000
+PARALLELISM = 2
+SETTLE_TIMEOUT_S = 120.0
+CONFIGURATION = {
+    "execution.checkpointing.interval": "500 ms",
+    "restart-strategy.type": "fixed-delay",
+    "restart-strategy.fixed-delay.attempts": "1000000",
+    "restart-strategy.fixed-delay.delay": "0 ms",
+}
+
+
+def main() -> None:
+    """The command line."""
+    parser = parser_for(NAME, __doc__ or "")
+    parser.add_argument("--kills", type=positive_int, default=10, help="number of kills")
+    parser.add_argument("--what", choices=("worker", "agent"), default="worker", help="which process is killed")
+    options = parser.parse_args()
+    times, peak_rss_mb = measure(options)
+    measures = {f"{options.what}_s_p50": percentile(times, 0.5), f"{options.what}_s_max": max(times)}
+    emit(NAME, options, measures, peak_rss_mb)
+
+
+def measure(options: argparse.Namespace) -> tuple[list[float], int]:
+    """The times of all kills, and the peak memory. Raises BenchmarkError when rows were lost or repeated."""
+    times = []
+    with session(PARALLELISM) as running:
+        job = running.run(NAME, [KEYS, ROWS_PER_S], PARALLELISM, CONFIGURATION)
+        job.wait_for_rows()
+        for number in range(options.kills):
+            _settle(running, job)
+            times.append(_kill(running, job, options.what))
+            progress(f"  kill {number + 1} of {options.what}: {times[-1]:.3f} s")
+        _settle(running, job)
+        job.drain()
+        report = job.report()
+        rows, counted = report.total("rows"), report.total("count_total")
+        if rows != counted or report.total("violations"):
+            raise BenchmarkError(f"{rows} rows at the sink, {counted} counted, {report.total('violations')} violations")
+        return times, running.peak_rss_mb
+
+
+def _settle(running: BenchmarkSession, job: BenchmarkJob) -> None:
+    """Waits for the next completed checkpoint and for an idle spare in every slot."""
+    known = len(job.completed_checkpoints())
+    job.wait_for("a completed checkpoint", lambda: len(job.completed_checkpoints()) > known, SETTLE_TIMEOUT_S)
+
+    def ready() -> bool:
+        ports = [listening_port(worker) for worker in workers_of(running.info.pid)]
+        return len([port for port in ports if port is not None]) == 2 * PARALLELISM
+
+    job.wait_for("a spare worker in every slot", ready, SETTLE_TIMEOUT_S)
+
+
+def _kill(running: BenchmarkSession, job: BenchmarkJob, what: str) -> float:
+    """Seconds until every subtask of the sink has got rows again."""
+    before = {index: document["attempt"] for index, document in job.report().subtasks.items()}
+    victim = _active_worker(running, job)
+    if what == "agent":
+        victim = victim.parent() or victim
+    time.sleep(random.uniform(0.0, 0.5))  # anywhere between two checkpoints
+    killed_ms = time.time_ns() / 1e6
+    victim.kill()
+
+    def restarted() -> bool:
+        subtasks = job.report().subtasks
+        return all(subtasks[index]["attempt"] > attempt for index, attempt in before.items())
+
+    job.wait_for("rows after the kill", restarted, SETTLE_TIMEOUT_S, poll_s=0.02)
+    return max(float(d["first_ms"]) - killed_ms for d in job.report().subtasks.values()) / 1000
+
+
+def _active_worker(running: BenchmarkSession, job: BenchmarkJob) -> psutil.Process:
+    """One that runs subtasks: its data port is a subtask's endpoint."""
+    ports = set(job.endpoint_ports())
+    for worker in workers_of(running.info.pid):
+        if listening_port(worker) in ports:
+            return worker
+    raise BenchmarkError(f"no worker listens on one of the ports {sorted(ports)}")
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,22 @@
+"""One session without Spark for each module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import SequenceJob
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[MiniCluster]:
+    with MiniCluster(rest=True) as started:
+        yield started
+
+
+@pytest.fixture
+def job(cluster: MiniCluster, tmp_path: Path) -> SequenceJob:
+    return SequenceJob(cluster, tmp_path)

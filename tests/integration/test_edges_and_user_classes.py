@@ -1,0 +1,91 @@
+"""How rows travel between operators, and user classes at both ends of a job, through failures."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import PIPELINES, fast
+from tests.support.outputs import assert_batches, batch_rows, hidden, visible
+
+ROWS = 2500
+LIMIT = 6000
+
+
+def _inject(cluster: MiniCluster, file: Path) -> None:
+    file.touch()
+    cluster.wait_until(lambda: not file.exists(), f"user code to act on {file.name}")
+
+
+def _expected(first: int, times: int = 1) -> pd.Series:
+    """How often each (source, n) of both sources must be there."""
+    return pd.Series(times, index=range(first))
+
+
+def test_union_rebalance_and_broadcast_deliver_each_row_through_a_failure(cluster: MiniCluster, tmp_path: Path) -> None:
+    faults = tmp_path / "faults"
+    faults.mkdir()
+    out = tmp_path / "out"
+    job = cluster.submit(
+        PIPELINES,
+        entry="edges:pipeline",
+        arguments=[str(out), str(ROWS), "1500", str(faults)],
+        configuration=fast(),
+        parallelism=2,
+    )
+    cluster.wait_for_status(job, JobStatus.RUNNING)
+    cluster.wait_for_checkpoints(job, 1)
+    _inject(cluster, faults / "map-raise")
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    united, repeated = visible(out / "united"), visible(out / "repeated")
+    assert hidden(out) == []
+    first = united[united.source < 1000]
+    second = united[united.source >= 1000]
+    for frame in (first, second):
+        assert len(frame) == ROWS
+        assert not frame.duplicated().any()
+    assert set(zip(second.source - 1000, second.n, strict=True)) == set(zip(first.source, first.n, strict=True))
+    assert (repeated.groupby(["source", "n"]).size() == 2).all()
+    assert len(repeated) == 2 * ROWS
+
+
+@pytest.mark.row("io.2")
+def test_readers_and_writers_of_structured_streaming_run_unchanged_through_kills(
+    cluster: MiniCluster, tmp_path: Path
+) -> None:
+    faults = tmp_path / "faults"
+    (tmp_path / "batches").mkdir()
+    faults.mkdir()
+    (tmp_path / "limit").write_text(str(LIMIT // 2))
+    job = cluster.submit(
+        PIPELINES,
+        entry="user_sources:pipeline",
+        arguments=[str(tmp_path), str(faults)],
+        configuration=fast(),
+        parallelism=2,
+    )
+    cluster.wait_for_status(job, JobStatus.RUNNING)
+    choice = random.Random(7)
+    for number, fault in enumerate(("write", "kill", "snapshot", "commit", "kill")):
+        (tmp_path / "limit").write_text(str(LIMIT // 2 + number * LIMIT // 10))
+        if fault == "kill":
+            os.kill(choice.choice(cluster.worker_pids()), signal.SIGKILL)
+        else:
+            _inject(cluster, faults / f"{fault}-raise")
+        restarts = number + 1
+        cluster.wait_until(
+            lambda restarts=restarts: int(cluster.call(cluster.dispatcher.job_metrics(job))["numRestarts"]) >= restarts,
+            f"restart {restarts}",
+        )
+        cluster.wait_for_status(job, JobStatus.RUNNING)
+    (tmp_path / "limit").write_text(str(LIMIT))
+    cluster.wait_until(lambda: batch_rows(tmp_path) >= 2 * LIMIT, "all rows")
+    cluster.savepoint(job, tmp_path / "savepoints", stop=True)
+    assert_batches(tmp_path, LIMIT)

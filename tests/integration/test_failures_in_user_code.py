@@ -1,0 +1,90 @@
+"""User code that fails: the job restarts or ends as its strategy says, and the output stays exact."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckpt_runtime.jobmaster.gateway import JobStatus
+from tests.support.jobs import SequenceJob, fast
+from tests.support.outputs import assert_sequence, hidden, visible
+
+ROWS = 6000
+
+
+def test_exceptions_in_operators_restart_the_job_and_lose_nothing(job: SequenceJob) -> None:
+    job.start(rows=ROWS, rate=3000)
+    job.running()
+    for restarts, fault in enumerate(("map-raise", "processor-raise", "map-exit", "processor-raise"), start=1):
+        job.inject(fault)
+        job.restarted(restarts)
+    job.finished()
+    assert_sequence(job.out, ROWS)
+    history = job.cluster.call(job.cluster.dispatcher.exception_history(job.job_id, 10)).entries
+    assert ["InjectedError" in entry.failure.exception for entry in history] == [True, False, True, True]
+    assert "injected in map" in history[-1].failure.stack_trace
+    assert history[-1].task_name is not None
+
+
+def test_no_restart_strategy_ends_the_job_with_the_cause(job: SequenceJob) -> None:
+    job.start(configuration=fast(restart_strategy__type="none"))
+    job.running()
+    job.has_output()
+    job.inject("processor-raise")
+    job.cluster.wait_for_status(job.job_id, JobStatus.FAILED)
+    result = job.cluster.call(job.cluster.dispatcher.execution_result(job.job_id))
+    assert result.failure is not None
+    assert "injected in processor" in result.failure.message
+    order = visible(job.out / "order")
+    assert (order.seen == order.n + 1).all()
+    assert [name for name in hidden(job.out) if name.endswith(".inprogress")] == []
+
+
+def test_a_used_up_restart_strategy_ends_the_job(job: SequenceJob) -> None:
+    job.start(configuration=fast(restart_strategy__fixed_delay__attempts="1"))
+    job.running()
+    job.inject("map-raise")
+    job.restarted(1)
+    job.inject("map-raise")
+    job.cluster.wait_for_status(job.job_id, JobStatus.FAILED)
+
+
+def test_code_that_never_returns_does_not_outlive_its_cancellation(job: SequenceJob) -> None:
+    """The worker is replaced, and the job goes on from its latest checkpoint."""
+    job.start(rows=ROWS, rate=3000, configuration=fast(task__cancellation__timeout="500ms"))
+    job.running()
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    before = set(job.cluster.worker_pids())
+    job.inject("map-block")
+    job.inject("processor-raise")
+    job.restarted(1)
+    assert len(before - set(job.cluster.worker_pids())) == 1
+    job.finished()
+    assert_sequence(job.out, ROWS)
+
+
+def test_code_that_never_returns_cannot_prevent_the_end_of_the_job(job: SequenceJob) -> None:
+    job.start(configuration=fast(task__cancellation__timeout="500ms"))
+    job.running()
+    job.inject("map-block")
+    job.canceled()
+
+
+@pytest.mark.row("571.3")
+def test_a_checkpoint_that_cannot_complete_expires_and_the_job_goes_on(job: SequenceJob) -> None:
+    configuration = fast(
+        execution__checkpointing__timeout="400ms", execution__checkpointing__tolerable_failed_checkpoints="1000"
+    )
+    job.start(configuration=configuration)
+    job.running()
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    (job.faults / "map-slow").touch()
+    job.inject("processor-block")
+
+    def expired() -> bool:
+        statistics = job.cluster.call(job.cluster.dispatcher.checkpoint_statistics(job.job_id))
+        failed = statistics.latest_failed
+        return failed is not None and "expired" in (failed.failure_message or "").lower()
+
+    job.cluster.wait_until(expired, "a checkpoint to expire")
+    assert job.cluster.status(job.job_id) is JobStatus.RUNNING
+    job.canceled()

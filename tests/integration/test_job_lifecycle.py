@@ -1,0 +1,103 @@
+"""The life of a job in a session without Spark: from submission to each of its ends, and on from its savepoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import SequenceJob, fast
+from tests.support.outputs import assert_sequence, hidden, visible
+
+ROWS = 4000
+
+
+@pytest.mark.row("147.4")
+def test_a_bounded_job_commits_everything_without_periodic_checkpoints(job: SequenceJob) -> None:
+    job.start(rows=ROWS, rate=0, configuration=fast(execution__checkpointing__interval=None))
+    job.finished()
+    assert_sequence(job.out, ROWS)
+    assert job.cluster.completed_checkpoints(job.job_id) == 1
+
+
+@pytest.mark.row("147.1")
+@pytest.mark.row("147.2")
+def test_a_bounded_job_with_periodic_checkpoints_finishes(job: SequenceJob) -> None:
+    job.start(rows=ROWS)
+    job.running()
+    job.cluster.wait_for_checkpoints(job.job_id, 3)
+    job.finished()
+    assert_sequence(job.out, ROWS)
+    assert job.retained() == []
+
+
+@pytest.mark.parametrize(("retention", "kept"), [("RETAIN_ON_CANCELLATION", 2), ("DELETE_ON_CANCELLATION", 0)])
+def test_a_cancelled_job_keeps_what_retention_says(job: SequenceJob, retention: str, kept: int) -> None:
+    configuration = fast(
+        execution__checkpointing__externalized_checkpoint_retention=retention,
+        execution__checkpointing__num_retained="2",
+    )
+    job.start(configuration=configuration)
+    job.running()
+    job.cluster.wait_for_checkpoints(job.job_id, 3)
+    job.canceled()
+    completed = job.cluster.call(job.cluster.dispatcher.checkpoint_statistics(job.job_id)).counts.completed
+    newest = [f"chk-{number}" for number in range(completed + 1)][-kept:] if kept else []
+    job.cluster.wait_until(lambda: len(job.retained()) <= kept, "the clean-up")
+    assert job.retained() == newest
+    assert [name for name in hidden(job.out) if name.endswith(".inprogress")] == []
+
+
+@pytest.mark.row("147.5")
+@pytest.mark.parametrize("drain", [False, True])
+def test_stop_with_savepoint_commits_up_to_it(job: SequenceJob, drain: bool) -> None:
+    job.start()
+    job.running()
+    job.has_output()
+    job.cluster.savepoint(job.job_id, job.directory / "savepoints", stop=True, drain=drain)
+    assert job.cluster.status(job.job_id) is JobStatus.FINISHED
+    assert assert_sequence(job.out) > 0
+    assert job.retained() == []
+
+
+@pytest.mark.row("203.7")
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (1, 2), (2, 1), (2, 3)])
+def test_a_job_goes_on_from_its_savepoint(job: SequenceJob, before: int, after: int) -> None:
+    job.start(parallelism=before)
+    job.running()
+    job.has_output()
+    savepoint = job.cluster.savepoint(job.job_id, job.directory / "savepoints", stop=True)
+    stopped_at = assert_sequence(job.out)
+    job.start(rows=stopped_at + 3000, parallelism=after, savepoint=savepoint)
+    job.finished()
+    assert_sequence(job.out, stopped_at + 3000)
+
+
+@pytest.mark.row("203.3")
+def test_a_savepoint_of_a_running_job_restores_after_its_checkpoints_are_gone(job: SequenceJob, tmp_path: Path) -> None:
+    job.start()
+    job.running()
+    job.has_output()
+    savepoint = job.cluster.savepoint(job.job_id, job.directory / "savepoints")
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    job.canceled()
+    copy = SequenceJob(job.cluster, tmp_path / "copy")
+    copy.start(rows=ROWS, savepoint=savepoint)
+    copy.finished()
+    order = visible(copy.out / "order")
+    assert (order.seen == order.n + 1).all()
+    first = order.groupby("source").n.min()
+    assert len(order) == ROWS - first.sum()
+
+
+def test_two_jobs_run_in_one_session(job: SequenceJob, tmp_path: Path) -> None:
+    other = SequenceJob(job.cluster, tmp_path / "other")
+    job.start(rows=ROWS, parallelism=1)
+    other.start(rows=ROWS, parallelism=2)
+    other.running()
+    job.finished()
+    other.finished()
+    assert_sequence(job.out, ROWS)
+    assert_sequence(other.out, ROWS)

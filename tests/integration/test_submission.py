@@ -1,0 +1,121 @@
+"""What is refused at submission, with a clear reason and before anything starts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.jobmaster.gateway import JobStatus, SubmissionFailed
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import PIPELINES, SequenceJob, fast
+from tests.support.outputs import assert_sequence
+
+
+@pytest.fixture
+def nothing_starts(cluster: MiniCluster) -> Iterator[None]:
+    """No job more than before is known afterwards."""
+    before = cluster.call(cluster.dispatcher.list_jobs())
+    yield
+    assert len(cluster.call(cluster.dispatcher.list_jobs())) == len(before)
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ("broken:raises", r"LookupError.*table of ports(.|\n)*broken.py"),
+        ("broken:exits", "ended with code 7"),
+        ("broken:same_uids", "twice"),
+        ("broken:missing", "missing"),
+        ("nowhere:pipeline", "nowhere"),
+    ],
+)
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_pipeline_without_a_plan(cluster: MiniCluster, entry: str, reason: str) -> None:
+    with pytest.raises(SubmissionFailed, match=reason):
+        cluster.submit(PIPELINES, entry=entry)
+
+
+def test_a_plan_that_changes_from_process_to_process_fails_the_job(cluster: MiniCluster) -> None:
+    job_id = cluster.submit(PIPELINES, entry="broken:changes", configuration={"restart-strategy.type": "none"})
+    cluster.wait_for_status(job_id, JobStatus.FAILED)
+    failure = cluster.call(cluster.dispatcher.execution_result(job_id)).failure
+    assert failure is not None
+    assert "PlanMismatchError" in failure.exception
+    assert "must not depend on time, randomness" in failure.message
+
+
+@pytest.mark.parametrize("place", ["file in its place", "relative"])
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_checkpoint_directory_that_cannot_be_used(job: SequenceJob, place: str) -> None:
+    if place == "relative":
+        configuration = fast(execution__checkpointing__dir="checkpoints")
+    else:
+        job.checkpoints.touch()
+        configuration = fast()
+    with pytest.raises(SubmissionFailed, match="checkpoints"):
+        job.start(configuration=configuration)
+    assert not job.out.exists()
+
+
+@pytest.fixture(scope="module")
+def savepoint(cluster: MiniCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A savepoint of the ``sequence`` pipeline at parallelism 1, with 128 key groups."""
+    job = SequenceJob(cluster, tmp_path_factory.mktemp("savepoint"))
+    job.start(parallelism=1, configuration=fast(pipeline__max_parallelism="128"))
+    job.running()
+    job.has_output()
+    return Path(cluster.savepoint(job.job_id, job.directory / "savepoints", stop=True).removeprefix("file://"))
+
+
+@pytest.mark.row("203.4")
+@pytest.mark.row("203.10")
+@pytest.mark.usefixtures("nothing_starts")
+@pytest.mark.parametrize("damage", ["missing", "truncated", "altered", "no metadata"])
+def test_a_savepoint_that_is_not_whole(job: SequenceJob, savepoint: Path, tmp_path: Path, damage: str) -> None:
+    copy = tmp_path / "copy"
+    if damage != "missing":
+        shutil.copytree(savepoint, copy)
+        metadata = copy / "_metadata"
+        content = metadata.read_bytes()
+        if damage == "truncated":
+            metadata.write_bytes(content[: len(content) // 2])
+        elif damage == "altered":
+            metadata.write_bytes(content[:-40] + bytes(byte ^ 1 for byte in content[-40:]))
+        else:
+            metadata.unlink()
+    with pytest.raises(SubmissionFailed, match="cannot restore from"):
+        job.start(savepoint=str(copy))
+
+
+@pytest.mark.row("203.7")
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_savepoint_of_other_operators(job: SequenceJob, savepoint: Path) -> None:
+    with pytest.raises(SubmissionFailed, match="order"):
+        job.start(savepoint=str(savepoint), uids="-renamed")
+
+
+@pytest.mark.row("203.7")
+def test_state_of_other_operators_can_be_left_behind(job: SequenceJob, savepoint: Path) -> None:
+    job.start(rows=500, savepoint=str(savepoint), uids="-renamed", allow_non_restored_state=True)
+    job.finished()
+    assert_sequence(job.out, 500)
+
+
+@pytest.mark.row("203.7")
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_savepoint_with_another_number_of_key_groups(job: SequenceJob, savepoint: Path) -> None:
+    with pytest.raises(SubmissionFailed, match=r"(?i)max.?parallelism"):
+        job.start(savepoint=str(savepoint), configuration=fast(pipeline__max_parallelism="64"))
+
+
+@pytest.mark.row("203.4")
+def test_a_savepoint_moves(job: SequenceJob, savepoint: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "moved"
+    shutil.copytree(savepoint, moved)
+    assert str(savepoint) not in json.dumps([file.read_text(errors="replace") for file in moved.iterdir()])
+    job.start(rows=3000, savepoint=str(moved / "_metadata"), configuration=fast(pipeline__max_parallelism="128"))
+    job.finished()

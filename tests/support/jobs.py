@@ -1,0 +1,131 @@
+"""Submitting the test pipelines to a ``MiniCluster``, and waiting for what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.outputs import visible
+
+PIPELINES = Path(__file__).parent / "pipelines"
+FAST: Mapping[str, str] = {
+    "execution.checkpointing.interval": "250ms",
+    "restart-strategy.type": "fixed-delay",
+    "restart-strategy.fixed-delay.attempts": "1000",
+    "restart-strategy.fixed-delay.delay": "0 ms",
+}
+"""Frequent checkpoints, restarts without end and without delay."""
+
+
+def fast(**changes: str | None) -> dict[str, str]:
+    """:data:`FAST` with changes; double underscores stand for dots, single ones for dashes; None removes a key."""
+    configuration = dict(FAST)
+    for name, value in changes.items():
+        key = name.replace("__", ".").replace("_", "-")
+        configuration.pop(key, None)
+        if value is not None:
+            configuration[key] = value
+    return configuration
+
+
+@dataclass
+class SequenceJob:
+    """The ``sequence`` pipeline in a directory of its own: ``out`` for its sinks, ``faults`` for injected failures."""
+
+    cluster: MiniCluster
+    directory: Path
+    job_id: str = ""
+    configuration: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.faults.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def out(self) -> Path:
+        return self.directory / "out"
+
+    @property
+    def faults(self) -> Path:
+        return self.directory / "faults"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.directory / "checkpoints"
+
+    def start(
+        self,
+        *,
+        rows: int = 0,
+        rate: int = 2000,
+        batch: int = 64,
+        parallelism: int = 2,
+        uids: str = "",
+        savepoint: str | None = None,
+        allow_non_restored_state: bool = False,
+        configuration: Mapping[str, str] | None = None,
+    ) -> str:
+        """Submits it; without ``rows`` it runs until it is stopped."""
+        arguments = ["--output", str(self.out), "--rows", str(rows), "--rate", str(rate), "--batch", str(batch)]
+        arguments += ["--faults", str(self.faults), "--uids", uids]
+        given = {
+            "execution.checkpointing.dir": str(self.checkpoints),
+            **(FAST if configuration is None else configuration),
+        }
+        self.job_id = self.cluster.submit(
+            PIPELINES,
+            entry="sequence:pipeline",
+            arguments=arguments,
+            configuration=given,
+            parallelism=parallelism,
+            savepoint=savepoint,
+            allow_non_restored_state=allow_non_restored_state,
+        )
+        return self.job_id
+
+    def running(self) -> None:
+        self.cluster.wait_for_status(self.job_id, JobStatus.RUNNING)
+
+    def inject(self, fault: str) -> None:
+        """Drops the file and waits until user code has acted on it."""
+        file = self.faults / fault
+        file.touch()
+        self.cluster.wait_until(lambda: not file.exists(), f"user code to act on {fault}")
+
+    def restarted(self, restarts: int) -> None:
+        """Waits until that many restarts are over."""
+
+        def over() -> bool:
+            done = int(self.cluster.call(self.cluster.dispatcher.job_metrics(self.job_id))["numRestarts"])
+            return done >= restarts and self.cluster.status(self.job_id) is JobStatus.RUNNING
+
+        self.cluster.wait_until(over, f"{restarts} restarts")
+
+    def finished(self, timeout_s: float = 60) -> None:
+        self.cluster.wait_for_status(self.job_id, JobStatus.FINISHED, timeout_s=timeout_s)
+
+    def has_output(self) -> None:
+        """Waits for the first committed rows."""
+        self.cluster.wait_until(lambda: len(visible(self.out / "order")) > 0, "the first rows")
+
+    def canceled(self) -> None:
+        """Cancels and waits."""
+        self.cluster.call(self.cluster.dispatcher.cancel_job(self.job_id))
+        self.cluster.wait_for_status(self.job_id, JobStatus.CANCELED)
+
+    def retained(self) -> list[str]:
+        """Everything in the job's checkpoint directory that holds a file, by name."""
+        root = self.checkpoints / self.job_id
+        return sorted({str(file.relative_to(root).parts[0]) for file in root.rglob("*") if file.is_file()})
+
+
+def skip_unless_root() -> None:
+    """For tests that mount."""
+    import os
+
+    if os.geteuid() != 0:
+        pytest.skip("needs to mount a file system: runs as root only")

@@ -1,0 +1,38 @@
+"""Failures on demand in user code: a test drops a file into a directory, the next call of user code acts on it.
+
+Knows nothing of the engine. Every file but ``slow`` is consumed by the one call that acts on it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+
+class InjectedError(RuntimeError):
+    """What user code raises on demand."""
+
+
+def act(directory: str | None, place: str) -> None:
+    """``<place>-raise`` raises, ``-exit`` calls ``sys.exit``, ``-block`` never returns; ``-slow`` takes 50 ms."""
+    if directory is None:
+        return
+    root = Path(directory)
+    if (root / f"{place}-slow").exists():
+        time.sleep(0.05)
+    if _consumed(root / f"{place}-raise"):
+        raise InjectedError(f"injected in {place}")
+    if _consumed(root / f"{place}-exit"):
+        sys.exit(3)
+    if _consumed(root / f"{place}-block"):
+        while True:
+            time.sleep(1)
+
+
+def _consumed(file: Path) -> bool:
+    try:
+        file.unlink()
+    except FileNotFoundError:
+        return False
+    return True

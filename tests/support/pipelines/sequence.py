@@ -1,0 +1,91 @@
+"""Counted rows through user code, keyed state and transactional sinks; every lost or repeated row shows in the output.
+
+Source ``numbers`` gives (source, n) with n = 0, 1, 2, ... per source. ``order`` gets each row with the number of rows
+that keyed state had seen of its source (n + 1, if and only if state and input are exact), ``counts`` the running
+aggregate of each source.
+"""
+
+# Names are PySpark's.
+# ruff: noqa: N802, N803
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from injected import act
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from ckpt_runtime.api import StreamSession, count, max
+
+SCHEMA = pa.schema([("source", pa.int64()), ("n", pa.int64())])
+
+
+class SeenCounter(StatefulProcessor):
+    """How many rows of its key came so far."""
+
+    def __init__(self, faults: str | None) -> None:
+        self._faults = faults
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._seen = handle.getValueState("seen", "seen BIGINT")
+
+    def handleInputRows(self, key: tuple[Any, ...], rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        act(self._faults, "processor")
+        known = self._seen.get()
+        seen = 0 if known is None else known[0]
+        for row in rows:
+            seen += 1
+            yield Row(source=key[0], n=row.n, seen=seen)
+        self._seen.update((seen,))
+
+    def close(self) -> None:
+        act(self._faults, "close")
+
+
+def pipeline(session: StreamSession, *arguments: str) -> None:
+    """Builds the job."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--output", required=True)
+    parser.add_argument("--rows", default="0")
+    parser.add_argument("--rate", default="0")
+    parser.add_argument("--batch", default="256")
+    parser.add_argument("--faults")
+    parser.add_argument("--uids", default="")
+    options = parser.parse_args(arguments)
+
+    def pass_through(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            act(options.faults, "map")
+            yield batch
+
+    rows = (
+        session.readStream.format("numbers")
+        .option("sequence", True)
+        .option("rows", options.rows)
+        .option("rowsPerSecond", options.rate)
+        .option("batchRows", options.batch)
+        .load()
+        .uid(f"numbers{options.uids}")
+        .mapInArrow(pass_through, SCHEMA)
+        .uid(f"map{options.uids}")
+    )
+    (
+        rows.groupBy("source")
+        .transformWithState(SeenCounter(options.faults), "source BIGINT, n BIGINT, seen BIGINT", "Append", "None")
+        .uid(f"order{options.uids}")
+        .writeStream.format("parquet")
+        .uid(f"order-sink{options.uids}")
+        .start(f"{options.output}/order")
+    )
+    (
+        rows.groupBy("source")
+        .agg(count().alias("rows"), max("n").alias("greatest"))
+        .uid(f"counts{options.uids}")
+        .writeStream.format("parquet")
+        .uid(f"counts-sink{options.uids}")
+        .start(f"{options.output}/counts")
+    )
