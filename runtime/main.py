@@ -1,4 +1,4 @@
-"""The file given to ``spark-submit``: starts a session. Alone in its folder, which spark-submit puts on the path first."""
+"""What ``spark-submit`` runs: starts a session. Alone in its folder, which spark-submit puts on the path first."""
 
 from ckpt_runtime.spark.session import main
 

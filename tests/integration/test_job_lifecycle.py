@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from ckpt_runtime.jobmaster.gateway import JobStatus
@@ -86,10 +87,15 @@ def test_a_savepoint_of_a_running_job_restores_after_its_checkpoints_are_gone(jo
     copy = SequenceJob(job.cluster, tmp_path / "copy")
     copy.start(rows=ROWS, savepoint=savepoint)
     copy.finished()
-    order = visible(copy.out / "order")
-    assert (order.seen == order.n + 1).all()
-    first = order.groupby("source").n.min()
-    assert len(order) == ROWS - first.sum()
+    after = visible(copy.out / "order")
+    assert (after.seen == after.n + 1).all()
+    before = visible(job.out / "order")
+    first = after.groupby("source").n.min().reindex(before.source.unique(), fill_value=ROWS)
+    covered = before[before.n < before.source.map(first)]
+    assert len(covered) > 0
+    together = pd.concat([covered, after])
+    assert len(together) == ROWS
+    assert not together.duplicated(["source", "n"]).any()
 
 
 def test_two_jobs_run_in_one_session(job: SequenceJob, tmp_path: Path) -> None:

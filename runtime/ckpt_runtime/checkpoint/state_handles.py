@@ -1,6 +1,6 @@
 """Handles: where each piece of a snapshot lies. The metadata model that acknowledgements and ``_metadata`` carry.
 
-Pure data with a JSON form. Paths are relative to the snapshot's directory, or absolute URLs for files that lie elsewhere.
+Pure data with a JSON form. Paths are relative to the snapshot's directory, or absolute URLs for files elsewhere.
 """
 
 from __future__ import annotations

@@ -335,6 +335,7 @@ class Dispatcher:
         if self._operations.knows(operation, job_id, trigger_id):
             return trigger_id or ""
         job = self._living_job(job_id)
+        _check_format(savepoint_format)
         return self._operations.start(
             operation, job_id, trigger_id, lambda: job.trigger_savepoint(directory, savepoint_format, cancel_job)
         )
@@ -351,6 +352,7 @@ class Dispatcher:
         if self._operations.knows(operation, job_id, trigger_id):
             return trigger_id or ""
         job = self._living_job(job_id)
+        _check_format(savepoint_format)
         return self._operations.start(
             operation, job_id, trigger_id, lambda: job.stop_with_savepoint(directory, savepoint_format, drain)
         )
@@ -381,6 +383,12 @@ def _with_recovery_options(request: RunRequest) -> RunRequest:
         claim_mode=request.claim_mode if mode is RecoveryClaimMode.NO_CLAIM else ClaimMode(mode.value),
         allow_non_restored_state=request.allow_non_restored_state or ignore,
     )
+
+
+def _check_format(savepoint_format: SavepointFormat) -> None:
+    """Never takes another kind of savepoint than the one that was asked for."""
+    if savepoint_format is not SavepointFormat.NATIVE:
+        raise InvalidRequest("formatType", savepoint_format.value, "this version takes NATIVE savepoints")
 
 
 def _entries(program: StoredProgram) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
-from ckpt_runtime.scheduler.job_status import JobStatus as JobStatus
+from ckpt_runtime.scheduler.job_status import JobStatus as JobStatus  # noqa: PLC0414
 
 if TYPE_CHECKING:
     from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot

@@ -98,7 +98,7 @@ def parse_arguments(arguments: list[str] | None) -> SessionOptions:
 
 
 def _token(configuration: Configuration) -> str | None:
-    """From the environment, from a file, or from the configuration, in this order; None leaves REST open on loopback."""
+    """From the environment, a file, or the configuration, in this order; None leaves REST open on loopback."""
     token = os.environ.pop(TOKEN_VARIABLE, None)
     if token:
         return token

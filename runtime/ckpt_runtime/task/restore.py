@@ -26,9 +26,10 @@ def create_keyed_backend(
     handles: Sequence[KeyedStateHandle],
     directory: str,
 ) -> KeyedStateBackend:
-    """``uid`` names the operator in errors. ``directory`` is the restored snapshot's (URL); handles go whole to each subtask, the backend clips.
+    """``uid`` names the operator in errors. ``directory`` is the restored snapshot's (URL).
 
-    Raises UnsupportedBackendError, CorruptFileError naming a damaged file, StateSchemaError.
+    Handles go whole to each subtask; the backend clips. Raises UnsupportedBackendError, StateSchemaError, and
+    CorruptFileError naming a damaged file.
     """
     if kind is not StateBackendType.HASHMAP:
         raise UnsupportedBackendError(f"state.backend.type: {kind.value!r} is not available, use 'hashmap'")
