@@ -42,6 +42,9 @@ STEPS: Final = {
 }
 
 
+TOLD: Final = ("name", "status", "checkpoint_id", "interval_ms", "timeout_ms", "savepoint_path", "rows")
+
+
 class Console:
     """Lines with the time since the start; on a terminal also one line that shows what is being waited for."""
 
@@ -102,7 +105,7 @@ def new_airflow(console: Console, session: SessionInfo, data: Path) -> LocalAirf
 
 def run_dag(console: Console, airflow: LocalAirflow, client: CkptClient, data: Path) -> DagRun:
     """Runs the DAG to its end, telling each task's success. Raises SystemExit with a report when the run fails."""
-    conf = {"rows_per_second": 8000}
+    conf = {"rows_per_second": 3000}
     run = airflow.trigger_dag("ckpt_lifecycle", conf)
     console.say(f"DAG ckpt_lifecycle runs as {run.run_id}; results go to {data / 'output'}")
     told: set[str] = set()
@@ -125,10 +128,11 @@ def run_dag(console: Console, airflow: LocalAirflow, client: CkptClient, data: P
 
 
 def _detail(airflow: LocalAirflow, run: DagRun, task_id: str) -> str:
-    """What the task returned, in a few words."""
+    """The telling parts of what the task returned."""
     value: Any = airflow.api.xcom(run, task_id)
     if isinstance(value, dict):
-        return " (" + ", ".join(f"{key} {item}" for key, item in value.items() if not isinstance(item, dict)) + ")"
+        shown = [f"{key} {value[key]}" for key in TOLD if value.get(key) is not None]
+        return f" ({', '.join(shown)})" if shown else ""
     return ""
 
 

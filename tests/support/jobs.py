@@ -71,7 +71,7 @@ class SequenceJob:
     ) -> str:
         """Submits it; without ``rows`` it runs until it is stopped."""
         arguments = ["--output", str(self.out), "--rows", str(rows), "--rate", str(rate), "--batch", str(batch)]
-        arguments += ["--faults", str(self.faults), "--uids", uids]
+        arguments += ["--faults", str(self.faults), f"--uids={uids}"]
         given = {
             "execution.checkpointing.dir": str(self.checkpoints),
             **(FAST if configuration is None else configuration),

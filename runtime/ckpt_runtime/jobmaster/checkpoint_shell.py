@@ -24,7 +24,12 @@ from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.properties import CheckpointOptions
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint
-from ckpt_runtime.storage.disposal import delete_checkpoint, delete_state_file, dispose_snapshot
+from ckpt_runtime.storage.disposal import (
+    delete_checkpoint,
+    delete_job_directory,
+    delete_state_file,
+    dispose_snapshot,
+)
 from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
 from ckpt_runtime.storage.filesystem import Location, delete_tree, resolve
 from ckpt_runtime.storage.snapshot_metadata import has_metadata, write_metadata
@@ -105,6 +110,17 @@ class CheckpointShell:
         """Hands one event to the coordinator and starts what it decides."""
         for effect in self.coordinator.handle(event, present_instant()):
             self._execute(effect)
+
+    def prepare_storage(self) -> None:
+        """Makes the job's checkpoint directory, in a pool thread. Raises StorageError when it cannot be used."""
+        self._storage.initialize()
+
+    def finish(self, *, clean_up: bool) -> None:
+        """Closes after the coordinator has shut down; with ``clean_up`` empty directories of the job go too."""
+        if clean_up:
+            work = partial(_best_effort, "delete the empty checkpoint directory", partial(delete_job_directory, self._storage))
+            self._loop.run_in_executor(self._pool, work)
+        self.close()
 
     def close(self) -> None:
         """Drops timers; storage answers that still come are ignored."""

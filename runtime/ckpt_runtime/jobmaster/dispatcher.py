@@ -182,7 +182,11 @@ class Dispatcher:
             allow_non_restored_state=request.allow_non_restored_state,
             default_checkpoint_directory=str(self._work_directory / "checkpoints"),
         )
-        job = JobMaster(submission, self._slots, self._pool)
+        try:
+            job = JobMaster(submission, self._slots, self._pool)
+            await asyncio.get_running_loop().run_in_executor(self._pool, job.prepare_storage)
+        except StorageError as error:
+            raise SubmissionFailed(f"the checkpoint directory cannot be used: {error}") from error
         self._jobs[job_id] = job
         job.start()
         self._forget_old_jobs()

@@ -143,6 +143,10 @@ class JobMaster:
     def status(self) -> JobStatus:
         return self._machine.status
 
+    def prepare_storage(self) -> None:
+        """Makes the job's checkpoint directory, in a pool thread. Raises StorageError when it cannot be used."""
+        self._checkpoints.prepare_storage()
+
     def start(self) -> None:
         self._handle(events.Start())
 
@@ -369,7 +373,8 @@ class JobMaster:
             for execution in executions:
                 self._task_failed(execution, cause)
             return
-        pin = self.configuration.get(TaskManagerOptions.CPU_PINNING) is CpuPinning.AUTO
+        crowded = any(self._slot_pool.in_use(slot.host) > len(slot.cpus) for slot in self._slots)
+        pin = self.configuration.get(TaskManagerOptions.CPU_PINNING) is CpuPinning.AUTO and not crowded
         workers = [(slot.host, slot.worker.data_address, slot.cpus) for slot in self._slots if slot.worker is not None]
         deployments = plan_deployments(
             self._submission.job_id,
@@ -383,7 +388,7 @@ class JobMaster:
         self._tasks.deploy(self._slots, deployments)
         for (_, subtask), known in self.executions.executions.items():
             slot = self._slots[subtask]
-            known.slot, known.endpoint = slot.slot_id, slot.host
+            known.slot, known.endpoint = slot.slot_id, slot.endpoint
         self.executions.enter_all(ExecutionState.DEPLOYING)
 
     def _cancel_tasks(self, executions: tuple[ExecutionId, ...]) -> None:
@@ -551,7 +556,7 @@ class JobMaster:
                 self._note_failure(cause)
                 self._handle(events.JobFailed(cause))
             case checkpoint_effects.ShutdownComplete():
-                self._checkpoints.close()
+                self._checkpoints.finish(clean_up=self.status.is_terminal)
 
     def _request_completed(self, effect: checkpoint_effects.RequestCompleted) -> None:
         if effect.request_id in self._stops:

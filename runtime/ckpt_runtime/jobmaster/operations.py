@@ -16,6 +16,8 @@ STORE_DURATION_S = 300.0
 
 MAX_OPERATIONS = 10_000
 
+_CANCELLED = OperationStatus(True, failure=FailureCause("Cancelled", "the session is shutting down", ""))
+
 Outcome = OperationStatus
 
 
@@ -63,7 +65,7 @@ class OperationStore:
             raise OperationNotFound(kind, trigger_id, job_id)
         if not operation.task.done():
             return OperationStatus(completed=False)
-        return operation.task.result()
+        return _CANCELLED if operation.task.cancelled() else operation.task.result()
 
     async def stop(self) -> None:
         """Ends what still runs."""
@@ -91,7 +93,7 @@ async def _run(operation: Callable[[], Awaitable[Outcome]]) -> Outcome:
     try:
         return await operation()
     except asyncio.CancelledError:
-        return OperationStatus(True, failure=FailureCause("Cancelled", "the session is shutting down", ""))
+        return _CANCELLED
     except Exception as error:
         return OperationStatus(True, failure=failure_cause(error))
 

@@ -84,6 +84,14 @@ class Slot:
         return host
 
     @property
+    def endpoint(self) -> str:
+        """``host:port`` of the active worker's data exchange; the host alone while there is none."""
+        if self.worker is None:
+            return self.host
+        host, port = self.worker.data_address
+        return f"{host}:{port}"
+
+    @property
     def cpus(self) -> list[int]:
         cpus: list[int] = self.agent.hello["cpus"]
         return cpus
@@ -157,6 +165,10 @@ class SlotPool:
     def all(self) -> tuple[Slot, ...]:
         """The living slots, oldest first."""
         return tuple(self._slots.values())
+
+    def in_use(self, host: str) -> int:
+        """Slots on a host that jobs hold."""
+        return sum(1 for slot in self._slots.values() if slot.owner is not None and slot.host == host)
 
     async def acquire(self, owner: SlotOwner, count: int, held: list[Slot]) -> list[Slot]:
         """``count`` living slots with a ready worker each, those in ``held`` first.
@@ -309,15 +321,20 @@ class SlotPool:
         stage_id, self._next_stage = self._next_stage, self._next_stage + 1
         self._stages[stage_id] = _Stage(count)
         logger.info("launching barrier stage %d with %d slots", stage_id, count)
-        self._provider.launch(stage_id, count, self._control_port, self._secret, self._stage_ended)
+        try:
+            self._provider.launch(stage_id, count, self._control_port, self._secret, self._stage_ended)
+        except Exception as error:
+            del self._stages[stage_id]
+            raise SlotsUnavailableError(f"the barrier stage could not be launched: {error}") from error
 
     def _stage_ended(self, stage_id: int, error: BaseException | None) -> None:
         self._loop.call_soon_threadsafe(self._on_stage_ended, stage_id, error)
 
     def _on_stage_ended(self, stage_id: int, error: BaseException | None) -> None:
-        self._stages.pop(stage_id, None)
+        stage = self._stages.pop(stage_id, None)
+        expected = stage is None or stage.ending
         lost = [slot for slot in self._slots.values() if slot.stage_id == stage_id]
-        if error is not None and not lost and not self._closing:
+        if error is not None and not lost and not expected and not self._closing:
             self._stage_errors[stage_id] = error
         for slot in lost:
             self._slot_ended(slot, "its barrier stage ended" if error is None else str(error).splitlines()[0])

@@ -85,6 +85,6 @@ def decode_element(content: bytes | memoryview) -> ControlElement:
                 return EndOfData(document["drain"])
             case "end_of_partition":
                 return EndOfPartition()
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"malformed control element: {error}") from error
     raise ValueError(f"unknown control element {document['t']!r}")

@@ -101,7 +101,7 @@ class RemoteSubpartition:
         """Moves what credit allows. Only the I/O thread pops, so peeking first is safe."""
         if not self._opened:
             return
-        had_no_room = not self.has_room
+        freed = 0
         while self._pending:
             kind, body = self._pending[0]
             if kind is FrameKind.DATA:
@@ -109,10 +109,12 @@ class RemoteSubpartition:
                     break
                 self._credit.spend()
                 self._pending_buffers -= 1
+                freed += 1
             self._pending.popleft()
             out.append(encode_header(self.channel, len(memoryview(body)), kind))
             out.append(body)
-        if had_no_room and self.has_room:
+        # Counted afterwards: a producer that filled the channel during the loop sleeps as well.
+        if freed and self._pending_buffers + freed >= self._capacity:
             self._wake_producer()
 
     def failed(self) -> None:
@@ -185,7 +187,10 @@ class _Connection:
                 sent = 0
 
     def read(self) -> None:
-        """Reads until the socket is empty or a fair share was read. Raises OSError when the peer is gone."""
+        """Reads until the socket is empty or a fair share was read.
+
+        Raises OSError when the peer is gone, ValueError when it sent what cannot be decoded.
+        """
         for _ in range(32):
             try:
                 if self._frame is None and not self._read_header():
@@ -444,7 +449,7 @@ class DataTransport:
             if mask & selectors.EVENT_READ:
                 connection.read()
             self._send(connection)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             self._drop(connection, error)
 
     def _flush(self, connection: _Connection) -> None:
@@ -463,7 +468,7 @@ class DataTransport:
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_write else 0)
             self._selector.modify(connection.socket, events, connection)
 
-    def _drop(self, connection: _Connection, error: OSError) -> None:
+    def _drop(self, connection: _Connection, error: Exception) -> None:
         self._selector.unregister(connection.socket)
         self._connections.discard(connection)
         with self._dial_lock:

@@ -116,7 +116,7 @@ class OperatorChain:
             for close in (self.operators[position].close, self._close_state(position)):
                 try:
                     close()
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     errors.append(error)
         self._opened = 0
         return errors

@@ -16,6 +16,7 @@ from ckpt_runtime.configuration.state_options import StateOptions
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.job_graph import JobVertex
 from ckpt_runtime.graph.key_groups import key_group_range
+from ckpt_runtime.graph.specs import ProcessSpec
 from ckpt_runtime.network.framing import channel_id
 from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.network.transport import DataTransport
@@ -31,6 +32,9 @@ from ckpt_runtime.task.task_thread import TaskThread
 from ckpt_runtime.task.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
+
+ROW_MODE_BUFFER_ROWS = 512
+"""A row-mode operator takes about 10 us per row: some ms per buffer, and tenths of a second for all buffers in flight."""
 
 
 class PlanMismatchError(RuntimeError):
@@ -108,7 +112,13 @@ class DeployedJob:
     def _build_subtask(self, descriptor: SubtaskDescriptor) -> None:
         key = (descriptor.vertex_id, descriptor.subtask_index)
         vertex = self.deployment.graph.vertex(descriptor.vertex_id)
-        end = ChainEnd([self._build_output(output, self._wakeups[key]) for output in descriptor.outputs])
+        edges = [edge for edge in self.deployment.graph.edges if edge.source == vertex.id]
+        end = ChainEnd(
+            [
+                self._build_output(output, self._buffer_rows(edge.target), self._wakeups[key])
+                for edge, output in zip(edges, descriptor.outputs, strict=True)
+            ]
+        )
         operators = [
             create_operator(self._plan.specs[node.uid], self._plan.input_schemas.get(node.uid))
             for node in vertex.operators
@@ -128,7 +138,13 @@ class DeployedJob:
         holder.append(subtask)
         self.subtasks[key] = subtask
 
-    def _build_output(self, output: OutputDescriptor, wakeup: Wakeup) -> ResultPartition:
+    def _buffer_rows(self, target: str) -> int:
+        """Rows of a buffer to that vertex: fewer where each row costs a call, since barriers wait behind buffers."""
+        rows = self._configuration.get(TaskManagerOptions.BUFFER_ROWS)
+        head = self.deployment.graph.vertex(target).operators[0]
+        return min(rows, ROW_MODE_BUFFER_ROWS) if isinstance(self._plan.specs[head.uid], ProcessSpec) else rows
+
+    def _build_output(self, output: OutputDescriptor, buffer_rows: int, wakeup: Wakeup) -> ResultPartition:
         capacity = self._configuration.get(TaskManagerOptions.MAX_BUFFERS_PER_OUTPUT_CHANNEL)
         subpartitions: list[Subpartition] = []
         for channel in output.channels:
@@ -142,7 +158,7 @@ class DeployedJob:
             output.keys,
             output.max_parallelism,
             subpartitions,
-            buffer_rows=self._configuration.get(TaskManagerOptions.BUFFER_ROWS),
+            buffer_rows=buffer_rows,
             buffer_bytes=self._configuration.get(TaskManagerOptions.BUFFER_BYTES),
             buffer_timeout_ms=self._configuration.get(ExecutionOptions.BUFFER_TIMEOUT),
             now_ms=self._host.monotonic_ms,

@@ -60,9 +60,9 @@ class LocalSubpartition:
         self._receiver.put(element)
 
     def _give_back(self, count: int) -> None:
-        was_full = not self.has_room
+        """Looks at what was sent only after giving back: a producer that filled the channel meanwhile is woken too."""
         self._consumed += count
-        if was_full:
+        if self._sent - self._consumed + count >= self._capacity:
             self._wake_producer()
 
 

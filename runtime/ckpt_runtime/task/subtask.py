@@ -213,7 +213,9 @@ class Subtask:
         return max(0.0, min(waits)) if waits else None
 
     def set_timer(self, operator: int, at_ms: int) -> None:
-        """``OperatorContext.set_timer`` of the operator at that position."""
+        """``OperatorContext.set_timer`` of the operator at that position; none fires after the end of data."""
+        if self._data_ended:
+            return
         known = self._timers[operator]
         if known is None or at_ms < known:
             self._timers[operator] = at_ms
@@ -360,6 +362,7 @@ class Subtask:
             self.chain.finish()
         self.chain.end.send_control(EndOfData(drain))
         self._data_ended = True
+        self._next_timer = None
         self._host.end_of_data(self)
 
     def _finish(self) -> None:

@@ -40,7 +40,7 @@ class TaskThread:
             try:
                 if subtask.state is TaskState.INITIALIZING:
                     subtask.open()
-            except Exception as error:
+            except BaseException as error:  # user code may call sys.exit()
                 subtask.fail(error)
         clock = time.perf_counter_ns
         live = [subtask for subtask in self.subtasks if subtask.state in _LIVE]
@@ -50,7 +50,7 @@ class TaskThread:
             for subtask in live:
                 try:
                     worked = subtask.step()
-                except Exception as error:
+                except BaseException as error:
                     subtask.fail(error)
                     worked = True
                 if worked:

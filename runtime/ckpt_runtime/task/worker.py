@@ -109,7 +109,7 @@ class TaskWorker:
             plan = self._plan_of(deployment, directory)
             self._job = DeployedJob(deployment, plan, self._transport, self)
             self._job.start()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             logger.exception("deployment %d failed", deployment.deployment)
             self._report({"type": "deploy_failed", "error": describe_error(error)}, deployment.deployment)
 
@@ -121,9 +121,13 @@ class TaskWorker:
         if archive is None:
             raise RuntimeError(f"the files of program {program_id} were never sent to this worker")
         directory = tempfile.mkdtemp(prefix="ckpt-program-")
+        try:
+            with zipfile.ZipFile(io.BytesIO(base64.b64decode(archive))) as files:
+                files.extractall(directory)
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
         self._programs[program_id] = directory
-        with zipfile.ZipFile(io.BytesIO(base64.b64decode(archive))) as files:
-            files.extractall(directory)
         return directory
 
     def _plan_of(self, deployment: Deployment, directory: str) -> CompiledPlan:
@@ -249,8 +253,9 @@ class TaskWorker:
         )
 
     def _report_subtask(self, subtask: Subtask, message: Message) -> None:
+        """Says nothing of a subtask of an earlier deployment, whose snapshot may still be written."""
         job = self._job
-        if job is not None:
+        if job is not None and job.subtasks.get((subtask.vertex_id, subtask.index)) is subtask:
             message |= {"vertex_id": subtask.vertex_id, "subtask": subtask.index}
             self._report(message, job.deployment.deployment)
 
