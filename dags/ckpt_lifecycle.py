@@ -47,7 +47,8 @@ PARAMS = {
     "savepoints": text(f"{DATA}/savepoints", "Directory for savepoints"),
     "checkpoints": text(f"{DATA}/checkpoints", "Directory for checkpoints"),
     "parallelism": Param(2, type="integer", minimum=1, title="Parallelism"),
-    "rows_per_second": Param(4000, type="number", minimum=0, title="Replayed rows per second, 0 is unlimited"),
+    "rows_per_second": Param(3000, type="number", minimum=0, title="Rows per second of version 1, 0 is unlimited"),
+    "rows_per_second_v2": Param(20000, type="number", minimum=0, title="Rows per second of version 2"),
     "interval": text("2 s", "Checkpoint interval at submission"),
     "timeout": text("60 s", "Checkpoint timeout at submission"),
     "new_interval": text("1 s", "Checkpoint interval after the patch"),
@@ -57,8 +58,12 @@ PARAMS = {
 }
 
 DEFAULTS: dict[str, Any] = {"ckpt_conn_id": CONNECTION, "retries": 2, "retry_delay": timedelta(seconds=5)}
-ARGUMENTS = ["--input", "{{ params.input }}", "--output", "{{ params.output }}"]
-ARGUMENTS += ["--rows-per-second", "{{ params.rows_per_second }}"]
+
+
+def arguments(rate: str) -> list[str]:
+    """The pipeline's arguments; ``rate`` names the parameter with the replayed rows per second."""
+    paths = ["--input", "{{ params.input }}", "--output", "{{ params.output }}"]
+    return [*paths, "--rows-per-second", f"{{{{ params.{rate} }}}}"]
 
 
 def options(params: dict[str, Any]) -> dict[str, Any]:
@@ -147,7 +152,7 @@ with DAG(
         task_id="submit_v1",
         pipeline="{{ params.pipelines }}",
         entry="{{ params.entry_v1 }}",
-        args=ARGUMENTS,
+        args=arguments("rows_per_second"),
         parallelism="{{ params.parallelism }}",
         configuration=configuration,
     )
@@ -174,7 +179,7 @@ with DAG(
         task_id="resume_v2",
         pipeline="{{ params.pipelines }}",
         entry="{{ params.entry_v2 }}",
-        args=ARGUMENTS,
+        args=arguments("rows_per_second_v2"),
         parallelism="{{ params.parallelism }}",
         configuration=configuration,
         savepoint_path=result(stop_v1, "savepoint_path"),

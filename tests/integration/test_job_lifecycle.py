@@ -31,7 +31,7 @@ def test_a_bounded_job_with_periodic_checkpoints_finishes(job: SequenceJob) -> N
     job.cluster.wait_for_checkpoints(job.job_id, 3)
     job.finished()
     assert_sequence(job.out, ROWS)
-    assert job.retained() == []
+    job.assert_retained()
 
 
 @pytest.mark.parametrize(("retention", "kept"), [("RETAIN_ON_CANCELLATION", 2), ("DELETE_ON_CANCELLATION", 0)])
@@ -46,8 +46,7 @@ def test_a_cancelled_job_keeps_what_retention_says(job: SequenceJob, retention: 
     job.canceled()
     completed = job.cluster.call(job.cluster.dispatcher.checkpoint_statistics(job.job_id)).counts.completed
     newest = [f"chk-{number}" for number in range(completed + 1)][-kept:] if kept else []
-    job.cluster.wait_until(lambda: len(job.retained()) <= kept, "the clean-up")
-    assert job.retained() == newest
+    job.assert_retained(*newest)
     assert [name for name in hidden(job.out) if name.endswith(".inprogress")] == []
 
 
@@ -60,7 +59,7 @@ def test_stop_with_savepoint_commits_up_to_it(job: SequenceJob, drain: bool) -> 
     job.cluster.savepoint(job.job_id, job.directory / "savepoints", stop=True, drain=drain)
     assert job.cluster.status(job.job_id) is JobStatus.FINISHED
     assert assert_sequence(job.out) > 0
-    assert job.retained() == []
+    job.assert_retained()
 
 
 @pytest.mark.row("203.7")

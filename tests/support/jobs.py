@@ -117,10 +117,20 @@ class SequenceJob:
         self.cluster.call(self.cluster.dispatcher.cancel_job(self.job_id))
         self.cluster.wait_for_status(self.job_id, JobStatus.CANCELED)
 
-    def retained(self) -> list[str]:
-        """Everything in the job's checkpoint directory that holds a file, by name."""
+    def left_behind(self) -> list[str]:
+        """The names in the job's checkpoint directory, but for the two of shared files while these are empty."""
         root = self.checkpoints / self.job_id
-        return sorted({str(file.relative_to(root).parts[0]) for file in root.rglob("*") if file.is_file()})
+        if not root.exists():
+            return []
+        return sorted(
+            entry.name for entry in root.iterdir() if entry.name.startswith("chk-") or any(entry.rglob("*"))
+        )
+
+    def assert_retained(self, *names: str) -> None:
+        """Waits until the job's checkpoint directory holds exactly these; with none, until it is gone."""
+        self.cluster.wait_until(lambda: self.left_behind() == list(names), f"{names} to be all that is left")
+        if not names:
+            self.cluster.wait_until(lambda: not (self.checkpoints / self.job_id).exists(), "the clean-up")
 
 
 def skip_unless_root() -> None:

@@ -118,8 +118,8 @@ class CheckpointShell:
     def finish(self, *, clean_up: bool) -> None:
         """Closes after the coordinator has shut down; with ``clean_up`` empty directories of the job go too."""
         if clean_up:
-            work = partial(_best_effort, "delete the empty checkpoint directory", partial(delete_job_directory, self._storage))
-            self._loop.run_in_executor(self._pool, work)
+            what = f"delete {self._storage.location.url}"
+            self._loop.run_in_executor(self._pool, _best_effort, what, lambda: delete_job_directory(self._storage))
         self.close()
 
     def close(self) -> None:

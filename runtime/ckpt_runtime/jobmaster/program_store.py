@@ -11,6 +11,7 @@ import hashlib
 import io
 import re
 import zipfile
+import zlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from ckpt_runtime.jobmaster.gateway import InvalidRequest, PipelineNotFound, Sto
 
 DEFAULT_FUNCTION = "pipeline"
 _NAME = re.compile(r"[^A-Za-z0-9_.-]+")
+MAX_NAME = 200
 MAX_FILES = 10_000
 MAX_UNPACKED_BYTES = 1 << 30
 
@@ -46,6 +48,8 @@ class ProgramStore:
     def add(self, filename: str, content: bytes, uploaded_at_ms: int) -> StoredPipeline:
         """As :meth:`store`, for bytes at hand."""
         name = _NAME.sub("_", Path(filename.replace("\\", "/")).name) or "pipeline.py"
+        if len(name) > MAX_NAME:
+            raise InvalidRequest("jarfile", name[:MAX_NAME] + "...", f"a file name has at most {MAX_NAME} characters")
         archive = content if name.endswith(".zip") else _archive_of_module(name, content)
         modules = _modules(name, archive)
         program_id = f"{hashlib.sha256(archive).hexdigest()[:32]}_{name}"
@@ -101,14 +105,21 @@ def _modules(name: str, archive: bytes) -> list[str]:
         found = []
         for entry in sources:
             module = entry.filename.removesuffix(".py")
-            if _defines_entry(entry.filename, files.read(entry)):
+            if _defines_entry(entry.filename, _read(name, files, entry)):
                 found.append(module)
         return found
+
+
+def _read(name: str, files: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    try:
+        return files.read(entry)
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError) as error:
+        raise InvalidRequest("jarfile", name, f"its file {entry.filename!r} cannot be read: {error}") from error
 
 
 def _defines_entry(filename: str, source: bytes) -> bool:
     try:
         tree = ast.parse(source, filename)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InvalidRequest("jarfile", filename, f"it is not valid Python: {error}") from error
     return any(isinstance(node, ast.FunctionDef) and node.name == DEFAULT_FUNCTION for node in tree.body)

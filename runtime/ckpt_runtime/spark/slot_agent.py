@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,6 +88,7 @@ class SlotAgent:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_worker_path()), "TZ": "UTC"}
         worker = subprocess.Popen(
             [sys.executable, "-m", "ckpt_runtime.spark.worker_main"],
+            bufsize=0,
             stdin=subprocess.PIPE,
             stdout=sys.__stderr__.fileno() if sys.__stderr__ is not None else None,
             env=environment,
@@ -99,8 +101,8 @@ class SlotAgent:
             "slot": self._slot,
             "worker": worker_id,
         }
-        worker.stdin.write(json.dumps(start).encode() + b"\n")
-        worker.stdin.flush()
+        with suppress(BrokenPipeError):
+            worker.stdin.write(json.dumps(start).encode() + b"\n")
         threading.Thread(target=self._watch, args=(worker_id, worker), daemon=True).start()
 
     def _watch(self, worker_id: str, worker: subprocess.Popen[bytes]) -> None:

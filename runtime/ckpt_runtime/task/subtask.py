@@ -166,9 +166,6 @@ class Subtask:
             self._mails.popleft()()
             return True
         end = self.chain.end
-        if self._next_timer is not None and self._next_timer <= self._host.now_ms():
-            self._fire_timers()
-            return True
         if end.next_flush_ms is not None:
             end.flush_due(self._host.monotonic_ms())
         if not end.has_room:
@@ -176,6 +173,9 @@ class Subtask:
             self.backpressured = True
             return False
         self.backpressured = False
+        if self._next_timer is not None and self._next_timer <= self._host.now_ms():
+            self._fire_timers()
+            return True
         if self._source is not None:
             return not self._data_ended and self._poll_source(self._source)
         arrived = self.gate.poll()
@@ -204,7 +204,7 @@ class Subtask:
         """How long the thread may sleep as far as this subtask is concerned; None = until woken."""
         monotonic = self._host.monotonic_ms()
         waits: list[float] = []
-        if self._next_timer is not None:
+        if self._next_timer is not None and not self.backpressured:
             waits.append(self._next_timer - self._host.now_ms())
         if self.chain.end.next_flush_ms is not None:
             waits.append(self.chain.end.next_flush_ms - monotonic)

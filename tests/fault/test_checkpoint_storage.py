@@ -1,0 +1,110 @@
+"""Checkpoint storage that fails while a job runs: checkpoints fail with the reason, the job goes on and recovers."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.checkpoint.statistics import CheckpointStats
+from ckpt_runtime.jobmaster.gateway import JobStatus
+from tests.support.jobs import SequenceJob, fast, skip_unless_root
+from tests.support.outputs import assert_sequence
+
+TOLERANT = fast(
+    execution__checkpointing__tolerable_failed_checkpoints="100000",
+    state__storage__fs__memory_threshold="0",
+    execution__checkpointing__externalized_checkpoint_retention="RETAIN_ON_CANCELLATION",
+)
+
+
+def _failed(job: SequenceJob) -> CheckpointStats | None:
+    return job.cluster.call(job.cluster.dispatcher.checkpoint_statistics(job.job_id)).latest_failed
+
+
+def _wait_for_failure(job: SequenceJob, reason: str) -> None:
+    def named() -> bool:
+        failed = _failed(job)
+        return failed is not None and reason in (failed.failure_message or "")
+
+    job.cluster.wait_until(named, f"a checkpoint to fail with {reason!r}")
+
+
+def test_a_checkpoint_directory_that_turns_unusable_and_comes_back(job: SequenceJob) -> None:
+    job.start(configuration=TOLERANT)
+    job.running()
+    job.cluster.wait_for_checkpoints(job.job_id, 2)
+    own = job.checkpoints / job.job_id
+    away = job.directory / "away"
+    own.rename(away)
+    own.touch()
+    _wait_for_failure(job, str(own))
+    assert job.cluster.status(job.job_id) is JobStatus.RUNNING
+    own.unlink()
+    away.rename(own)
+    job.cluster.wait_for_checkpoints(job.job_id, 2)
+    job.inject("map-raise")
+    job.restarted(1)
+    job.cluster.savepoint(job.job_id, job.directory / "savepoints", stop=True)
+    assert_sequence(job.out)
+    job.assert_retained()
+
+
+def test_no_tolerance_fails_over_when_checkpoints_fail(job: SequenceJob) -> None:
+    job.start(
+        configuration=fast(
+            restart_strategy__type="none", execution__checkpointing__tolerable_failed_checkpoints="2"
+        )
+    )
+    job.running()
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    own = job.checkpoints / job.job_id
+    shutil.rmtree(own)
+    own.touch()
+    job.cluster.wait_for_status(job.job_id, JobStatus.FAILED)
+    failure = job.cluster.call(job.cluster.dispatcher.execution_result(job.job_id)).failure
+    assert failure is not None
+    assert "tolerable" in failure.message.lower()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte."""
+    skip_unless_root()
+    place = tmp_path / "checkpoints"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a file system here: {mounted.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk(job: SequenceJob, small_disk: Path) -> None:
+    job.start(configuration=TOLERANT)
+    job.running()
+    job.cluster.wait_for_checkpoints(job.job_id, 2)
+    filler = small_disk / "filler"
+    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(b"\0" * 4096)
+    _wait_for_failure(job, "No space left")
+    assert job.cluster.status(job.job_id) is JobStatus.RUNNING
+    filler.unlink()
+    job.cluster.wait_for_checkpoints(job.job_id, 2)
+    job.inject("processor-raise")
+    job.restarted(1)
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    job.canceled()
+    latest = job.cluster.call(job.cluster.dispatcher.checkpoint_statistics(job.job_id)).latest_completed
+    assert latest is not None
+    job.assert_retained(f"chk-{latest.id}")
+    again = SequenceJob(job.cluster, job.directory / "again")
+    again.start(savepoint=str(small_disk / job.job_id / f"chk-{latest.id}"))
+    again.running()
+    again.canceled()

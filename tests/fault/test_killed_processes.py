@@ -1,0 +1,117 @@
+"""Processes that die or freeze: the job restores its latest checkpoint, the output stays exact, nothing is left."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from pathlib import Path
+
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import SequenceJob
+from tests.support.outputs import assert_sequence
+from tests.support.processes import children, living
+
+ROWS = 8000
+RATE = 2000
+
+
+def _kill(pid: int, number: int = signal.SIGKILL) -> None:
+    os.kill(pid, number)
+
+
+def test_killed_workers(job: SequenceJob) -> None:
+    job.start(rows=ROWS, rate=RATE)
+    job.running()
+    choice = random.Random(1)
+    for restarts in (1, 2, 3):
+        job.cluster.wait_for_checkpoints(job.job_id, 1)
+        _kill(choice.choice(job.cluster.worker_pids()))
+        job.restarted(restarts)
+    job.finished()
+    assert_sequence(job.out, ROWS)
+    job.assert_retained()
+
+
+def test_a_worker_killed_while_it_restores(job: SequenceJob) -> None:
+    job.start(rows=ROWS, rate=RATE)
+    job.running()
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    first = job.cluster.worker_pids()
+    _kill(first[0])
+    job.cluster.wait_until(lambda: len(job.cluster.worker_pids()) == 2, "the next worker")
+    _kill(next(pid for pid in job.cluster.worker_pids()))
+    job.finished()
+    assert_sequence(job.out, ROWS)
+
+
+def test_a_killed_spare_does_not_disturb_the_job(job: SequenceJob) -> None:
+    job.start(rows=ROWS // 2, rate=RATE)
+    job.running()
+    job.cluster.wait_until(lambda: len(job.cluster.spare_pids()) == 2, "two spares")
+    spares = job.cluster.spare_pids()
+    for spare in spares:
+        _kill(spare)
+    job.cluster.wait_until(
+        lambda: len(job.cluster.spare_pids()) == 2 and not set(spares) & set(job.cluster.spare_pids()), "new spares"
+    )
+    job.finished()
+    assert job.cluster.call(job.cluster.dispatcher.job_metrics(job.job_id))["numRestarts"] == "0"
+    assert_sequence(job.out, ROWS // 2)
+
+
+def test_a_killed_agent_takes_its_stage_along_and_a_new_one_is_launched(job: SequenceJob) -> None:
+    job.start(rows=ROWS, rate=RATE)
+    job.running()
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    agents = job.cluster.provider.agent_pids()
+    before = [pid for agent in agents for pid in (agent, *children(agent))]
+    _kill(agents[0])
+    job.restarted(1)
+    job.cluster.wait_until(lambda: not living(before), "the old stage's processes to end")
+    job.finished()
+    assert_sequence(job.out, ROWS)
+
+
+def test_a_frozen_worker_is_replaced_after_the_heartbeat_timeout(job: SequenceJob) -> None:
+    job.start(rows=ROWS, rate=RATE)
+    job.running()
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    frozen = job.cluster.worker_pids()[1]
+    _kill(frozen, signal.SIGSTOP)
+    job.restarted(1)
+    job.cluster.wait_until(lambda: not living([frozen]), "the frozen worker to be killed")
+    job.finished()
+    assert_sequence(job.out, ROWS)
+
+
+def test_a_frozen_agent_is_replaced_after_the_heartbeat_timeout(job: SequenceJob) -> None:
+    job.start(rows=ROWS, rate=RATE)
+    job.running()
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    frozen = job.cluster.provider.agent_pids()[1]
+    workers = children(frozen)
+    _kill(frozen, signal.SIGSTOP)
+    job.restarted(1)
+    job.cluster.wait_until(lambda: not living([frozen, *workers]), "the frozen agent and its workers to be killed")
+    job.finished()
+    assert_sequence(job.out, ROWS)
+
+
+def test_a_session_that_ends_leaves_no_process_and_no_thread(tmp_path: Path) -> None:
+    threads = set(threading.enumerate())
+    with MiniCluster(rest=True) as cluster:
+        job = SequenceJob(cluster, tmp_path)
+        job.start()
+        job.running()
+        job.has_output()
+        agents = cluster.provider.agent_pids()
+        started = [pid for agent in agents for pid in (agent, *children(agent))]
+        assert len(living(started)) >= 4
+        work = Path(cluster._directory.name)
+    cluster.wait_until(lambda: not living(started), "all processes to end", timeout_s=15)
+    cluster.wait_until(
+        lambda: not {thread for thread in threading.enumerate() if thread not in threads}, "all threads to end", 15
+    )
+    assert not work.exists()
