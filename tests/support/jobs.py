@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.jobmaster.gateway import ExecutionState, JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.outputs import visible
 
@@ -88,7 +88,9 @@ class SequenceJob:
         return self.job_id
 
     def running(self) -> None:
+        """Waits until all subtasks run."""
         self.cluster.wait_for_status(self.job_id, JobStatus.RUNNING)
+        self.cluster.wait_until(self._all_run, "all subtasks to run")
 
     def inject(self, fault: str) -> None:
         """Drops the file and waits until user code has acted on it."""
@@ -101,12 +103,16 @@ class SequenceJob:
 
         def over() -> bool:
             done = int(self.cluster.call(self.cluster.dispatcher.job_metrics(self.job_id))["numRestarts"])
-            return done >= restarts and self.cluster.status(self.job_id) is JobStatus.RUNNING
+            return done >= restarts and self._all_run()
 
         self.cluster.wait_until(over, f"{restarts} restarts")
 
     def finished(self, timeout_s: float = 60) -> None:
         self.cluster.wait_for_status(self.job_id, JobStatus.FINISHED, timeout_s=timeout_s)
+
+    def _all_run(self) -> bool:
+        tasks = self.cluster.call(self.cluster.dispatcher.job_details(self.job_id)).overview.tasks_by_state
+        return {state for state, number in tasks.items() if number} == {ExecutionState.RUNNING}
 
     def has_output(self) -> None:
         """Waits for the first committed rows."""

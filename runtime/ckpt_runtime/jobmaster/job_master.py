@@ -551,8 +551,9 @@ class JobMaster:
             case checkpoint_effects.RestoreFailed(_, message):
                 cause = FailureInfo("StateRestoreException", message)
                 self._handle(events.StateRestoreFailed(self._restore_attempt, cause))
-            case checkpoint_effects.FailJob(reason, message):
-                cause = FailureInfo("CheckpointException", f"{reason.message} {message}".strip())
+            case checkpoint_effects.FailJob(_, message):
+                text = f"Exceeded checkpoint tolerable failure threshold. The latest checkpoint failed: {message}"
+                cause = FailureInfo("CheckpointException", text)
                 self._note_failure(cause)
                 self._handle(events.JobFailed(cause))
             case checkpoint_effects.ShutdownComplete():
@@ -567,10 +568,9 @@ class JobMaster:
             future.set_result(effect)
 
     def _request_failed(self, effect: checkpoint_effects.RequestFailed) -> None:
-        message = f"{effect.reason.message} {effect.message}".strip()
         if effect.request_id in self._stops:
-            self._handle(events.SavepointFailed(effect.request_id, message, effect.reached_tasks))
+            self._handle(events.SavepointFailed(effect.request_id, effect.message, effect.reached_tasks))
             return
         future = self._requests.pop(effect.request_id, None)
         if future is not None and not future.done():
-            future.set_exception(OperationFailed(message))
+            future.set_exception(OperationFailed(effect.message))

@@ -99,7 +99,10 @@ async def _run(operation: Callable[[], Awaitable[Outcome]]) -> Outcome:
 
 
 def failure_cause(error: BaseException) -> FailureCause:
-    """An exception as the REST API shows it."""
+    """An exception as the REST API shows it; the trace begins with the line that clients show."""
     kind = type(error)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return FailureCause(name, str(error), "".join(traceback.format_exception(error)))
+    first = f"{name}: {error}"
+    if isinstance(error, OperationFailed):
+        return FailureCause(name, str(error), first)
+    return FailureCause(name, str(error), f"{first}\n{''.join(traceback.format_exception(error))}")

@@ -297,6 +297,8 @@ class JobMachine:
     def _on_stop(self, event: on.StopRequested, now: Instant) -> None:
         if self._state is not JobState.RUNNING:
             reason = "Another stop is in progress." if self._stop is not None else "The job is not running."
+            if self._state is JobState.DEPLOYING:
+                reason = "Some tasks of the job are not running yet."
             self._emit(out.StopFailed(event.request_id, reason))
             return
         self._stop = _Stop(event.request_id)

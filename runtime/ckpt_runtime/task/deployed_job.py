@@ -112,7 +112,7 @@ class DeployedJob:
     def _build_subtask(self, descriptor: SubtaskDescriptor) -> None:
         key = (descriptor.vertex_id, descriptor.subtask_index)
         vertex = self.deployment.graph.vertex(descriptor.vertex_id)
-        edges = [edge for edge in self.deployment.graph.edges if edge.source == vertex.id]
+        edges = self.deployment.graph.outputs(vertex.id)
         end = ChainEnd(
             [
                 self._build_output(output, self._buffer_rows(edge.target), self._wakeups[key])

@@ -274,11 +274,11 @@ class TaskWorker:
 
 
 def describe_error(error: BaseException) -> dict[str, str]:
-    """An error as the exception history shows it."""
+    """An error as the exception history shows it; the trace begins with the line that clients show."""
     kind = type(error)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     trace = "".join(traceback.format_exception(error))
-    return {"exception": name, "message": str(error), "stack_trace": trace}
+    return {"exception": name, "message": str(error), "stack_trace": f"{name}: {error}\n{trace}"}
 
 
 def _measures(subtask: Subtask) -> dict[str, Any]:

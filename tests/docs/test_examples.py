@@ -1,0 +1,344 @@
+"""Runs what the documentation shows: pipelines, DAGs, commands, options, links, and the tests that it names."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shlex
+import string
+import tempfile
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import typer
+
+from ckpt_runtime.api.entry_point import load_plan
+from ckpt_runtime.cli.main import app
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.option import OptionScope
+from ckpt_runtime.configuration.registry import find_option
+from ckpt_runtime.configuration.validation import validate
+from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.docs.markdown import DOCS, PAGES, ROOT, Block, anchors, blocks, links, spans
+
+JOB = "fa461ac280c9aa36bde4a060aa97618c"
+ROWS = 600
+PYTHON = blocks("python")
+PIPELINES = [block for block in PYTHON if "\ndef pipeline(" in block.text]
+DAGS = [block for block in PYTHON if "with DAG(" in block.text]
+FRAGMENTS = [block for block in PYTHON if block.page.name == "operators.md" and block not in DAGS]
+OTHERS = [block for block in PYTHON if block not in PIPELINES + DAGS + FRAGMENTS]
+COMMANDS = [
+    (block, line)
+    for block in blocks("sh", "bash", "console", "")
+    for line in block.text.replace("\\\n", " ").splitlines()
+    if re.match(r"(\$ )?ckpt\b", line)
+]
+COMMAND_SPANS = sorted({(page, span) for page in PAGES for span in spans(page) if re.match(r"ckpt [a-z]", span)})
+OPTION_KEY = re.compile(
+    r"(execution|state|restart-strategy|parallelism|pipeline|task|taskmanager|web|heartbeat|slot|rest)(\.[a-z0-9-]+)+"
+)
+NAMED_TEST = re.compile(r"tests/[\w/]+\.py::[\w:]+")
+
+
+def name_of(value: object) -> str:
+    return re.sub(r"[^\w.:-]+", "-", str(value))
+
+
+# --- pipelines
+
+
+@pytest.fixture(scope="module")
+def orders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the pages call the orders."""
+    start = datetime(2024, 1, 1, tzinfo=UTC)
+    table = pa.table(
+        {
+            "order_id": pa.array(range(ROWS), pa.int64()),
+            "customer": [f"customer-{row % 7}" for row in range(ROWS)],
+            "country": [("DE", "FR", "PL")[row % 3] for row in range(ROWS)],
+            "amount": [float(row) for row in range(ROWS)],
+            "placed_at": pa.array(
+                [start + timedelta(minutes=5 * row) for row in range(ROWS)], pa.timestamp("us", tz="UTC")
+            ),
+        }
+    )
+    file = tmp_path_factory.mktemp("orders") / "orders.parquet"
+    pq.write_table(table, file)
+    return file
+
+
+def parameters(block: Block) -> list[str]:
+    """Names of what the pipeline function takes behind the session."""
+    for node in ast.parse(block.text).body:
+        if isinstance(node, ast.FunctionDef) and node.name == "pipeline":
+            return [argument.arg for argument in node.args.args[1:]]
+    raise AssertionError(f"{block} has no pipeline function")
+
+
+def arguments(block: Block, orders: Path, output: Path) -> list[str]:
+    return [str(output if name == "output" else orders) for name in parameters(block)]
+
+
+@pytest.mark.parametrize("block", PIPELINES, ids=name_of)
+def test_a_pipeline_can_be_planned_without_a_warning(block: Block, orders: Path, tmp_path: Path) -> None:
+    (tmp_path / "example.py").write_text(block.text)
+    plan = load_plan(tmp_path, "example", arguments(block, orders, tmp_path / "out"), {})
+    assert plan.warnings == ()
+    assert len(plan.job_graph.vertices) >= 1
+
+
+@pytest.fixture(scope="module")
+def outputs(orders: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """All pipelines of the pages, run to their ends in one session without Spark; where each one wrote."""
+    written: dict[str, Path] = {}
+    with MiniCluster() as cluster:
+        for block in PIPELINES:
+            directory = tmp_path_factory.mktemp("example")
+            (directory / "example.py").write_text(block.text)
+            written[str(block)] = directory / "out"
+            given = arguments(block, orders, directory / "out")
+            configuration = {"execution.checkpointing.interval": "200 ms", "restart-strategy.type": "none"}
+            job_id = cluster.submit(
+                directory / "example.py", arguments=given, parallelism=2, configuration=configuration
+            )
+            if "prepareForTriggerAvailableNow" in block.text or "DataSourceStreamReader" not in block.text:
+                cluster.wait_for_status(job_id, JobStatus.FINISHED)
+                continue
+            cluster.wait_for_status(job_id, JobStatus.RUNNING)
+            cluster.wait_for_checkpoints(job_id, 2)
+            cluster.savepoint(job_id, directory / "savepoints", stop=True)
+    return written
+
+
+def rows(directory: Path) -> list[dict[str, Any]]:
+    files = sorted(directory.rglob("[!.]*.parquet"))
+    return [row for file in files for row in pq.read_table(file).to_pylist()]
+
+
+def output_of(outputs: dict[str, Path], page: str, word: str) -> Path:
+    """The output of the one pipeline on that page whose text holds the word."""
+    [block] = [block for block in PIPELINES if block.page == ROOT / page and word in block.text]
+    return outputs[str(block)]
+
+
+@pytest.mark.slow
+def test_every_pipeline_writes_rows(outputs: dict[str, Path]) -> None:
+    assert {name for name, output in outputs.items() if not rows(output)} == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "word", "count"), [("README.md", "totals.py", "count"), ("docs/pipelines.md", '"orders"), sum', "orders")]
+)
+def test_totals_per_customer_are_exact(outputs: dict[str, Path], page: str, word: str, count: str) -> None:
+    found = rows(output_of(outputs, page, word))
+    assert len(found) == ROWS
+    last = {row["customer"]: row for row in sorted(found, key=lambda row: int(row[count]))}
+    for number in range(7):
+        mine = range(number, ROWS, 7)
+        assert (last[f"customer-{number}"][count], last[f"customer-{number}"]["total"]) == (len(mine), sum(mine))
+
+
+@pytest.mark.slow
+def test_every_order_belongs_to_one_visit(outputs: dict[str, Path]) -> None:
+    visits = rows(output_of(outputs, "docs/pipelines.md", "class Sessions"))
+    assert sum(row["orders"] for row in visits) == ROWS
+
+
+@pytest.mark.slow
+def test_a_data_source_gives_each_tick_once(outputs: dict[str, Path]) -> None:
+    ticks = sorted(row["tick"] for row in rows(output_of(outputs, "docs/pipelines.md", "class Ticks")))
+    assert ticks == list(range(len(ticks)))
+
+
+# --- Airflow
+
+
+@pytest.fixture(scope="module")
+def airflow_home() -> Path:
+    """A home of its own, so that nothing of a person's is read or written."""
+    home = Path(os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="airflow-docs-")))
+    os.environ.setdefault("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
+    return home
+
+
+@pytest.mark.usefixtures("airflow_home")
+@pytest.mark.parametrize("block", DAGS, ids=name_of)
+def test_a_dag_can_be_stored_by_airflow(block: Block) -> None:
+    from airflow.sdk import DAG
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    module: dict[str, Any] = {}
+    exec(compile(block.text, str(block), "exec"), module)
+    dags = [value for value in module.values() if isinstance(value, DAG)]
+    assert len(dags) == 1
+    document = json.loads(json.dumps(DagSerialization.to_dict(dags[0])))
+    assert len(DagSerialization.from_dict(document).task_ids) == len(dags[0].task_ids) > 1
+
+
+@cache
+def provider_names() -> dict[str, Any]:
+    """Every operator and sensor, by its class name."""
+    from importlib import import_module
+
+    from airflow.sdk import BaseOperator
+
+    names: dict[str, Any] = {"timedelta": timedelta}
+    for folder in ("operators", "sensors"):
+        for file in (ROOT / "airflow_provider_ckpt" / folder).glob("[!_]*.py"):
+            module = import_module(f"airflow_provider_ckpt.{folder}.{file.stem}")
+            for name, value in vars(module).items():
+                if isinstance(value, type) and issubclass(value, BaseOperator) and value.__module__ == module.__name__:
+                    names[name] = value
+    return names
+
+
+@pytest.mark.usefixtures("airflow_home")
+@pytest.mark.parametrize("block", FRAGMENTS, ids=name_of)
+def test_a_fragment_is_accepted_in_a_dag(block: Block) -> None:
+    from airflow.sdk import DAG
+
+    names = dict(provider_names())
+    with DAG(dag_id="fragment", schedule=None) as dag:
+        names["submit"] = names["SubmitJobOperator"](task_id="submit_before", pipeline="/opt/pipelines")
+        names["start"] = names["StartSessionOperator"](task_id="start_before")
+        exec(compile(block.text, str(block), "exec"), names)
+    assert len(dag.task_ids) > 2
+
+
+@pytest.mark.parametrize("block", OTHERS, ids=name_of)
+def test_other_python_imports(block: Block) -> None:
+    exec(compile(block.text, str(block), "exec"), {})
+
+
+# --- the command line
+
+
+def root_command() -> Any:
+    return typer.main.get_command(app)
+
+
+@pytest.mark.parametrize(("block", "line"), COMMANDS, ids=name_of)
+def test_a_command_is_accepted_by_the_command_line(block: Block, line: str) -> None:
+    values = {"JOB": JOB}
+    words = shlex.split(string.Template(line.removeprefix("$ ")).substitute(values))
+    command, name, rest = root_command(), "ckpt", words[1:]
+    context = None
+    while True:
+        context = command.make_context(name, list(rest), parent=context)
+        if not hasattr(command, "resolve_command"):
+            break
+        name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+    validate(Configuration.from_properties(context.params.get("define") or ()), OptionScope.CLUSTER)
+
+
+@pytest.mark.parametrize(("page", "span"), COMMAND_SPANS, ids=name_of)
+def test_a_command_in_the_text_names_what_exists(page: Path, span: str) -> None:
+    command = root_command()
+    known = {text for parameter in command.params for text in parameter.opts + parameter.secondary_opts}
+    for word in re.sub(r"[\[\]]", " ", span).replace("|", " ").split()[1:]:
+        if hasattr(command, "commands") and not word.startswith("-"):
+            if word == "COMMAND":
+                return
+            assert word in command.commands, f"{page}: there is no command {span!r}"
+            command = command.commands[word]
+            known |= {text for parameter in command.params for text in parameter.opts + parameter.secondary_opts}
+        elif word.startswith("-"):
+            assert word in known | {"--help"}, f"{page}: {span!r} has no option {word}"
+
+
+# --- everything else
+
+
+@pytest.mark.parametrize("block", blocks("json"), ids=name_of)
+def test_json_is_json(block: Block) -> None:
+    json.loads(block.text)
+
+
+def test_every_block_says_what_it_is() -> None:
+    known = {"python", "sh", "json", "text"}
+    every = set(blocks("python", "sh", "json", "text"))
+    unknown = [block for block in blocks("", *_languages()) if block not in every]
+    assert [str(block) for block in unknown if block.language not in known and block.page.name != "cli.md"] == []
+
+
+def _languages() -> set[str]:
+    return {match for page in PAGES for match in re.findall(r"^```(\w+)$", page.read_text(), re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in links(page):
+        if re.match(r"https?://", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_options_that_are_named_exist(page: Path) -> None:
+    named = {span.partition("=")[0] for span in spans(page) if OPTION_KEY.fullmatch(span.partition("=")[0])}
+    assert {key for key in named if find_option(key) is None and not key.endswith((".md", ".py"))} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_make_targets_that_are_named_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"\bmake ([a-z-]+)", "\n".join(spans(page)))) - targets == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_that_are_named_exist(page: Path) -> None:
+    """Paths in code spans: from the root, or from the engine's package; on a room's page from that room."""
+    room = DOCS.parent / "runtime" / "ckpt_runtime" / page.stem
+    if page.parent.name == "rooms" and page.stem == "provider":
+        room = ROOT / "airflow_provider_ckpt"
+    places = (ROOT, ROOT / "runtime", ROOT / "runtime" / "ckpt_runtime", *([room] if page.parent.name == "rooms" else []))
+    shown = {"totals.py", "main.py"}
+    named = {span for span in spans(page) if re.fullmatch(r"[\w/]+\.py", span)} - shown
+    assert {name for name in named if not any((place / name).exists() for place in places)} == set()
+
+
+def test_every_room_has_its_page() -> None:
+    package = ROOT / "runtime" / "ckpt_runtime"
+    rooms = {room.name for room in package.iterdir() if (room / "__init__.py").exists()} | {"provider"}
+    assert {page.stem for page in (DOCS / "rooms").glob("*.md")} == rooms
+
+
+def test_every_promise_names_tests_that_exist() -> None:
+    lines = [line for line in (DOCS / "guarantees.md").read_text().splitlines() if line.startswith("| ")]
+    promises = [line for line in lines if not line.startswith(("| promise", "|---"))]
+    assert len(promises) > 20
+    for line in promises:
+        named = NAMED_TEST.findall(line)
+        assert named, f"no test is named in {line!r}"
+        for name in named:
+            assert name in existing_tests(name.partition("::")[0]), f"{name} does not exist"
+
+
+@cache
+def existing_tests(file: str) -> set[str]:
+    """Tests of a file as pytest names them, without parameters."""
+    path = ROOT / file
+    if not path.exists():
+        return set()
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(f"{file}::{node.name}")
+        elif isinstance(node, ast.ClassDef):
+            methods = (item for item in node.body if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef))
+            found |= {f"{file}::{node.name}::{method.name}" for method in methods}
+    return {name for name in found if name.rpartition("::")[2].startswith("test_")}

@@ -1,0 +1,170 @@
+"""The REST API on jobs that run: changes hold at once, operations are started once, bad requests do no harm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.models import CheckpointConfigPatch, RunOptions
+from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import PIPELINES, SequenceJob, fast
+from tests.support.outputs import assert_sequence
+
+UNKNOWN_JOB = "0" * 32
+
+
+@pytest.fixture(scope="module")
+def client(cluster: MiniCluster) -> Iterator[CkptClient]:
+    with CkptClient(cluster.rest_url) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def live(cluster: MiniCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SequenceJob]:
+    """One job for all tests of this module that leave it running; checkpoints once an hour."""
+    job = SequenceJob(cluster, tmp_path_factory.mktemp("live"))
+    job.start(parallelism=1, configuration=fast(execution__checkpointing__interval="1h"))
+    job.running()
+    yield job
+    cluster.savepoint(job.job_id, job.directory / "savepoints", stop=True)
+    assert_sequence(job.out)
+
+
+def _completed(client: CkptClient, job_id: str) -> int:
+    return client.checkpoint_statistics(job_id).counts.completed
+
+
+@pytest.mark.row("571.1")
+@pytest.mark.row("571.2")
+@pytest.mark.row("571.4")
+def test_a_patched_interval_holds_at_once(client: CkptClient, live: SequenceJob) -> None:
+    before = _completed(client, live.job_id)
+    shown = client.patch_checkpoint_config(live.job_id, CheckpointConfigPatch(interval_ms=100))
+    assert shown.interval_ms == 100
+    assert client.checkpoint_config(live.job_id) == shown
+    live.cluster.wait_until(lambda: _completed(client, live.job_id) >= before + 3, "three checkpoints")
+    client.patch_checkpoint_config(live.job_id, CheckpointConfigPatch(interval_ms=3_600_000))
+    live.cluster.wait_until(
+        lambda: client.checkpoint_statistics(live.job_id).counts.in_progress == 0, "the last checkpoint"
+    )
+    after = _completed(client, live.job_id)
+    assert client.reset_checkpoint_config(live.job_id).overrides == ()
+    assert _completed(client, live.job_id) == after
+
+
+@pytest.mark.row("571.3")
+def test_a_patched_timeout_saves_or_ends_a_pending_checkpoint(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
+    """A barrier crawls behind slow rows: extended, its checkpoint completes; shortened, the next one ends at once."""
+    job.start(rate=0, batch=64, configuration=fast(execution__checkpointing__interval="1h",
+        execution__checkpointing__tolerable_failed_checkpoints="1000"))
+    job.running()
+    (job.faults / "processor-slow").touch()
+    cluster.wait_until(lambda: _back_pressured(client, job.job_id), "back-pressure")
+    client.patch_checkpoint_config(job.job_id, CheckpointConfigPatch(timeout_ms=600_000))
+    trigger = client.trigger_checkpoint(job.job_id)
+    cluster.wait_until(lambda: client.checkpoint_statistics(job.job_id).counts.in_progress == 1, "a checkpoint")
+    client.patch_checkpoint_config(job.job_id, CheckpointConfigPatch(timeout_ms=10))
+    cluster.wait_until(lambda: client.checkpoint_statistics(job.job_id).counts.in_progress == 0, "its end", 5)
+    failed = client.checkpoint_statistics(job.job_id).latest_failed
+    assert failed is not None
+    assert "expired" in (failed.failure_message or "")
+    assert client.operation_status("checkpoint", trigger, job.job_id).failure is not None
+    client.patch_checkpoint_config(job.job_id, CheckpointConfigPatch(timeout_ms=600_000))
+    savepoint = client.trigger_savepoint(job.job_id, str(job.directory / "savepoints"))
+    (job.faults / "processor-slow").unlink()
+    done = client.wait_for_operation("savepoint", savepoint, job.job_id, timeout_s=60)
+    assert done.location is not None
+    job.canceled()
+
+
+def _back_pressured(client: CkptClient, job_id: str) -> bool:
+    source = next(vertex for vertex in client.job_details(job_id).vertices if "numbers" in vertex.name)
+    pressure = client.vertex_backpressure(job_id, source.id)
+    return any(subtask.backpressured > 0.5 for subtask in pressure.subtasks)
+
+
+@pytest.mark.row("air.3")
+def test_a_trigger_id_starts_one_savepoint_only(client: CkptClient, live: SequenceJob) -> None:
+    directory = live.directory / "once"
+    trigger = "a" * 32
+    ids = {client.trigger_savepoint(live.job_id, str(directory), trigger_id=trigger) for _ in range(3)}
+    assert ids == {trigger}
+    done = client.wait_for_operation("savepoint", trigger, live.job_id, timeout_s=30)
+    assert client.trigger_savepoint(live.job_id, str(directory), trigger_id=trigger) == trigger
+    assert [f"file://{path}" for path in directory.iterdir()] == [done.location]
+    disposal = client.dispose_savepoint(str(done.location))
+    client.wait_for_operation("savepoint-disposal", disposal, timeout_s=30)
+    assert list(directory.iterdir()) == []
+
+
+@pytest.mark.row("air.3")
+def test_a_job_id_starts_one_job_only(client: CkptClient, job: SequenceJob) -> None:
+    pipeline = client.upload_pipeline(*pack_pipeline(PIPELINES))
+    arguments = ("--output", str(job.out), "--rows", "1000", "--faults", str(job.faults))
+    options = RunOptions(entry_point="sequence:pipeline", arguments=arguments, parallelism=1)
+    ids = {client.run_pipeline(pipeline, options, job_id="b" * 32) for _ in range(2)}
+    assert ids == {"b" * 32}
+    client.wait_for_state("b" * 32, ["FINISHED"], timeout_s=60)
+    assert_sequence(job.out, 1000)
+
+
+BAD = [
+    ("PATCH", "/jobs/{job}/checkpoints/configuration", {"checkpointInterval": 0}, 400),
+    ("PATCH", "/jobs/{job}/checkpoints/configuration", {"checkpointInterval": "10"}, 400),
+    ("PATCH", "/jobs/{job}/checkpoints/configuration", {"checkpointTimeout": -1}, 400),
+    ("PATCH", "/jobs/{job}/checkpoints/configuration", {"checkpointInterval": 1.5}, 400),
+    ("PATCH", "/jobs/{job}/checkpoints/configuration", {"interval": 10}, 400),
+    ("PATCH", "/jobs/{job}/checkpoints/configuration", {}, 400),
+    ("PATCH", "/jobs/{job}/checkpoints/configuration", b"{", 400),
+    ("PATCH", "/jobs/nonsense/checkpoints/configuration", {"checkpointInterval": 1000}, 400),
+    ("PATCH", f"/jobs/{UNKNOWN_JOB}/checkpoints/configuration", {"checkpointInterval": 1000}, 404),
+    ("POST", "/jobs/{job}/savepoints", {"target-directory": "/tmp/x", "formatType": "UNKNOWN"}, 400),
+    ("POST", "/jobs/{job}/stop", {"drain": "perhaps"}, 400),
+    ("GET", "/jobs/{job}/savepoints/" + "c" * 32, None, 404),
+    ("GET", "/jobs/{job}/vertices/" + "d" * 32, None, 404),
+    ("GET", "/jobs/{job}/checkpoints/details/99999", None, 404),
+]
+
+
+@pytest.mark.row("571.1")
+def test_bad_requests_change_nothing(client: CkptClient, live: SequenceJob) -> None:
+    before = client.checkpoint_config(live.job_id)
+    for method, path, body, status in BAD:
+        url = client.url + path.replace("{job}", live.job_id)
+        content = {"content": body} if isinstance(body, bytes) else {"json": body}
+        answer = httpx.request(method, url, headers={"Content-Type": "application/json"}, **content)
+        assert answer.status_code == status, (method, path, body, answer.text)
+        assert answer.json()["errors"], path
+    assert client.checkpoint_config(live.job_id) == before
+    assert client.job_status(live.job_id) == "RUNNING"
+    live.cluster.wait_until(lambda: client.checkpoint_statistics(live.job_id).counts.in_progress == 0, "no checkpoint")
+
+
+def test_a_savepoint_into_an_unusable_directory_fails_alone(client: CkptClient, live: SequenceJob, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.touch()
+    for directory in (str(blocked), "relative/place"):
+        trigger = client.trigger_savepoint(live.job_id, directory)
+        live.cluster.wait_until(
+            lambda trigger=trigger: client.operation_status("savepoint", trigger, live.job_id).done, "the failure"
+        )
+        failure = client.operation_status("savepoint", trigger, live.job_id).failure
+        assert failure is not None
+        assert directory in failure.stack_trace
+    assert client.job_status(live.job_id) == "RUNNING"
+
+
+@pytest.mark.row("571.1")
+def test_a_job_that_has_ended_takes_no_changes(client: CkptClient, job: SequenceJob) -> None:
+    job.start(parallelism=1)
+    job.running()
+    job.canceled()
+    url = f"{client.url}/jobs/{job.job_id}"
+    patch = httpx.patch(f"{url}/checkpoints/configuration", json={"checkpointInterval": 1000})
+    stop = httpx.post(f"{url}/stop", json={"drain": False, "targetDirectory": str(job.directory)})
+    assert (patch.status_code, stop.status_code) == (409, 409)

@@ -1,0 +1,277 @@
+"""A subtask run by hand: a host that only remembers, clocks that only tests move, channels that only tests fill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
+from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.graph.job_graph import Partitioning
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement
+from ckpt_runtime.network.gate import InputGate
+from ckpt_runtime.operators.operator import (
+    Operator,
+    OperatorContext,
+    OperatorStateStore,
+    Output,
+    SourceOperator,
+    SourceStatus,
+)
+from ckpt_runtime.state.backend import KeyedStateBackend
+from ckpt_runtime.task.chain import ChainEnd, OperatorChain
+from ckpt_runtime.task.output import ResultPartition
+from ckpt_runtime.task.subtask import OperatorSnapshot, SnapshotMeasures, Subtask
+
+
+def rows(*values: int) -> pa.RecordBatch:
+    return pa.record_batch({"n": pa.array(values, pa.int64())})
+
+
+def barrier(
+    checkpoint_id: int,
+    kind: CheckpointType = CheckpointType.CHECKPOINT,
+    *,
+    drain: bool = False,
+    directory: str = "dir",
+    timestamp: int = 0,
+) -> CheckpointBarrier:
+    options = CheckpointOptions(CheckpointProperties(kind, drain=drain), directory)
+    return CheckpointBarrier(checkpoint_id, timestamp, options)
+
+
+class Sent:
+    """A subpartition that keeps what it is given: rows as lists of ints, control elements as they are."""
+
+    def __init__(self, capacity: int | None = None) -> None:
+        self.elements: list[Any] = []
+        self.batches: list[pa.RecordBatch] = []
+        self.capacity = capacity
+        self.error: BaseException | None = None
+
+    @property
+    def has_room(self) -> bool:
+        return self.capacity is None or len(self.batches) < self.capacity
+
+    def send_batch(self, batch: pa.RecordBatch) -> None:
+        self.batches.append(batch)
+        self.elements.append(batch.column(0).to_pylist())
+
+    def send_control(self, element: ControlElement) -> None:
+        self.elements.append(element)
+
+    def take(self) -> list[Any]:
+        elements, self.elements = self.elements, []
+        return elements
+
+
+class Recorder(Operator):
+    """Passes rows on and notes every call in ``calls``, which the operators of a chain share."""
+
+    def __init__(self, name: str, calls: list[Any]) -> None:
+        self.name = name
+        self.calls = calls
+        self.raises_in: set[str] = set()
+        self.at: dict[str, Callable[[], None]] = {}
+
+    def note(self, call: str, *details: Any) -> None:
+        self.calls.append((self.name, call, *details))
+        if call in self.at:
+            self.at[call]()
+        if call in self.raises_in:
+            raise RuntimeError(f"{call} of {self.name}")
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        super().open(context, output)
+        self.note("open")
+
+    def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
+        self.note("batch", input_index, batch.column(0).to_pylist())
+        self.output.emit(batch)
+
+    def process_watermark(self, timestamp_ms: int) -> None:
+        self.note("watermark", timestamp_ms)
+        super().process_watermark(timestamp_ms)
+
+    def on_processing_time(self, now_ms: int) -> None:
+        self.note("timer", now_ms)
+
+    def prepare_snapshot(self, checkpoint_id: int) -> None:
+        self.note("prepare", checkpoint_id)
+
+    def snapshot(self, checkpoint_id: int) -> None:
+        self.note("snapshot", checkpoint_id)
+        self.context.operator_state.put("position", [checkpoint_id])
+
+    def notify_complete(self, checkpoint_id: int) -> None:
+        self.note("complete", checkpoint_id)
+
+    def notify_aborted(self, checkpoint_id: int) -> None:
+        self.note("aborted", checkpoint_id)
+
+    def finish(self) -> None:
+        self.note("finish")
+
+    def close(self) -> None:
+        self.note("close")
+
+
+class RecordingSource(Recorder, SourceOperator):
+    """Emits what ``script`` says, poll by poll: rows, or a status."""
+
+    def __init__(self, name: str, calls: list[Any], script: Sequence[pa.RecordBatch | SourceStatus]) -> None:
+        super().__init__(name, calls)
+        self.script = list(script)
+        self.pause_ms = 10
+
+    def poll(self) -> SourceStatus:
+        following = self.script.pop(0) if self.script else SourceStatus.NOTHING_AVAILABLE
+        if isinstance(following, SourceStatus):
+            return following
+        self.output.emit(following)
+        return SourceStatus.MORE_AVAILABLE
+
+    def idle_ms(self) -> int:
+        return self.pause_ms
+
+
+class Host:
+    """What the worker would do, noted."""
+
+    def __init__(self) -> None:
+        self.wall_ms = 1_000
+        self.mono_ms = 0.0
+        self.states: list[str] = []
+        self.errors: list[BaseException] = []
+        self.ends_of_data = 0
+        self.declined: list[tuple[int, str]] = []
+        self.snapshots: list[tuple[int, list[OperatorSnapshot], SnapshotMeasures]] = []
+
+    def now_ms(self) -> int:
+        return self.wall_ms
+
+    def monotonic_ms(self) -> float:
+        return self.mono_ms
+
+    def state_changed(self, subtask: Subtask, error: BaseException | None = None) -> None:
+        self.states.append(subtask.state.value)
+        if error is not None:
+            self.errors.append(error)
+
+    def end_of_data(self, subtask: Subtask) -> None:
+        self.ends_of_data += 1
+
+    def decline(self, subtask: Subtask, checkpoint_id: int, reason: str, message: str) -> None:
+        self.declined.append((checkpoint_id, reason))
+
+    def write_snapshot(
+        self,
+        subtask: Subtask,
+        barrier: CheckpointBarrier,
+        operators: list[OperatorSnapshot],
+        measures: SnapshotMeasures,
+    ) -> None:
+        self.snapshots.append((barrier.checkpoint_id, operators, measures))
+
+    @property
+    def snapshot_ids(self) -> list[int]:
+        return [checkpoint_id for checkpoint_id, _, _ in self.snapshots]
+
+
+class Bench:
+    """One subtask with its surroundings. ``channels`` input channels; output is one channel, sent at once."""
+
+    def __init__(
+        self,
+        *,
+        channels: int = 1,
+        operators: int = 1,
+        source: Sequence[pa.RecordBatch | SourceStatus] | None = None,
+        capacity: int | None = None,
+        buffer_timeout_ms: int = 0,
+        finished_on_restore: bool = False,
+    ) -> None:
+        self.host = Host()
+        self.calls: list[Any] = []
+        self.out = Sent(capacity)
+        self.gate = InputGate(lambda: None)
+        for _ in range(0 if source is not None else channels):
+            self.gate.add_channel(0, 4)
+        self.operators: list[Recorder] = [Recorder(f"op{i}", self.calls) for i in range(operators)]
+        if source is not None:
+            self.operators[0] = RecordingSource("op0", self.calls, source)
+        holder: list[Subtask] = []
+        contexts = [
+            context(f"op{i}", self.host, lambda at, i=i: holder[0].set_timer(i, at)) for i in range(operators)
+        ]
+        partition = ResultPartition(
+            Partitioning.FORWARD, (), 128, [self.out], buffer_rows=100, buffer_bytes=1 << 20,
+            buffer_timeout_ms=buffer_timeout_ms, now_ms=self.host.monotonic_ms,
+        )  # fmt: skip
+        self.chain = OperatorChain(self.operators, contexts, ChainEnd([partition]))
+        self.subtask = Subtask(
+            "v", 0, "op (1/1)", self.host, self.gate, self.chain,
+            user_code=False, finished_on_restore=finished_on_restore,
+        )  # fmt: skip
+        holder.append(self.subtask)
+
+    @property
+    def head(self) -> Recorder:
+        return self.operators[0]
+
+    def open(self) -> Bench:
+        self.subtask.open()
+        self.calls.clear()
+        self.host.states.clear()
+        return self
+
+    def put(self, channel: int, *elements: Any) -> Bench:
+        for element in elements:
+            self.gate.channels[channel].put(element)
+        return self
+
+    def mail(self, action: Callable[[], None]) -> Bench:
+        self.subtask.mail(action)
+        return self
+
+    def run(self) -> Bench:
+        """Steps until there is nothing to do."""
+        for _ in range(1_000):
+            if not self.subtask.step():
+                return self
+        raise AssertionError("the subtask never comes to rest")
+
+    def called(self, name: str) -> list[Any]:
+        """Details of all calls of that name, in order."""
+        return [call[2:] for call in self.calls if call[1] == name]
+
+
+def context(
+    uid: str, host: Host, set_timer: Callable[[int], None], keyed_state: KeyedStateBackend | None = None
+) -> OperatorContext:
+    return OperatorContext(
+        job_id="j", uid=uid, name=uid, subtask_index=0, parallelism=1, max_parallelism=128, attempt=0,
+        key_groups=KeyGroupRange(0, 127), operator_state=OperatorStateStore(), now_ms=host.now_ms,
+        set_timer=set_timer, keyed_state=keyed_state,
+    )  # fmt: skip
+
+
+class TaskKit:
+    """The names above for the tests of this folder."""
+
+    rows = staticmethod(rows)
+    barrier = staticmethod(barrier)
+    context = staticmethod(context)
+    Bench = Bench
+    Host = Host
+    Sent = Sent
+    Recorder = Recorder
+
+
+@pytest.fixture(scope="session")
+def kit() -> type[TaskKit]:
+    return TaskKit

@@ -1,0 +1,130 @@
+"""Operators of one subtask: order of calls, what one emits reaches the next, and closing whatever happens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ckpt_runtime.graph.job_graph import Partitioning
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.network.elements import Watermark
+from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
+from ckpt_runtime.task.chain import ChainEnd, OperatorChain
+from ckpt_runtime.task.output import ResultPartition
+
+
+def forward(out: Any, timeout_ms: int = 0, now: Any = lambda: 0.0) -> ResultPartition:
+    return ResultPartition(
+        Partitioning.FORWARD, (), 128, [out], buffer_rows=100, buffer_bytes=1 << 20,
+        buffer_timeout_ms=timeout_ms, now_ms=now,
+    )  # fmt: skip
+
+
+def test_it_opens_from_the_tail_so_that_operators_may_emit_while_opening(kit: Any) -> None:
+    bench = kit.Bench(operators=3)
+    bench.head.at["open"] = lambda: bench.head.output.emit(kit.rows(1))
+    bench.subtask.open()
+    assert [call[:2] for call in bench.calls] == [
+        ("op2", "open"), ("op1", "open"), ("op0", "open"), ("op1", "batch"), ("op2", "batch"),
+    ]  # fmt: skip
+    assert bench.out.elements == [[1]]
+
+
+def test_rows_and_watermarks_run_through(kit: Any) -> None:
+    bench = kit.Bench(operators=2).open()
+    bench.chain.head.process_batch(kit.rows(1, 2), 0)
+    bench.chain.head.process_watermark(9)
+    bench.chain.end.flush_due(0)
+    assert bench.calls == [
+        ("op0", "batch", 0, [1, 2]), ("op1", "batch", 0, [1, 2]),
+        ("op0", "watermark", 9), ("op1", "watermark", 9),
+    ]  # fmt: skip
+    assert bench.out.elements == [[1, 2], Watermark(9)]
+    assert bench.chain.end.rows == 2
+
+
+def test_empty_batches_stop_at_the_operator_that_made_them(kit: Any) -> None:
+    bench = kit.Bench(operators=2).open()
+    bench.head.output.emit(kit.rows())
+    bench.operators[1].output.emit(kit.rows())
+    assert bench.calls == []
+    assert bench.out.elements == []
+
+
+def test_what_an_operator_emits_while_finishing_reaches_the_ones_behind_it_first(kit: Any) -> None:
+    bench = kit.Bench(operators=2).open()
+    bench.head.at["finish"] = lambda: bench.head.output.emit(kit.rows(7))
+    bench.chain.finish()
+    assert bench.calls == [("op0", "finish"), ("op1", "batch", 0, [7]), ("op1", "finish")]
+
+
+def test_dictionary_columns_are_sent_as_plain_ones(kit: Any) -> None:
+    out = kit.Sent()
+    end = ChainEnd([forward(out)])
+    end.emit(pa.record_batch({"s": pa.array(["a", "b", "a"]).dictionary_encode(), "n": [1, 2, 3]}))
+    (batch,) = out.batches
+    assert batch.schema.types == [pa.string(), pa.int64()]
+    assert batch.to_pydict() == {"s": ["a", "b", "a"], "n": [1, 2, 3]}
+
+
+def test_every_outgoing_edge_gets_everything(kit: Any) -> None:
+    outs = [kit.Sent(), kit.Sent(capacity=1)]
+    end = ChainEnd([forward(out) for out in outs])
+    assert end.has_room
+    end.emit(kit.rows(1))
+    assert [out.elements for out in outs] == [[[1]], [[1]]]
+    assert not end.has_room
+    outs[0].error = ConnectionError("gone")
+    with pytest.raises(ConnectionError):
+        end.check()
+
+
+def test_only_partitions_whose_timeout_has_passed_are_flushed(kit: Any) -> None:
+    early, late = kit.Sent(), kit.Sent()
+    end = ChainEnd([forward(early, 10), forward(late, 50)])
+    assert end.next_flush_ms is None
+    end.emit(kit.rows(1))
+    assert end.next_flush_ms == 10
+    end.flush_due(10)
+    assert (early.elements, late.elements) == ([[1]], [])
+    assert end.next_flush_ms == 50
+
+
+def test_a_chain_without_outputs_has_room_for_ever(kit: Any) -> None:
+    end = ChainEnd([])
+    end.emit(kit.rows(1))
+    assert end.has_room
+    assert end.next_flush_ms is None
+
+
+def test_closing_goes_on_after_a_failure_and_happens_once(kit: Any) -> None:
+    bench = kit.Bench(operators=3).open()
+    bench.operators[1].raises_in.add("close")
+    errors = bench.chain.close()
+    assert [str(error) for error in errors] == ["close of op1"]
+    assert bench.calls == [("op2", "close"), ("op1", "close"), ("op0", "close")]
+    assert bench.chain.close() == []
+    assert len(bench.calls) == 3
+
+
+def test_operators_behind_the_one_that_failed_to_open_are_closed_too(kit: Any) -> None:
+    bench = kit.Bench(operators=3)
+    bench.operators[1].raises_in.add("open")
+    with pytest.raises(RuntimeError, match="open of op1"):
+        bench.subtask.open()
+    bench.calls.clear()
+    bench.chain.close()
+    assert bench.calls == [("op2", "close"), ("op1", "close")]
+
+
+def test_keyed_backends_are_closed_with_their_operators(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    monkeypatch.setattr(MemoryKeyedStateBackend, "close", lambda self: closed.append(self.uid))
+    backend = MemoryKeyedStateBackend(KeyGroupRange(0, 127), 128, "op")
+    context = kit.context("op", kit.Host(), lambda _: None, keyed_state=backend)
+    chain = OperatorChain([kit.Recorder("op", [])], [context], ChainEnd([]))
+    chain.open()
+    assert chain.close() == []
+    assert closed == ["op"]

@@ -1,0 +1,257 @@
+"""Rows reach the right channel, in order, none lost, in buffers of a good size; and a full channel says so."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckpt_runtime.graph.job_graph import Partitioning
+from ckpt_runtime.graph.key_groups import key_group_of_hash, owner_of_key_group
+from ckpt_runtime.network.elements import CancelCheckpoint, Watermark
+from ckpt_runtime.network.gate import InputGate
+from ckpt_runtime.state.hashing import hash_columns
+from ckpt_runtime.task.output import LocalSubpartition, ResultPartition, Subpartition
+
+MAX_PARALLELISM = 16
+
+
+def partition(
+    partitioning: Partitioning,
+    channels: list[Any],
+    *,
+    keys: tuple[str, ...] = (),
+    buffer_rows: int = 8,
+    buffer_bytes: int = 1 << 20,
+    buffer_timeout_ms: int = 100,
+    now_ms: Callable[[], float] = lambda: 0.0,
+) -> ResultPartition:
+    return ResultPartition(
+        partitioning, keys, MAX_PARALLELISM, channels, buffer_rows=buffer_rows, buffer_bytes=buffer_bytes,
+        buffer_timeout_ms=buffer_timeout_ms, now_ms=now_ms,
+    )  # fmt: skip
+
+
+def flat(sent: Any) -> list[int]:
+    return [value for element in sent.elements if isinstance(element, list) for value in element]
+
+
+def keyed_batches(sizes: list[int]) -> list[pa.RecordBatch]:
+    """Batches of the given sizes: ``n`` counts through all of them, ``k`` has few values."""
+    batches, start = [], 0
+    for size in sizes:
+        numbers = list(range(start, start + size))
+        batches.append(pa.record_batch({"n": pa.array(numbers, pa.int64()), "k": [number % 7 for number in numbers]}))
+        start += size
+    return batches
+
+
+class TestBuffers:
+    def test_rows_wait_for_company_until_the_timeout(self, kit: Any) -> None:
+        now = [1_000.0]
+        out = kit.Sent()
+        part = partition(Partitioning.FORWARD, [out], now_ms=lambda: now[0])
+        assert part.flush_at is None
+        part.emit(kit.rows(1))
+        assert part.flush_at == 1_100
+        now[0] = 1_050
+        part.emit(kit.rows(2))
+        assert part.flush_at == 1_100
+        assert out.elements == []
+        part.flush()
+        assert out.elements == [[1, 2]]
+        assert part.flush_at is None
+
+    def test_a_full_buffer_goes_at_once(self, kit: Any) -> None:
+        out = kit.Sent()
+        part = partition(Partitioning.FORWARD, [out], buffer_rows=4)
+        part.emit(kit.rows(1))
+        part.emit(kit.rows(2))
+        assert out.elements == [[1, 2]]
+
+    def test_without_a_timeout_every_batch_goes_at_once(self, kit: Any) -> None:
+        out = kit.Sent()
+        part = partition(Partitioning.FORWARD, [out], buffer_timeout_ms=0)
+        part.emit(kit.rows(1))
+        assert out.elements == [[1]]
+        assert part.flush_at is None
+
+    def test_a_large_batch_is_cut(self, kit: Any) -> None:
+        out = kit.Sent()
+        partition(Partitioning.FORWARD, [out], buffer_rows=4).emit(kit.rows(*range(100)))
+        assert flat(out) == list(range(100))
+        assert max(batch.num_rows for batch in out.batches) <= 8
+
+    def test_wide_rows_are_cut_by_bytes_and_a_huge_row_stands_alone(self, kit: Any) -> None:
+        out = kit.Sent()
+        part = partition(Partitioning.FORWARD, [out], buffer_rows=1_000, buffer_bytes=100)
+        part.emit(pa.record_batch({"s": ["x" * 1_000, "y" * 1_000, "z" * 1_000]}))
+        assert [batch.num_rows for batch in out.batches] == [1, 1, 1]
+
+    def test_a_control_element_stays_behind_all_rows(self, kit: Any) -> None:
+        outs = [kit.Sent(), kit.Sent()]
+        part = partition(Partitioning.REBALANCE, outs)
+        part.emit(kit.rows(1))
+        part.emit(kit.rows(2))
+        part.send_control(CancelCheckpoint(7))
+        assert [out.elements for out in outs] == [[[1], CancelCheckpoint(7)], [[2], CancelCheckpoint(7)]]
+
+    def test_only_the_latest_watermark_is_sent_behind_the_rows_before_it(self, kit: Any) -> None:
+        out = kit.Sent()
+        part = partition(Partitioning.FORWARD, [out])
+        part.emit_watermark(5)
+        part.emit(kit.rows(1))
+        part.emit_watermark(6)
+        assert part.flush_at is not None
+        part.flush()
+        assert out.elements == [[1], Watermark(6)]
+        part.flush()
+        assert len(out.elements) == 2
+
+    def test_room_means_room_on_every_channel(self, kit: Any) -> None:
+        outs = [kit.Sent(capacity=1), kit.Sent(capacity=1)]
+        part = partition(Partitioning.REBALANCE, outs, buffer_timeout_ms=0)
+        assert part.has_room
+        part.emit(kit.rows(1))
+        assert not part.has_room
+
+    def test_a_lost_channel_is_reported(self, kit: Any) -> None:
+        outs = [kit.Sent(), kit.Sent()]
+        part = partition(Partitioning.BROADCAST, outs)
+        part.check()
+        outs[1].error = ConnectionError("gone")
+        with pytest.raises(ConnectionError, match="gone"):
+            part.check()
+
+
+SIZES = st.lists(st.integers(1, 40), max_size=12)
+ACTIONS = st.lists(st.sampled_from(["flush", "control", "watermark", ""]), min_size=12, max_size=12)
+
+
+class TestRouting:
+    @given(SIZES, ACTIONS, st.integers(1, 4), st.integers(1, 20), st.sampled_from([0, 100]))
+    @settings(deadline=None, max_examples=40)
+    def test_hash_sends_each_key_to_its_owner_in_order(
+        self, kit: Any, sizes: list[int], actions: list[str], channels: int, buffer_rows: int, timeout: int
+    ) -> None:
+        outs = [kit.Sent() for _ in range(channels)]
+        part = partition(Partitioning.HASH, outs, keys=("k",), buffer_rows=buffer_rows, buffer_timeout_ms=timeout)
+        batches = keyed_batches(sizes)
+        expected: dict[int, list[int]] = defaultdict(list)
+        for batch, action in zip(batches, actions, strict=False):
+            for number, key_hash in zip(batch.column("n").to_pylist(), hash_columns(batch, ["k"]), strict=True):
+                group = key_group_of_hash(int(key_hash), MAX_PARALLELISM)
+                expected[owner_of_key_group(group, MAX_PARALLELISM, channels)].append(number)
+            part.emit(batch)
+            self.act(part, action)
+        part.flush()
+        assert [flat(out) for out in outs] == [expected[index] for index in range(channels)]
+        assert part.rows == sum(sizes)
+
+    @given(SIZES, ACTIONS, st.integers(1, 4), st.integers(1, 20), st.sampled_from([0, 100]))
+    @settings(deadline=None, max_examples=40)
+    def test_rebalance_loses_nothing_and_keeps_the_order_within_a_channel(
+        self, kit: Any, sizes: list[int], actions: list[str], channels: int, buffer_rows: int, timeout: int
+    ) -> None:
+        outs = [kit.Sent() for _ in range(channels)]
+        part = partition(Partitioning.REBALANCE, outs, buffer_rows=buffer_rows, buffer_timeout_ms=timeout)
+        for batch, action in zip(keyed_batches(sizes), actions, strict=False):
+            part.emit(batch)
+            self.act(part, action)
+        part.flush()
+        assert sorted(value for out in outs for value in flat(out)) == list(range(sum(sizes)))
+        assert all(flat(out) == sorted(flat(out)) for out in outs)
+
+    @given(SIZES, ACTIONS, st.integers(1, 4), st.integers(1, 20), st.sampled_from([0, 100]))
+    @settings(deadline=None, max_examples=40)
+    def test_broadcast_gives_everything_to_everybody(
+        self, kit: Any, sizes: list[int], actions: list[str], channels: int, buffer_rows: int, timeout: int
+    ) -> None:
+        outs = [kit.Sent() for _ in range(channels)]
+        part = partition(Partitioning.BROADCAST, outs, buffer_rows=buffer_rows, buffer_timeout_ms=timeout)
+        for batch, action in zip(keyed_batches(sizes), actions, strict=False):
+            part.emit(batch)
+            self.act(part, action)
+        part.flush()
+        assert all(flat(out) == list(range(sum(sizes))) for out in outs)
+
+    def test_large_batches_are_spread_evenly(self, kit: Any) -> None:
+        outs = [kit.Sent() for _ in range(3)]
+        part = partition(Partitioning.REBALANCE, outs, buffer_rows=6)
+        part.emit(kit.rows(*range(30)))
+        part.flush()
+        assert [len(flat(out)) for out in outs] == [10, 10, 10]
+
+    @staticmethod
+    def act(part: ResultPartition, action: str) -> None:
+        match action:
+            case "flush":
+                part.flush()
+            case "control":
+                part.send_control(CancelCheckpoint(1))
+            case "watermark":
+                part.emit_watermark(1)
+
+
+class TestLocalSubpartition:
+    def test_room_comes_back_with_the_consumers_credit(self, kit: Any) -> None:
+        woken: list[bool] = []
+        gate = InputGate(lambda: None)
+        receiver = gate.add_channel(0, 2)
+        local: Subpartition = LocalSubpartition(receiver, 2, lambda: woken.append(True))
+        local.send_batch(kit.rows(1))
+        assert local.has_room
+        local.send_batch(kit.rows(2))
+        assert not local.has_room
+        local.send_control(CancelCheckpoint(1))
+        assert not woken
+        assert gate.poll() is not None
+        receiver.buffer_consumed()
+        assert local.has_room
+        assert woken
+        assert local.error is None
+
+    def test_the_same_batch_arrives_without_a_copy(self, kit: Any) -> None:
+        gate = InputGate(lambda: None)
+        local = LocalSubpartition(gate.add_channel(0, 2), 2, lambda: None)
+        batch = kit.rows(1)
+        local.send_batch(batch)
+        arrived = gate.poll()
+        assert arrived is not None
+        assert arrived[1] is batch
+
+    @pytest.mark.parametrize("line", range(1, 5))
+    def test_a_producer_that_fills_the_channel_while_credit_comes_back_is_woken(self, kit: Any, line: int) -> None:
+        """The producer runs in front of the given line of the consumer's return of credit, finds no room, sleeps."""
+        woken: list[bool] = []
+        asleep: list[bool] = []
+        receiver = InputGate(lambda: None).add_channel(0, 1)
+        local = LocalSubpartition(receiver, 2, lambda: woken.append(True))
+        local.send_batch(kit.rows(1))
+        lines = 0
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            nonlocal lines
+            if frame.f_code is not LocalSubpartition._give_back.__code__:
+                return None
+            if event == "line":
+                lines += 1
+                if lines == line:
+                    local.send_batch(kit.rows(2))
+                    asleep.append(not local.has_room)
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            receiver.buffer_consumed()
+        finally:
+            sys.settrace(before)
+        assert local.has_room
+        assert woken or True not in asleep

@@ -1,0 +1,150 @@
+"""Keyed state goes to the snapshot's directory and comes back from it; what fails leaves nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pytest
+
+from ckpt_runtime.checkpoint.state_handles import KeyedSection, OperatorListState, OperatorStateMode
+from ckpt_runtime.configuration.state_options import StateBackendType
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
+from ckpt_runtime.storage.errors import CorruptFileError, StorageError
+from ckpt_runtime.task.restore import UnsupportedBackendError, create_keyed_backend
+from ckpt_runtime.task.snapshot_writer import write_snapshot
+from ckpt_runtime.task.subtask import OperatorSnapshot
+
+ALL = KeyGroupRange(0, 127)
+KEY = pa.schema([("k", pa.int64())])
+VALUE = pa.schema([("v", pa.int64())])
+POSITIONS = (OperatorListState("position", OperatorStateMode.SPLIT, (1, 2)),)
+HASHMAP = StateBackendType.HASHMAP
+
+
+class Frozen:
+    """A keyed snapshot with given content, which notes its release."""
+
+    def __init__(self, content: bytes = b"", error: Exception | None = None) -> None:
+        self.content = content
+        self.error = error
+        self.released = 0
+
+    def write(self, stream: BinaryIO, base_offset: int) -> list[KeyedSection]:
+        stream.write(self.content)
+        if self.error is not None:
+            raise self.error
+        return [KeyedSection("s", {}, ((0, base_offset, len(self.content)),))] if self.content else []
+
+    def release(self) -> None:
+        self.released += 1
+
+
+def backend_with(values: dict[int, int]) -> MemoryKeyedStateBackend:
+    backend = MemoryKeyedStateBackend(ALL, 128, "op")
+    state = backend.value_state("s", KEY, VALUE)
+    for key, value in values.items():
+        state.put((key,), (value,))
+    return backend
+
+
+def test_states_larger_than_the_threshold_become_files(tmp_path: Path) -> None:
+    big, small = Frozen(b"x" * 100), Frozen(b"y" * 10)
+    written = write_snapshot(
+        str(tmp_path), [OperatorSnapshot("a", (), big), OperatorSnapshot("b", POSITIONS, small)], ALL, 50
+    )
+    assert written.written_bytes == written.state.bytes == 110
+    file = written.state.operators["a"].keyed[0].file
+    assert (tmp_path / file.path).read_bytes() == big.content
+    inline = written.state.operators["b"].keyed[0].file
+    assert (inline.path, inline.inline) == ("", small.content)
+    assert written.state.operators["b"].lists == POSITIONS
+    assert written.state.files() == [file]
+    assert [big.released, small.released] == [1, 1]
+
+
+def test_operators_without_state_are_left_out(tmp_path: Path) -> None:
+    empty = Frozen()
+    written = write_snapshot(
+        str(tmp_path), [OperatorSnapshot("a", (), None), OperatorSnapshot("b", (), empty)], ALL, 50
+    )
+    assert written.state.operators == {}
+    assert written.written_bytes == 0
+    assert empty.released == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_write_that_fails_releases_all_states_and_leaves_no_part_of_its_file(tmp_path: Path) -> None:
+    broken, later = Frozen(b"x" * 100, OSError("disk full")), Frozen(b"y")
+    with pytest.raises(OSError, match="disk full"):
+        write_snapshot(str(tmp_path), [OperatorSnapshot("a", (), broken), OperatorSnapshot("b", (), later)], ALL, 0)
+    assert list(tmp_path.iterdir()) == []
+    assert [broken.released, later.released] == [1, 1]
+
+
+def test_nothing_of_an_earlier_operator_stays_when_a_later_one_fails(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="disk full"):
+        write_snapshot(
+            str(tmp_path),
+            [
+                OperatorSnapshot("a", (), Frozen(b"x" * 100)),
+                OperatorSnapshot("b", (), Frozen(b"y" * 100, OSError("disk full"))),
+            ],
+            ALL,
+            0,
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_directory_is_an_error_with_its_name(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="absent"):
+        write_snapshot(str(tmp_path / "absent"), [OperatorSnapshot("a", (), Frozen(b"x"))], ALL, 0)
+
+
+def test_a_location_that_cannot_be_used_releases_the_states_too() -> None:
+    frozen = Frozen(b"x")
+    with pytest.raises(StorageError):
+        write_snapshot("relative/path", [OperatorSnapshot("a", (), frozen)], ALL, 0)
+    assert frozen.released == 1
+
+
+@pytest.mark.parametrize("threshold", [0, 1 << 20])
+def test_what_was_written_is_restored_clipped_to_the_subtasks_key_groups(tmp_path: Path, threshold: int) -> None:
+    values = {key: key * 10 for key in range(200)}
+    backend = backend_with(values)
+    written = write_snapshot(str(tmp_path), [OperatorSnapshot("op", (), backend.snapshot(1))], ALL, threshold)
+    handles = written.state.operators["op"].keyed
+    found: dict[int, Any] = {}
+    for key_groups in (KeyGroupRange(0, 63), KeyGroupRange(64, 127)):
+        restored = create_keyed_backend(HASHMAP, "op", key_groups, 128, handles, str(tmp_path))
+        state = restored.value_state("s", KEY, VALUE)
+        present = {key: state.get((key,))[0] for key in values if state.get((key,)) is not None}
+        assert 0 < len(present) < 200
+        assert not found.keys() & present.keys()
+        found |= present
+    assert found == values
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    written = write_snapshot(
+        str(tmp_path), [OperatorSnapshot("op", (), backend_with({1: 2}).snapshot(1))], ALL, 0
+    )
+    handles = written.state.operators["op"].keyed
+    file = tmp_path / handles[0].file.path
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    file.write_bytes(content)
+    with pytest.raises(CorruptFileError, match=file.name):
+        create_keyed_backend(HASHMAP, "op", ALL, 128, handles, str(tmp_path))
+
+
+def test_without_handles_the_backend_starts_empty() -> None:
+    backend = create_keyed_backend(HASHMAP, "op", ALL, 128, (), "")
+    assert backend.value_state("s", KEY, VALUE).get((1,)) is None
+
+
+def test_a_backend_that_does_not_exist_yet_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedBackendError, match=r"state\.backend\.type.*rocksdb.*hashmap"):
+        create_keyed_backend(StateBackendType.ROCKSDB, "op", ALL, 128, (), "")

@@ -1,0 +1,248 @@
+"""A subtask step by step: mails, sources, rows, timers, back-pressure, failure and cancellation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ckpt_runtime.network.elements import EndOfData, EndOfPartition, Watermark
+from ckpt_runtime.operators.operator import MAX_WATERMARK, SourceStatus
+from ckpt_runtime.task.subtask import TaskState
+
+
+def test_it_opens_its_operators_and_runs(kit: Any) -> None:
+    bench = kit.Bench(operators=2)
+    assert bench.subtask.state is TaskState.INITIALIZING
+    bench.subtask.open()
+    assert bench.host.states == ["RUNNING"]
+    assert not bench.subtask.step()
+
+
+def test_rows_come_in_order_with_their_gate_and_are_counted(kit: Any) -> None:
+    bench = kit.Bench(channels=1).open()
+    bench.put(0, kit.rows(1, 2), kit.rows(3)).run()
+    assert bench.called("batch") == [(0, [1, 2]), (0, [3])]
+    assert bench.out.elements == [[1, 2], [3]]
+    assert bench.subtask.metrics.rows_in == 3
+    assert bench.subtask.metrics.bytes_in == 24
+
+
+def test_serialised_batches_are_read_with_the_channels_schema(kit: Any) -> None:
+    bench = kit.Bench().open()
+    bench.gate.channels[0].schema = kit.rows().schema
+    bench.put(0, kit.rows(4).serialize()).run()
+    assert bench.out.elements == [[4]]
+
+
+def test_consumed_buffers_give_credit_back(kit: Any) -> None:
+    bench = kit.Bench().open()
+    granted: list[int] = []
+    bench.gate.channels[0].on_credit(granted.append)
+    bench.put(0, kit.rows(1)).run()
+    assert granted == [1]
+
+
+def test_a_mail_comes_before_data(kit: Any) -> None:
+    bench = kit.Bench().open()
+    seen: list[Any] = []
+    bench.put(0, kit.rows(1)).mail(lambda: seen.append(list(bench.out.elements)))
+    assert bench.subtask.has_work
+    bench.run()
+    assert seen == [[]]
+    assert not bench.subtask.has_work
+
+
+def test_watermarks_of_all_channels_are_combined(kit: Any) -> None:
+    bench = kit.Bench(channels=2).open()
+    bench.put(0, Watermark(10)).run()
+    assert bench.called("watermark") == []
+    bench.put(1, Watermark(4), Watermark(20)).run()
+    assert bench.called("watermark") == [(4,), (10,)]
+
+
+class TestSource:
+    def test_it_is_polled_until_it_has_nothing_and_again_after_its_pause(self, kit: Any) -> None:
+        bench = kit.Bench(source=[kit.rows(1), kit.rows(2), SourceStatus.NOTHING_AVAILABLE, kit.rows(3)]).open()
+        bench.run()
+        assert bench.out.elements == [[1], [2]]
+        assert not bench.subtask.has_work
+        assert bench.subtask.wait_ms() == 10
+        bench.host.mono_ms = 9.9
+        assert not bench.subtask.step()
+        bench.host.mono_ms = 10
+        bench.run()
+        assert bench.out.elements == [[1], [2], [3]]
+
+    def test_its_end_drains_the_chain(self, kit: Any) -> None:
+        bench = kit.Bench(source=[kit.rows(1), SourceStatus.END_OF_INPUT], operators=2).open()
+        bench.run()
+        assert bench.called("finish") == [(), ()]
+        assert bench.out.elements == [[1], Watermark(MAX_WATERMARK), EndOfData(True)]
+        assert bench.host.ends_of_data == 1
+        assert bench.subtask.data_ended
+        assert not bench.subtask.has_work
+        assert bench.subtask.wait_ms() is None
+
+    def test_it_refuses_rows(self, kit: Any) -> None:
+        bench = kit.Bench(source=[]).open()
+        source = super(kit.Recorder, bench.head)
+        with pytest.raises(TypeError, match="source 'op0' has no input"):
+            source.process_batch(kit.rows(1), 0)
+
+
+class TestBackpressure:
+    def test_nothing_is_taken_or_polled_without_room(self, kit: Any) -> None:
+        bench = kit.Bench(capacity=1).open()
+        bench.put(0, kit.rows(1), kit.rows(2)).run()
+        assert bench.out.elements == [[1]]
+        assert bench.subtask.backpressured
+        assert not bench.subtask.has_work
+        bench.out.capacity = 2
+        bench.run()
+        assert bench.out.elements == [[1], [2]]
+
+    def test_mails_are_taken_all_the_same(self, kit: Any) -> None:
+        bench = kit.Bench(capacity=0).open()
+        seen: list[bool] = []
+        bench.mail(lambda: seen.append(True)).run()
+        assert seen == [True]
+
+    def test_a_blocked_source_does_not_ask_to_be_woken_by_the_clock(self, kit: Any) -> None:
+        bench = kit.Bench(source=[SourceStatus.NOTHING_AVAILABLE]).open()
+        bench.run()
+        bench.out.capacity = 0
+        bench.run()
+        assert bench.subtask.wait_ms() is None
+
+    def test_timers_wait_for_room_since_they_may_emit(self, kit: Any) -> None:
+        bench = kit.Bench(capacity=0).open()
+        bench.subtask.set_timer(0, 500)
+        bench.run()
+        assert bench.called("timer") == []
+        assert bench.subtask.wait_ms() is None
+        bench.out.capacity = 1
+        bench.run()
+        assert bench.called("timer") == [(1_000,)]
+
+    def test_a_lost_consumer_ends_the_wait(self, kit: Any) -> None:
+        bench = kit.Bench(capacity=0).open()
+        bench.out.error = ConnectionError("gone")
+        with pytest.raises(ConnectionError, match="gone"):
+            bench.subtask.step()
+
+
+class TestFlush:
+    def test_rows_held_back_are_sent_when_their_time_has_come(self, kit: Any) -> None:
+        bench = kit.Bench(buffer_timeout_ms=100).open()
+        bench.put(0, kit.rows(1)).run()
+        assert bench.out.elements == []
+        assert bench.subtask.wait_ms() == 100
+        bench.host.mono_ms = 100
+        bench.run()
+        assert bench.out.elements == [[1]]
+        assert bench.subtask.wait_ms() is None
+
+
+class TestTimers:
+    def test_the_earliest_request_of_each_operator_counts(self, kit: Any) -> None:
+        bench = kit.Bench(operators=2).open()
+        bench.subtask.set_timer(0, 1_200)
+        bench.subtask.set_timer(0, 1_100)
+        bench.subtask.set_timer(0, 1_300)
+        bench.subtask.set_timer(1, 1_150)
+        assert bench.subtask.wait_ms() == 100
+        bench.host.wall_ms = 1_100
+        bench.run()
+        assert bench.calls == [("op0", "timer", 1_100)]
+        assert bench.subtask.wait_ms() == 50
+        bench.host.wall_ms = 1_150
+        bench.run()
+        assert bench.calls[1:] == [("op1", "timer", 1_150)]
+        assert bench.subtask.wait_ms() is None
+
+    def test_an_operator_may_ask_again_from_its_timer(self, kit: Any) -> None:
+        bench = kit.Bench().open()
+        bench.head.at["timer"] = lambda: bench.subtask.set_timer(0, 1_500)
+        bench.subtask.set_timer(0, 900)
+        assert bench.subtask.wait_ms() == 0
+        assert bench.subtask.step()
+        assert not bench.subtask.step()
+        assert bench.subtask.wait_ms() == 500
+
+    def test_none_fires_after_the_end_of_data(self, kit: Any) -> None:
+        bench = kit.Bench().open()
+        bench.subtask.set_timer(0, 1_100)
+        bench.put(0, EndOfData(True)).run()
+        bench.subtask.set_timer(0, 1_100)
+        bench.host.wall_ms = 2_000
+        bench.run()
+        assert bench.called("timer") == []
+        assert bench.subtask.wait_ms() is None
+
+
+class TestFailure:
+    @pytest.mark.parametrize("call", ["batch", "watermark", "timer"])
+    def test_what_an_operator_raises_ends_the_step(self, kit: Any, call: str) -> None:
+        bench = kit.Bench().open()
+        bench.head.raises_in.add(call)
+        bench.subtask.set_timer(0, 0 if call == "timer" else 10_000)
+        bench.put(0, kit.rows(1) if call == "batch" else Watermark(1))
+        with pytest.raises(RuntimeError, match=f"{call} of op0"):
+            bench.subtask.step()
+
+    def test_a_lost_producer_is_a_failure(self, kit: Any) -> None:
+        bench = kit.Bench().open()
+        with pytest.raises(ConnectionError, match="lost"):
+            bench.put(0, ConnectionError("lost")).run()
+
+    def test_failing_closes_once_and_reports_the_error(self, kit: Any) -> None:
+        bench = kit.Bench().open()
+        error = RuntimeError("x")
+        bench.subtask.fail(error)
+        bench.subtask.fail(RuntimeError("y"))
+        bench.subtask.cancel()
+        assert bench.host.states == ["FAILED"]
+        assert bench.host.errors == [error]
+        assert bench.called("close") == [()]
+
+    def test_an_operator_that_cannot_open_fails_the_subtask(self, kit: Any) -> None:
+        bench = kit.Bench(operators=2)
+        bench.head.raises_in.add("open")
+        with pytest.raises(RuntimeError) as raised:
+            bench.subtask.open()
+        bench.subtask.fail(raised.value)
+        assert bench.host.states == ["FAILED"]
+        assert bench.called("close") == [(), ()]
+
+
+class TestCancel:
+    def test_it_closes_without_finishing(self, kit: Any) -> None:
+        bench = kit.Bench().open()
+        bench.mail(bench.subtask.cancel).run()
+        assert bench.host.states == ["CANCELED"]
+        assert bench.called("finish") == []
+        assert bench.called("close") == [()]
+        assert bench.out.elements == []
+
+    def test_a_failing_close_does_not_change_the_outcome(self, kit: Any) -> None:
+        bench = kit.Bench().open()
+        bench.head.raises_in.add("close")
+        bench.subtask.cancel()
+        assert bench.host.states == ["CANCELED"]
+
+    def test_one_that_never_opened_can_be_canceled(self, kit: Any) -> None:
+        bench = kit.Bench()
+        bench.subtask.cancel()
+        assert bench.host.states == ["CANCELED"]
+        assert bench.calls == []
+
+
+def test_a_subtask_that_had_finished_before_only_ends_its_outputs(kit: Any) -> None:
+    bench = kit.Bench(finished_on_restore=True)
+    bench.subtask.open()
+    assert bench.host.states == ["FINISHED"]
+    assert bench.calls == []
+    assert bench.out.elements == [Watermark(MAX_WATERMARK), EndOfData(True), EndOfPartition()]
+
+

@@ -1,0 +1,133 @@
+"""Threads that advance subtasks: they sleep without work, wake for it, and end with their subtasks."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from ckpt_runtime.network.elements import EndOfData
+from ckpt_runtime.network.gate import InputGate
+from ckpt_runtime.operators.operator import SourceStatus
+from ckpt_runtime.task.subtask import Subtask, TaskState
+from ckpt_runtime.task.task_thread import TaskThread
+from ckpt_runtime.task.wakeup import Wakeup
+
+TIMEOUT_S = 10.0
+
+
+class Woken:
+    """A bench whose gate wakes the thread, and whose host tells when something was reported."""
+
+    def __init__(self, kit: Any, **settings: Any) -> None:
+        self.wakeup = Wakeup()
+        self.bench = kit.Bench(**settings)
+        self.gate: InputGate = self.bench.gate
+        self.gate._wake = self.wakeup.wake
+        self.reported = threading.Event()
+        for name in ("state_changed", "end_of_data", "write_snapshot"):
+            setattr(self.bench.host, name, self.noting(getattr(self.bench.host, name)))
+
+    def noting(self, call: Any) -> Any:
+        def noted(*arguments: Any) -> None:
+            call(*arguments)
+            self.reported.set()
+
+        return noted
+
+    def wait(self) -> None:
+        assert self.reported.wait(TIMEOUT_S)
+        self.reported.clear()
+
+    def mail(self, action: Any) -> None:
+        self.bench.mail(action)
+        self.wakeup.wake()
+
+
+def test_data_and_mails_wake_a_sleeping_thread(kit: Any) -> None:
+    woken = Woken(kit)
+    thread = TaskThread("t", [woken.bench.subtask], woken.wakeup)
+    thread.start()
+    woken.wait()
+    assert woken.bench.host.states == ["RUNNING"]
+    woken.gate.channels[0].put(EndOfData(True))
+    woken.wait()
+    assert woken.bench.host.ends_of_data == 1
+    woken.mail(woken.bench.subtask.cancel)
+    assert thread.join(TIMEOUT_S)
+    assert woken.bench.subtask.state is TaskState.CANCELED
+    metrics = woken.bench.subtask.metrics
+    assert metrics.busy_ns > 0
+
+
+@pytest.mark.parametrize("call", ["open", "batch"])
+@pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3)])
+def test_what_user_code_raises_fails_its_subtask_alone(kit: Any, call: str, error: BaseException) -> None:
+    first, second = Woken(kit), Woken(kit)
+
+    def raise_error() -> None:
+        raise error
+
+    first.bench.head.at[call] = raise_error
+    second.gate._wake = first.wakeup.wake
+    second.wakeup = first.wakeup
+    first.gate.channels[0].put(kit.rows(1))
+    thread = TaskThread("t", [first.bench.subtask, second.bench.subtask], first.wakeup)
+    thread.start()
+    second.wait()
+    second.mail(second.bench.subtask.cancel)
+    assert thread.join(TIMEOUT_S)
+    assert first.bench.subtask.state is TaskState.FAILED
+    assert first.bench.host.errors == [error]
+    assert second.bench.subtask.state is TaskState.CANCELED
+
+
+def test_an_idle_source_is_polled_again_without_being_woken(kit: Any) -> None:
+    woken = Woken(kit, source=[SourceStatus.NOTHING_AVAILABLE, SourceStatus.END_OF_INPUT])
+    clock = [0.0]
+
+    def ticking() -> float:
+        clock[0] += 5
+        return clock[0]
+
+    woken.bench.host.monotonic_ms = ticking
+    thread = TaskThread("t", [woken.bench.subtask], woken.wakeup)
+    thread.start()
+    woken.wait()
+    while not woken.bench.host.ends_of_data:
+        woken.wait()
+    woken.mail(woken.bench.subtask.cancel)
+    assert thread.join(TIMEOUT_S)
+
+
+def test_a_subtask_canceled_before_the_start_is_never_opened(kit: Any) -> None:
+    woken = Woken(kit)
+    subtask: Subtask = woken.bench.subtask
+    subtask.cancel()
+    thread = TaskThread("t", [subtask], woken.wakeup)
+    thread.start()
+    assert thread.join(TIMEOUT_S)
+    assert woken.bench.calls == []
+
+
+class TestWakeup:
+    def test_one_between_preparing_and_waiting_is_not_lost(self) -> None:
+        wakeup = Wakeup()
+        wakeup.prepare()
+        wakeup.wake()
+        wakeup.wait(None)
+
+    def test_one_from_before_does_not_count(self) -> None:
+        wakeup = Wakeup()
+        wakeup.wake()
+        wakeup.prepare()
+        wakeup.wait(0)
+        assert not wakeup._event.is_set()
+
+    def test_one_after_cancelling_is_free(self) -> None:
+        wakeup = Wakeup()
+        wakeup.prepare()
+        wakeup.cancel()
+        wakeup.wake()
+        assert not wakeup._event.is_set()

@@ -1,0 +1,191 @@
+"""A worker on one end of a real connection, the driver's part played by hand on the other."""
+
+from __future__ import annotations
+
+import base64
+import io
+import socket
+import threading
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
+from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
+from ckpt_runtime.network.connections import ControlConnection
+from ckpt_runtime.task.deployment import Deployment, Program, SubtaskDescriptor
+from ckpt_runtime.task.worker import TaskWorker, describe_error
+
+VERTEX = "a" * 32
+
+
+def archive(**files: str) -> str:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as zipped:
+        for name, content in files.items():
+            zipped.writestr(name.replace("__", "/").replace("dot", "."), content)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+class Driver:
+    """The driver's end."""
+
+    def __init__(self, connection: ControlConnection, worker: TaskWorker) -> None:
+        self.connection = connection
+        self.worker = worker
+        self.hello = connection.receive()
+
+    def start(self) -> threading.Thread:
+        def serve() -> None:
+            try:
+                self.worker.run()
+            except ConnectionError:
+                return
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        return thread
+
+    def receive(self) -> dict[str, Any]:
+        """The next message that is no heartbeat."""
+        while (message := self.connection.receive())["type"] == "heartbeat":
+            pass
+        return message
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    near = socket.create_server(("127.0.0.1", 0))
+    far = socket.create_connection(near.getsockname())
+    accepted, _ = near.accept()
+    near.close()
+    worker = TaskWorker(ControlConnection(far), "secret", slot="0-0", worker_id="w1")
+    driver = Driver(ControlConnection(accepted), worker)
+    yield driver
+    driver.connection.close()
+    worker.close()
+
+
+def deployment(number: int = 1, program: str = "p", entry: str = "entry:pipeline") -> Deployment:
+    graph = JobGraph("job", (JobVertex(VERTEX, (OperatorNode("s", "Source", "source"),), 1),), ())
+    return Deployment("j", number, 0, graph, Program(program, entry, ()), (SubtaskDescriptor(VERTEX, 0, (), ()),))
+
+
+def test_it_says_who_it_is(driver: Driver) -> None:
+    hello = driver.hello
+    assert (hello["type"], hello["role"], hello["slot"], hello["worker"]) == ("hello", "worker", "0-0", "w1")
+    assert hello["data_address"][0] == "127.0.0.1"
+
+
+def test_shutdown_ends_it(driver: Driver) -> None:
+    thread = driver.start()
+    driver.connection.send({"type": "shutdown"})
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_an_unknown_message_is_ignored(driver: Driver) -> None:
+    thread = driver.start()
+    driver.connection.send({"type": "nonsense"})
+    driver.connection.send({"type": "cancel", "deployment": 3})
+    assert driver.receive() == {"type": "canceled", "ended": True, "deployment": 3}
+    driver.connection.send({"type": "shutdown"})
+    thread.join(10)
+
+
+def test_triggers_for_another_deployment_are_declined(driver: Driver) -> None:
+    options = CheckpointOptions(CheckpointProperties(), "dir").to_json()
+    driver.worker._handle(
+        {"type": "trigger", "checkpoint_id": 5, "timestamp": 0, "options": options, "tasks": [[VERTEX, 0]],
+         "deployment": 9}
+    )  # fmt: skip
+    answer = driver.receive()
+    assert (answer["type"], answer["reason"]) == ("decline", "CHECKPOINT_DECLINED_TASK_NOT_READY")
+    assert (answer["vertex_id"], answer["subtask"], answer["checkpoint_id"], answer["deployment"]) == (VERTEX, 0, 5, 9)
+
+
+class TestPrograms:
+    def test_files_are_unpacked_once(self, driver: Driver) -> None:
+        directory = driver.worker._unpack("p", archive(mdotpy="x = 1", pkg__ndotpy="y = 2"))
+        assert (Path(directory) / "m.py").read_text() == "x = 1"
+        assert (Path(directory) / "pkg" / "n.py").read_text() == "y = 2"
+        assert driver.worker._unpack("p", None) == directory
+        driver.worker.close()
+        assert not Path(directory).exists()
+
+    def test_nothing_lands_outside_the_directory(self, driver: Driver, tmp_path: Path) -> None:
+        absolute = str(tmp_path / "absolute.py")
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as files:
+            files.writestr("../escape.py", "x")
+            files.writestr("a/../../escape2.py", "x")
+            files.writestr(absolute, "x")
+            link = zipfile.ZipInfo("link")
+            link.external_attr = 0o120777 << 16
+            files.writestr(link, "/etc/passwd")
+        directory = Path(driver.worker._unpack("p", base64.b64encode(buffer.getvalue()).decode()))
+        assert not (directory.parent / "escape.py").exists()
+        assert not (directory.parent / "escape2.py").exists()
+        assert not Path(absolute).exists()
+        assert not (directory / "link").is_symlink()
+        assert all(path.resolve().is_relative_to(directory.resolve()) for path in directory.rglob("*"))
+
+    def test_files_that_were_never_sent_are_missed_by_name(self, driver: Driver) -> None:
+        with pytest.raises(RuntimeError, match="program 'p'|program p"):
+            driver.worker._unpack("p", None)
+
+    def test_a_damaged_archive_leaves_nothing_and_is_not_taken_for_unpacked(
+        self, driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("ckpt_runtime.task.worker.tempfile.tempdir", str(tmp_path))
+        with pytest.raises(zipfile.BadZipFile):
+            driver.worker._unpack("p", base64.b64encode(b"no zip").decode())
+        assert list(tmp_path.iterdir()) == []
+        directory = driver.worker._unpack("p", archive(mdotpy=""))
+        assert (Path(directory) / "m.py").exists()
+
+
+class TestDeployment:
+    def test_a_program_that_cannot_be_loaded_fails_the_deployment_and_not_the_worker(self, driver: Driver) -> None:
+        thread = driver.start()
+        driver.connection.send({"type": "deploy", "deployment": deployment().to_json(), "archive": archive(mdotpy="")})
+        answer = driver.receive()
+        assert (answer["type"], answer["deployment"]) == ("deploy_failed", 1)
+        assert "entry" in answer["error"]["message"]
+        driver.connection.send({"type": "cancel", "deployment": 1})
+        assert driver.receive()["type"] == "canceled"
+        driver.connection.send({"type": "shutdown"})
+        thread.join(10)
+
+    def test_a_subtask_of_an_earlier_deployment_is_no_longer_heard(self, driver: Driver) -> None:
+        class Stub:
+            """Looks like a subtask, or a job of one subtask."""
+
+            vertex_id, index, name = VERTEX, 0, "s"
+
+            def __init__(self, number: int) -> None:
+                self.deployment = deployment(number)
+                self.subtasks = {(VERTEX, 0): self}
+
+        earlier, present = Stub(1), Stub(2)
+        driver.worker._job = present  # type: ignore[assignment]
+        try:
+            driver.worker.end_of_data(earlier)  # type: ignore[arg-type]
+            driver.worker.end_of_data(present)  # type: ignore[arg-type]
+        finally:
+            driver.worker._job = None
+        assert driver.receive() == {"type": "end_of_data", "vertex_id": VERTEX, "subtask": 0, "deployment": 2}
+
+
+def test_errors_are_described_with_their_class_message_and_trace() -> None:
+    try:
+        raise zipfile.BadZipFile("broken")
+    except zipfile.BadZipFile as error:
+        described = describe_error(error)
+    assert described["exception"] == "zipfile.BadZipFile"
+    assert described["message"] == "broken"
+    assert "in test_errors_are_described" in described["stack_trace"]
+    assert describe_error(ValueError("x"))["exception"] == "ValueError"
