@@ -8,12 +8,10 @@ token travels in the environment as well, never on a command line. Nothing here 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +21,6 @@ from typing import Any, Final
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
 
 SESSION_VARIABLE: Final = "CKPT_SESSION_ID"
-TOKEN_VARIABLE: Final = "CKPT_REST_TOKEN"
 STOP_GRACE_SECONDS: Final = 20.0
 _SECOND_LOOK_SECONDS: Final = 0.25
 
@@ -136,43 +133,3 @@ def _start_ticks(pid: int) -> int | None:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if fields[0] in ("Z", "X") else int(fields[19])
     return None
-
-
-def spark_submit() -> str:
-    """The ``spark-submit`` of ``SPARK_HOME``, else of the PySpark beside this interpreter, else on the PATH."""
-    home = os.environ.get("SPARK_HOME")
-    if home:
-        return str(Path(home) / "bin" / "spark-submit")
-    spec = importlib.util.find_spec("pyspark")
-    if spec is not None and spec.origin is not None:
-        return str(Path(spec.origin).parent / "bin" / "spark-submit")
-    return "spark-submit"
-
-
-def application_file() -> Path:
-    """The file to give to ``spark-submit``: ``main.py`` beside the runtime in a source tree, else the installed one.
-
-    :raises CkptArgumentInvalid: when the runtime is not installed here.
-    """
-    spec = importlib.util.find_spec("ckpt_runtime")
-    if spec is None or not spec.submodule_search_locations:
-        raise CkptArgumentInvalid("application", None, "the runtime is not installed here, name its entry file")
-    package = Path(next(iter(spec.submodule_search_locations)))
-    beside = package.parent / "main.py"
-    return beside if beside.exists() else package / "spark" / "session_main.py"
-
-
-def spark_environment(master: str, application: Path, token: str | None) -> dict[str, str]:
-    """What the session needs in its environment, besides this process's own."""
-    root = application.parent if application.name == "main.py" else application.parents[2]
-    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {
-        "PYTHONPATH": path,
-        "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
-        "PYSPARK_DRIVER_PYTHON": os.environ.get("PYSPARK_DRIVER_PYTHON", sys.executable),
-    }
-    if master.startswith("local"):
-        environment["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
-    if token:
-        environment[TOKEN_VARIABLE] = token
-    return environment

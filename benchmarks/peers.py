@@ -1,8 +1,8 @@
 """Ours and a peer in turn, several rounds in one run, and the ratios of medians.
 
-``--flink-dir`` is a directory with scripts that run the same work on a Flink cluster which is up: ``b1/run.sh`` (Java) and
-``b1/run_py.sh`` (PyFlink); each prints one JSON line with ``rec_s_steady`` and ``rec_s_wall``. ``--spark`` takes
-:mod:`benchmarks.spark_peer` instead. Machines are noisy: only figures of one run are comparable.
+``--flink-dir`` is a directory with scripts that run the same work on a Flink cluster which is up: ``b1/run.sh`` (Java)
+and ``b1/run_py.sh`` (PyFlink); each prints one JSON line with ``rec_s_steady`` and ``rec_s_wall``. ``--spark`` adds
+:mod:`benchmarks.spark_peer`. Machines are noisy: only figures of one run are comparable.
 """
 
 from __future__ import annotations

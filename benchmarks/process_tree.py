@@ -6,7 +6,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
-import psutil
+import psutil  # type: ignore[import-untyped, unused-ignore]
 
 WORKER_MODULE = "ckpt_runtime.spark.worker_main"
 SAMPLE_S = 0.5

@@ -10,7 +10,7 @@ import argparse
 import random
 import time
 
-import psutil
+import psutil  # type: ignore[import-untyped, unused-ignore]
 
 from benchmarks.harness import (
     BenchmarkError,

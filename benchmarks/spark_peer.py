@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import shutil
+import sys
 import tempfile
 import time
 from datetime import datetime
@@ -22,8 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.harness import (
@@ -81,6 +81,8 @@ def rows_batch(first: int, rows: int, keys: int) -> pa.RecordBatch:
 
 
 def _measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)
     spark = (
         SparkSession.builder.master(f"local[{options.parallelism}]")
         .config("spark.ui.enabled", "false")
@@ -139,7 +141,7 @@ def _start(spark: SparkSession, options: argparse.Namespace, directory: Path) ->
     )
     result: DataFrame
     if options.what == "count":
-        result = source.groupBy("key").agg(F.count("*").alias("count"), F.sum("value").alias("sum"))
+        result = source.groupBy("key").agg(functions.count("*").alias("count"), functions.sum("value").alias("sum"))
     else:
         result = source.groupBy("key").transformWithState(CountAndSum(), OUTPUT_SCHEMA, "Update", "None")
     writer = result.writeStream.outputMode("update").format("noop")

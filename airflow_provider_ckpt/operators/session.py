@@ -11,13 +11,19 @@ from airflow.sdk.configuration import conf
 from airflow_provider_ckpt import arguments, session_process
 from airflow_provider_ckpt.conditions.base import Json, Status
 from airflow_provider_ckpt.conditions.session import session_facts
-from airflow_provider_ckpt.exceptions import CkptSessionFailed
+from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptSessionFailed
 from airflow_provider_ckpt.hooks.connection import Endpoint
 from airflow_provider_ckpt.operators.base import CkptOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal, new_id
 from airflow_provider_ckpt.session_process import SessionProcess
 from airflow_provider_ckpt.triggers.session import CkptSessionTrigger
 from ckpt_runtime.client import CkptClient, Unreachable, requests
+from ckpt_runtime.client.session_command import (
+    TOKEN_VARIABLE,
+    SessionCommandError,
+    session_command,
+    session_environment,
+)
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -147,23 +153,23 @@ class StartSessionOperator(CkptOperator):
         """
         given = {str(key): str(value) for key, value in (self.env or {}).items()}
         if self.command:
-            token = {session_process.TOKEN_VARIABLE: endpoint.token} if endpoint.token else {}
+            token = {TOKEN_VARIABLE: endpoint.token} if endpoint.token else {}
             return [str(part) for part in self.command], {**token, **given}
         master = arguments.text("master", self.master)
-        application = Path(arguments.optional_text("application", self.application) or _default_application())
-        spark_conf = arguments.options("spark_conf", self.spark_conf)
-        if master.startswith("local"):
-            spark_conf = {"spark.ui.enabled": "false", **spark_conf}
-        command = [session_process.spark_submit(), "--master", master]
-        for key, value in spark_conf.items():
-            command += ["--conf", f"{key}={value}"]
-        host = arguments.optional_text("rest_host", self.rest_host) or endpoint.host
-        command += [str(application), "--rest-host", host, "--rest-port", str(endpoint.port)]
-        if (work := arguments.optional_text("work_directory", self.work_directory)) is not None:
-            command += ["--work-dir", work]
-        for key, value in arguments.options("configuration", self.configuration).items():
-            command += ["-D", f"{key}={value}"]
-        return command, {**session_process.spark_environment(master, application, endpoint.token), **given}
+        application = arguments.optional_text("application", self.application)
+        try:
+            command = session_command(
+                master,
+                rest_host=arguments.optional_text("rest_host", self.rest_host) or endpoint.host,
+                rest_port=endpoint.port,
+                application=None if application is None else Path(application),
+                spark_conf=arguments.options("spark_conf", self.spark_conf),
+                configuration=arguments.options("configuration", self.configuration),
+                work_directory=arguments.optional_text("work_directory", self.work_directory),
+            )
+        except SessionCommandError as error:
+            raise CkptArgumentInvalid("master", master, str(error)) from error
+        return command, {**session_environment(master, endpoint.token), **given}
 
     def _log_directory(self) -> Path:
         given = arguments.optional_text("log_directory", self.log_directory)
@@ -265,10 +271,6 @@ class StopSessionOperator(CkptOperator):
 
     def _result(self, *, was_running: bool) -> Json:
         return {"base_url": self.hook.endpoint().base_url, "was_running": was_running}
-
-
-def _default_application() -> Path:
-    return session_process.application_file()
 
 
 def _overview(client: CkptClient) -> Json | None:

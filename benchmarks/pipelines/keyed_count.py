@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckpt_runtime.api import StreamSession, count, sum
+from ckpt_runtime.api import StreamSession, functions
 
 
 def pipeline(session: StreamSession, report: str, keys: str) -> None:
@@ -13,7 +13,7 @@ def pipeline(session: StreamSession, report: str, keys: str) -> None:
         .load()
         .uid("source")
         .groupBy("key")
-        .agg(count().alias("count"), sum("value").alias("sum"))
+        .agg(functions.count().alias("count"), functions.sum("value").alias("sum"))
         .uid("state")
         .writeStream.format("verify")
         .options(key="key", count="count", sum="sum", report=report, reportIntervalMs=200)

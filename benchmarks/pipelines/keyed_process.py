@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ckpt_runtime.api import StreamSession
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from ckpt_runtime.api import StreamSession
 
 STATE_SCHEMA = "count BIGINT, sum BIGINT"
 OUTPUT_SCHEMA = "key BIGINT, count BIGINT, sum BIGINT"
@@ -24,7 +25,7 @@ class CountAndSum(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._totals = handle.getValueState("totals", STATE_SCHEMA)
 
-    def handleInputRows(self, key: tuple[Any, ...], rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key: tuple[Any, ...], rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
         count, total = self._totals.get() or (0, 0)
         for row in rows:
             count += 1

@@ -96,26 +96,41 @@ def test_a_pipeline_can_be_planned_without_a_warning(block: Block, orders: Path,
     assert len(plan.job_graph.vertices) >= 1
 
 
+EVERYTHING = """
+from importlib import import_module
+
+
+def pipeline(session, *calls):
+    for number, call in enumerate(calls):
+        known = set(session.plan.nodes)
+        module, *arguments = call.split("|")
+        import_module(module).pipeline(session, *arguments)
+        for node in session.plan.nodes:
+            if node not in known:
+                node.uid = f"{number}-{node.uid}"
+"""
+
+
 @pytest.fixture(scope="module")
 def outputs(orders: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """All pipelines of the pages, run to their ends in one session without Spark; where each one wrote."""
-    written: dict[str, Path] = {}
+    """All pipelines of the pages, run to their ends as one job in a session without Spark; where each one wrote."""
+    directory = tmp_path_factory.mktemp("examples")
+    (directory / "everything.py").write_text(EVERYTHING)
+    written = {str(block): tmp_path_factory.mktemp("output") for block in PIPELINES}
+    calls = []
+    for number, block in enumerate(PIPELINES):
+        (directory / f"example_{number}.py").write_text(block.text)
+        calls.append("|".join([f"example_{number}", *arguments(block, orders, written[str(block)])]))
+    configuration = {"execution.checkpointing.interval": "200 ms", "restart-strategy.type": "none"}
     with MiniCluster() as cluster:
-        for block in PIPELINES:
-            directory = tmp_path_factory.mktemp("example")
-            (directory / "example.py").write_text(block.text)
-            written[str(block)] = directory / "out"
-            given = arguments(block, orders, directory / "out")
-            configuration = {"execution.checkpointing.interval": "200 ms", "restart-strategy.type": "none"}
-            job_id = cluster.submit(
-                directory / "example.py", arguments=given, parallelism=2, configuration=configuration
-            )
-            if "prepareForTriggerAvailableNow" in block.text or "DataSourceStreamReader" not in block.text:
-                cluster.wait_for_status(job_id, JobStatus.FINISHED)
-                continue
-            cluster.wait_for_status(job_id, JobStatus.RUNNING)
-            cluster.wait_for_checkpoints(job_id, 2)
-            cluster.savepoint(job_id, directory / "savepoints", stop=True)
+        job_id = cluster.submit(
+            directory,
+            entry="everything",
+            arguments=calls,
+            parallelism=2,
+            configuration=configuration,
+        )
+        cluster.wait_for_status(job_id, JobStatus.FINISHED)
     return written
 
 
@@ -156,8 +171,8 @@ def test_every_order_belongs_to_one_visit(outputs: dict[str, Path]) -> None:
 
 @pytest.mark.slow
 def test_a_data_source_gives_each_tick_once(outputs: dict[str, Path]) -> None:
-    ticks = sorted(row["tick"] for row in rows(output_of(outputs, "docs/pipelines.md", "class Ticks")))
-    assert ticks == list(range(len(ticks)))
+    ticks = sorted(row["tick"] for row in rows(output_of(outputs, "docs/pipelines.md", "class TicksReader")))
+    assert ticks == list(range(100))
 
 
 # --- Airflow
@@ -305,7 +320,12 @@ def test_files_that_are_named_exist(page: Path) -> None:
     room = DOCS.parent / "runtime" / "ckpt_runtime" / page.stem
     if page.parent.name == "rooms" and page.stem == "provider":
         room = ROOT / "airflow_provider_ckpt"
-    places = (ROOT, ROOT / "runtime", ROOT / "runtime" / "ckpt_runtime", *([room] if page.parent.name == "rooms" else []))
+    places = (
+        ROOT,
+        ROOT / "runtime",
+        ROOT / "runtime" / "ckpt_runtime",
+        *([room] if page.parent.name == "rooms" else []),
+    )
     shown = {"totals.py", "main.py"}
     named = {span for span in spans(page) if re.fullmatch(r"[\w/]+\.py", span)} - shown
     assert {name for name in named if not any((place / name).exists() for place in places)} == set()

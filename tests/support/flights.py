@@ -43,8 +43,9 @@ def expected_rotations(flights: pd.DataFrame) -> pd.DataFrame:
     frame["ground_minutes"] = (frame.departure - by_aircraft.arrival.shift()) // pd.Timedelta(minutes=1)
     frame["visits_of_dest"] = frame.groupby(["aircraft", "dest"]).cumcount() + 1
     frame["legs_in_24h"] = 0
+    scheduled = frame.event_time.dt.tz_convert(None).to_numpy()
     for rows in by_aircraft.indices.values():
-        times = frame.event_time.to_numpy()[rows]
+        times = scheduled[rows]
         first = np.searchsorted(times, times - _DAY.to_timedelta64(), side="right")
         frame.loc[rows, "legs_in_24h"] = np.arange(1, len(rows) + 1) - first
     return frame.set_index("row_id")

@@ -40,3 +40,33 @@ def _stat(pid: int) -> list[str] | None:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
+
+
+def workers_of(session_pid: int, file: Path) -> list[int]:
+    """Worker processes below a session which have a file open: those that run a job that reads it."""
+    found = []
+    for pid in children(session_pid):
+        if "ckpt_runtime.spark.worker_main" in command_line(pid) and file in _open_files(pid):
+            found.append(pid)
+    return found
+
+
+def parent(pid: int) -> int:
+    """Raises LookupError for a process that is gone."""
+    fields = _stat(pid)
+    if fields is None:
+        raise LookupError(f"process {pid} is gone")
+    return int(fields[1])
+
+
+def _open_files(pid: int) -> set[Path]:
+    found = set()
+    try:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                found.add(entry.readlink())
+            except OSError:
+                continue
+    except OSError:
+        return set()
+    return found

@@ -77,23 +77,23 @@ def sequence_numbers(rows: Int64Array, split: Int64Array, number: Int64Array) ->
         number[index] = row // _CYCLE * BLOCK + row % BLOCK
 
 
-@kernel((IN_I64, IN_I64, IN_I64, I64, I64))
-def check_updates(
-    key: Int64Array, count: Int64Array, total: Int64Array, last_count: Int64Array, last_total: Int64Array
-) -> tuple[int, int]:
+@kernel((IN_I64, IN_I64, IN_I64, I64))
+def check_updates(key: Int64Array, count: Int64Array, total: Int64Array, last: Int64Array) -> tuple[int, int]:
     """Checks that each key's count grows by one from update to update, and keeps the last count and total of each.
 
-    A key's first update may have any count (state is older than this attempt). Keys index the tables. Returns the
-    number of violations and of keys seen for the first time.
+    ``last[2 * key]`` is the key's last count, 0 for a key not seen yet, and ``last[2 * key + 1]`` its total: side by
+    side, since fetching them is what takes the time. A key's first update may have any count (state is older than this
+    attempt). Returns the number of violations and of keys seen for the first time.
     """
     violations = 0
     fresh = 0
     for index in range(key.shape[0]):
-        k = key[index]
-        if last_count[k] == 0:
+        place = 2 * key[index]
+        known = last[place]
+        if known == 0:
             fresh += 1
-        elif count[index] != last_count[k] + 1:
+        elif count[index] != known + 1:
             violations += 1
-        last_count[k] = count[index]
-        last_total[k] = total[index]
+        last[place] = count[index]
+        last[place + 1] = total[index]
     return violations, fresh

@@ -40,8 +40,7 @@ class VerifySink(Operator):
         self._directory = Path(options["report"])
         self._interval_ms = int(options["reportIntervalMs"])
         self._report_at_ms = 0
-        self._last_count = np.zeros(1024, dtype=np.int64)
-        self._last_sum = np.zeros(1024, dtype=np.int64)
+        self._last = np.zeros(2 * 1024, dtype=np.int64)
         self._violations = 0
         self._keys = 0
         self._first_ms: int | None = None
@@ -53,14 +52,14 @@ class VerifySink(Operator):
         self._rows = sum(int(rows) for rows in context.operator_state.restored(_ROWS))
         self._directory.mkdir(parents=True, exist_ok=True)
         empty = read_only(np.empty(0, dtype=np.int64))
-        kernels.check_updates(empty, empty, empty, self._last_count, self._last_sum)
+        kernels.check_updates(empty, empty, empty, self._last)
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         key = self._column(batch, self._key)
         count = self._column(batch, self._count)
         total = self._column(batch, self._sum) if self._sum else count
         self._make_room(key)
-        violations, fresh = kernels.check_updates(key, count, total, self._last_count, self._last_sum)
+        violations, fresh = kernels.check_updates(key, count, total, self._last)
         self._violations += violations
         self._keys += fresh
         self._rows += batch.num_rows
@@ -99,10 +98,10 @@ class VerifySink(Operator):
         if least < 0 or greatest >= MAX_KEY:
             wrong = least if least < 0 else greatest
             raise ValueError(f"sink {self.context.uid!r}: key {wrong} is not between 0 and {MAX_KEY - 1}")
-        if greatest >= len(self._last_count):
-            size = 1 << (greatest + 1).bit_length()
-            self._last_count = _grown(self._last_count, size)
-            self._last_sum = _grown(self._last_sum, size)
+        if 2 * greatest >= len(self._last):
+            larger = np.zeros(2 << (greatest + 1).bit_length(), dtype=np.int64)
+            larger[: len(self._last)] = self._last
+            self._last = larger
 
     def _report(self) -> None:
         document = {
@@ -111,8 +110,8 @@ class VerifySink(Operator):
             "rows": self._rows,
             "violations": self._violations,
             "keys": self._keys,
-            "count_total": int(self._last_count.sum()),
-            "sum_total": int(self._last_sum.sum()) if self._sum else None,
+            "count_total": int(self._last[0::2].sum()),
+            "sum_total": int(self._last[1::2].sum()) if self._sum else None,
             "first_ms": self._first_ms,
             "last_ms": self._last_ms,
             "finished": self._finished,
@@ -121,9 +120,3 @@ class VerifySink(Operator):
         partial = target.with_suffix(f".{self.context.attempt}.partial")
         partial.write_text(json.dumps(document))
         os.replace(partial, target)
-
-
-def _grown(array: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
-    larger = np.zeros(size, dtype=np.int64)
-    larger[: len(array)] = array
-    return larger

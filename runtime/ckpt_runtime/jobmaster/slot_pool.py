@@ -320,6 +320,7 @@ class SlotPool:
     def _launch(self, count: int) -> None:
         stage_id, self._next_stage = self._next_stage, self._next_stage + 1
         self._stages[stage_id] = _Stage(count)
+        self._stage_errors.clear()  # of launches that nobody waited for in the end
         logger.info("launching barrier stage %d with %d slots", stage_id, count)
         try:
             self._provider.launch(stage_id, count, self._control_port, self._secret, self._stage_ended)

@@ -1,21 +1,20 @@
-"""Starts a session as a detached ``spark-submit`` and stops it again. Imports no pyspark: it only finds its scripts."""
+"""Starts a session as a detached ``spark-submit`` and stops it again. Imports no pyspark."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ckpt_runtime.client.session_command import TOKEN_VARIABLE, session_command, session_environment
+
 POLL_S = 0.1
 STOP_TIMEOUT_S = 30.0
-TOKEN_VARIABLE = "CKPT_REST_TOKEN"
 
 
 class SessionStartError(RuntimeError):
@@ -52,25 +51,23 @@ def start_session(
 
     ``master`` is a Spark master URL; ``local`` becomes ``local[slots]``, since a barrier stage needs that many free
     task slots at once (they may outnumber the cores). The token travels in the environment, never on a command line.
-    Raises SessionStartError, after killing what was started.
+    Raises SessionCommandError, or SessionStartError after killing what was started.
     """
     log_file = log_file.absolute()
     log_file.parent.mkdir(parents=True, exist_ok=True)
     ready_file = log_file.with_suffix(".ready.json")
     ready_file.unlink(missing_ok=True)
-    command = _command(master, slots, spark_conf or {})
-    command += ["--rest-host", rest_host, "--rest-port", str(rest_port), "--ready-file", str(ready_file)]
-    if work_directory is not None:
-        command += ["--work-dir", str(work_directory)]
-    for key, value in (conf or {}).items():
-        command += ["-D", f"{key}={value}"]
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    environment["PYTHONPATH"] = os.pathsep.join([_runtime_directory(), *filter(None, [os.environ.get("PYTHONPATH")])])
-    if master.startswith("local"):
-        environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    environment.pop(TOKEN_VARIABLE, None)
-    if token is not None:
-        environment[TOKEN_VARIABLE] = token
+    command = session_command(
+        f"local[{slots}]" if master in ("local", "local[*]") else master,
+        rest_host=rest_host,
+        rest_port=rest_port,
+        spark_conf=spark_conf,
+        configuration=conf,
+        work_directory=None if work_directory is None else str(work_directory),
+        ready_file=str(ready_file),
+    )
+    inherited = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
+    environment = {**inherited, **session_environment(master, token)}
     with log_file.open("ab") as log:
         process = subprocess.Popen(
             command,
@@ -99,39 +96,6 @@ def stop_session(info: SessionInfo, timeout_s: float = STOP_TIMEOUT_S) -> bool:
     _signal_group(info.pid, signal.SIGKILL)
     Path(info.session_file).unlink(missing_ok=True)
     return True
-
-
-def _command(master: str, slots: int, spark_conf: dict[str, str]) -> list[str]:
-    if master in ("local", "local[*]"):
-        master = f"local[{slots}]"
-    settings = {"spark.ui.enabled": "false"} if master.startswith("local") else {}
-    settings |= spark_conf
-    command = [_spark_submit(), "--master", master]
-    for key, value in settings.items():
-        command += ["--conf", f"{key}={value}"]
-    return [*command, _entry_file()]
-
-
-def _spark_submit() -> str:
-    """The script of the pyspark installed beside this interpreter; an environment's own SPARK_HOME wins."""
-    home = os.environ.get("SPARK_HOME")
-    if home is None:
-        spec = importlib.util.find_spec("pyspark")
-        if spec is None or spec.origin is None:
-            raise SessionStartError("pyspark is not installed beside this interpreter and SPARK_HOME is not set")
-        home = str(Path(spec.origin).parent)
-    return str(Path(home) / "bin" / "spark-submit")
-
-
-def _runtime_directory() -> str:
-    """What has to be on the path for ``import ckpt_runtime``."""
-    return str(Path(__file__).resolve().parents[2])
-
-
-def _entry_file() -> str:
-    """``main.py`` of a source tree, or the installed module's own file."""
-    entry = Path(_runtime_directory()) / "main.py"
-    return str(entry if entry.exists() else Path(__file__).with_name("session_main.py"))
 
 
 def _wait_until_ready(

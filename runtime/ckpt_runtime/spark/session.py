@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.configuration.cluster_options import HeartbeatOptions, SlotOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.option import OptionScope
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 logger = logging.getLogger(__name__)
-
-TOKEN_VARIABLE = "CKPT_REST_TOKEN"
 
 
 @dataclass(frozen=True, slots=True)

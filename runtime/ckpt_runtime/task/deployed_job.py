@@ -34,7 +34,7 @@ from ckpt_runtime.task.wakeup import Wakeup
 logger = logging.getLogger(__name__)
 
 ROW_MODE_BUFFER_ROWS = 512
-"""A row-mode operator takes about 10 us per row: some ms per buffer, and tenths of a second for all buffers in flight."""
+"""A row-mode operator takes about 10 us per row: some ms per buffer, tenths of a second for all buffers in flight."""
 
 
 class PlanMismatchError(RuntimeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ckpt_runtime.checkpoint.state_handles import (
@@ -10,7 +11,8 @@ from ckpt_runtime.checkpoint.state_handles import (
     SubtaskState,
 )
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.storage.filesystem import resolve
+from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.filesystem import delete_file, resolve
 from ckpt_runtime.storage.state_file_writer import StateFileWriter
 from ckpt_runtime.task.subtask import OperatorSnapshot
 
@@ -34,9 +36,9 @@ def write_snapshot(
     Releases the frozen states whatever happens. Raises what the storage raises; nothing is left behind then.
     """
     states: dict[str, OperatorSubtaskState] = {}
-    location = resolve(directory)
     total = 0
     try:
+        location = resolve(directory)
         for snapshot in operators:
             keyed: tuple[KeyedStateHandle, ...] = ()
             if snapshot.keyed is not None:
@@ -48,6 +50,11 @@ def write_snapshot(
                     keyed = (KeyedStateHandle(key_groups, file, tuple(sections)),)
             if keyed or snapshot.lists:
                 states[snapshot.uid] = OperatorSubtaskState(keyed, snapshot.lists)
+    except BaseException:
+        for written in SubtaskState(states).files():
+            with suppress(StorageError):
+                delete_file(location.child(written.path))
+        raise
     finally:
         for snapshot in operators:
             if snapshot.keyed is not None:

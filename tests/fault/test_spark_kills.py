@@ -1,0 +1,75 @@
+"""The example pipeline in Spark, through twenty kills of every kind; its output is exact to the row."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.spark.launch import SessionInfo, start_session, stop_session
+from tests.support.flights import assert_carriers, assert_rotations, read_flights, write_slice
+from tests.support.outputs import hidden, visible
+from tests.support.processes import children, living, parent, workers_of
+from tests.support.spark_sessions import FlightsJob, wait_until
+
+ROWS = 100_000
+RATE = 1000
+KILLS = ["worker"] * 11 + ["agent"] * 4 + ["exception"] * 5
+SEED = 20260731
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionInfo]:
+    """A session in local mode; when it has ended, nothing of it runs any more."""
+    started = start_session("local", 2, log_file=tmp_path_factory.mktemp("session") / "session.log")
+    try:
+        yield started
+        processes = [started.pid, *children(started.pid)]
+    finally:
+        stopped = stop_session(started)
+    assert stopped
+    assert not stop_session(started), "it was stopped already"
+    wait_until(lambda: not living(processes), "all processes of the session to end", 15)
+    assert not Path(started.session_file).exists()
+
+
+def _victim(job: FlightsJob, kind: str, choice: random.Random) -> int:
+    """A worker that runs the job, or the agent above it."""
+    wait_until(lambda: len(workers_of(job.session.pid, job.source)) == 2, "both workers to read")
+    worker = choice.choice(workers_of(job.session.pid, job.source))
+    return worker if kind == "worker" else parent(worker)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.row("76.10")
+def test_twenty_kills(session: SessionInfo, tmp_path: Path) -> None:
+    job = FlightsJob(session, CkptClient(session.rest_url), write_slice(tmp_path / "flights.parquet", ROWS), tmp_path)
+    job.start(RATE)
+    choice = random.Random(SEED)
+    kills = list(KILLS)
+    choice.shuffle(kills)
+    for number, kind in enumerate(kills, start=1):
+        job.wait_for_checkpoint()
+        if kind == "exception":
+            (job.faults / "map-raise").touch()
+        else:
+            os.kill(_victim(job, kind, choice), signal.SIGKILL)
+        wait_until(lambda number=number: job.restarts() >= number, f"the restart after kill {number}, of a {kind}")
+    job.wait_for_checkpoint()
+    assert list(job.faults.iterdir()) == []
+    savepoint = job.stopped()
+    assert 0 < len(visible(job.out / "rotations")) < ROWS
+    job.start(0, savepoint=savepoint)
+    job.finished()
+
+    flights = read_flights(job.source)
+    assert hidden(job.out) == []
+    assert_rotations(visible(job.out / "rotations"), flights)
+    assert_carriers(visible(job.out / "carrier_delays"), flights)

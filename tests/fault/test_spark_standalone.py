@@ -1,0 +1,56 @@
+"""A standalone Spark cluster of two workers: slots in both executors, one executor lost, and nothing of the output."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.spark.launch import start_session, stop_session
+from tests.support.flights import assert_carriers, assert_rotations, read_flights, write_slice
+from tests.support.outputs import hidden, visible
+from tests.support.processes import children, command_line
+from tests.support.spark_sessions import FlightsJob, SparkCluster, standalone_cluster, wait_until
+
+ROWS = 12_000
+SETTINGS = {
+    "spark.executor.cores": "1",
+    "spark.executor.memory": "512m",
+    "spark.driver.host": "127.0.0.1",
+    "spark.ui.enabled": "false",
+}
+
+
+def _executors(cluster: SparkCluster) -> list[int]:
+    """The executor JVMs."""
+    below = [pid for worker in cluster.workers for pid in children(worker.pid)]
+    return [pid for pid in below if "CoarseGrainedExecutorBackend" in command_line(pid)]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.row("io.3")
+def test_a_lost_executor(tmp_path: Path) -> None:
+    source = write_slice(tmp_path / "flights.parquet", ROWS)
+    with standalone_cluster(tmp_path, workers=2) as cluster:
+        session = start_session(cluster.url, 2, spark_conf=SETTINGS, log_file=tmp_path / "session.log")
+        try:
+            job = FlightsJob(session, CkptClient(session.rest_url), source, tmp_path)
+            job.start(1000)
+            job.wait_for_checkpoint()
+            executors = _executors(cluster)
+            assert len(executors) == 2
+            assert all(any("worker_main" in command_line(pid) for pid in children(executor)) for executor in executors)
+            os.kill(executors[0], signal.SIGKILL)
+            wait_until(lambda: job.restarts() >= 1, "the restart")
+            job.finished()
+        finally:
+            stop_session(session)
+    flights = read_flights(source)
+    assert hidden(job.out) == []
+    assert_rotations(visible(job.out / "rotations"), flights)
+    assert_carriers(visible(job.out / "carrier_delays"), flights)

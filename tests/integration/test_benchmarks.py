@@ -1,0 +1,66 @@
+"""The benchmarks run and print the keys they promise. What they measure on a busy machine is not looked at."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMON_KEYS = {"name", "options", "python", "pyspark", "cores", "peak_rss_mb"}
+NAMES = ("keyed_count", "keyed_process", "recovery", "peers", "spark_peer")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT / "runtime"), str(ROOT)])
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=230,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_keyed_count_measures_and_checks_itself() -> None:
+    done = run("benchmarks.keyed_count", "--seconds", "2", "--keys", "5000", "--interval-ms", "200")
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    document: dict[str, Any] = json.loads(line)
+    assert set(document) == COMMON_KEYS | {
+        "rows_per_s",
+        "checkpoints",
+        "checkpoint_ms_p50",
+        "checkpoint_ms_p95",
+        "checkpoint_ms_max",
+        "sync_ms_p99",
+        "checkpoint_bytes_p50",
+    }
+    assert document["rows_per_s"] > 0
+    assert document["peak_rss_mb"] > 0
+    assert document["options"]["keys"] == 5000
+    assert "every count and sum is right" in done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_names_the_benchmark(name: str) -> None:
+    done = run(f"benchmarks.{name}", "--help")
+    assert done.returncode == 0, done.stderr
+    assert f"benchmarks.{name}" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["keyed_count", "keyed_process"])
+def test_a_backend_that_does_not_exist_is_refused(name: str) -> None:
+    done = run(f"benchmarks.{name}", "--backend", "rocksdb")
+    assert done.returncode == 2
+    assert "--backend rocksdb" in done.stderr

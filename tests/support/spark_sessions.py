@@ -1,0 +1,160 @@
+"""Jobs in sessions that run in Spark, over REST; and a Spark cluster on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.models import RunOptions
+from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.spark.launch import SessionInfo
+from tests.support.flights import PIPELINES as EXAMPLES
+from tests.support.jobs import FAST
+from tests.support.jobs import PIPELINES as TEST_PIPELINES
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
+    """Polls every 20 ms. Raises AssertionError."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"timed out after {timeout_s:g} s waiting for {what}"
+        time.sleep(0.02)
+
+
+@dataclass
+class FlightsJob:
+    """The example pipeline with its failing operator, in a session in Spark."""
+
+    session: SessionInfo
+    client: CkptClient
+    source: Path
+    directory: Path
+    job_id: str = ""
+
+    @property
+    def out(self) -> Path:
+        return self.directory / "out"
+
+    @property
+    def faults(self) -> Path:
+        return self.directory / "faults"
+
+    def start(self, rate: int, *, parallelism: int = 2, savepoint: str | None = None) -> None:
+        self.faults.mkdir(parents=True, exist_ok=True)
+        packed = self.directory / "flights"
+        if not packed.exists():
+            shutil.copytree(EXAMPLES, packed)
+            for name in ("injected.py", "failing_flights.py"):
+                shutil.copy(TEST_PIPELINES / name, packed)
+        arguments = (str(self.faults), "--input", str(self.source), "--output", str(self.out))
+        options = RunOptions(
+            entry_point="failing_flights:pipeline",
+            arguments=(*arguments, "--rows-per-second", str(rate)),
+            parallelism=parallelism,
+            configuration={**FAST, "execution.checkpointing.dir": str(self.directory / "checkpoints")},
+            savepoint_path=savepoint,
+        )
+        self.job_id = self.client.run_pipeline(self.client.upload_pipeline(*pack_pipeline(packed)), options)
+        self.client.wait_for_state(self.job_id, ["RUNNING"], timeout_s=90)
+
+    def restarts(self) -> int:
+        return int(self.client.job_metrics(self.job_id, ("numRestarts",))["numRestarts"])
+
+    def completed(self) -> int:
+        return self.client.checkpoint_statistics(self.job_id).counts.completed
+
+    def wait_for_checkpoint(self) -> None:
+        """One more than now."""
+        known = self.completed()
+        wait_until(lambda: self.completed() > known, "a checkpoint")
+
+    def stopped(self) -> str:
+        """Stops with a savepoint; returns its URL."""
+        trigger = self.client.stop_with_savepoint(self.job_id, str(self.directory / "savepoints"))
+        done = self.client.wait_for_operation("savepoint", trigger, self.job_id, timeout_s=60)
+        assert done.location is not None
+        return done.location
+
+    def finished(self) -> None:
+        self.client.wait_for_state(self.job_id, ["FINISHED"], timeout_s=90)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class SparkCluster:
+    """A standalone master with workers of one core each, on loopback."""
+
+    url: str
+    web_url: str
+    workers: list[subprocess.Popen[bytes]]
+
+    def alive_workers(self) -> int:
+        with urllib.request.urlopen(f"{self.web_url}/json/", timeout=5) as answer:
+            return int(json.load(answer)["aliveworkers"])
+
+
+@contextmanager
+def standalone_cluster(directory: Path, workers: int) -> Iterator[SparkCluster]:
+    """Starts it and waits for its workers; ends all of it."""
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    environment = {
+        **os.environ,
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_DAEMON_MEMORY": "256m",
+    }
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        with (directory / f"{name}.log").open("wb") as log:
+            command = [str(home / "bin" / "spark-class"), *arguments]
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        started.append(process)
+        return process
+
+    port, web_port = free_port(), free_port()
+    address = ["--host", "127.0.0.1"]
+    try:
+        master = ["org.apache.spark.deploy.master.Master", *address, "--port", str(port), "--webui-port", str(web_port)]
+        start("master", *master)
+        cluster = SparkCluster(f"spark://127.0.0.1:{port}", f"http://127.0.0.1:{web_port}", [])
+        wait_until(lambda: _answers(web_port), "the master")
+        for number in range(workers):
+            own = ["--cores", "1", "--memory", "1g", "--work-dir", str(directory / f"work-{number}"), "--webui-port", "0"]
+            worker = start(f"worker-{number}", "org.apache.spark.deploy.worker.Worker", *address, *own, cluster.url)
+            cluster.workers.append(worker)
+        wait_until(lambda: cluster.alive_workers() == workers, "the workers")
+        yield cluster
+    finally:
+        for process in reversed(started):
+            process.terminate()
+        for process in reversed(started):
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,166 @@
+"""Asynchronous operations by trigger id: started once, polled until they are forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ckpt_runtime.jobmaster import operations
+from ckpt_runtime.jobmaster.gateway import OperationKind, OperationNotFound, OperationStatus
+from ckpt_runtime.jobmaster.operations import OperationFailed, OperationStore
+
+SAVEPOINT = OperationKind.SAVEPOINT
+DONE = OperationStatus(True, location="file:///sp")
+
+
+def run(test: Callable[[OperationStore], Coroutine[Any, Any, None]]) -> None:
+    async def inside() -> None:
+        store = OperationStore()
+        await test(store)
+        await store.stop()
+
+    asyncio.run(inside())
+
+
+async def settle() -> None:
+    """Lets everything that is ready run."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def done() -> OperationStatus:
+    return DONE
+
+
+def test_it_is_in_progress_until_it_has_an_outcome() -> None:
+    async def test(store: OperationStore) -> None:
+        gate = asyncio.Event()
+
+        async def work() -> OperationStatus:
+            await gate.wait()
+            return DONE
+
+        trigger = store.start(SAVEPOINT, "j", None, work)
+        assert len(trigger) == 32
+        await settle()
+        assert not store.status(SAVEPOINT, "j", trigger).completed
+        gate.set()
+        await settle()
+        assert store.status(SAVEPOINT, "j", trigger) == DONE
+
+    run(test)
+
+
+def test_a_known_trigger_starts_nothing() -> None:
+    async def test(store: OperationStore) -> None:
+        started = []
+
+        async def work() -> OperationStatus:
+            started.append(True)
+            return DONE
+
+        assert not store.knows(SAVEPOINT, "j", "t")
+        assert store.start(SAVEPOINT, "j", "t", work) == "t"
+        assert store.knows(SAVEPOINT, "j", "t")
+        assert not store.knows(SAVEPOINT, "j", None)
+        assert store.start(SAVEPOINT, "j", "t", work) == "t"
+        await settle()
+        assert len(started) == 1
+        store.start(SAVEPOINT, "other", "t", work)
+        store.start(OperationKind.CHECKPOINT, "j", "t", work)
+        await settle()
+        assert len(started) == 3
+
+    run(test)
+
+
+@pytest.mark.parametrize(("error", "traced"), [(OperationFailed("it expired"), False), (ValueError("it expired"), True)])
+def test_a_failure_is_an_outcome_with_its_cause(error: Exception, traced: bool) -> None:
+    """The trace of an expected failure leads through nothing that a client knows."""
+
+    async def test(store: OperationStore) -> None:
+        async def work() -> OperationStatus:
+            raise error
+
+        trigger = store.start(SAVEPOINT, "j", None, work)
+        await settle()
+        failure = store.status(SAVEPOINT, "j", trigger).failure
+        assert failure is not None
+        assert failure.message == "it expired"
+        assert failure.exception.endswith(type(error).__name__)
+        assert failure.stack_trace.strip().endswith(f"{type(error).__name__}: it expired")
+        assert ("raise error" in failure.stack_trace) == traced
+
+    run(test)
+
+
+def test_an_unknown_one_is_not_found() -> None:
+    async def test(store: OperationStore) -> None:
+        store.start(SAVEPOINT, "j", "t", done)
+        for kind, job, trigger in (
+            (SAVEPOINT, "j", "u"), (SAVEPOINT, "k", "t"), (SAVEPOINT, None, "t"), (OperationKind.CHECKPOINT, "j", "t"),
+        ):  # fmt: skip
+            with pytest.raises(OperationNotFound, match=trigger):
+                store.status(kind, job, trigger)
+
+    run(test)
+
+
+def test_outcomes_are_forgotten_after_their_time_and_running_ones_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(operations, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    async def test(store: OperationStore) -> None:
+        gate = asyncio.Event()
+
+        async def work() -> OperationStatus:
+            await gate.wait()
+            return DONE
+
+        store.start(SAVEPOINT, "j", "short", done)
+        store.start(SAVEPOINT, "j", "long", work)
+        await settle()
+        now[0] += operations.STORE_DURATION_S
+        assert store.status(SAVEPOINT, "j", "short") == DONE
+        now[0] += 1
+        with pytest.raises(OperationNotFound):
+            store.status(SAVEPOINT, "j", "short")
+        assert not store.status(SAVEPOINT, "j", "long").completed
+        gate.set()
+
+    run(test)
+
+
+def test_too_many_outcomes_push_the_oldest_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "MAX_OPERATIONS", 2)
+
+    async def test(store: OperationStore) -> None:
+        for trigger in "abcd":
+            store.start(SAVEPOINT, "j", trigger, done)
+            await settle()
+        assert store.status(SAVEPOINT, "j", "d") == DONE
+        assert [trigger for trigger in "abcd" if store.knows(SAVEPOINT, "j", trigger)] == ["c", "d"]
+
+    run(test)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_stopping_ends_what_runs_and_says_so(begun: bool) -> None:
+    async def test(store: OperationStore) -> None:
+        async def work() -> OperationStatus:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        trigger = store.start(SAVEPOINT, "j", None, work)
+        if begun:
+            await settle()
+        await store.stop()
+        status = store.status(SAVEPOINT, "j", trigger)
+        assert status.failure is not None
+        assert "shutting down" in status.failure.message
+
+    run(test)

@@ -1,0 +1,175 @@
+"""Uploaded pipelines: what is accepted, under which name, and that nothing hostile does harm."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.jobmaster import program_store
+from ckpt_runtime.jobmaster.gateway import InvalidRequest, PipelineNotFound
+from ckpt_runtime.jobmaster.program_store import ProgramStore
+
+PIPELINE = b"def pipeline(session):\n    pass\n"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ProgramStore:
+    return ProgramStore(tmp_path / "uploads")
+
+
+def zipped(files: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", compression) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def test_a_module_becomes_an_archive_with_its_entry(store: ProgramStore) -> None:
+    stored = store.add("job.py", PIPELINE, 5)
+    assert (stored.name, stored.uploaded_at_ms, stored.entry_points) == ("job.py", 5, ("job:pipeline",))
+    program = store.get(stored.id)
+    assert program.default_entry == "job:pipeline"
+    with zipfile.ZipFile(program.archive) as archive:
+        assert archive.read("job.py") == PIPELINE
+
+
+def test_the_same_content_again_is_the_same_program(store: ProgramStore, tmp_path: Path) -> None:
+    first, second = store.add("job.py", PIPELINE, 5), store.add("job.py", PIPELINE, 6)
+    assert first.id == second.id
+    assert store.list() == (second,)
+    assert len(list((tmp_path / "uploads").iterdir())) == 1
+    assert store.add("job.py", PIPELINE + b"\n", 7).id != first.id
+
+
+def test_one_entry_among_helpers_is_the_default(store: ProgramStore) -> None:
+    content = zipped({"main.py": PIPELINE, "helper.py": b"x = 1", "pkg/other.py": PIPELINE, "data.txt": b""})
+    program = store.get(store.add("job.zip", content, 0).id)
+    assert program.default_entry == "main:pipeline"
+
+
+def test_several_entries_leave_the_choice_to_the_client(store: ProgramStore) -> None:
+    stored = store.add("job.zip", zipped({"a.py": PIPELINE, "b.py": PIPELINE}), 0)
+    assert stored.entry_points == ("a:pipeline", "b:pipeline")
+    assert store.get(stored.id).default_entry is None
+
+
+def test_a_program_without_the_usual_function_is_kept_without_a_default(store: ProgramStore) -> None:
+    stored = store.add("job.py", b"def other(session): ...", 0)
+    assert stored.entry_points == ()
+    assert store.get(stored.id).default_entry is None
+
+
+def test_nothing_of_the_upload_is_run(store: ProgramStore, tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    store.add("job.py", f"open({str(mark)!r}, 'w')\ndef pipeline(s): ...".encode(), 0)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("filename", "name"),
+    [
+        ("../../etc/job.py", "job.py"),
+        ("C:\\temp\\job.py", "job.py"),
+        ("/abs/job.py", "job.py"),
+        ("my job.zip", "my_job.zip"),
+        ("j\0ö\n.zip", "j_.zip"),
+        (".zip", ".zip"),
+    ],
+)
+def test_file_names_are_for_display_and_lead_nowhere(
+    store: ProgramStore, tmp_path: Path, filename: str, name: str
+) -> None:
+    content = PIPELINE if name.endswith(".py") else zipped({"main.py": PIPELINE})
+    stored = store.add(filename, content, 0)
+    assert stored.name == name
+    assert store.get(stored.id).archive.parent == tmp_path / "uploads"
+    assert store.get(stored.id).archive.is_file()
+
+
+@pytest.mark.parametrize(
+    ("filename", "content", "problem"),
+    [
+        ("job.jar", b"", r"Python file \(\.py\) or a zip archive"),
+        ("", b"", "named like a module|Python file|valid Python"),
+        ("..", b"", "Python file"),
+        ("my-job.py", PIPELINE, "named like a module"),
+        (".py", PIPELINE, "named like a module"),
+        ("job.py", b"def pipeline(:", "not valid Python"),
+        ("job.py", b"\0", "not valid Python"),
+        ("job.py", b"\xff\xfe\xfa", "not valid Python"),
+        ("job.py", b"x = " + b"-" * 200_000 + b"1", "not valid Python"),
+        ("job.py", b"x = " + b"(" * 5_000, "not valid Python"),
+        ("job.zip", b"no zip at all", "not a readable zip"),
+        ("job.zip", b"", "not a readable zip"),
+        ("job.zip", zipped({"pkg/m.py": PIPELINE}), "at its top level"),
+        ("job.zip", zipped({}), "at its top level"),
+        ("x" * 300 + ".zip", zipped({"m.py": PIPELINE}), "at most 200 characters"),
+    ],
+)
+def test_what_cannot_be_a_pipeline_is_refused_and_not_kept(
+    store: ProgramStore, tmp_path: Path, filename: str, content: bytes, problem: str
+) -> None:
+    if filename == "":
+        content = b"def pipeline(:"
+    with pytest.raises(InvalidRequest, match=problem) as refused:
+        store.add(filename, content, 0)
+    assert refused.value.field == "jarfile"
+    assert store.list() == ()
+    assert not (tmp_path / "uploads").exists()
+
+
+def test_a_damaged_member_is_named(store: ProgramStore) -> None:
+    content = bytearray(zipped({"main.py": PIPELINE * 10}, zipfile.ZIP_STORED))
+    content[content.index(b"pipeline")] ^= 0xFF
+    with pytest.raises(InvalidRequest, match=r"'main\.py' cannot be read"):
+        store.add("job.zip", bytes(content), 0)
+
+
+def test_an_encrypted_member_is_named(store: ProgramStore) -> None:
+    content = bytearray(zipped({"main.py": PIPELINE}))
+    for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        content[content.index(signature) + flags] |= 1
+    with pytest.raises(InvalidRequest, match=r"'main\.py' cannot be read.*encrypted"):
+        store.add("job.zip", bytes(content), 0)
+
+
+def test_a_bomb_is_refused_by_what_it_claims(store: ProgramStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_store, "MAX_UNPACKED_BYTES", 1_000)
+    with pytest.raises(InvalidRequest, match="1000 bytes unpacked"):
+        store.add("job.zip", zipped({"main.py": PIPELINE, "bomb": b"0" * 2_000}), 0)
+    monkeypatch.setattr(program_store, "MAX_FILES", 1)
+    with pytest.raises(InvalidRequest, match="at most 1 files"):
+        store.add("job.zip", zipped({"main.py": PIPELINE, "x": b""}), 0)
+
+
+async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+def test_an_upload_comes_in_pieces(store: ProgramStore) -> None:
+    import asyncio
+
+    stored = asyncio.run(store.store("job.py", chunks(PIPELINE[:7], b"", PIPELINE[7:]), 1))
+    assert stored == store.add("job.py", PIPELINE, 1)
+
+
+def test_deleting_forgets_file_and_entry(store: ProgramStore) -> None:
+    stored = store.add("job.py", PIPELINE, 0)
+    archive = store.get(stored.id).archive
+    store.delete(stored.id)
+    assert not archive.exists()
+    for call in (store.get, store.delete):
+        with pytest.raises(PipelineNotFound, match=stored.id):
+            call(stored.id)
+
+
+@pytest.mark.parametrize("program_id", ["", "../x", "nothing"])
+def test_an_unknown_id_is_not_found(store: ProgramStore, program_id: str) -> None:
+    with pytest.raises(PipelineNotFound):
+        store.get(program_id)

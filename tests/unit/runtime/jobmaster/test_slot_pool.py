@@ -1,0 +1,523 @@
+"""Slots with agents and workers played by hand: launching, spares, losses, and giving back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from ckpt_runtime.jobmaster.slot_pool import Slot, SlotPool, SlotsUnavailableError
+
+LONG_AGO = -1e9
+
+
+class FakePeer:
+    """A connection that only notes what is sent."""
+
+    def __init__(self, **hello: Any) -> None:
+        self.hello = hello
+        self.role = hello["role"]
+        self.last_heard = time.monotonic()
+        self.listener: Any = None
+        self.closed = False
+        self.sent: list[dict[str, Any]] = []
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [message for message in self.sent if message["type"] == kind]
+
+
+class Owner:
+    """A job that notes what happens to its slots."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str, Any]] = []
+
+    def worker_message(self, slot: Slot, message: dict[str, Any]) -> None:
+        self.events.append(("message", slot.slot_id, message["type"]))
+
+    def worker_lost(self, slot: Slot, reason: str) -> None:
+        self.events.append(("worker lost", slot.slot_id, reason))
+
+    def slot_lost(self, slot: Slot, reason: str) -> None:
+        self.events.append(("slot lost", slot.slot_id, reason))
+
+
+class World:
+    """A pool and its provider. ``automatic`` answers launches and spawns at once."""
+
+    def __init__(self, automatic: bool = True, **settings: float) -> None:
+        self.automatic = automatic
+        self.launched: list[tuple[int, int]] = []
+        self.cancelled: list[int] = []
+        self.ended: dict[int, Callable[[int, BaseException | None], None]] = {}
+        self.agents: dict[str, FakePeer] = {}
+        self.workers: dict[str, FakePeer] = {}
+        self.launch_error: Exception | None = None
+        times = {"heartbeat_interval_s": 60, "heartbeat_timeout_s": 5, "idle_timeout_s": 50, "request_timeout_s": 10}
+        self.pool = SlotPool(self, "secret", **{**times, **settings})
+        self.pool.start(1234)
+
+    def launch(self, stage_id: int, slots: int, control_port: int, secret: str, ended: Any) -> None:
+        assert (control_port, secret) == (1234, "secret")
+        if self.launch_error is not None:
+            raise self.launch_error
+        self.launched.append((stage_id, slots))
+        self.ended[stage_id] = ended
+        if self.automatic:
+            for index in range(slots):
+                self.agent(stage_id, index)
+
+    def cancel(self, stage_id: int) -> None:
+        self.cancelled.append(stage_id)
+
+    def agent(self, stage_id: int, index: int = 0) -> FakePeer:
+        slot = f"{stage_id}-{index}"
+        peer = self.agents[slot] = FakePeer(role="agent", slot=slot, stage=stage_id, host="h", cpus=[0, 1])
+        if self.automatic:
+            peer.send = lambda message: self.obey(peer, message)  # type: ignore[method-assign]
+        self.pool.welcome(peer)  # type: ignore[arg-type]
+        return peer
+
+    def obey(self, agent: FakePeer, message: dict[str, Any]) -> None:
+        agent.sent.append(message)
+        loop = asyncio.get_running_loop()
+        if message["type"] == "spawn":
+            loop.call_soon(self.worker, agent.hello["slot"], message["worker"])
+        elif message["type"] == "shutdown":
+            stage = agent.hello["stage"]
+            loop.call_soon(self.ended[stage], stage, None)
+
+    def worker(self, slot: str, worker_id: str) -> FakePeer:
+        hello = {"role": "worker", "slot": slot, "worker": worker_id, "data_address": ["h", 9]}
+        peer = self.workers[worker_id] = FakePeer(**hello)
+        self.pool.welcome(peer)  # type: ignore[arg-type]
+        return peer
+
+    def lose(self, peer: FakePeer, reason: str = "gone") -> None:
+        """As the endpoint does: a peer that was closed on this side is not reported."""
+        if not peer.closed:
+            peer.closed = True
+            if peer.listener is not None:
+                peer.listener.peer_lost(peer, reason)
+
+
+async def settle() -> None:
+    """Lets everything that is ready run."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def run(test: Callable[[World], Coroutine[Any, Any, None]], **settings: Any) -> None:
+    async def inside() -> None:
+        world = World(**settings)
+        await test(world)
+        if world.pool._watch is not None:
+            world.pool._watch.cancel()
+
+    asyncio.run(inside())
+
+
+class TestAcquire:
+    def test_it_launches_one_stage_for_all_and_waits_for_the_workers(self) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            slots = await world.pool.acquire(owner, 3, [])
+            assert [slot.slot_id for slot in slots] == ["0-0", "0-1", "0-2"]
+            assert all(slot.worker is not None and slot.owner is owner for slot in slots)
+            assert world.launched == [(0, 3)]
+            assert (world.pool.total, world.pool.available) == (3, 0)
+            assert slots[0].worker is not None
+            assert slots[0].worker.data_address == ("h", 9)
+            assert (slots[0].host, slots[0].cpus, world.pool.in_use("h")) == ("h", [0, 1], 3)
+
+        run(test)
+
+    def test_a_slot_gets_one_worker_after_the_other_and_no_third(self) -> None:
+        async def test(world: World) -> None:
+            request = asyncio.create_task(world.pool.acquire(Owner(), 1, []))
+            await settle()
+            agent = world.agent(0)
+            assert len(agent.of("spawn")) == 1
+            world.worker("0-0", agent.of("spawn")[0]["worker"])
+            await settle()
+            (slot,) = await request
+            assert len(agent.of("spawn")) == 2
+            world.worker("0-0", agent.of("spawn")[1]["worker"])
+            assert slot.spare is not None
+            assert len(agent.of("spawn")) == 2
+
+        run(test, automatic=False)
+
+    def test_slots_that_are_held_come_first_and_free_ones_next(self) -> None:
+        async def test(world: World) -> None:
+            first, second = Owner(), Owner()
+            held = await world.pool.acquire(first, 1, [])
+            others = await world.pool.acquire(second, 1, [])
+            world.pool.release(others[0])
+            slots = await world.pool.acquire(first, 2, held)
+            assert slots == [held[0], others[0]]
+            assert world.launched == [(0, 1), (1, 1)]
+
+        run(test)
+
+    def test_a_held_slot_that_was_lost_is_replaced(self) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            held = await world.pool.acquire(owner, 1, [])
+            world.lose(world.agents["0-0"])
+            slots = await world.pool.acquire(owner, 1, held)
+            assert [slot.slot_id for slot in slots] == ["1-0"]
+
+        run(test)
+
+    def test_a_launch_that_fails_says_why_and_the_next_one_starts_afresh(self) -> None:
+        async def test(world: World) -> None:
+            request = asyncio.create_task(world.pool.acquire(Owner(), 2, []))
+            await settle()
+            world.ended[0](0, RuntimeError("[SPARK-24819]: too few slots"))
+            with pytest.raises(SlotsUnavailableError, match="could not run: .SPARK-24819.: too few slots"):
+                await request
+            world.automatic = True
+            assert len(await world.pool.acquire(Owner(), 2, [])) == 2
+
+        run(test, automatic=False)
+
+    def test_a_provider_that_cannot_launch_is_asked_again_next_time(self) -> None:
+        async def test(world: World) -> None:
+            world.launch_error = OSError("no processes left")
+            with pytest.raises(SlotsUnavailableError, match="could not be launched: no processes left"):
+                await world.pool.acquire(Owner(), 1, [])
+            world.launch_error = None
+            assert len(await world.pool.acquire(Owner(), 1, [])) == 1
+
+        run(test)
+
+    def test_a_failure_that_nobody_waited_for_does_not_hit_the_next_request(self) -> None:
+        async def test(world: World) -> None:
+            request = asyncio.create_task(world.pool.acquire(Owner(), 1, []))
+            await settle()
+            request.cancel()
+            await settle()
+            world.ended[0](0, RuntimeError("late"))
+            await settle()
+            world.automatic = True
+            assert len(await world.pool.acquire(Owner(), 1, [])) == 1
+
+        run(test, automatic=False)
+
+    def test_the_end_of_a_stage_that_lost_an_agent_is_no_launch_failure(self) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            held = await world.pool.acquire(owner, 1, [])
+            world.automatic = False
+            world.lose(world.agents["0-0"])
+            request = asyncio.create_task(world.pool.acquire(owner, 1, held))
+            await settle()
+            agent = world.agent(1)
+            world.ended[0](0, RuntimeError("task 0 was lost"))
+            await settle()
+            assert not request.done()
+            world.worker("1-0", agent.of("spawn")[0]["worker"])
+            assert [slot.slot_id for slot in await request] == ["1-0"]
+
+        run(test)
+
+    def test_too_few_slots_in_time_gives_back_what_was_taken(self) -> None:
+        async def test(world: World) -> None:
+            free = await world.pool.acquire(Owner(), 1, [])
+            world.pool.release(free[0])
+            world.automatic = False
+            with pytest.raises(SlotsUnavailableError, match=r"2 slots were not available within 0\.01 s \(1 were\)"):
+                await world.pool.acquire(Owner(), 2, [])
+            assert free[0].owner is None
+
+        run(test, request_timeout_s=0.01)
+
+    def test_a_request_that_is_cancelled_gives_back_what_was_taken(self) -> None:
+        async def test(world: World) -> None:
+            free = await world.pool.acquire(Owner(), 1, [])
+            world.pool.release(free[0])
+            world.automatic = False
+            request = asyncio.create_task(world.pool.acquire(Owner(), 2, []))
+            await settle()
+            assert free[0].owner is not None
+            request.cancel()
+            await settle()
+            assert free[0].owner is None
+
+        run(test)
+
+    def test_two_jobs_never_get_the_same_slot(self) -> None:
+        async def test(world: World) -> None:
+            taken = await asyncio.gather(*(world.pool.acquire(Owner(), 2, []) for _ in range(3)))
+            ids = [slot.slot_id for slots in taken for slot in slots]
+            assert len(set(ids)) == 6
+
+        run(test)
+
+
+class TestWorkers:
+    def test_the_spare_takes_over_and_another_is_started(self) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            (slot,) = await world.pool.acquire(owner, 1, [])
+            await settle()
+            first, spare = slot.worker, slot.spare
+            assert first is not None
+            assert spare is not None
+            world.lose(world.workers[first.worker_id], "connection reset")
+            assert slot.worker is spare
+            assert owner.events == [("worker lost", "0-0", f"worker {first.worker_id} was lost: connection reset")]
+            assert world.agents["0-0"].of("kill") == [{"type": "kill", "worker": first.worker_id}]
+            await settle()
+            assert slot.spare is not None
+
+        run(test)
+
+    def test_an_exit_that_the_agent_reports_names_the_code_and_counts_once(self) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            (slot,) = await world.pool.acquire(owner, 1, [])
+            await settle()
+            assert slot.worker is not None
+            worker_id = slot.worker.worker_id
+            exited = {"type": "exited", "worker": worker_id, "code": -9}
+            world.pool.peer_message(world.agents["0-0"], exited)  # type: ignore[arg-type]
+            world.lose(world.workers[worker_id])
+            world.pool.peer_message(world.agents["0-0"], exited)  # type: ignore[arg-type]
+            assert len(owner.events) == 1
+            assert "exit code -9" in owner.events[0][2]
+
+        run(test)
+
+    def test_one_that_dies_while_starting_is_started_again(self) -> None:
+        async def test(world: World) -> None:
+            request = asyncio.create_task(world.pool.acquire(Owner(), 1, []))
+            await settle()
+            agent = world.agent(0)
+            (spawn,) = agent.of("spawn")
+            exited = {"type": "exited", "worker": spawn["worker"], "code": 1}
+            world.pool.peer_message(agent, exited)  # type: ignore[arg-type]
+            assert len(agent.of("spawn")) == 2
+            assert agent.of("spawn")[1]["worker"] != spawn["worker"]
+            world.worker("0-0", agent.of("spawn")[1]["worker"])
+            await request
+
+        run(test, automatic=False)
+
+    def test_a_lost_spare_is_replaced_quietly(self) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            (slot,) = await world.pool.acquire(owner, 1, [])
+            await settle()
+            active, spare = slot.worker, slot.spare
+            assert spare is not None
+            world.lose(world.workers[spare.worker_id])
+            await settle()
+            assert slot.worker is active
+            assert slot.spare is not None
+            assert slot.spare is not spare
+            assert owner.events == []
+
+        run(test)
+
+    def test_only_the_active_worker_of_a_held_slot_is_heard(self) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            (slot,) = await world.pool.acquire(owner, 1, [])
+            await settle()
+            assert slot.worker is not None
+            assert slot.spare is not None
+            pool, message = world.pool, {"type": "ack"}
+            pool.peer_message(slot.spare.peer, message)
+            pool.peer_message(slot.worker.peer, message)
+            pool.peer_message(slot.agent, {"type": "heartbeat"})
+            assert owner.events == [("message", "0-0", "ack")]
+            pool.release(slot)
+            pool.peer_message(slot.worker.peer, message)
+            assert len(owner.events) == 1
+
+        run(test)
+
+    def test_a_worker_of_an_unknown_slot_is_sent_away(self) -> None:
+        async def test(world: World) -> None:
+            assert world.worker("7-7", "w").closed
+
+        run(test)
+
+
+class TestRelease:
+    def test_a_worker_that_ran_a_job_is_replaced(self) -> None:
+        async def test(world: World) -> None:
+            (slot,) = await world.pool.acquire(Owner(), 1, [])
+            await settle()
+            used = slot.worker
+            assert used is not None
+            used.used = True
+            world.pool.release(slot)
+            assert slot.worker is not used
+            assert world.workers[used.worker_id].closed
+            assert world.pool.available == 1
+
+        run(test)
+
+    def test_an_unused_worker_stays(self) -> None:
+        async def test(world: World) -> None:
+            (slot,) = await world.pool.acquire(Owner(), 1, [])
+            worker = slot.worker
+            world.pool.release(slot)
+            assert slot.worker is worker
+
+        run(test)
+
+    def test_it_wakes_a_job_that_waits(self) -> None:
+        async def test(world: World) -> None:
+            (slot,) = await world.pool.acquire(Owner(), 1, [])
+            world.automatic = False
+            request = asyncio.create_task(world.pool.acquire(Owner(), 1, []))
+            await settle()
+            world.pool.release(slot)
+            assert await request == [slot]
+
+        run(test)
+
+
+class TestLosses:
+    def test_a_lost_agent_takes_its_whole_stage_along(self) -> None:
+        async def test(world: World) -> None:
+            owner, other = Owner(), Owner()
+            await world.pool.acquire(owner, 2, [])
+            (elsewhere,) = await world.pool.acquire(other, 1, [])
+            await settle()
+            world.lose(world.agents["0-0"], "reset")
+            assert [event[:2] for event in owner.events] == [("slot lost", "0-1"), ("slot lost", "0-0")] or [
+                event[:2] for event in owner.events
+            ] == [("slot lost", "0-0"), ("slot lost", "0-1")]
+            assert "its slot agent was lost: reset" in str(owner.events)
+            assert "its barrier stage lost a task" in str(owner.events)
+            assert world.agents["0-1"].of("shutdown")
+            assert world.pool.all() == (elsewhere,)
+            assert other.events == []
+            assert all(peer.closed for worker, peer in world.workers.items() if worker.startswith("0-"))
+
+        run(test)
+
+    def test_a_stage_that_ends_with_an_error_takes_its_slots(self) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            await world.pool.acquire(owner, 1, [])
+            world.ended[0](0, RuntimeError("executor lost\nwith a long trace"))
+            await settle()
+            assert owner.events == [("slot lost", "0-0", "slot 0-0 was lost: executor lost")]
+
+        run(test)
+
+    def test_a_silent_agent_is_given_up_and_its_stage_cancelled(self) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            await world.pool.acquire(owner, 1, [])
+            world.agents["0-0"].last_heard = LONG_AGO
+            while not owner.events:
+                await asyncio.sleep(0.001)
+            assert "no heartbeat for 5 s" in owner.events[0][2]
+            assert world.cancelled == [0]
+
+        run(test, heartbeat_interval_s=0.001)
+
+    def test_a_silent_worker_is_killed_and_the_spare_takes_over(self) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            (slot,) = await world.pool.acquire(owner, 1, [])
+            await settle()
+            silent, spare = slot.worker, slot.spare
+            assert silent is not None
+            world.workers[silent.worker_id].last_heard = LONG_AGO
+            world.pool._check_heartbeats(slot, time.monotonic())
+            assert slot.worker is spare
+            assert {"type": "kill", "worker": silent.worker_id} in world.agents["0-0"].sent
+            assert "no heartbeat" in owner.events[0][2]
+
+        run(test)
+
+    def test_a_silent_spare_is_killed_quietly(self) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            (slot,) = await world.pool.acquire(owner, 1, [])
+            await settle()
+            assert slot.spare is not None
+            spare = slot.spare
+            world.workers[spare.worker_id].last_heard = LONG_AGO
+            world.pool._check_heartbeats(slot, time.monotonic())
+            assert world.agents["0-0"].of("kill") == [{"type": "kill", "worker": spare.worker_id}]
+            assert owner.events == []
+
+        run(test)
+
+    def test_agents_are_asked_for_a_sign_of_life(self) -> None:
+        async def test(world: World) -> None:
+            await world.pool.acquire(Owner(), 1, [])
+            while not world.agents["0-0"].of("ping"):
+                await asyncio.sleep(0.001)
+
+        run(test, heartbeat_interval_s=0.001)
+
+
+class TestIdle:
+    def test_a_stage_ends_when_all_its_slots_were_idle_long_enough(self) -> None:
+        async def test(world: World) -> None:
+            slots = await world.pool.acquire(Owner(), 2, [])
+            world.pool.release(slots[0])
+            now = time.monotonic()
+            world.pool._end_idle_stages(now + 100)
+            assert world.pool.total == 2
+            world.pool.release(slots[1])
+            world.pool._end_idle_stages(now + 10)
+            assert world.pool.total == 2
+            world.pool._end_idle_stages(now + 100)
+            assert world.pool.total == 0
+            assert all(world.agents[f"0-{index}"].of("shutdown") for index in range(2))
+
+        run(test)
+
+    def test_a_stage_that_is_still_starting_is_left_alone(self) -> None:
+        async def test(world: World) -> None:
+            request = asyncio.create_task(world.pool.acquire(Owner(), 1, []))
+            await settle()
+            world.pool._end_idle_stages(time.monotonic() + 100)
+            world.automatic = True
+            world.agent(0)
+            assert len(await request) == 1
+
+        run(test, automatic=False)
+
+
+def test_stopping_tells_the_agents_and_waits_for_their_stages() -> None:
+    async def test(world: World) -> None:
+        await world.pool.acquire(Owner(), 2, [])
+        await world.pool.stop()
+        assert all(agent.of("shutdown") for agent in world.agents.values())
+        assert world.cancelled == []
+
+    run(test)
+
+
+def test_the_overview_tells_which_slots_are_free() -> None:
+    async def test(world: World) -> None:
+        (slot,) = await world.pool.acquire(Owner(), 1, [])
+        (line,) = world.pool.describe()
+        assert (line["id"], line["host"], line["free"], line["spare"]) == ("0-0", "h", False, False)
+        await settle()
+        world.pool.release(slot)
+        (line,) = world.pool.describe()
+        assert (line["free"], line["spare"]) == (True, True)
+
+    run(test)
