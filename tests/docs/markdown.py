@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,13 +32,13 @@ class Block:
 
 def blocks(*languages: str) -> list[Block]:
     """All blocks of these languages, in all pages."""
-    found = []
-    for page in PAGES:
-        text = page.read_text()
-        for match in _FENCE.finditer(text):
-            if match[1] in languages:
-                found.append(Block(page, text.count("\n", 0, match.start(2)) + 1, match[1], match[2]))
-    return found
+    return [block for page in PAGES for block in _blocks(page) if block.language in languages]
+
+
+def _blocks(page: Path) -> Iterator[Block]:
+    text = page.read_text()
+    for match in _FENCE.finditer(text):
+        yield Block(page, text.count("\n", 0, match.start(2)) + 1, match[1], match[2])
 
 
 def prose(page: Path) -> str:

@@ -55,9 +55,7 @@ def test_a_checkpoint_directory_that_turns_unusable_and_comes_back(job: Sequence
 
 def test_no_tolerance_fails_over_when_checkpoints_fail(job: SequenceJob) -> None:
     job.start(
-        configuration=fast(
-            restart_strategy__type="none", execution__checkpointing__tolerable_failed_checkpoints="2"
-        )
+        configuration=fast(restart_strategy__type="none", execution__checkpointing__tolerable_failed_checkpoints="2")
     )
     job.running()
     job.cluster.wait_for_checkpoints(job.job_id, 1)

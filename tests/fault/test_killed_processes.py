@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import SequenceJob
+from tests.support.jobs import SequenceJob, fast
 from tests.support.outputs import assert_sequence
 from tests.support.processes import children, living
 
@@ -62,7 +62,8 @@ def test_a_killed_spare_does_not_disturb_the_job(job: SequenceJob) -> None:
 
 
 def test_a_killed_agent_takes_its_stage_along_and_a_new_one_is_launched(job: SequenceJob) -> None:
-    job.start(rows=ROWS, rate=RATE)
+    """One restart, not one more for the end of the old stage."""
+    job.start(rows=ROWS, rate=RATE, configuration=fast(restart_strategy__fixed_delay__attempts="1"))
     job.running()
     job.cluster.wait_for_checkpoints(job.job_id, 1)
     agents = job.cluster.provider.agent_pids()

@@ -32,7 +32,7 @@ def _executors(cluster: SparkCluster) -> list[int]:
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 @pytest.mark.row("io.3")
 def test_a_lost_executor(tmp_path: Path) -> None:
     source = write_slice(tmp_path / "flights.parquet", ROWS)

@@ -7,7 +7,6 @@ import random
 import signal
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from ckpt_runtime.jobmaster.gateway import JobStatus
@@ -22,11 +21,6 @@ LIMIT = 6000
 def _inject(cluster: MiniCluster, file: Path) -> None:
     file.touch()
     cluster.wait_until(lambda: not file.exists(), f"user code to act on {file.name}")
-
-
-def _expected(first: int, times: int = 1) -> pd.Series:
-    """How often each (source, n) of both sources must be there."""
-    return pd.Series(times, index=range(first))
 
 
 def test_union_rebalance_and_broadcast_deliver_each_row_through_a_failure(cluster: MiniCluster, tmp_path: Path) -> None:

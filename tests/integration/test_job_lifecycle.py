@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 from ckpt_runtime.jobmaster.gateway import JobStatus
-from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import SequenceJob, fast
 from tests.support.outputs import assert_sequence, hidden, visible
 

@@ -59,10 +59,17 @@ def test_a_patched_interval_holds_at_once(client: CkptClient, live: SequenceJob)
 
 
 @pytest.mark.row("571.3")
-def test_a_patched_timeout_saves_or_ends_a_pending_checkpoint(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
+def test_a_patched_timeout_saves_or_ends_a_pending_checkpoint(
+    client: CkptClient, cluster: MiniCluster, job: SequenceJob
+) -> None:
     """A barrier crawls behind slow rows: extended, its checkpoint completes; shortened, the next one ends at once."""
-    job.start(rate=0, batch=64, configuration=fast(execution__checkpointing__interval="1h",
-        execution__checkpointing__tolerable_failed_checkpoints="1000"))
+    job.start(
+        rate=0,
+        batch=64,
+        configuration=fast(
+            execution__checkpointing__interval="1h", execution__checkpointing__tolerable_failed_checkpoints="1000"
+        ),
+    )
     job.running()
     (job.faults / "processor-slow").touch()
     cluster.wait_until(lambda: _back_pressured(client, job.job_id), "back-pressure")
@@ -147,7 +154,9 @@ def test_bad_requests_change_nothing(client: CkptClient, live: SequenceJob) -> N
     live.cluster.wait_until(lambda: client.checkpoint_statistics(live.job_id).counts.in_progress == 0, "no checkpoint")
 
 
-def test_a_savepoint_into_an_unusable_directory_fails_alone(client: CkptClient, live: SequenceJob, tmp_path: Path) -> None:
+def test_a_savepoint_into_an_unusable_directory_fails_alone(
+    client: CkptClient, live: SequenceJob, tmp_path: Path
+) -> None:
     blocked = tmp_path / "file"
     blocked.touch()
     trigger = client.trigger_savepoint(live.job_id, str(blocked))

@@ -128,9 +128,7 @@ class SequenceJob:
         root = self.checkpoints / self.job_id
         if not root.exists():
             return []
-        return sorted(
-            entry.name for entry in root.iterdir() if entry.name.startswith("chk-") or any(entry.rglob("*"))
-        )
+        return sorted(entry.name for entry in root.iterdir() if entry.name.startswith("chk-") or any(entry.rglob("*")))
 
     def assert_retained(self, *names: str) -> None:
         """Waits until the job's checkpoint directory holds exactly these; with none, until it is gone."""

@@ -44,11 +44,8 @@ def _stat(pid: int) -> list[str] | None:
 
 def workers_of(session_pid: int, file: Path) -> list[int]:
     """Worker processes below a session which have a file open: those that run a job that reads it."""
-    found = []
-    for pid in children(session_pid):
-        if "ckpt_runtime.spark.worker_main" in command_line(pid) and file in _open_files(pid):
-            found.append(pid)
-    return found
+    workers = (pid for pid in children(session_pid) if "ckpt_runtime.spark.worker_main" in command_line(pid))
+    return [pid for pid in workers if file in _open_files(pid)]
 
 
 def parent(pid: int) -> int:

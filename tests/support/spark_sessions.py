@@ -105,8 +105,12 @@ class SparkCluster:
     workers: list[subprocess.Popen[bytes]]
 
     def alive_workers(self) -> int:
-        with urllib.request.urlopen(f"{self.web_url}/json/", timeout=5) as answer:
-            return int(json.load(answer)["aliveworkers"])
+        """As the master's page says; 0 before it answers."""
+        try:
+            with urllib.request.urlopen(f"{self.web_url}/json/", timeout=5) as answer:
+                return int(json.load(answer)["aliveworkers"])
+        except OSError:
+            return 0
 
 
 @contextmanager
@@ -133,14 +137,15 @@ def standalone_cluster(directory: Path, workers: int) -> Iterator[SparkCluster]:
 
     port, web_port = free_port(), free_port()
     address = ["--host", "127.0.0.1"]
+    size = ["--cores", "1", "--memory", "1g", "--webui-port", "0"]
     try:
         master = ["org.apache.spark.deploy.master.Master", *address, "--port", str(port), "--webui-port", str(web_port)]
         start("master", *master)
         cluster = SparkCluster(f"spark://127.0.0.1:{port}", f"http://127.0.0.1:{web_port}", [])
-        wait_until(lambda: _answers(web_port), "the master")
+        wait_until(lambda: _answers(port), "the master")
         for number in range(workers):
-            own = ["--cores", "1", "--memory", "1g", "--work-dir", str(directory / f"work-{number}"), "--webui-port", "0"]
-            worker = start(f"worker-{number}", "org.apache.spark.deploy.worker.Worker", *address, *own, cluster.url)
+            own = [*address, *size, "--work-dir", str(directory / f"work-{number}"), cluster.url]
+            worker = start(f"worker-{number}", "org.apache.spark.deploy.worker.Worker", *own)
             cluster.workers.append(worker)
         wait_until(lambda: cluster.alive_workers() == workers, "the workers")
         yield cluster

@@ -25,13 +25,21 @@ SCHEMES = ("file", "memory", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "h
 MAX_URL_LENGTH = 4_096
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Location:
     """A file or directory. ``path`` is absolute in the file system's own form and has no trailing slash."""
 
     filesystem: Any
     path: str
     scheme: str
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Location):
+            return NotImplemented
+        return self.path == other.path and _same_filesystem(self.filesystem, other.filesystem)
+
+    def __hash__(self) -> int:
+        return hash((type(self.filesystem), self.path))
 
     @property
     def url(self) -> str:
@@ -62,7 +70,16 @@ class Location:
 
     def contains(self, other: Location) -> bool:
         """Whether ``other`` lies strictly below this directory, judged by the paths alone."""
-        return self.filesystem == other.filesystem and other.path.startswith(self.path.rstrip("/") + "/")
+        below = other.path.startswith(self.path.rstrip("/") + "/")
+        return below and _same_filesystem(self.filesystem, other.filesystem)
+
+
+def _same_filesystem(first: Any, second: Any) -> bool:
+    """Whether two file system objects are the same by kind and options; fsspec makes one object for each thread."""
+    if first is second or type(first) is not type(second):
+        return first is second
+    arguments = (first.storage_args, first.storage_options)
+    return arguments == (second.storage_args, second.storage_options)
 
 
 def is_plain_name(name: str) -> bool:

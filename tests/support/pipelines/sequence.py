@@ -5,9 +5,6 @@ that keyed state had seen of its source (n + 1, if and only if state and input a
 aggregate of each source.
 """
 
-# Names are PySpark's.
-# ruff: noqa: N802, N803
-
 from __future__ import annotations
 
 import argparse

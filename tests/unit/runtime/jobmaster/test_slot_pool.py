@@ -399,9 +399,8 @@ class TestLosses:
             (elsewhere,) = await world.pool.acquire(other, 1, [])
             await settle()
             world.lose(world.agents["0-0"], "reset")
-            assert [event[:2] for event in owner.events] == [("slot lost", "0-1"), ("slot lost", "0-0")] or [
-                event[:2] for event in owner.events
-            ] == [("slot lost", "0-0"), ("slot lost", "0-1")]
+            assert {event[:2] for event in owner.events} == {("slot lost", "0-0"), ("slot lost", "0-1")}
+            assert len(owner.events) == 2
             assert "its slot agent was lost: reset" in str(owner.events)
             assert "its barrier stage lost a task" in str(owner.events)
             assert world.agents["0-1"].of("shutdown")
@@ -514,7 +513,7 @@ def test_the_overview_tells_which_slots_are_free() -> None:
     async def test(world: World) -> None:
         (slot,) = await world.pool.acquire(Owner(), 1, [])
         (line,) = world.pool.describe()
-        assert (line["id"], line["host"], line["free"], line["spare"]) == ("0-0", "h", False, False)
+        assert (line["id"], line["host"], line["free"]) == ("0-0", "h", False)
         await settle()
         world.pool.release(slot)
         (line,) = world.pool.describe()

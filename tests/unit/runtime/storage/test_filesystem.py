@@ -283,3 +283,17 @@ def test_a_directory_entry_that_may_be_lost_is_ambiguous(tmp_path: Path, monkeyp
     with pytest.raises(AmbiguousWriteError, match="power failure"):
         publish(resolve(tmp_path / "x"), b"1")
     assert (tmp_path / "x").read_bytes() == b"1"
+
+
+@pytest.mark.parametrize("url", ["/a/b", "memory://a/b"])
+def test_a_location_is_the_same_whichever_thread_resolved_it(url: str) -> None:
+    found: list[Location] = []
+    thread = threading.Thread(target=lambda: found.append(resolve(url)))
+    thread.start()
+    thread.join()
+    here = resolve(url)
+    assert found == [here]
+    assert len({here, *found}) == 1
+    assert here.contains(found[0].child("c"))
+    assert found[0] != resolve("/a/c")
+    assert not here.contains(resolve("/c" if url.startswith("memory") else "memory://a/b/c"))

@@ -1,0 +1,222 @@
+"""The small parts of a job master: failures, restart strategies, checkpoint settings, executions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ckpt_runtime.checkpoint.configuration import CheckpointRetention
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.errors import InvalidOptionError
+from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyType
+from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
+from ckpt_runtime.jobmaster import executions as executions_module
+from ckpt_runtime.jobmaster.checkpoint_settings import overrides_of, shown_settings, submitted_settings
+from ckpt_runtime.jobmaster.exceptions_history import MAX_CONCURRENT, FailureLog
+from ckpt_runtime.jobmaster.executions import ExecutionGraph
+from ckpt_runtime.jobmaster.gateway import (
+    NOT_YET,
+    CheckpointConfigPatch,
+    ExceptionEntry,
+    ExecutionState,
+    FailureCause,
+)
+from ckpt_runtime.jobmaster.restart_strategy_factory import create_restart_strategy, strategy_type
+from ckpt_runtime.scheduler.restart_strategies import ExponentialDelay, FailureRate, FixedDelay, NoRestart
+
+
+def failure(name: str) -> ExceptionEntry:
+    return ExceptionEntry(FailureCause("E", name, ""), 0)
+
+
+class TestFailureLog:
+    def test_the_newest_comes_first_and_the_oldest_goes(self) -> None:
+        log = FailureLog(2)
+        for name in "abc":
+            log.add(failure(name), concurrent=False)
+        view = log.view(10)
+        assert [entry.failure.message for entry in view.entries] == ["c", "b"]
+        assert view.truncated
+
+    def test_a_limit_shortens_the_view_and_says_so(self) -> None:
+        log = FailureLog(5)
+        log.add(failure("a"), concurrent=False)
+        assert not log.view(1).truncated
+        log.add(failure("b"), concurrent=False)
+        assert log.view(1).truncated
+        assert len(log.view(1).entries) == 1
+
+    def test_failures_that_come_along_belong_to_the_first(self) -> None:
+        log = FailureLog(5)
+        log.add(failure("alone"), concurrent=True)
+        for index in range(MAX_CONCURRENT + 3):
+            log.add(failure(str(index)), concurrent=True)
+        (entry,) = log.view(5).entries
+        assert entry.failure.message == "alone"
+        assert [other.failure.message for other in entry.concurrent] == [str(i) for i in range(MAX_CONCURRENT)]
+
+
+class TestRestartStrategy:
+    @pytest.mark.parametrize(
+        ("options", "kind"),
+        [
+            ({}, NoRestart),
+            ({"execution.checkpointing.interval": "1 s"}, ExponentialDelay),
+            ({"execution.checkpointing.interval": "1 s", "restart-strategy.type": "none"}, NoRestart),
+            ({"restart-strategy.type": "fixed-delay"}, FixedDelay),
+            ({"restart-strategy.type": "failure-rate"}, FailureRate),
+            ({"restart-strategy.type": "exponential-delay"}, ExponentialDelay),
+        ],
+    )
+    def test_the_options_choose(self, options: dict[str, str], kind: type[Any]) -> None:
+        assert isinstance(create_restart_strategy(Configuration(options)), kind)
+
+    def test_the_default_depends_on_periodic_checkpoints(self) -> None:
+        assert strategy_type(Configuration({})) is RestartStrategyType.NONE
+
+    def test_an_unknown_strategy_is_refused_by_name(self) -> None:
+        with pytest.raises(InvalidOptionError, match=r"restart-strategy\.type.*sometimes"):
+            create_restart_strategy(Configuration({"restart-strategy.type": "sometimes"}))
+
+
+class TestCheckpointSettings:
+    def test_options_become_settings(self) -> None:
+        settings = submitted_settings(
+            Configuration(
+                {
+                    "execution.checkpointing.interval": "2 s",
+                    "execution.checkpointing.timeout": "30 s",
+                    "execution.checkpointing.min-pause": "500 ms",
+                    "execution.checkpointing.tolerable-failed-checkpoints": "3",
+                    "execution.checkpointing.externalized-checkpoint-retention": "RETAIN_ON_CANCELLATION",
+                }
+            )
+        )
+        assert (settings.interval_ms, settings.timeout_ms, settings.min_pause_ms) == (2_000, 30_000, 500)
+        assert settings.tolerable_failures == 3
+        assert settings.retention is CheckpointRetention.RETAIN_ON_CANCELLATION
+
+    def test_without_an_interval_there_are_no_periodic_checkpoints(self) -> None:
+        assert submitted_settings(Configuration({})).interval_ms is None
+
+    def test_what_is_shown_follows_settings_and_names_the_overrides(self) -> None:
+        configuration = Configuration({"execution.checkpointing.interval": "2 s"})
+        overrides = overrides_of(CheckpointConfigPatch(interval_ms=5_000, tolerable_failed_checkpoints=4))
+        shown = shown_settings(submitted_settings(configuration), configuration, overrides)
+        assert shown.exactly_once
+        assert shown.interval_ms == 2_000
+        assert shown.state_backend == "HashMapStateBackend"
+        assert sorted(shown.overrides) == ["interval_ms", "tolerable_failed_checkpoints"]
+
+    def test_an_empty_patch_overrides_nothing(self) -> None:
+        assert not overrides_of(CheckpointConfigPatch()).given
+
+    @pytest.mark.parametrize(
+        ("retention", "externalized", "deleted"),
+        [
+            ("RETAIN_ON_CANCELLATION", True, False),
+            ("DELETE_ON_CANCELLATION", True, True),
+            ("NO_EXTERNALIZED_CHECKPOINTS", False, True),
+        ],
+    )
+    def test_retention_is_shown_as_flink_does(self, retention: str, externalized: bool, deleted: bool) -> None:
+        configuration = Configuration({"execution.checkpointing.externalized-checkpoint-retention": retention})
+        shown = shown_settings(
+            submitted_settings(configuration), configuration, overrides_of(CheckpointConfigPatch())
+        )
+        assert (shown.externalized, shown.delete_on_cancellation) == (externalized, deleted)
+
+
+SOURCE = JobVertex("s", (OperatorNode("s", "Source", "source"),), 2)
+SINK = JobVertex("k", (OperatorNode("k", "Sink", "sink"),), 1)
+S0, S1, K0 = ("s", 0), ("s", 1), ("k", 0)
+State = ExecutionState
+
+
+class TestExecutions:
+    @pytest.fixture
+    def now(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        now = [1_000]
+        monkeypatch.setattr(executions_module, "wall_clock_ms", lambda: now[0])
+        return now
+
+    @pytest.fixture
+    def graph(self, now: list[int]) -> ExecutionGraph:
+        return ExecutionGraph(JobGraph("j", (SOURCE, SINK), ()))
+
+    @staticmethod
+    def figures(rows: int, busy: float = 0.0, vertex: str = "s", subtask: int = 0) -> dict[str, Any]:
+        return {
+            "vertex_id": vertex, "subtask": subtask, "rows_in": rows, "rows_out": 2 * rows, "bytes_in": 8 * rows,
+            "busy_ms": busy, "idle_ms": 0.0, "backpressured_ms": 0.0,
+        }  # fmt: skip
+
+    def test_a_new_attempt_starts_from_created(self, graph: ExecutionGraph) -> None:
+        graph.enter_all(State.RUNNING)
+        graph.reset(3)
+        assert graph.all_in([State.CREATED])
+        assert {execution.id.attempt for execution in graph.executions.values()} == {3}
+
+    def test_states_that_are_final_stay(self, graph: ExecutionGraph) -> None:
+        graph.executions[S0].enter(State.FINISHED)
+        graph.enter_all(State.CANCELING)
+        assert graph.counts() == {State.FINISHED: 1, State.CANCELING: 2}
+        assert graph.counts("s") == {State.FINISHED: 1, State.CANCELING: 1}
+        assert not graph.all_in([State.CANCELING])
+
+    @pytest.mark.parametrize(
+        ("states", "summed_up"),
+        [
+            ((State.RUNNING, State.RUNNING), State.RUNNING),
+            ((State.RUNNING, State.FINISHED), State.RUNNING),
+            ((State.FINISHED, State.FINISHED), State.FINISHED),
+            ((State.INITIALIZING, State.RUNNING), State.INITIALIZING),
+            ((State.CANCELED, State.FAILED), State.FAILED),
+        ],
+    )
+    def test_a_vertex_is_summed_up(self, graph: ExecutionGraph, states: tuple[State, State], summed_up: State) -> None:
+        for key, state in zip((S0, S1), states, strict=True):
+            graph.executions[key].enter(state)
+        assert graph.vertex_details(SOURCE).status is summed_up
+
+    @pytest.mark.parametrize("state", list(State)[:-1])
+    def test_every_state_can_be_summed_up(self, graph: ExecutionGraph, state: State) -> None:
+        graph.enter_all(state)
+        assert graph.vertex_details(SOURCE).status is state
+
+    def test_times_run_from_the_first_start_to_the_last_end(self, graph: ExecutionGraph, now: list[int]) -> None:
+        assert graph.vertex_details(SOURCE).start_time_ms == NOT_YET
+        graph.executions[S1].enter(State.DEPLOYING)
+        now[0] = 2_000
+        graph.executions[S0].enter(State.DEPLOYING)
+        graph.executions[S0].enter(State.FINISHED)
+        details = graph.vertex_details(SOURCE)
+        assert (details.start_time_ms, details.end_time_ms) == (1_000, NOT_YET)
+        now[0] = 3_000
+        graph.executions[S1].enter(State.FINISHED)
+        assert graph.vertex_details(SOURCE).end_time_ms == 3_000
+
+    def test_heartbeats_become_rates(self, graph: ExecutionGraph, now: list[int]) -> None:
+        graph.measured([self.figures(100, busy=10), self.figures(1, vertex="nobody")])
+        assert graph.vertex_metrics(SOURCE)[0]["numRecordsInPerSecond"] == 0
+        assert graph.pressure(SOURCE).subtasks == ()
+        now[0] += 500
+        graph.measured([self.figures(200, busy=260)])
+        metrics = graph.vertex_metrics(SOURCE)
+        assert list(metrics) == [0]
+        assert metrics[0]["numRecordsIn"] == 200
+        assert metrics[0]["numRecordsInPerSecond"] == 200
+        assert metrics[0]["numRecordsOutPerSecond"] == 400
+        assert metrics[0]["busyTimeMsPerSecond"] == 500
+        (pressure,) = graph.pressure(SOURCE).subtasks
+        assert (pressure.index, pressure.busy) == (0, 0.5)
+        io = graph.vertex_details(SOURCE).subtasks[0].io
+        assert (io.read_records, io.write_records, io.complete) == (200, 400, True)
+        assert not graph.vertex_details(SOURCE).subtasks[1].io.complete
+
+    def test_two_heartbeats_in_one_millisecond_are_no_division_by_zero(self, graph: ExecutionGraph) -> None:
+        graph.measured([self.figures(1)])
+        graph.measured([self.figures(2)])
+        assert graph.vertex_metrics(SOURCE)[0]["numRecordsInPerSecond"] == 0
+        assert graph.pressure(SOURCE).subtasks == ()

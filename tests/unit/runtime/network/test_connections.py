@@ -1,0 +1,161 @@
+"""The blocking end of a control connection, over real sockets: limits, broken peers, wrong secrets."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ckpt_runtime.network import connections
+from ckpt_runtime.network.authentication import AuthenticationError
+from ckpt_runtime.network.connections import (
+    MAX_MESSAGE_BYTES,
+    ControlConnection,
+    authenticate,
+    encode_message,
+    message_length,
+    receive_exactly,
+)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[ControlConnection, socket.socket]]:
+    near, far = socket.socketpair()
+    connection = ControlConnection(near)
+    yield connection, far
+    connection.close()
+    far.close()
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def in_background(action: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=action)
+    thread.start()
+    return thread
+
+
+def test_messages_arrive_whole_however_they_are_cut(pair: tuple[ControlConnection, socket.socket]) -> None:
+    connection, far = pair
+    content = encode_message({"n": 1}) + encode_message({"text": "ä" * 1_000})
+
+    def send_in_pieces() -> None:
+        for start in range(0, len(content), 7):
+            far.sendall(content[start : start + 7])
+
+    thread = in_background(send_in_pieces)
+    assert connection.receive() == {"n": 1}
+    assert connection.receive() == {"text": "ä" * 1_000}
+    thread.join()
+
+
+def test_many_threads_may_send(pair: tuple[ControlConnection, socket.socket]) -> None:
+    connection, far = pair
+    receiver = ControlConnection(far.dup())
+    threads = [
+        in_background(lambda n=n: [connection.send({"n": n, "pad": "x" * 5_000}) for _ in range(20)])  # type: ignore[misc]
+        for n in range(4)
+    ]
+    received = [receiver.receive()["n"] for _ in range(80)]
+    for thread in threads:
+        thread.join()
+    receiver.close()
+    assert sorted(received) == sorted(list(range(4)) * 20)
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x05", encode_message({"a": 1})[:-1]])
+def test_a_peer_that_hangs_up_is_a_connection_error(pair: tuple[ControlConnection, socket.socket], sent: bytes) -> None:
+    connection, far = pair
+    far.sendall(sent)
+    far.close()
+    with pytest.raises(ConnectionError, match="closed"):
+        connection.receive()
+
+
+def test_closing_wakes_a_receiver(pair: tuple[ControlConnection, socket.socket]) -> None:
+    connection, _ = pair
+    ended: list[BaseException] = []
+
+    def receive() -> None:
+        try:
+            connection.receive()
+        except OSError as error:
+            ended.append(error)
+
+    thread = in_background(receive)
+    connection.close()
+    thread.join(10)
+    assert len(ended) == 1
+    connection.close()
+
+
+class TestLimits:
+    def test_an_announced_giant_is_refused_before_it_is_read(
+        self, pair: tuple[ControlConnection, socket.socket]
+    ) -> None:
+        connection, far = pair
+        far.sendall(struct.pack("<I", 0xFFFFFFFF))
+        with pytest.raises(ConnectionError, match="4294967295 bytes"):
+            connection.receive()
+
+    def test_the_greatest_length_is_allowed(self) -> None:
+        assert message_length(struct.pack("<I", MAX_MESSAGE_BYTES)) == MAX_MESSAGE_BYTES
+        with pytest.raises(ConnectionError):
+            message_length(struct.pack("<I", MAX_MESSAGE_BYTES + 1))
+
+    def test_a_giant_is_not_sent(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(connections, "MAX_MESSAGE_BYTES", 20)
+        assert len(encode_message({"a": "x" * 12})) == 24
+        with pytest.raises(ValueError, match="21 bytes exceeds the limit of 20"):
+            encode_message({"a": "x" * 13})
+
+
+class TestDial:
+    def serve(self, listener: socket.socket, secret: str, greeting: bytes | None = None) -> threading.Thread:
+        def accept() -> None:
+            accepted, _ = listener.accept()
+            with accepted:
+                if greeting is not None:
+                    accepted.sendall(greeting)
+                    return
+                try:
+                    authenticate(accepted, secret, "server", ControlConnection.PURPOSE)
+                    accepted.sendall(encode_message({"welcome": True}))
+                    receive_exactly(accepted, 1)
+                except ConnectionError:
+                    return
+
+        return in_background(accept)
+
+    def test_both_sides_know_the_secret(self, listener: socket.socket) -> None:
+        thread = self.serve(listener, "s")
+        connection = ControlConnection.dial(listener.getsockname(), "s")
+        assert connection.receive() == {"welcome": True}
+        assert connection.local_host == "127.0.0.1"
+        connection.close()
+        thread.join()
+
+    def test_a_server_that_does_not_know_it_is_refused(self, listener: socket.socket) -> None:
+        thread = self.serve(listener, "other")
+        with pytest.raises(ConnectionError):
+            ControlConnection.dial(listener.getsockname(), "s")
+        thread.join()
+
+    def test_a_server_of_another_kind_is_refused(self, listener: socket.socket) -> None:
+        thread = self.serve(listener, "", greeting=b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        with pytest.raises((AuthenticationError, ConnectionError)):
+            ControlConnection.dial(listener.getsockname(), "s")
+        thread.join()
+
+    def test_nobody_there_is_an_os_error(self, listener: socket.socket) -> None:
+        address = listener.getsockname()
+        listener.close()
+        with pytest.raises(OSError):
+            ControlConnection.dial(address, "s")
