@@ -70,9 +70,7 @@ def test_hash_links_everybody_in_the_consumers_order() -> None:
 
 
 def test_gates_are_numbered_in_the_order_of_the_edges() -> None:
-    job = graph(
-        JobEdge("a", "c", Partitioning.REBALANCE), JobEdge("b", "c", Partitioning.BROADCAST), a=1, b=2, c=1
-    )
+    job = graph(JobEdge("a", "c", Partitioning.REBALANCE), JobEdge("b", "c", Partitioning.BROADCAST), a=1, b=2, c=1)
     consumer = next(s for s in plan(job)[0].subtasks if s.vertex_id == "c")
     assert [channel.input_index for channel in consumer.inputs] == [0, 1, 1]
 

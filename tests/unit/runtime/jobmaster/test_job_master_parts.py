@@ -122,9 +122,7 @@ class TestCheckpointSettings:
     )
     def test_retention_is_shown_as_flink_does(self, retention: str, externalized: bool, deleted: bool) -> None:
         configuration = Configuration({"execution.checkpointing.externalized-checkpoint-retention": retention})
-        shown = shown_settings(
-            submitted_settings(configuration), configuration, overrides_of(CheckpointConfigPatch())
-        )
+        shown = shown_settings(submitted_settings(configuration), configuration, overrides_of(CheckpointConfigPatch()))
         assert (shown.externalized, shown.delete_on_cancellation) == (externalized, deleted)
 
 

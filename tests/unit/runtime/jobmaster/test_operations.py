@@ -78,7 +78,9 @@ def test_a_known_trigger_starts_nothing() -> None:
     run(test)
 
 
-@pytest.mark.parametrize(("error", "traced"), [(OperationFailed("it expired"), False), (ValueError("it expired"), True)])
+@pytest.mark.parametrize(
+    ("error", "traced"), [(OperationFailed("it expired"), False), (ValueError("it expired"), True)]
+)
 def test_a_failure_is_an_outcome_with_its_cause(error: Exception, traced: bool) -> None:
     """The trace of an expected failure leads through nothing that a client knows."""
 

@@ -12,6 +12,7 @@ import pytest
 from ckpt_runtime.jobmaster.slot_pool import Slot, SlotPool, SlotsUnavailableError
 
 LONG_AGO = -1e9
+TIMEOUT_S = 20
 
 
 class FakePeer:
@@ -40,15 +41,19 @@ class Owner:
 
     def __init__(self) -> None:
         self.events: list[tuple[str, str, Any]] = []
+        self.told = asyncio.Event()
 
     def worker_message(self, slot: Slot, message: dict[str, Any]) -> None:
         self.events.append(("message", slot.slot_id, message["type"]))
+        self.told.set()
 
     def worker_lost(self, slot: Slot, reason: str) -> None:
         self.events.append(("worker lost", slot.slot_id, reason))
+        self.told.set()
 
     def slot_lost(self, slot: Slot, reason: str) -> None:
         self.events.append(("slot lost", slot.slot_id, reason))
+        self.told.set()
 
 
 class World:
@@ -425,8 +430,7 @@ class TestLosses:
             owner = Owner()
             await world.pool.acquire(owner, 1, [])
             world.agents["0-0"].last_heard = LONG_AGO
-            while not owner.events:
-                await asyncio.sleep(0.001)
+            await asyncio.wait_for(owner.told.wait(), TIMEOUT_S)
             assert "no heartbeat for 5 s" in owner.events[0][2]
             assert world.cancelled == [0]
 
@@ -464,8 +468,9 @@ class TestLosses:
     def test_agents_are_asked_for_a_sign_of_life(self) -> None:
         async def test(world: World) -> None:
             await world.pool.acquire(Owner(), 1, [])
-            while not world.agents["0-0"].of("ping"):
-                await asyncio.sleep(0.001)
+            agent, pinged = world.agents["0-0"], asyncio.Event()
+            agent.send = lambda message: pinged.set() if message["type"] == "ping" else None  # type: ignore[method-assign]
+            await asyncio.wait_for(pinged.wait(), TIMEOUT_S)
 
         run(test, heartbeat_interval_s=0.001)
 

@@ -205,9 +205,7 @@ class Bench:
         if source is not None:
             self.operators[0] = RecordingSource("op0", self.calls, source)
         holder: list[Subtask] = []
-        contexts = [
-            context(f"op{i}", self.host, lambda at, i=i: holder[0].set_timer(i, at)) for i in range(operators)
-        ]
+        contexts = [context(f"op{i}", self.host, lambda at, i=i: holder[0].set_timer(i, at)) for i in range(operators)]
         partition = ResultPartition(
             Partitioning.FORWARD, (), 128, [self.out], buffer_rows=100, buffer_bytes=1 << 20,
             buffer_timeout_ms=buffer_timeout_ms, now_ms=self.host.monotonic_ms,

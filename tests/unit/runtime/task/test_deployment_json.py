@@ -36,12 +36,8 @@ sections = st.builds(
     KeyedSection, texts, st.dictionaries(texts, texts, max_size=2), st.tuples(st.tuples(numbers, numbers, numbers))
 )
 keyed = st.builds(KeyedStateHandle, st.builds(KeyGroupRange, numbers, numbers), files, st.tuples(sections))
-lists = st.builds(
-    OperatorListState, texts, st.sampled_from(OperatorStateMode), st.lists(values, max_size=2).map(tuple)
-)
-states = st.builds(
-    OperatorSubtaskState, st.lists(keyed, max_size=2).map(tuple), st.lists(lists, max_size=2).map(tuple)
-)
+lists = st.builds(OperatorListState, texts, st.sampled_from(OperatorStateMode), st.lists(values, max_size=2).map(tuple))
+states = st.builds(OperatorSubtaskState, st.lists(keyed, max_size=2).map(tuple), st.lists(lists, max_size=2).map(tuple))
 addresses = st.one_of(st.none(), st.tuples(texts, st.integers(1, 65_535)))
 outputs = st.builds(
     OutputDescriptor,

@@ -128,9 +128,7 @@ def test_what_was_written_is_restored_clipped_to_the_subtasks_key_groups(tmp_pat
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    written = write_snapshot(
-        str(tmp_path), [OperatorSnapshot("op", (), backend_with({1: 2}).snapshot(1))], ALL, 0
-    )
+    written = write_snapshot(str(tmp_path), [OperatorSnapshot("op", (), backend_with({1: 2}).snapshot(1))], ALL, 0)
     handles = written.state.operators["op"].keyed
     file = tmp_path / handles[0].file.path
     content = bytearray(file.read_bytes())

@@ -244,5 +244,3 @@ def test_a_subtask_that_had_finished_before_only_ends_its_outputs(kit: Any) -> N
     assert bench.host.states == ["FINISHED"]
     assert bench.calls == []
     assert bench.out.elements == [Watermark(MAX_WATERMARK), EndOfData(True), EndOfPartition()]
-
-

@@ -1,0 +1,153 @@
+"""Starting and stopping a session, with a small script in the place of spark-submit; and a session's command line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.configuration.errors import ConfigurationError
+from ckpt_runtime.spark import launch
+from ckpt_runtime.spark.launch import SessionInfo, SessionStartError, start_session, stop_session
+from ckpt_runtime.spark.session import TOKEN_VARIABLE, parse_arguments
+
+READY = """
+import json, signal
+ready = sys.argv[sys.argv.index("--ready-file") + 1]
+json.dump({"argv": sys.argv[1:], "token": os.environ.get("CKPT_REST_TOKEN")}, open(ready + ".seen", "w"))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+json.dump({"rest_url": "http://127.0.0.1:8081", "driver_pid": os.getpid()}, open(ready + ".partial", "w"))
+os.rename(ready + ".partial", ready)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "POLL_S", 0.005)
+
+
+@pytest.fixture
+def log_file(tmp_path: Path) -> Path:
+    return tmp_path / "logs" / "session.log"
+
+
+def use_spark_submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    script = tmp_path / "spark" / "bin" / "spark-submit"
+    script.parent.mkdir(parents=True)
+    script.write_text(f"#!{sys.executable} -IS\nimport os, sys\n{body}\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path / "spark"))
+
+
+def seen(info: SessionInfo) -> dict[str, object]:
+    import json
+
+    document: dict[str, object] = json.loads(Path(info.session_file + ".seen").read_text())
+    return document
+
+
+def test_a_session_starts_says_where_it_is_and_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_file: Path
+) -> None:
+    use_spark_submit(tmp_path, monkeypatch, READY)
+    monkeypatch.setenv(TOKEN_VARIABLE, "of the surroundings")
+    info = start_session(
+        "local", 3, log_file=log_file, token="t0ken", conf={"parallelism.default": "2"},
+        spark_conf={"spark.x": "y"}, rest_port=9, work_directory=tmp_path / "work",
+    )  # fmt: skip
+    try:
+        assert info.rest_url == "http://127.0.0.1:8081"
+        told = seen(info)
+        arguments = told["argv"]
+        assert isinstance(arguments, list)
+        assert arguments[arguments.index("--master") + 1] == "local[3]"
+        assert "spark.x=y" in arguments
+        assert arguments[arguments.index("-D") + 1] == "parallelism.default=2"
+        assert arguments[arguments.index("--rest-port") + 1] == "9"
+        assert arguments[arguments.index("--work-dir") + 1] == str(tmp_path / "work")
+        assert told["token"] == "t0ken"
+        assert not any("t0ken" in str(argument) for argument in arguments)
+    finally:
+        assert stop_session(info)
+    assert not Path(info.session_file).exists()
+    assert not stop_session(info)
+
+
+def test_without_a_token_none_is_inherited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_file: Path) -> None:
+    use_spark_submit(tmp_path, monkeypatch, READY)
+    monkeypatch.setenv(TOKEN_VARIABLE, "of the surroundings")
+    info = start_session("spark://host:7077", 3, log_file=log_file)
+    try:
+        told = seen(info)
+        assert told["token"] is None
+        assert "spark://host:7077" in str(told["argv"])
+    finally:
+        stop_session(info)
+
+
+def test_a_start_that_fails_shows_the_end_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_file: Path
+) -> None:
+    use_spark_submit(tmp_path, monkeypatch, "for n in range(50): print('line', n)\nsys.exit(3)")
+    with pytest.raises(SessionStartError, match="code 3") as failed:
+        start_session("local", 1, log_file=log_file)
+    assert "line 49" in str(failed.value)
+    assert "line 10" not in str(failed.value)
+
+
+def test_one_that_is_not_ready_in_time_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_file: Path
+) -> None:
+    use_spark_submit(tmp_path, monkeypatch, "import signal\nprint(os.getpid(), flush=True)\nsignal.pause()")
+    with pytest.raises(SessionStartError, match="not ready within"):
+        start_session("local", 1, log_file=log_file, ready_timeout_s=0.5)
+    written = log_file.read_text().split()
+    if written:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(written[0]), 0)
+
+
+def test_stopping_what_is_gone_says_so(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-ISc", ""])
+    process.wait()
+    info = SessionInfo("", process.pid, "", str(tmp_path / "absent.json"))
+    assert not stop_session(info)
+
+
+class TestArguments:
+    def test_the_command_line_wins_over_options(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+        monkeypatch.chdir(tmp_path)
+        given = ["--rest-port", "0", "--work-dir", "work", "--ready-file", "r", "-D", "rest.port=9000"]
+        options = parse_arguments(given)
+        assert (options.rest_port, options.rest_host) == (0, "127.0.0.1")
+        assert options.work_directory == tmp_path / "work"
+        assert options.ready_file == Path("r")
+        assert options.token is None
+
+    def test_options_serve_where_nothing_is_given(self, tmp_path: Path) -> None:
+        options = parse_arguments(["--work-dir", str(tmp_path), "-D", "rest.port=9000"])
+        assert options.rest_port == 9000
+
+    def test_the_token_leaves_the_environment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(TOKEN_VARIABLE, "t")
+        assert parse_arguments(["--work-dir", str(tmp_path)]).token == "t"
+        assert TOKEN_VARIABLE not in os.environ
+
+    @pytest.mark.parametrize(
+        "properties", [["no-equals-sign"], ["rest.port=many"], ["heartbeat.intervall=1 s"], ["=x"]]
+    )
+    def test_bad_options_are_refused(self, tmp_path: Path, properties: list[str]) -> None:
+        arguments = [argument for given in properties for argument in ("-D", given)]
+        with pytest.raises(ConfigurationError):
+            parse_arguments(["--work-dir", str(tmp_path), *arguments])
+
+    @pytest.mark.parametrize("arguments", [["--rest-port", "x"], ["--unknown"], ["stray"]])
+    def test_a_malformed_command_line_is_refused(self, arguments: list[str]) -> None:
+        with pytest.raises(SystemExit):
+            parse_arguments(arguments)
