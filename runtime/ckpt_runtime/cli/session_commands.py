@@ -37,7 +37,7 @@ def add_session_commands(app: typer.Typer) -> None:
 def start(  # noqa: PLR0913 -- one parameter for each option
     cli: Cli,
     master: Annotated[str, typer.Option(help="Spark master URL.")] = "local",
-    slots: Annotated[int, typer.Option(min=1, help="Task slots.")] = 2,
+    slots: Annotated[int, typer.Option(min=1, help="Task slots in local mode.")] = 2,
     rest_host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs a token.")] = LOOPBACK,
     rest_port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 0,
     generate_token: Annotated[bool, typer.Option("--generate-token", help="Make up a token for this session.")] = False,
@@ -46,6 +46,9 @@ def start(  # noqa: PLR0913 -- one parameter for each option
     ] = None,
     spark_conf: Annotated[
         list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="Spark configuration; repeatable.")
+    ] = None,
+    work_dir: Annotated[
+        Path | None, typer.Option(help="Uploads, and checkpoints of jobs without a directory of their own.")
     ] = None,
     log_file: Annotated[Path | None, typer.Option(help="Log of the session.")] = None,
     ready_timeout: Annotated[
@@ -61,6 +64,7 @@ def start(  # noqa: PLR0913 -- one parameter for each option
     if known is not None and is_same_process(known):
         raise CommandError(f"a session already runs at {known.rest_url} (pid {known.pid})", ExitCode.CONFLICT)
 
+    from ckpt_runtime.client.session_command import SessionCommandError
     from ckpt_runtime.spark.launch import SessionStartError, start_session
 
     log = log_file or state_directory() / "session.log"
@@ -77,8 +81,9 @@ def start(  # noqa: PLR0913 -- one parameter for each option
                 log_file=log,
                 ready_timeout_s=timeout_s,
                 rest_host=rest_host,
+                work_directory=None if work_dir is None else work_dir.absolute(),
             )
-    except (SessionStartError, OSError) as error:
+    except (SessionStartError, SessionCommandError, OSError) as error:
         raise CommandError(str(error), ExitCode.FAILED) from error
     record = SessionRecord(
         info.rest_url, info.pid, str(info.log_file), str(info.session_file), token, process_started(info.pid)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from difflib import get_close_matches
+from typing import Any
 
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingMode, CheckpointingOptions
 from ckpt_runtime.configuration.cluster_options import HeartbeatOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import InvalidConfigurationError, InvalidOptionError, UnknownOptionError
-from ckpt_runtime.configuration.option import OptionScope
+from ckpt_runtime.configuration.option import ConfigOption, OptionScope
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, NAMESPACES, OPTIONS, find_option
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions
@@ -76,8 +77,14 @@ def _parallelism_above_maximum(configuration: Configuration) -> Problem | None:
 
 
 def _unaligned(configuration: Configuration) -> Problem | None:
-    if configuration.get(CheckpointingOptions.UNALIGNED):
-        return InvalidOptionError(CheckpointingOptions.UNALIGNED.key, "true", "false; this version aligns barriers")
+    options: tuple[ConfigOption[Any], ...] = (
+        CheckpointingOptions.UNALIGNED,
+        CheckpointingOptions.ALIGNED_TIMEOUT,
+        CheckpointingOptions.MAX_INFLIGHT_DATA,
+    )
+    for option in options:
+        if configuration.get(option):
+            return InvalidOptionError(option.key, configuration[option.key], "not set; this version aligns barriers")
     return None
 
 

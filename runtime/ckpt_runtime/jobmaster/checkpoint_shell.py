@@ -116,10 +116,10 @@ class CheckpointShell:
         self._storage.initialize()
 
     def finish(self, *, clean_up: bool) -> None:
-        """Closes after the coordinator has shut down; with ``clean_up`` empty directories of the job go too."""
+        """Closes after the coordinator has shut down; with ``clean_up`` for a job that never runs again."""
         if clean_up:
-            what = f"delete {self._storage.location.url}"
-            self._loop.run_in_executor(self._pool, _best_effort, what, lambda: delete_job_directory(self._storage))
+            what = f"clean up {self._storage.location.url}"
+            self._loop.run_in_executor(self._pool, _best_effort, what, self._clean_up)
         self.close()
 
     def close(self) -> None:
@@ -277,6 +277,13 @@ class CheckpointShell:
         directory = resolve(effect.directory)
         for file in effect.state.files():
             _best_effort(f"delete {file.path}", partial(_delete_file, directory, file.path))
+
+    def _clean_up(self) -> None:
+        """Deletes what aborted checkpoints left behind while storage failed, then the directory, if it is empty."""
+        for checkpoint_id in self._storage.list_checkpoints():
+            if not has_metadata(self._storage.checkpoint(checkpoint_id)):
+                delete_checkpoint(self._storage, checkpoint_id)
+        delete_job_directory(self._storage)
 
     def _delete_shared(self, paths: tuple[str, ...]) -> None:
         for path in paths:

@@ -161,7 +161,8 @@ class Dispatcher:
 
     async def _submit(self, job_id: str, request: RunRequest) -> None:
         program = self._programs.get(request.pipeline_id)
-        configuration = self._job_configuration(request)
+        given = _given_configuration(request)
+        configuration = Configuration.merge(self._configuration, given)
         entry = request.entry_point or program.default_entry
         if entry is None:
             raise InvalidRequest(
@@ -173,6 +174,7 @@ class Dispatcher:
             job_id=job_id,
             graph=graph,
             configuration=configuration,
+            given=given,
             archive=program.archive.read_bytes(),
             program_id=request.pipeline_id,
             entry=entry,
@@ -190,16 +192,6 @@ class Dispatcher:
         self._jobs[job_id] = job
         job.start()
         self._forget_old_jobs()
-
-    def _job_configuration(self, request: RunRequest) -> Configuration:
-        try:
-            given = Configuration(request.configuration)
-            if request.parallelism is not None:
-                given = given.with_option(PipelineOptions.PARALLELISM, request.parallelism)
-            validate(given, OptionScope.JOB)
-        except ConfigurationError as error:
-            raise InvalidRequest("flinkConfiguration", dict(request.configuration), str(error)) from error
-        return Configuration.merge(self._configuration, given)
 
     async def _plan(
         self, program: StoredProgram, entry: str, request: RunRequest, configuration: Configuration
@@ -372,6 +364,18 @@ class Dispatcher:
         return self._operations.status(kind, job_id, trigger_id)
 
 
+def _given_configuration(request: RunRequest) -> Configuration:
+    """The options that came with the request. Raises SubmissionFailed with everything that is wrong with them."""
+    try:
+        given = Configuration(request.configuration)
+        if request.parallelism is not None:
+            given = given.with_option(PipelineOptions.PARALLELISM, request.parallelism)
+        validate(given, OptionScope.JOB)
+    except ConfigurationError as error:
+        raise SubmissionFailed(str(error)) from error
+    return given
+
+
 def _with_recovery_options(request: RunRequest) -> RunRequest:
     """What ``execution.state-recovery.*`` says counts where the request itself says nothing."""
     try:
@@ -380,7 +384,7 @@ def _with_recovery_options(request: RunRequest) -> RunRequest:
         mode = given.get(StateRecoveryOptions.CLAIM_MODE)
         ignore = given.get(StateRecoveryOptions.IGNORE_UNCLAIMED_STATE)
     except ConfigurationError as error:
-        raise InvalidRequest("flinkConfiguration", dict(request.configuration), str(error)) from error
+        raise SubmissionFailed(str(error)) from error
     return replace(
         request,
         savepoint_path=path,

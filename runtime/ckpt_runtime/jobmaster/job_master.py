@@ -80,11 +80,16 @@ _deployments = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class JobSubmission:
-    """Everything that a job starts from. ``archive`` is the zip of the pipeline's files."""
+    """Everything that a job starts from.
+
+    ``configuration`` is the cluster's and the job's together, ``given`` what came with the submission alone.
+    ``archive`` is the zip of the pipeline's files.
+    """
 
     job_id: str
     graph: JobGraph
     configuration: Configuration
+    given: Configuration
     archive: bytes
     program_id: str
     entry: str
@@ -193,8 +198,8 @@ class JobMaster:
 
     async def patch_checkpoint_config(self, patch: CheckpointConfigPatch | None) -> EffectiveCheckpointConfig:
         """FLIP-571; None drops all overrides. Raises InvalidRequest when the values clash with other settings."""
-        if patch is not None and patch.unaligned:
-            raise InvalidRequest("unalignedEnabled", True, "this version aligns barriers")
+        if patch is not None:
+            _check_available(patch)
         overrides = CheckpointOverrides() if patch is None else self._overrides.merged_with(overrides_of(patch))
         try:
             settings = overrides.applied_to(self._submitted_settings)
@@ -228,7 +233,7 @@ class JobMaster:
             self.graph.name,
             strategy_type(self.configuration).value,
             parallelism,
-            self.configuration.displayed(),
+            self._submission.given.displayed(),
         )
 
     def checkpoint_config(self) -> EffectiveCheckpointConfig:
@@ -440,7 +445,7 @@ class JobMaster:
             case "heartbeat":
                 self.executions.measured(message["tasks"])
             case "deploy_failed":
-                cause = FailureInfo(**message["error"])
+                cause = self._failure_of(message)
                 for execution in [e for e in self._machine.tasks.alive if e.subtask == index]:
                     self._task_failed(execution, cause)
             case "canceled":
@@ -493,7 +498,17 @@ class JobMaster:
             case ExecutionState.CANCELED:
                 self._task_canceled(execution)
             case ExecutionState.FAILED:
-                self._task_failed(execution, FailureInfo(**message["error"]))
+                self._task_failed(execution, self._failure_of(message))
+
+    def _failure_of(self, message: dict[str, Any]) -> FailureInfo:
+        """A worker's failure. One that no restart can help ends the job, whatever the restart strategy says."""
+        error = dict(message["error"])
+        recoverable = error.pop("recoverable")
+        cause = FailureInfo(**error)
+        if not recoverable:
+            self._note_failure(cause)
+            self._handle(events.JobFailed(cause, recoverable=False))
+        return cause
 
     def _task_canceled(self, execution: ExecutionId) -> None:
         self._enter(execution, ExecutionState.CANCELED)
@@ -574,3 +589,15 @@ class JobMaster:
         future = self._requests.pop(effect.request_id, None)
         if future is not None and not future.done():
             future.set_exception(OperationFailed(effect.message))
+
+
+def _check_available(patch: CheckpointConfigPatch) -> None:
+    """A setting that would have no effect is refused."""
+    unavailable = {
+        "unalignedEnabled": patch.unaligned,
+        "alignedCheckpointTimeout": patch.aligned_timeout_ms,
+        "maxInflightDataBytes": patch.max_inflight_data_bytes,
+    }
+    for field, value in unavailable.items():
+        if value:
+            raise InvalidRequest(field, value, "this version aligns barriers")

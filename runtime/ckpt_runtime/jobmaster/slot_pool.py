@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -329,7 +330,8 @@ class SlotPool:
             raise SlotsUnavailableError(f"the barrier stage could not be launched: {error}") from error
 
     def _stage_ended(self, stage_id: int, error: BaseException | None) -> None:
-        self._loop.call_soon_threadsafe(self._on_stage_ended, stage_id, error)
+        with suppress(RuntimeError):  # the loop is closed: the session has ended before its stage
+            self._loop.call_soon_threadsafe(self._on_stage_ended, stage_id, error)
 
     def _on_stage_ended(self, stage_id: int, error: BaseException | None) -> None:
         stage = self._stages.pop(stage_id, None)

@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
     spark = (
         SparkSession.builder.appName("checkpointing stream engine")
         .config("spark.scheduler.barrier.maxConcurrentTasksCheck.interval", "1s")
-        .config("spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures", "40")
+        .config("spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures", "20")
         .config("spark.stage.maxConsecutiveAttempts", "1")
         .config("spark.task.maxFailures", "1")
         .config("spark.ui.showConsoleProgress", "false")

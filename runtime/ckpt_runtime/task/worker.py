@@ -24,12 +24,16 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
 from ckpt_runtime.configuration.state_options import StateOptions
 from ckpt_runtime.graph.compiler import CompiledPlan
+from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.network.connections import ControlConnection
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.network.transport import DataTransport
-from ckpt_runtime.task.deployed_job import DeployedJob, load_checked_plan
+from ckpt_runtime.state.errors import StateSchemaError
+from ckpt_runtime.storage.errors import CorruptFileError
+from ckpt_runtime.task.deployed_job import DeployedJob, PlanMismatchError, load_checked_plan
 from ckpt_runtime.task.deployment import Deployment
+from ckpt_runtime.task.restore import UnsupportedBackendError
 from ckpt_runtime.task.snapshot_writer import write_snapshot
 from ckpt_runtime.task.subtask import OperatorSnapshot, SnapshotMeasures, Subtask
 
@@ -39,6 +43,7 @@ Message = dict[str, Any]
 
 SNAPSHOT_THREADS = 2
 HEARTBEAT_S = 1.0
+_HOPELESS = (PlanMismatchError, PlanError, StateSchemaError, CorruptFileError, UnsupportedBackendError)
 
 
 class TaskWorker:
@@ -273,12 +278,20 @@ class TaskWorker:
             self._report({"type": "heartbeat", "tasks": tasks}, deployment)
 
 
-def describe_error(error: BaseException) -> dict[str, str]:
-    """An error as the exception history shows it; the trace begins with the line that clients show."""
+def describe_error(error: BaseException) -> dict[str, Any]:
+    """An error as the exception history shows it; the trace begins with the line that clients show.
+
+    ``recoverable`` is false where trying again meets the same error.
+    """
     kind = type(error)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     trace = "".join(traceback.format_exception(error))
-    return {"exception": name, "message": str(error), "stack_trace": f"{name}: {error}\n{trace}"}
+    return {
+        "exception": name,
+        "message": str(error),
+        "stack_trace": f"{name}: {error}\n{trace}",
+        "recoverable": not isinstance(error, _HOPELESS),
+    }
 
 
 def _measures(subtask: Subtask) -> dict[str, Any]:

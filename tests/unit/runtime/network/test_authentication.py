@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from ckpt_runtime.network.authentication import AuthenticationError, Handshake, new_secret
 
 

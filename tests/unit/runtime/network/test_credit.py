@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from ckpt_runtime.network.credit import ReceiverCredit, SenderCredit
 from hypothesis import given
 from hypothesis import strategies as st
+
+from ckpt_runtime.network.credit import ReceiverCredit, SenderCredit
 
 
 def test_sending_without_credit_is_an_error() -> None:

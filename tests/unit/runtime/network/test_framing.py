@@ -3,6 +3,9 @@ from __future__ import annotations
 import struct
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from ckpt_runtime.network.framing import (
     HEADER_BYTES,
     MAX_BODY_BYTES,
@@ -16,8 +19,6 @@ from ckpt_runtime.network.framing import (
     encode_credit,
     encode_header,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, MAX_BODY_BYTES), st.sampled_from(FrameKind))

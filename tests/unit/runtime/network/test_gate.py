@@ -1,9 +1,10 @@
 from __future__ import annotations
 
-from ckpt_runtime.network.elements import ControlElement, Watermark
-from ckpt_runtime.network.gate import InputGate
 from hypothesis import given
 from hypothesis import strategies as st
+
+from ckpt_runtime.network.elements import ControlElement, Watermark
+from ckpt_runtime.network.gate import InputGate
 
 
 def drain(gate: InputGate) -> list[tuple[int, object]]:

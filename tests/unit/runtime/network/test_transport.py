@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pytest
+
 from ckpt_runtime.network.connections import receive_exactly
 from ckpt_runtime.network.elements import EndOfPartition, Watermark
 from ckpt_runtime.network.framing import channel_id

@@ -56,13 +56,13 @@ class Driver:
         self.peer.send(message)
 
 
-async def appears(file: Path) -> None:
-    """Waits until another process has made the file."""
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for something that another process does."""
     for _ in range(TIMEOUT_S * 200):
-        if file.exists():
+        if condition():
             return
         await asyncio.sleep(0.005)
-    raise AssertionError(f"{file} was never made")
+    raise AssertionError("it never happened")
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_a_worker_gets_its_parameters_on_its_input_and_is_killed_on_request(
 
     async def test(driver: Driver) -> None:
         driver.send(type="spawn", worker="w1")
-        await appears(started)
+        await until(started.exists)
         line = json.loads(started.read_text())
         assert (line["secret"], line["slot"], line["worker"]) == ("secret", "3-1", "w1")
         assert line["driver"][0] == "127.0.0.1"
@@ -179,7 +179,7 @@ def test_its_workers_never_outlive_it(use_worker: Callable[[str], Path], by: str
 
     async def test(driver: Driver) -> None:
         driver.send(type="spawn", worker="w1")
-        await appears(started)
+        await until(started.exists)
         if by == "hang-up":
             assert driver.peer is not None
             driver.peer.close()

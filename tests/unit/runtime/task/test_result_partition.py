@@ -226,7 +226,7 @@ class TestLocalSubpartition:
         assert arrived is not None
         assert arrived[1] is batch
 
-    @pytest.mark.parametrize("line", range(1, 5))
+    @pytest.mark.parametrize("line", range(1, 4))
     def test_a_producer_that_fills_the_channel_while_credit_comes_back_is_woken(self, kit: Any, line: int) -> None:
         """The producer runs in front of the given line of the consumer's return of credit, finds no room, sleeps."""
         woken: list[bool] = []
