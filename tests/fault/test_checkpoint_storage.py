@@ -38,13 +38,15 @@ def test_a_checkpoint_directory_that_turns_unusable_and_comes_back(job: Sequence
     job.running()
     job.cluster.wait_for_checkpoints(job.job_id, 2)
     own = job.checkpoints / job.job_id
-    away = job.directory / "away"
-    own.rename(away)
-    own.touch()
+    in_the_way = [own / f"chk-{number}" for number in range(1, 1000)]
+    in_the_way = [file for file in in_the_way if not file.exists()]
+    for file in in_the_way:
+        file.touch()
     _wait_for_failure(job, str(own))
     assert job.cluster.status(job.job_id) is JobStatus.RUNNING
-    own.unlink()
-    away.rename(own)
+    for file in in_the_way:
+        if file.is_file():
+            file.unlink()
     job.cluster.wait_for_checkpoints(job.job_id, 2)
     job.inject("map-raise")
     job.restarted(1)

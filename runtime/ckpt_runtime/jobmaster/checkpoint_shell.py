@@ -205,7 +205,7 @@ class CheckpointShell:
         if event is not None:
             self.handle(event)
 
-    # Pool threads, from here on. Each returns the answer as an event.
+    # Pool threads, from here on. Each returns the answer as an event, whatever goes wrong: the coordinator waits for it.
 
     def _initialize(self, effect: out.InitializeLocation) -> CoordinatorEvent:
         try:
@@ -213,7 +213,7 @@ class CheckpointShell:
                 location = initialize_savepoint(effect.target_directory or "", self._job_id)
             else:
                 location = self._storage.initialize_checkpoint(effect.checkpoint_id)
-        except StorageError as error:
+        except Exception as error:
             return on.LocationFailed(effect.checkpoint_id, str(error))
         return on.LocationReady(effect.checkpoint_id, location.url)
 
@@ -222,7 +222,7 @@ class CheckpointShell:
             write_metadata(resolve(checkpoint.directory), checkpoint.to_json())
         except AmbiguousWriteError as error:
             return on.MetadataUnknown(checkpoint.id, str(error))
-        except StorageError as error:
+        except Exception as error:
             return on.MetadataFailed(checkpoint.id, str(error))
         return on.MetadataWritten(checkpoint.id)
 
@@ -239,7 +239,7 @@ class CheckpointShell:
             self._pointers.add(checkpoint, owned)
         except AmbiguousWriteError as error:
             return on.StoreUnknown(checkpoint.id, str(error))
-        except StorageError as error:
+        except Exception as error:
             return on.StoreFailed(checkpoint.id, str(error))
         return on.StoreAdded(checkpoint.id)
 
@@ -254,7 +254,7 @@ class CheckpointShell:
     def _remove_pointer(self, checkpoint_id: int) -> CoordinatorEvent:
         try:
             self._pointers.remove(checkpoint_id)
-        except StorageError as error:
+        except Exception as error:
             return on.StoreRemoveFailed(checkpoint_id, str(error))
         return on.StoreRemoved(checkpoint_id)
 

@@ -19,6 +19,9 @@ from ckpt_runtime.jobmaster.control_endpoint import Message, Peer
 
 logger = logging.getLogger(__name__)
 
+WORKER_START_TIMEOUT_S = 120.0
+"""A worker process that has not reported in by then hangs, and is killed; its end starts the next one."""
+
 
 class SlotsUnavailableError(RuntimeError):
     """The slots that a job needs could not be had in time."""
@@ -76,7 +79,7 @@ class Slot:
     spare: Worker | None = None
     owner: SlotOwner | None = None
     idle_since: float = field(default_factory=time.monotonic)
-    starting: set[str] = field(default_factory=set)
+    starting: dict[str, float] = field(default_factory=dict)
     lost: bool = False
 
     @property
@@ -240,7 +243,7 @@ class SlotPool:
             return
         if peer.role == "agent":
             if message["type"] == "exited":
-                slot.starting.discard(message["worker"])
+                slot.starting.pop(message["worker"], None)
                 self._worker_ended(slot, message["worker"], f"its process ended with exit code {message['code']}")
         elif slot.owner is not None and slot.worker is not None and slot.worker.peer is peer:
             slot.owner.worker_message(slot, message)
@@ -260,7 +263,7 @@ class SlotPool:
             peer.close()
             return
         worker = Worker(peer.hello["worker"], peer)
-        slot.starting.discard(worker.worker_id)
+        slot.starting.pop(worker.worker_id, None)
         if slot.worker is None:
             slot.worker = worker
         else:
@@ -274,7 +277,7 @@ class SlotPool:
             return
         self._next_worker += 1
         worker_id = f"{slot.slot_id}-w{self._next_worker}"
-        slot.starting.add(worker_id)
+        slot.starting[worker_id] = time.monotonic()
         slot.agent.send({"type": "spawn", "worker": worker_id})
 
     def _worker_ended(self, slot: Slot, worker_id: str, reason: str) -> None:
@@ -376,6 +379,11 @@ class SlotPool:
             if worker is not None and now - worker.peer.last_heard > self._heartbeat_timeout_s:
                 slot.agent.send({"type": "kill", "worker": worker.worker_id})
                 self._worker_ended(slot, worker.worker_id, silent)
+        for worker_id, since in list(slot.starting.items()):
+            if now - since > WORKER_START_TIMEOUT_S:
+                logger.warning("worker %s did not report in within %g s", worker_id, WORKER_START_TIMEOUT_S)
+                slot.agent.send({"type": "kill", "worker": worker_id})
+                slot.starting[worker_id] = now
 
     def _end_idle_stages(self, now: float) -> None:
         for stage_id in list(self._stages):

@@ -83,9 +83,9 @@ def parse_arguments(arguments: list[str] | None) -> SessionOptions:
     parser.add_argument("--ready-file", type=Path, help="JSON file to write once the REST API answers")
     parser.add_argument("-D", dest="properties", action="append", default=[], metavar="key=value")
     given = parser.parse_args(arguments)
-    work = given.work_dir or Path(tempfile.mkdtemp(prefix="ckpt-session-"))
     configuration = Configuration.from_properties(given.properties)
     validate(configuration, OptionScope.CLUSTER)
+    work = given.work_dir or Path(tempfile.mkdtemp(prefix="ckpt-session-"))
     return SessionOptions(
         rest_host=given.rest_host or configuration.get(RestOptions.BIND_ADDRESS),
         rest_port=configuration.get(RestOptions.PORT) if given.rest_port is None else given.rest_port,

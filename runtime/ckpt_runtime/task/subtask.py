@@ -100,7 +100,7 @@ class SubtaskHost(Protocol):
 
 
 class Subtask:
-    """``chain`` is None for a subtask that had finished before the restored checkpoint: it only ends its outputs."""
+    """With ``finished_on_restore`` the operators had finished before the restored checkpoint: only outputs are ended."""
 
     def __init__(
         self,

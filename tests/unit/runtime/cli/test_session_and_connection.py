@@ -148,6 +148,7 @@ def test_start_then_use_then_stop(launch: FakeLaunch, session_file: Path, capsys
     assert launch.started == {
         "master": "local[4]", "slots": 4, "rest_port": 0, "token": "secret", "conf": {"a.b": "c"},
         "spark_conf": {"spark.x": "y"}, "log_file": Path("/tmp/log"), "ready_timeout_s": 5.0, "rest_host": "127.0.0.1",
+        "work_directory": None,
     }  # fmt: skip
     assert "secret" not in capsys.readouterr().out
     assert read_session(session_path()) == record(launch.url, "secret")
