@@ -205,7 +205,7 @@ class CheckpointShell:
         if event is not None:
             self.handle(event)
 
-    # Pool threads, from here on. Each returns the answer as an event, whatever goes wrong: the coordinator waits for it.
+    # Pool threads, from here on. Each returns its answer as an event whatever goes wrong: the coordinator waits for it.
 
     def _initialize(self, effect: out.InitializeLocation) -> CoordinatorEvent:
         try:

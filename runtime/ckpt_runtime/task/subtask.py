@@ -100,7 +100,7 @@ class SubtaskHost(Protocol):
 
 
 class Subtask:
-    """With ``finished_on_restore`` the operators had finished before the restored checkpoint: only outputs are ended."""
+    """``finished_on_restore``: its operators had finished before the restored checkpoint; it only ends its outputs."""
 
     def __init__(
         self,
