@@ -109,7 +109,7 @@ class SparkCluster:
         try:
             with urllib.request.urlopen(f"{self.web_url}/json/", timeout=5) as answer:
                 return int(json.load(answer)["aliveworkers"])
-        except OSError:
+        except (OSError, ValueError):  # while it starts, its port is open before its pages are
             return 0
 
 

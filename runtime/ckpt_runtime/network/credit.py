@@ -8,26 +8,27 @@ from __future__ import annotations
 
 
 class SenderCredit:
-    """What a sender may still send."""
+    """What a sender may still send. Granting and spending may be two threads': each writes a counter of its own."""
 
-    __slots__ = ("_available",)
+    __slots__ = ("_granted", "_spent")
 
     def __init__(self) -> None:
-        self._available = 0
+        self._granted = 0
+        self._spent = 0
 
     @property
     def available(self) -> int:
-        return self._available
+        return self._granted - self._spent
 
     def grant(self, count: int) -> None:
         if count <= 0:
             raise ValueError(f"credit grant must be positive, was {count}")
-        self._available += count
+        self._granted += count
 
     def spend(self) -> None:
-        if self._available == 0:
+        if self.available == 0:
             raise RuntimeError("a buffer was sent without credit")
-        self._available -= 1
+        self._spent += 1
 
 
 class ReceiverCredit:

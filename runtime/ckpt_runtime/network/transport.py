@@ -44,7 +44,7 @@ Address = tuple[str, int]
 class RemoteSubpartition:
     """The sending end of a channel whose consumer lives in another worker.
 
-    The subtask's thread appends frames; the I/O thread moves them to the connection as credit allows.
+    The subtask's thread appends frames; whoever holds the connection's send lock moves them on as credit allows.
     """
 
     def __init__(self, channel: int, capacity: int, wake_producer: Callable[[], None]) -> None:
@@ -52,7 +52,8 @@ class RemoteSubpartition:
         self._capacity = capacity
         self._wake_producer = wake_producer
         self._pending: deque[tuple[FrameKind, pa.Buffer | bytes]] = deque()
-        self._pending_buffers = 0
+        self._queued = 0
+        self._moved = 0
         self._credit = SenderCredit()
         self._schema: pa.Schema | None = None
         self._opened = False
@@ -61,7 +62,7 @@ class RemoteSubpartition:
 
     @property
     def has_room(self) -> bool:
-        return self._pending_buffers < self._capacity
+        return self._queued - self._moved < self._capacity
 
     @property
     def error(self) -> BaseException | None:
@@ -78,7 +79,7 @@ class RemoteSubpartition:
             self._pending.append((FrameKind.SCHEMA, batch.schema.serialize()))
         content = batch.serialize()
         self.bytes_sent += content.size
-        self._pending_buffers += 1
+        self._queued += 1
         self._pending.append((FrameKind.DATA, content))
         self._notify()
 
@@ -90,15 +91,13 @@ class RemoteSubpartition:
         assert self._connection is not None
         self._connection.ready(self)
 
-    # The methods below belong to the I/O thread.
-
     def grant(self, count: int) -> None:
-        """The first grant also says that the receiver is there: nothing may be sent before."""
+        """I/O thread. The first grant also says that the receiver is there: nothing may be sent before."""
         self._opened = True
         self._credit.grant(count)
 
     def drain_into(self, out: deque[bytes | memoryview | pa.Buffer]) -> None:
-        """Moves what credit allows. Only the I/O thread pops, so peeking first is safe."""
+        """Moves what credit allows. Only the holder of the send lock calls this, so peeking first is safe."""
         if not self._opened:
             return
         freed = 0
@@ -108,13 +107,13 @@ class RemoteSubpartition:
                 if self._credit.available == 0:
                     break
                 self._credit.spend()
-                self._pending_buffers -= 1
+                self._moved += 1
                 freed += 1
             self._pending.popleft()
             out.append(encode_header(self.channel, len(memoryview(body)), kind))
             out.append(body)
         # Counted afterwards: a producer that filled the channel during the loop sleeps as well.
-        if freed and self._pending_buffers + freed >= self._capacity:
+        if freed and self._queued - self._moved + freed >= self._capacity:
             self._wake_producer()
 
     def failed(self) -> None:
@@ -123,7 +122,12 @@ class RemoteSubpartition:
 
 
 class _Connection:
-    """One socket in the I/O thread: incremental reading, queued writing, and the channels that use it."""
+    """One socket: incremental reading by the I/O thread, queued writing, and the channels that use it.
+
+    Whoever has something to send sends it in its own thread when nobody else is sending and the socket takes it: a
+    wake-up of the I/O thread for each buffer costs two switches of threads that share one interpreter. What is left
+    over, or comes while another thread sends, is the I/O thread's.
+    """
 
     def __init__(self, transport: DataTransport, connection: socket.socket, peer: str) -> None:
         connection.setblocking(False)
@@ -142,21 +146,43 @@ class _Connection:
         self._frame: FrameHeader | None = None
         self._body: pa.Buffer | None = None
         self._body_view = memoryview(b"")
-        self.wants_write = False
+        self._send_lock = threading.Lock()
+        self.served = False
+        self.watches_write = False
 
     def ready(self, subpartition: RemoteSubpartition) -> None:
         """A subtask queued something; any thread."""
         self._ready.append(subpartition)
-        self._transport.notify(self)
+        if not self._send_here():
+            self._transport.notify(self)
 
     def send_frame(self, channel: int, kind: FrameKind, body: bytes) -> None:
         """Queues a frame outside flow control (OPEN, CREDIT); any thread."""
         self._frames.append((channel, kind, body))
-        self._transport.notify(self)
+        if not self._send_here():
+            self._transport.notify(self)
 
-    # I/O thread only, from here on.
+    def _send_here(self) -> bool:
+        """Sends in the calling thread; False when the I/O thread has to go on (it also meets the error, if any)."""
+        if not self.served or self.watches_write or not self._send_lock.acquire(blocking=False):
+            return False
+        try:
+            self._collect()
+            self._write()
+            return not self._out
+        except OSError:
+            return False
+        finally:
+            self._send_lock.release()
 
-    def collect(self) -> None:
+    def send(self) -> bool:
+        """I/O thread: sends as much as the socket takes; whether something is left. Raises OSError."""
+        with self._send_lock:
+            self._collect()
+            self._write()
+            return bool(self._out)
+
+    def _collect(self) -> None:
         while self._frames:
             channel, kind, body = self._frames.popleft()
             self._out.append(encode_header(channel, len(body), kind))
@@ -165,16 +191,14 @@ class _Connection:
         while self._ready:
             self._ready.popleft().drain_into(self._out)
 
-    def write(self) -> None:
-        """Sends as much as the socket takes; ``wants_write`` says whether something is left."""
+    def _write(self) -> None:
         while self._out:
             vectors = [memoryview(part) for part in islice(self._out, _MAX_VECTORS)]
             try:
                 sent = self.socket.sendmsg(vectors)
             except BlockingIOError:
-                break
+                return
             self._advance(sent)
-        self.wants_write = bool(self._out)
 
     def _advance(self, sent: int) -> None:
         while sent:
@@ -247,6 +271,7 @@ class _Connection:
     def fail(self, error: BaseException) -> None:
         """Tells every channel on this connection; the subtasks see it when they poll or send."""
         self.error = error
+        self.served = False
         failure = ConnectionError(f"connection to worker {self.peer} lost: {error}")
         for channel in self.inputs.values():
             channel.put(failure)
@@ -392,6 +417,7 @@ class DataTransport:
             return
         self._connections.add(connection)
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+        connection.served = True
         self._flush(connection)
 
     def _accept(self) -> None:
@@ -461,11 +487,10 @@ class DataTransport:
             self._drop(connection, error)
 
     def _send(self, connection: _Connection) -> None:
-        wanted = connection.wants_write
-        connection.collect()
-        connection.write()
-        if connection.wants_write != wanted:
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_write else 0)
+        left = connection.send()
+        if left != connection.watches_write:
+            connection.watches_write = left
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if left else 0)
             self._selector.modify(connection.socket, events, connection)
 
     def _drop(self, connection: _Connection, error: Exception) -> None:
