@@ -11,6 +11,7 @@ import pytest
 
 from ckpt_runtime.checkpoint.statistics import CheckpointStats
 from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import SequenceJob, fast, skip_unless_root
 from tests.support.outputs import assert_sequence
 
@@ -108,3 +109,25 @@ def test_a_full_disk(job: SequenceJob, small_disk: Path) -> None:
     again.start(savepoint=str(small_disk / job.job_id / f"chk-{latest.id}"))
     again.running()
     again.canceled()
+
+
+def test_a_job_that_never_runs_again_leaves_no_incomplete_checkpoint(job: SequenceJob) -> None:
+    job.start(configuration=TOLERANT)
+    job.running()
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    job.plant_incomplete_checkpoint()
+    job.canceled()
+    latest = job.cluster.call(job.cluster.dispatcher.checkpoint_statistics(job.job_id)).latest_completed
+    assert latest is not None
+    job.assert_retained(f"chk-{latest.id}")
+
+
+def test_a_suspended_job_keeps_what_another_driver_may_be_writing(tmp_path: Path) -> None:
+    with MiniCluster() as cluster:
+        job = SequenceJob(cluster, tmp_path)
+        job.start(configuration=TOLERANT)
+        job.running()
+        cluster.wait_for_checkpoints(job.job_id, 1)
+        incomplete = job.plant_incomplete_checkpoint()
+    assert incomplete.exists()
+    assert list(incomplete.parents[1].glob("chk-*/_metadata"))

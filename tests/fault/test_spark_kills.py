@@ -48,7 +48,6 @@ def _victim(job: FlightsJob, kind: str, choice: random.Random) -> int:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.row("76.10")
 def test_twenty_kills(session: SessionInfo, tmp_path: Path) -> None:
     job = FlightsJob(session, CkptClient(session.rest_url), write_slice(tmp_path / "flights.parquet", ROWS), tmp_path)
     job.start(RATE)

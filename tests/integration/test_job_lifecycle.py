@@ -23,7 +23,6 @@ def test_a_bounded_job_commits_everything_without_periodic_checkpoints(job: Sequ
 
 
 @pytest.mark.row("147.1")
-@pytest.mark.row("147.2")
 def test_a_bounded_job_with_periodic_checkpoints_finishes(job: SequenceJob) -> None:
     job.start(rows=ROWS)
     job.running()
@@ -76,12 +75,13 @@ def test_a_job_goes_on_from_its_savepoint(job: SequenceJob, before: int, after: 
 
 @pytest.mark.row("203.3")
 def test_a_savepoint_of_a_running_job_restores_after_its_checkpoints_are_gone(job: SequenceJob, tmp_path: Path) -> None:
-    job.start()
+    job.start(configuration=fast(execution__checkpointing__externalized_checkpoint_retention="DELETE_ON_CANCELLATION"))
     job.running()
     job.has_output()
     savepoint = job.cluster.savepoint(job.job_id, job.directory / "savepoints")
     job.cluster.wait_for_checkpoints(job.job_id, 1)
     job.canceled()
+    job.assert_retained()
     copy = SequenceJob(job.cluster, tmp_path / "copy")
     copy.start(rows=ROWS, savepoint=savepoint)
     copy.finished()

@@ -130,6 +130,13 @@ class SequenceJob:
             return []
         return sorted(entry.name for entry in root.iterdir() if entry.name.startswith("chk-") or any(entry.rglob("*")))
 
+    def plant_incomplete_checkpoint(self) -> Path:
+        """What an aborted checkpoint, or one that another driver still writes, looks like. Returns its file."""
+        file = self.checkpoints / self.job_id / "chk-999999" / "state"
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"state")
+        return file
+
     def assert_retained(self, *names: str) -> None:
         """Waits until the job's checkpoint directory holds exactly these; with none, until it is gone."""
         self.cluster.wait_until(lambda: self.left_behind() == list(names), f"{names} to be all that is left")

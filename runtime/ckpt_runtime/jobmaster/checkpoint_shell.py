@@ -116,7 +116,10 @@ class CheckpointShell:
         self._storage.initialize()
 
     def finish(self, *, clean_up: bool) -> None:
-        """Closes after the coordinator has shut down; with ``clean_up`` for a job that never runs again."""
+        """Closes after the coordinator has shut down.
+
+        ``clean_up`` only for a job that never runs again: another driver may be writing a suspended one's checkpoints.
+        """
         if clean_up:
             what = f"clean up {self._storage.location.url}"
             self._loop.run_in_executor(self._pool, _best_effort, what, self._clean_up)

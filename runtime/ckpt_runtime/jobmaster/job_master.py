@@ -572,7 +572,7 @@ class JobMaster:
                 self._note_failure(cause)
                 self._handle(events.JobFailed(cause))
             case checkpoint_effects.ShutdownComplete():
-                self._checkpoints.finish(clean_up=self.status.is_terminal)
+                self._checkpoints.finish(clean_up=self._machine.status.is_globally_terminal)
 
     def _request_completed(self, effect: checkpoint_effects.RequestCompleted) -> None:
         if effect.request_id in self._stops:
