@@ -19,6 +19,7 @@ from ckpt_runtime.jobmaster.control_endpoint import Message, Peer
 
 logger = logging.getLogger(__name__)
 
+MAX_PAUSE_S = 10.0
 WORKER_START_TIMEOUT_S = 120.0
 """A worker process that has not reported in by then hangs, and is killed; its end starts the next one."""
 
@@ -80,6 +81,7 @@ class Slot:
     owner: SlotOwner | None = None
     idle_since: float = field(default_factory=time.monotonic)
     starting: dict[str, float] = field(default_factory=dict)
+    failed_starts: int = 0
     lost: bool = False
 
     @property
@@ -180,6 +182,7 @@ class SlotPool:
         Raises SlotsUnavailableError when a stage cannot be launched or the request times out.
         """
         chosen = [slot for slot in held if not slot.lost][:count]
+        launches = 0
         try:
             async with asyncio.timeout(self._request_timeout_s):
                 while True:
@@ -191,6 +194,8 @@ class SlotPool:
                     if len(chosen) == count and all(slot.worker is not None for slot in chosen):
                         return chosen
                     if len(chosen) < count and not self._launching():
+                        await asyncio.sleep(_pause_before(launches))
+                        launches += 1
                         self._launch(count - len(chosen))
                     async with self._changed:
                         await self._changed.wait()
@@ -243,7 +248,8 @@ class SlotPool:
             return
         if peer.role == "agent":
             if message["type"] == "exited":
-                slot.starting.pop(message["worker"], None)
+                if slot.starting.pop(message["worker"], None) is not None:
+                    slot.failed_starts += 1
                 self._worker_ended(slot, message["worker"], f"its process ended with exit code {message['code']}")
         elif slot.owner is not None and slot.worker is not None and slot.worker.peer is peer:
             slot.owner.worker_message(slot, message)
@@ -264,6 +270,7 @@ class SlotPool:
             return
         worker = Worker(peer.hello["worker"], peer)
         slot.starting.pop(worker.worker_id, None)
+        slot.failed_starts = 0
         if slot.worker is None:
             slot.worker = worker
         else:
@@ -278,7 +285,11 @@ class SlotPool:
         self._next_worker += 1
         worker_id = f"{slot.slot_id}-w{self._next_worker}"
         slot.starting[worker_id] = time.monotonic()
-        slot.agent.send({"type": "spawn", "worker": worker_id})
+        spawn: Message = {"type": "spawn", "worker": worker_id}
+        if slot.failed_starts:
+            self._loop.call_later(_pause_before(slot.failed_starts), slot.agent.send, spawn)
+        else:
+            slot.agent.send(spawn)
 
     def _worker_ended(self, slot: Slot, worker_id: str, reason: str) -> None:
         if slot.spare is not None and slot.spare.worker_id == worker_id:
@@ -404,3 +415,8 @@ class SlotPool:
             }
             for slot in self._slots.values()
         ]
+
+
+def _pause_before(attempts: int) -> float:
+    """Seconds before the next try of something that failed ``attempts`` times in a row: none, then more and more."""
+    return 0.0 if attempts == 0 else min(MAX_PAUSE_S, 0.1 * 2 ** (attempts - 1))
