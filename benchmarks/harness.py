@@ -21,7 +21,7 @@ from typing import Any
 
 import pyspark
 
-from benchmarks.process_tree import PeakMemory
+from benchmarks.process_tree import PeakMemory, listening_port, workers_of
 from ckpt_runtime.client.checkpoint_models import Checkpoint
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.models import TERMINAL_STATES, RunOptions
@@ -159,6 +159,15 @@ class BenchmarkJob:
     def wait_for_rows(self) -> None:
         """Until every subtask of the sink has reported."""
         self.wait_for("the first rows", lambda: len(self.report().subtasks) == self._parallelism, START_TIMEOUT_S)
+
+    def wait_for_spares(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Until every slot has its warm spare: one that still starts takes the time of a core."""
+
+        def ready() -> bool:
+            ports = [listening_port(worker) for worker in workers_of(self._session.info.pid)]
+            return len([port for port in ports if port is not None]) == 2 * self._parallelism
+
+        self.wait_for("a spare worker in every slot", ready, timeout_s)
 
     def let_run(self, seconds: float) -> None:
         """Sleeps beside the job, saying now and then how far it is; raises when it ends meanwhile."""

@@ -33,6 +33,7 @@ def measure(pipeline: str, options: argparse.Namespace) -> KeyedRun:
         job = running.run(pipeline, [options.keys], options.parallelism, configuration)
         progress("running; warming up")
         job.wait_for_rows()
+        job.wait_for_spares()
         job.let_run(min(WARM_UP_S, options.seconds))
         run = _measured(job, options.seconds)
         progress(f"{run.rows_per_s:,.0f} rows/s; draining and checking")

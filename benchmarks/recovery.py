@@ -57,10 +57,10 @@ def measure(options: argparse.Namespace) -> tuple[list[float], int]:
         job = running.run(NAME, [KEYS, ROWS_PER_S], PARALLELISM, CONFIGURATION)
         job.wait_for_rows()
         for number in range(options.kills):
-            _settle(running, job)
+            _settle(job)
             times.append(_kill(running, job, options.what))
             progress(f"  kill {number + 1} of {options.what}: {times[-1]:.3f} s")
-        _settle(running, job)
+        _settle(job)
         job.drain()
         report = job.report()
         rows, counted = report.total("rows"), report.total("count_total")
@@ -69,16 +69,11 @@ def measure(options: argparse.Namespace) -> tuple[list[float], int]:
         return times, running.peak_rss_mb
 
 
-def _settle(running: BenchmarkSession, job: BenchmarkJob) -> None:
+def _settle(job: BenchmarkJob) -> None:
     """Waits for the next completed checkpoint and for an idle spare in every slot."""
     known = len(job.completed_checkpoints())
     job.wait_for("a completed checkpoint", lambda: len(job.completed_checkpoints()) > known, SETTLE_TIMEOUT_S)
-
-    def ready() -> bool:
-        ports = [listening_port(worker) for worker in workers_of(running.info.pid)]
-        return len([port for port in ports if port is not None]) == 2 * PARALLELISM
-
-    job.wait_for("a spare worker in every slot", ready, SETTLE_TIMEOUT_S)
+    job.wait_for_spares(SETTLE_TIMEOUT_S)
 
 
 def _kill(running: BenchmarkSession, job: BenchmarkJob, what: str) -> float:
