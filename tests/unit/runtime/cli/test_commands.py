@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -202,8 +204,12 @@ def test_interrupting_an_attached_run_leaves_the_job(
     monkeypatch: pytest.MonkeyPatch,
     pipeline: str,
 ) -> None:
-    def interrupt(_: float) -> None:
-        raise KeyboardInterrupt
+    sleep = time.sleep
+
+    def interrupt(seconds: float) -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        sleep(seconds)
 
     monkeypatch.setattr("time.sleep", interrupt)
     assert ckpt("run", "--job-id", "ab" * 16, pipeline) == 130
