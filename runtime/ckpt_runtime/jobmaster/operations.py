@@ -18,8 +18,6 @@ MAX_OPERATIONS = 10_000
 
 _CANCELLED = OperationStatus(True, failure=FailureCause("Cancelled", "the session is shutting down", ""))
 
-Outcome = OperationStatus
-
 
 class OperationFailed(RuntimeError):
     """An operation's expected failure; its message is for the client."""
@@ -27,7 +25,7 @@ class OperationFailed(RuntimeError):
 
 @dataclass(slots=True)
 class _Operation:
-    task: asyncio.Task[Outcome]
+    task: asyncio.Task[OperationStatus]
     ended_at: float | None = None
 
 
@@ -45,7 +43,7 @@ class OperationStore:
         kind: OperationKind,
         job_id: str | None,
         trigger_id: str | None,
-        operation: Callable[[], Awaitable[Outcome]],
+        operation: Callable[[], Awaitable[OperationStatus]],
     ) -> str:
         """Starts the operation in the background and returns its trigger id, a new one when none is given."""
         self._expire()
@@ -89,7 +87,7 @@ class OperationStore:
             del self._operations[key]
 
 
-async def _run(operation: Callable[[], Awaitable[Outcome]]) -> Outcome:
+async def _run(operation: Callable[[], Awaitable[OperationStatus]]) -> OperationStatus:
     try:
         return await operation()
     except asyncio.CancelledError:

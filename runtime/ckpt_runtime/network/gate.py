@@ -94,6 +94,3 @@ class InputGate:
         if channel.held:
             self._arrivals.extendleft([index] * channel.held)
             channel.held = 0
-
-    def queued_buffers(self) -> int:
-        return sum(len(channel.queue) for channel in self.channels)

@@ -58,7 +58,6 @@ class RemoteSubpartition:
         self._schema: pa.Schema | None = None
         self._opened = False
         self._connection: _Connection | None = None
-        self.bytes_sent = 0
 
     @property
     def has_room(self) -> bool:
@@ -78,7 +77,6 @@ class RemoteSubpartition:
             self._schema = batch.schema
             self._pending.append((FrameKind.SCHEMA, batch.schema.serialize()))
         content = batch.serialize()
-        self.bytes_sent += content.size
         self._queued += 1
         self._pending.append((FrameKind.DATA, content))
         self._notify()

@@ -132,7 +132,6 @@ class DeployedJob:
             self._host,
             self._gates[key],
             OperatorChain(operators, contexts, end),
-            user_code=self._has_user_code(descriptor),
             finished_on_restore=descriptor.finished,
         )
         holder.append(subtask)

@@ -111,13 +111,11 @@ class Subtask:
         gate: InputGate,
         chain: OperatorChain,
         *,
-        user_code: bool,
         finished_on_restore: bool = False,
     ) -> None:
         self.vertex_id = vertex_id
         self.index = index
         self.name = name
-        self.user_code = user_code
         self.state = TaskState.INITIALIZING
         self.metrics = SubtaskMetrics()
         self.gate = gate

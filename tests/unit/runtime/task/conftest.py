@@ -213,7 +213,7 @@ class Bench:
         self.chain = OperatorChain(self.operators, contexts, ChainEnd([partition]))
         self.subtask = Subtask(
             "v", 0, "op (1/1)", self.host, self.gate, self.chain,
-            user_code=False, finished_on_restore=finished_on_restore,
+            finished_on_restore=finished_on_restore,
         )  # fmt: skip
         holder.append(self.subtask)
 
