@@ -2,6 +2,7 @@
 
 SHELL := /bin/bash
 VENV := .venv
+FUZZ_EXAMPLES ?= 2000
 RUN := PYTHONPATH=runtime:. $(VENV)/bin
 .DEFAULT_GOAL := help
 
@@ -20,6 +21,14 @@ demo: setup ## runs the demonstration
 .PHONY: test
 test: setup ## runs all tests; PYTEST="-m 'not slow'" adds options
 	$(VENV)/bin/python -m pytest $(PYTEST)
+
+.PHONY: test-long
+test-long: setup ## runs the tests that the suite has no time for
+	$(VENV)/bin/python -m pytest -m long $(PYTEST)
+
+.PHONY: simulate
+simulate: setup ## runs simulated schedules of the protocols; SEEDS=100000 FIRST=0, SHOW=<seed> explains one
+	$(RUN)/python -m ckpt_runtime.testing.simulation --first $(or $(FIRST),0) --seeds $(or $(SEEDS),5000) $(if $(SHOW),--show $(SHOW))
 
 .PHONY: lint
 lint: setup ## checks style and formatting
@@ -42,6 +51,15 @@ contracts: setup ## checks which room imports which
 .PHONY: docs
 docs: setup ## writes the generated pages
 	$(RUN)/python -m ckpt_runtime.configuration.docs > docs/options.md
+	$(RUN)/python -m tests.support.rest_examples > runtime/ckpt_runtime/rest/examples.json
+
+.PHONY: rows
+rows: setup ## prints every row of the designs as proven or open, with its tests
+	@$(VENV)/bin/python scripts/rows.py
+
+.PHONY: fuzz
+fuzz: setup ## long fuzz tests of the REST API; FUZZ_EXAMPLES=20000 says how long
+	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(VENV)/bin/python -m pytest tests/fuzz --show-capture=no $(PYTEST)
 
 .PHONY: wheel
 wheel: setup ## builds dist/*.whl

@@ -35,6 +35,7 @@ EXTRAS_REQUIRE = {
         "pandas>=2.2",
         "pytest>=8.0",
         "pytest-timeout>=2.3",
+        "schemathesis>=4.0",
     ],
     "dev": [
         "import-linter>=2.1",
@@ -61,7 +62,7 @@ setup(
     package_data={
         "airflow_provider_ckpt": ["py.typed"],
         "ckpt_runtime": ["py.typed"],
-        "ckpt_runtime.rest": ["pages/*", "pages/**/*", "static/*", "static/**/*"],
+        "ckpt_runtime.rest": ["*.json", "pages/*", "pages/**/*", "static/*", "static/**/*"],
     },
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,

@@ -22,7 +22,7 @@ from typing import Any
 import pyspark
 
 from benchmarks.process_tree import PeakMemory, listening_port, workers_of
-from ckpt_runtime.client.checkpoint_models import Checkpoint
+from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointConfigPatch
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.models import TERMINAL_STATES, RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
@@ -202,6 +202,10 @@ class BenchmarkJob:
         vertices = self._client.job_details(self.id).vertices
         answers = [self._client.checkpoint_subtasks(self.id, checkpoint.id, vertex.id) for vertex in vertices]
         return [float(subtask["checkpoint"]["sync"]) for answer in answers for subtask in answer["subtasks"]]
+
+    def patch_interval(self, interval_ms: int) -> None:
+        """Changes the checkpoint interval of the running job (FLIP-571)."""
+        self._client.patch_checkpoint_config(self.id, CheckpointConfigPatch(interval_ms=interval_ms))
 
     def drain(self) -> str:
         """Stops the job with a savepoint of everything that was read; its URL."""

@@ -1,4 +1,4 @@
-"""One measured run of a keyed pipeline, with the check of its result. Used by keyed_count and keyed_process."""
+"""One measured run of a keyed pipeline, with the check of its result. Used by keyed_count, keyed_process and patch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def measure(pipeline: str, options: argparse.Namespace) -> KeyedRun:
         job.let_run(min(WARM_UP_S, options.seconds))
         run = _measured(job, options.seconds)
         progress(f"{run.rows_per_s:,.0f} rows/s; draining and checking")
-        _check(job, job.drain(), options.keys)
+        check(job, job.drain(), options.keys)
         run.peak_rss_mb = running.peak_rss_mb
     return run
 
@@ -57,8 +57,8 @@ def _measured(job: BenchmarkJob, seconds: float) -> KeyedRun:
     return KeyedRun(after.rows_per_s_since(before), checkpoints=inside, sync_ms=sync)
 
 
-def _check(job: BenchmarkJob, savepoint_url: str, keys: int) -> None:
-    """The sink saw every row once, and the state is what the generator's definition says."""
+def check(job: BenchmarkJob, savepoint_url: str, keys: int) -> None:
+    """The sink saw every row once, and the state is what the generator's definition says. Raises BenchmarkError."""
     report = job.report()
     savepoint = expected.Savepoint(savepoint_url)
     positions = savepoint.positions("source")

@@ -1,28 +1,42 @@
-"""The processes of a session: their memory, sampled in a thread, and which of them are workers. Needs psutil."""
+"""The processes of a session: their memory, sampled in a thread, which are workers, and their agents. Needs psutil."""
 
 from __future__ import annotations
 
+import os
 import threading
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
 WORKER_MODULE = "ckpt_runtime.spark.worker_main"
+AGENT_MODULE = "pyspark.daemon"
 SAMPLE_S = 0.5
 
 
 def processes_of(root_pid: int) -> list[psutil.Process]:
-    """The process and everything below it; empty when it is gone."""
+    """The process, everything below it, and what else is of the session that it leads; empty when it is gone.
+
+    An adopted worker is such another one: it outlived the agent that started it.
+    """
     try:
         root = psutil.Process(root_pid)
-        return [root, *root.children(recursive=True)]
+        tree = {root, *root.children(recursive=True)}
     except psutil.NoSuchProcess:
         return []
+    return list(tree | {process for process in psutil.process_iter() if _session_of(process) == root_pid})
+
+
+def _session_of(process: psutil.Process) -> int | None:
+    try:
+        return os.getsid(process.pid)
+    except OSError:
+        return None
 
 
 def resident_mb(root_pid: int) -> float:
-    """Resident memory of the tree; pages that processes share are counted once for each of them."""
+    """Resident memory of them all; pages that processes share are counted once for each of them."""
     total = 0
     for process in processes_of(root_pid):
         try:
@@ -44,6 +58,24 @@ def workers_of(root_pid: int) -> list[psutil.Process]:
     return found
 
 
+def agent_of(worker: psutil.Process) -> psutil.Process | None:
+    """The slot agent that started or adopted a worker; None when there is none."""
+    parent = worker.parent()
+    if parent is not None and AGENT_MODULE in parent.cmdline():
+        return parent
+    return next((process for process in processes_of(os.getsid(worker.pid)) if _holds(process, worker)), None)
+
+
+def _holds(process: psutil.Process, other: psutil.Process) -> bool:
+    """Whether one has a process descriptor of the other, and is no worker itself."""
+    try:
+        if WORKER_MODULE in process.cmdline():
+            return False
+        return any(f"Pid:\t{other.pid}\n" in file.read_text() for file in Path(f"/proc/{process.pid}/fdinfo").iterdir())
+    except (psutil.Error, OSError):
+        return False
+
+
 def listening_port(process: psutil.Process) -> int | None:
     """The port of a worker's data exchange; None while it starts, or when it is gone."""
     try:
@@ -54,7 +86,7 @@ def listening_port(process: psutil.Process) -> int | None:
 
 
 class PeakMemory:
-    """Samples the memory of a process tree until it is closed."""
+    """Samples the memory of a process and all that belongs to it until it is closed."""
 
     def __init__(self, root_pid: int) -> None:
         self._root_pid = root_pid

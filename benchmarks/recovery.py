@@ -24,7 +24,7 @@ from benchmarks.harness import (
     run_main,
     session,
 )
-from benchmarks.process_tree import listening_port, workers_of
+from benchmarks.process_tree import agent_of, listening_port, workers_of
 
 NAME = "recovery"
 KEYS = 1_000
@@ -81,7 +81,7 @@ def _kill(running: BenchmarkSession, job: BenchmarkJob, what: str) -> float:
     before = {index: document["attempt"] for index, document in job.report().subtasks.items()}
     victim = _active_worker(running, job)
     if what == "agent":
-        victim = victim.parent() or victim
+        victim = agent_of(victim) or victim
     time.sleep(random.uniform(0.0, 0.5))  # anywhere between two checkpoints
     killed_ms = time.time_ns() / 1e6
     victim.kill()

@@ -62,17 +62,86 @@ def test_a_killed_spare_does_not_disturb_the_job(job: SequenceJob) -> None:
 
 
 def test_a_killed_agent_takes_its_stage_along_and_a_new_one_is_launched(job: SequenceJob) -> None:
-    """One restart, not one more for the end of the old stage."""
+    """One restart, not one more for the end of the old stage. Spares that were ready go on in the new one."""
     job.start(rows=ROWS, rate=RATE, configuration=fast(restart_strategy__fixed_delay__attempts="1"))
     job.running()
+    job.cluster.wait_until(lambda: len(job.cluster.spare_pids()) == 2, "two spares")
     job.cluster.wait_for_checkpoints(job.job_id, 1)
-    agents = job.cluster.provider.agent_pids()
-    before = [pid for agent in agents for pid in (agent, *children(agent))]
+    agents, spares = job.cluster.provider.agent_pids(), job.cluster.spare_pids()
+    before = [pid for agent in agents for pid in (agent, *children(agent)) if pid not in spares]
+    assert len(before) == 4
     _kill(agents[0])
     job.restarted(1)
     job.cluster.wait_until(lambda: not living(before), "the old stage's processes to end")
+    job.running()
+    assert sorted(job.cluster.worker_pids()) == sorted(spares)
     job.finished()
     assert_sequence(job.out, ROWS)
+
+
+def test_agents_killed_one_after_the_other_while_their_workers_are_adopted(job: SequenceJob) -> None:
+    job.start(rows=ROWS, rate=RATE)
+    job.running()
+    for restarts in (1, 2, 3):
+        job.cluster.wait_for_checkpoints(job.job_id, 1)
+        agents = job.cluster.provider.agent_pids()
+        _kill(agents[restarts % 2])
+        job.restarted(restarts)
+        agent = job.cluster.provider.agent_pids()[0]
+        adopted = [pid for pid in job.cluster.worker_pids() if pid not in children(agent)]
+        job.running()
+        assert living(adopted) == adopted
+    job.finished()
+    assert_sequence(job.out, ROWS)
+
+
+def test_an_adopted_worker_ends_with_the_agent_that_adopted_it(job: SequenceJob) -> None:
+    job.start(rows=ROWS, rate=RATE)
+    job.running()
+    job.cluster.wait_until(lambda: len(job.cluster.spare_pids()) == 2, "two spares")
+    spares = job.cluster.spare_pids()
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    _kill(job.cluster.provider.agent_pids()[0])
+    job.restarted(1)
+    job.running()
+    assert sorted(job.cluster.worker_pids()) == sorted(spares)
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    for agent in job.cluster.provider.agent_pids():
+        _kill(agent)
+    job.cluster.wait_until(lambda: not living(spares), "the adopted workers to end")
+    job.finished()
+    assert_sequence(job.out, ROWS)
+
+
+def test_a_worker_that_was_adopted_is_killed_like_any_other(job: SequenceJob) -> None:
+    """A frozen one does not answer its driver: its agent has to kill what is not its child."""
+    job.start(rows=ROWS, rate=RATE)
+    job.running()
+    job.cluster.wait_until(lambda: len(job.cluster.spare_pids()) == 2, "two spares")
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    _kill(job.cluster.provider.agent_pids()[0])
+    job.restarted(1)
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    frozen = job.cluster.worker_pids()[0]
+    _kill(frozen, signal.SIGSTOP)
+    job.restarted(2)
+    job.cluster.wait_until(lambda: not living([frozen]), "the frozen worker to be killed")
+    job.finished()
+    assert_sequence(job.out, ROWS)
+
+
+def test_workers_that_nobody_adopts_end_with_the_session(tmp_path: Path) -> None:
+    with MiniCluster() as cluster:
+        job = SequenceJob(cluster, tmp_path)
+        job.start(rows=200)
+        job.finished()
+        cluster.wait_until(lambda: len(cluster.spare_pids()) == 2 == len(cluster.worker_pids()), "fresh workers")
+        idle = [*cluster.worker_pids(), *cluster.spare_pids()]
+        for agent in cluster.provider.agent_pids():
+            _kill(agent)
+        cluster.wait_until(lambda: not cluster.provider.agent_pids(), "the agents to end")
+        assert living(idle) == idle
+    cluster.wait_until(lambda: not living(idle), "the idle workers to end", timeout_s=15)
 
 
 def test_a_frozen_worker_is_replaced_after_the_heartbeat_timeout(job: SequenceJob) -> None:
@@ -92,10 +161,11 @@ def test_a_frozen_agent_is_replaced_after_the_heartbeat_timeout(job: SequenceJob
     job.running()
     job.cluster.wait_for_checkpoints(job.job_id, 1)
     frozen = job.cluster.provider.agent_pids()[1]
-    workers = children(frozen)
+    workers = [pid for pid in children(frozen) if pid in job.cluster.worker_pids()]
+    assert len(workers) == 1
     _kill(frozen, signal.SIGSTOP)
     job.restarted(1)
-    job.cluster.wait_until(lambda: not living([frozen, *workers]), "the frozen agent and its workers to be killed")
+    job.cluster.wait_until(lambda: not living([frozen, *workers]), "the frozen agent and its worker to be killed")
     job.finished()
     assert_sequence(job.out, ROWS)
 

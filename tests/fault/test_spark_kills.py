@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -14,7 +15,7 @@ from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.spark.launch import SessionInfo, start_session, stop_session
 from tests.support.flights import assert_carriers, assert_rotations, read_flights, write_slice
 from tests.support.outputs import hidden, visible
-from tests.support.processes import children, living, parent, workers_of
+from tests.support.processes import agent_of, living, members, workers_of
 from tests.support.spark_sessions import FlightsJob, wait_until
 
 ROWS = 100_000
@@ -29,7 +30,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionInfo]:
     started = start_session("local", 2, log_file=tmp_path_factory.mktemp("session") / "session.log")
     try:
         yield started
-        processes = [started.pid, *children(started.pid)]
+        processes = members(started.pid)
     finally:
         stopped = stop_session(started)
     assert stopped
@@ -42,7 +43,7 @@ def _victim(job: FlightsJob, kind: str, choice: random.Random) -> int:
     """A worker that runs the job, or the agent above it."""
     wait_until(lambda: len(workers_of(job.session.pid, job.source)) == 2, "both workers to read")
     worker = choice.choice(workers_of(job.session.pid, job.source))
-    return worker if kind == "worker" else parent(worker)
+    return worker if kind == "worker" else agent_of(worker)
 
 
 @pytest.mark.spark
@@ -72,3 +73,27 @@ def test_twenty_kills(session: SessionInfo, tmp_path: Path) -> None:
     assert hidden(job.out) == []
     assert_rotations(visible(job.out / "rotations"), flights)
     assert_carriers(visible(job.out / "carrier_delays"), flights)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_killed_application_leaves_no_worker(tmp_path: Path) -> None:
+    """Killed while workers wait for their next agent, and some have been adopted before."""
+    started = start_session("local", 2, log_file=tmp_path / "session.log")
+    try:
+        source = write_slice(tmp_path / "flights.parquet", ROWS)
+        job = FlightsJob(started, CkptClient(started.rest_url), source, tmp_path)
+        job.start(RATE)
+        job.wait_for_checkpoint()
+        os.kill(_victim(job, "agent", random.Random(SEED)), signal.SIGKILL)
+        wait_until(lambda: job.restarts() >= 1, "the restart")
+        job.wait_for_checkpoint()
+        agent = _victim(job, "agent", random.Random(SEED))
+        processes = members(started.pid)
+        driver = json.loads(Path(started.session_file).read_text())["driver_pid"]
+        os.kill(agent, signal.SIGKILL)
+        os.kill(driver, signal.SIGKILL)
+        wait_until(lambda: not living([pid for pid in processes if pid != started.pid]), "all workers to end", 15)
+    finally:
+        stop_session(started)

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMON_KEYS = {"name", "options", "python", "pyspark", "cores", "peak_rss_mb"}
-NAMES = ("keyed_count", "keyed_process", "recovery", "peers", "spark_peer")
+NAMES = ("checkpoint_cost", "keyed_count", "keyed_process", "patch", "recovery", "peers", "spark_peer")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -49,6 +49,29 @@ def test_keyed_count_measures_and_checks_itself() -> None:
     assert document["rows_per_s"] > 0
     assert document["peak_rss_mb"] > 0
     assert document["options"]["keys"] == 5000
+    assert "every count and sum is right" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.row("571.2")
+@pytest.mark.timeout(240)
+def test_patch_measures_and_checks_itself() -> None:
+    done = run("benchmarks.patch", "--seconds", "2")
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    document: dict[str, Any] = json.loads(line)
+    assert set(document) == COMMON_KEYS | {
+        "effective_ms_p50",
+        "effective_ms_p95",
+        "dip_percent",
+        "dip_error_percent",
+        "patches",
+        "rows_per_s_quiet",
+    }
+    assert document["patches"] == 10
+    assert 0 < document["effective_ms_p50"] <= document["effective_ms_p95"]
     assert "every count and sum is right" in done.stderr
 
 

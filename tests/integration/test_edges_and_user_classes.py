@@ -16,6 +16,7 @@ from tests.support.outputs import assert_batches, batch_rows, hidden, visible
 
 ROWS = 2500
 LIMIT = 6000
+LAST_RANGE = 2000
 
 
 def _inject(cluster: MiniCluster, file: Path) -> None:
@@ -48,6 +49,10 @@ def test_union_rebalance_and_broadcast_deliver_each_row_through_a_failure(cluste
     assert set(zip(second.source - 1000, second.n, strict=True)) == set(zip(first.source, first.n, strict=True))
     assert (repeated.groupby(["source", "n"]).size() == 2).all()
     assert len(repeated) == 2 * ROWS
+    doubled, totals = visible(out / "doubled"), visible(out / "totals")
+    assert (doubled.groupby(["source", "n"]).size() == 2).all()
+    assert len(doubled) == len(totals) == 2 * ROWS
+    assert sorted(totals.groupby("source")["rows"].max()) == sorted(doubled.groupby("source").size())
 
 
 @pytest.mark.row("io.2")
@@ -83,3 +88,53 @@ def test_readers_and_writers_of_structured_streaming_run_unchanged_through_kills
     cluster.wait_until(lambda: batch_rows(tmp_path) >= 2 * LIMIT, "all rows")
     cluster.savepoint(job, tmp_path / "savepoints", stop=True)
     assert_batches(tmp_path, LIMIT)
+
+
+@pytest.mark.row("io.2")
+def test_checkpoints_come_into_the_middle_of_a_long_range(cluster: MiniCluster, tmp_path: Path) -> None:
+    """Two kills within one range whose three partitions take more than a second each."""
+    out = tmp_path / "out"
+    job = cluster.submit(
+        PIPELINES, entry="bulk_source:pipeline", arguments=[str(out)], configuration=fast(), parallelism=2
+    )
+    expected = 3 * 60 * 20
+    cluster.wait_for_status(job, JobStatus.RUNNING)
+    for restarts in (1, 2):
+        before = len(visible(out))
+        cluster.wait_until(lambda before=before: len(visible(out)) > before, "rows of a checkpoint")
+        assert len(visible(out)) < expected, "the range was read as a whole"
+        os.kill(cluster.worker_pids()[restarts - 1], signal.SIGKILL)
+        cluster.wait_until(
+            lambda restarts=restarts: int(cluster.call(cluster.dispatcher.job_metrics(job))["numRestarts"]) >= restarts,
+            f"restart {restarts}",
+        )
+        cluster.wait_for_status(job, JobStatus.RUNNING)
+    cluster.wait_until(lambda: len(visible(out)) >= expected, "all rows")
+    cluster.savepoint(job, tmp_path / "savepoints", stop=True)
+    frame = visible(out)
+    assert len(frame) == expected
+    assert not frame.duplicated().any()
+    assert hidden(out) == []
+
+
+@pytest.mark.row("147.1")
+def test_checkpoints_complete_while_the_last_range_is_read(cluster: MiniCluster, tmp_path: Path) -> None:
+    """The enumerator has finished by then, and a restart goes on in the middle of the range."""
+    faults = tmp_path / "faults"
+    faults.mkdir()
+    job = cluster.submit(
+        PIPELINES,
+        entry="bounded_reader:pipeline",
+        arguments=[str(tmp_path / "out"), str(LAST_RANGE), str(faults)],
+        configuration=fast(execution__checkpointing__interval="100ms"),
+        parallelism=2,
+    )
+    cluster.wait_for_checkpoints(job, 5)
+    before = len(visible(tmp_path / "out"))
+    assert 0 < before < LAST_RANGE
+    _inject(cluster, faults / "read-raise")
+    cluster.wait_for_checkpoints(job, 2)
+    assert before < len(visible(tmp_path / "out")) < LAST_RANGE
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    assert sorted(visible(tmp_path / "out").n) == list(range(LAST_RANGE))
+    assert hidden(tmp_path / "out") == []

@@ -8,10 +8,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
+from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointConfigPatch
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, SequenceJob, fast
 from tests.support.outputs import assert_sequence
@@ -88,6 +89,48 @@ def test_a_patched_timeout_ends_a_pending_checkpoint(
     done = client.wait_for_operation("savepoint", savepoint, job.job_id, timeout_s=60)
     assert done.location is not None
     job.canceled()
+
+
+@pytest.mark.row("571.3")
+def test_a_patched_timeout_saves_a_pending_checkpoint(
+    client: CkptClient, cluster: MiniCluster, job: SequenceJob
+) -> None:
+    """The design's example in seconds: extended shortly before it would expire, the checkpoint completes after that."""
+    job.start(
+        rate=0,
+        batch=64,
+        configuration=fast(
+            execution__checkpointing__interval="1h",
+            execution__checkpointing__timeout="6s",
+            execution__checkpointing__tolerable_failed_checkpoints="1000",
+        ),
+    )
+    job.running()
+    (job.faults / "processor-held").touch()
+    trigger = client.trigger_checkpoint(job.job_id)
+    cluster.wait_until(lambda: _pending(client, job.job_id) is not None, "a checkpoint")
+    pending = _pending(client, job.job_id)
+    assert pending is not None
+    expires = pending.deadline_ms
+    assert expires is not None
+    cluster.wait_until(lambda: wall_clock_ms() > expires - 3_000, "the last seconds", 10)
+    client.patch_checkpoint_config(job.job_id, CheckpointConfigPatch(timeout_ms=600_000))
+    extended = _pending(client, job.job_id)
+    assert extended is not None, "the checkpoint expired before it could be extended"
+    assert extended.deadline_ms == expires + 600_000 - 6_000
+    cluster.wait_until(lambda: wall_clock_ms() > expires + 500, "the old deadline", 10)
+    assert _pending(client, job.job_id) is not None
+    (job.faults / "processor-held").unlink()
+    done = client.wait_for_operation("checkpoint", trigger, job.job_id, timeout_s=60)
+    assert done.checkpoint_id == pending.id
+    assert client.checkpoint_statistics(job.job_id).counts.failed == 0
+    job.canceled()
+
+
+def _pending(client: CkptClient, job_id: str) -> Checkpoint | None:
+    """The newest checkpoint while it is in progress."""
+    history = client.checkpoint_statistics(job_id).history
+    return history[0] if history and history[0].status == "IN_PROGRESS" else None
 
 
 def _back_pressured(client: CkptClient, job_id: str) -> bool:
@@ -176,3 +219,12 @@ def test_a_job_that_has_ended_takes_no_changes(client: CkptClient, job: Sequence
     patch = httpx.patch(f"{url}/checkpoints/configuration", json={"checkpointInterval": 1000})
     stop = httpx.post(f"{url}/stop", json={"drain": False, "targetDirectory": str(job.directory)})
     assert (patch.status_code, stop.status_code) == (409, 409)
+
+
+def test_what_a_subtask_has_written_is_measured(client: CkptClient, live: SequenceJob) -> None:
+    def measured() -> bool:
+        vertices = httpx.get(f"{live.cluster.rest_url}/jobs/{live.job_id}").json()["vertices"]
+        source = next(vertex for vertex in vertices if "numbers" in vertex["name"])
+        return bool(source["metrics"]["write-bytes-complete"]) and source["metrics"]["write-bytes"] > 0
+
+    live.cluster.wait_until(measured, "a heartbeat")

@@ -21,6 +21,14 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def members(session_pid: int) -> list[int]:
+    """All living processes of the session that one leads, also those that init has taken over."""
+    pids = sorted(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return [
+        pid for pid in pids if (fields := _stat(pid)) is not None and fields[0] != "Z" and fields[3] == str(session_pid)
+    ]
+
+
 def living(pids: list[int]) -> list[int]:
     """Those that still run; zombies do not."""
     return [pid for pid in pids if (fields := _stat(pid)) is not None and fields[0] != "Z"]
@@ -43,17 +51,37 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def workers_of(session_pid: int, file: Path) -> list[int]:
-    """Worker processes below a session which have a file open: those that run a job that reads it."""
-    workers = (pid for pid in children(session_pid) if "ckpt_runtime.spark.worker_main" in command_line(pid))
+    """Worker processes of a session which have a file open: those that run a job that reads it."""
+    workers = (pid for pid in members(session_pid) if "ckpt_runtime.spark.worker_main" in command_line(pid))
     return [pid for pid in workers if file in _open_files(pid)]
 
 
-def parent(pid: int) -> int:
-    """Raises LookupError for a process that is gone."""
-    fields = _stat(pid)
+def agent_of(worker: int) -> int:
+    """The slot agent that started or adopted a worker. Raises LookupError when there is none."""
+    fields = _stat(worker)
     if fields is None:
-        raise LookupError(f"process {pid} is gone")
-    return int(fields[1])
+        raise LookupError(f"process {worker} is gone")
+    started_by, session = int(fields[1]), int(fields[3])
+    if "pyspark.daemon" in command_line(started_by):
+        return started_by
+    for pid in members(session):
+        if "worker_main" not in command_line(pid) and worker in _held(pid):
+            return pid
+    raise LookupError(f"worker {worker} has no agent")
+
+
+def _held(pid: int) -> set[int]:
+    """The processes of which one has a descriptor."""
+    found = set()
+    try:
+        for file in Path(f"/proc/{pid}/fdinfo").iterdir():
+            try:
+                found |= {int(line[4:]) for line in file.read_text().splitlines() if line.startswith("Pid:")}
+            except OSError:
+                continue
+    except OSError:
+        return set()
+    return found
 
 
 def _open_files(pid: int) -> set[Path]:

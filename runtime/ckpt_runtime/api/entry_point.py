@@ -26,11 +26,16 @@ _loaded_directories: list[str] = []
 
 
 def load_plan(
-    archive_dir: Path, entry: str, args: Sequence[str], configuration: Mapping[str, str] | Configuration
+    archive_dir: Path,
+    entry: str,
+    args: Sequence[str],
+    configuration: Mapping[str, str] | Configuration,
+    defaults: Mapping[str, str] | Configuration | None = None,
 ) -> CompiledPlan:
     """Imports ``entry`` (``"module:function"``, ``"module"`` or ``"file.py:function"``) and compiles its job.
 
-    Equal arguments give an equal ``job_graph.fingerprint``.
+    Equal arguments give an equal ``job_graph.fingerprint``. What the pipeline sets wins over ``defaults``, and
+    ``configuration`` over both.
 
     :raises PlanError: no such module or function, or a pipeline that cannot be planned
     :raises Exception: whatever the author's code raises
@@ -38,7 +43,7 @@ def load_plan(
     module_name, function_name = parse_entry(entry)
     module = _import_module(archive_dir.resolve(), module_name)
     function = _function(module, module_name, function_name)
-    session = StreamSession(configuration, name=module_name.rsplit(".", 1)[-1])
+    session = StreamSession(configuration, name=module_name.rsplit(".", 1)[-1], defaults=defaults)
     function(session, *args)
     return session.compile()
 

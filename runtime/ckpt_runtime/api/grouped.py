@@ -13,6 +13,7 @@ from ckpt_runtime.api.functions import AggregateColumn
 from ckpt_runtime.api.stream import Stream
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.event_time import event_time_column
 from ckpt_runtime.graph.expressions import check_columns
 from ckpt_runtime.graph.logical import LogicalInput
 from ckpt_runtime.graph.schemas import SchemaDerivationError, aggregate_output_schema
@@ -65,6 +66,9 @@ class GroupedStream:
     ) -> Stream:
         """Runs a PySpark ``StatefulProcessor`` on each key's rows; arguments as PySpark's.
 
+        With ``EventTime``, rows whose event time is not after the watermark are dropped, as long as the column is still
+        there: behind ``mapInArrow`` it cannot be told, and all rows are kept.
+
         :raises PlanError: wrong modes, event time without a watermark, an object that is no processor; also for
             ``initialState`` (start from a savepoint) and ``eventTimeColumnName`` (call ``withWatermark`` behind it).
         """
@@ -79,9 +83,9 @@ class GroupedStream:
             raise PlanError("timeMode", "EventTime needs .withWatermark(column, delay) before groupBy")
         if eventTimeColumnName:
             raise PlanError("eventTimeColumnName", "call .withWatermark(column, delay) on the result instead")
-        spec = ProcessSpec(
-            self._keys, statefulProcessor, output, chosen("outputMode", outputMode, _OUTPUT_MODES), time_mode
-        )
+        event_time = event_time_column(self._stream.inputs) if time_mode == "EventTime" else None
+        output_mode = chosen("outputMode", outputMode, _OUTPUT_MODES)
+        spec = ProcessSpec(self._keys, statefulProcessor, output, output_mode, time_mode, event_time)
         return self._stream.apply(spec, output)
 
 

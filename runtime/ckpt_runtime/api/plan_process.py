@@ -63,10 +63,12 @@ def run(request: PlanRequest) -> PlanResult:
     from ckpt_runtime.api.entry_point import load_plan
 
     try:
-        plan = load_plan(Path(request.archive_dir), request.entry, request.args, request.configuration)
+        plan = load_plan(
+            Path(request.archive_dir), request.entry, request.args, request.configuration, request.defaults
+        )
     except (Exception, SystemExit) as error:
         return PlanResult(failure=PlanFailure(type(error).__name__, str(error), _user_traceback(error)))
-    return PlanResult(plan.job_graph, plan.warnings)
+    return PlanResult(plan.job_graph, plan.warnings, own_configuration=plan.own_configuration)
 
 
 def _user_traceback(error: BaseException) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckpt_runtime.graph.job_graph import JobGraph
@@ -16,6 +16,7 @@ class PlanRequest:
     entry: str
     args: tuple[str, ...]
     configuration: dict[str, str]
+    defaults: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -23,11 +24,18 @@ class PlanRequest:
             "entry": self.entry,
             "args": list(self.args),
             "configuration": self.configuration,
+            "defaults": self.defaults,
         }
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> PlanRequest:
-        return cls(document["archive_dir"], document["entry"], tuple(document["args"]), dict(document["configuration"]))
+        return cls(
+            document["archive_dir"],
+            document["entry"],
+            tuple(document["args"]),
+            dict(document["configuration"]),
+            dict(document["defaults"]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +52,31 @@ class PlanFailure:
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """Either a job graph with warnings, or a failure."""
+    """Either a job graph with warnings and the options that the pipeline's code set, or a failure."""
 
     job_graph: JobGraph | None = None
     warnings: tuple[str, ...] = ()
     failure: PlanFailure | None = None
+    own_configuration: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         if self.failure is not None:
             failure = self.failure
             return {"error": {"type": failure.type, "message": failure.message, "traceback": failure.traceback}}
         assert self.job_graph is not None
-        return {"job_graph": self.job_graph.to_json(), "warnings": list(self.warnings)}
+        return {
+            "job_graph": self.job_graph.to_json(),
+            "warnings": list(self.warnings),
+            "own_configuration": self.own_configuration,
+        }
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> PlanResult:
         if "error" in document:
             error = document["error"]
             return cls(failure=PlanFailure(error["type"], error["message"], error["traceback"]))
-        return cls(JobGraph.from_json(document["job_graph"]), tuple(document["warnings"]))
+        return cls(
+            JobGraph.from_json(document["job_graph"]),
+            tuple(document["warnings"]),
+            own_configuration=dict(document["own_configuration"]),
+        )

@@ -10,11 +10,18 @@ def pipeline(session: StreamSession, *args: str) -> None:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ckpt_runtime.api.reader import StreamReader
+from ckpt_runtime.configuration.checkpointing_options import StateRecoveryOptions
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.errors import InvalidOptionError
+from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
+from ckpt_runtime.configuration.registry import RESTORED_MAX_PARALLELISM, find_option, options_of
+from ckpt_runtime.configuration.validation import problem_of
 from ckpt_runtime.graph.compiler import CompiledPlan, compile_plan
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import SINK_FORMATS, SOURCE_FORMATS, is_data_source
@@ -22,9 +29,15 @@ from ckpt_runtime.graph.logical import LogicalPlan
 
 
 class RuntimeConfig:
-    """``session.conf``: options that the pipeline sets for itself. What was given at submission wins over them."""
+    """``session.conf``: options that the pipeline sets for itself.
 
-    def __init__(self, submitted: Mapping[str, str] | Configuration) -> None:
+    They win over the cluster's (``defaults``); what was given at submission wins over both.
+    """
+
+    def __init__(
+        self, submitted: Mapping[str, str] | Configuration, defaults: Mapping[str, str] | Configuration | None = None
+    ) -> None:
+        self._defaults = Configuration(defaults)
         self._submitted = Configuration(submitted)
         self._own = Configuration()
 
@@ -33,13 +46,29 @@ class RuntimeConfig:
         return self.effective.get_text(key, default)
 
     def set(self, key: str, value: str | int | float | bool) -> None:
-        """Sets an option for this job. Raises ``InvalidOptionError`` for a value that is no text, number or boolean."""
-        self._own = Configuration.merge(self._own, Configuration.from_values({key: value}))
+        """Sets an option for this job.
+
+        Raises ``InvalidOptionError`` for a value that the option cannot take and for an option that code cannot set,
+        ``UnknownOptionError`` for a key of the system's that no option has.
+        """
+        option = Configuration.from_values({key: value})
+        for canonical in option:
+            problem = problem_of(option, canonical, OptionScope.JOB)
+            if problem is not None:
+                raise problem
+            if find_option(canonical) in options_of(StateRecoveryOptions):
+                raise InvalidOptionError(key, value, "only at submission, not in a pipeline's code")
+        self._own = Configuration.merge(self._own, option)
+
+    @property
+    def own(self) -> Configuration:
+        """What the pipeline has set."""
+        return self._own
 
     @property
     def effective(self) -> Configuration:
-        """The pipeline's own options, overlaid with those given at submission."""
-        return Configuration.merge(self._own, self._submitted)
+        """The cluster's options, under the pipeline's own, under those given at submission."""
+        return Configuration.merge(self._defaults, self._own, self._submitted)
 
 
 class DataSourceRegistration:
@@ -67,10 +96,18 @@ class DataSourceRegistration:
 
 
 class StreamSession:
-    """Builds one job. ``configuration`` holds the options given at submission; ``name`` is the job's default name."""
+    """Builds one job. ``name`` is its default name.
 
-    def __init__(self, configuration: Mapping[str, str] | Configuration | None = None, name: str = "pipeline") -> None:
-        self.conf = RuntimeConfig(configuration or {})
+    ``configuration`` holds the options given at submission, ``defaults`` those of the cluster.
+    """
+
+    def __init__(
+        self,
+        configuration: Mapping[str, str] | Configuration | None = None,
+        name: str = "pipeline",
+        defaults: Mapping[str, str] | Configuration | None = None,
+    ) -> None:
+        self.conf = RuntimeConfig(configuration or {}, defaults)
         self.dataSource = DataSourceRegistration()
         self.plan = LogicalPlan(name)
 
@@ -90,13 +127,15 @@ class StreamSession:
         maximum = configuration.get(PipelineOptions.MAX_PARALLELISM)
         if maximum == 0:
             raise PlanError(PipelineOptions.MAX_PARALLELISM.key, "0 is not a number of key groups; give 1 to 32768")
-        return compile_plan(
+        compiled = compile_plan(
             LogicalPlan(
                 name=configuration.get(PipelineOptions.NAME) or plan.name,
                 configuration=configuration.to_dict(),
                 nodes=plan.nodes,
                 default_parallelism=configuration.get(PipelineOptions.PARALLELISM),
                 default_max_parallelism=None if maximum < 0 else maximum,
+                restored_max_parallelism=json.loads(configuration.get_text(RESTORED_MAX_PARALLELISM) or "{}"),
                 chaining=configuration.get(PipelineOptions.OPERATOR_CHAINING),
             )
         )
+        return replace(compiled, own_configuration=self.conf.own.to_dict())

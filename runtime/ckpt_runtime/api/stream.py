@@ -141,13 +141,10 @@ class Stream(OperatorSettings):
         return GroupedStream(Stream(self._plan, self._resolve, inputs, self._schema), tuple(cols))
 
     def union(self, other: Stream) -> Stream:
-        """The rows of both, without order between them. Schemas must be equal."""
+        """The rows of both, without order between them; united with itself, each row twice. Schemas must be equal."""
         _check_same_session(other, self._plan)
         if not other._schema.equals(self._schema):
             raise PlanError("union", f"schemas differ: {_brief(self._schema)} and {_brief(other._schema)}")
-        nodes = {edge.node for edge in self._inputs}
-        if any(edge.node in nodes for edge in other._inputs):
-            raise PlanError("union", "a stream cannot be united with itself; put an operator in between")
         return Stream(self._plan, self._resolve, self._inputs + other._inputs, self._schema)
 
     def rebalance(self) -> Stream:

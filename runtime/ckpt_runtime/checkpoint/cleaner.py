@@ -11,13 +11,15 @@ from collections.abc import Callable
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.effects import DiscardCheckpoint, DiscardLocation, Effect, RemoveFromStore
 
+_Discard = DiscardCheckpoint | DiscardLocation
+
 
 class CheckpointCleaner:
     """``emit`` takes the effects."""
 
     def __init__(self, emit: Callable[[Effect], None]) -> None:
         self._emit = emit
-        self._removing: dict[int, tuple[CompletedCheckpoint, bool, int]] = {}
+        self._removing: dict[int, tuple[_Discard | None, int]] = {}
         self._deleting: Counter[int] = Counter()
 
     @property
@@ -30,10 +32,20 @@ class CheckpointCleaner:
         """Whether no pointer to a checkpoint that is being cleaned can exist any more."""
         return not self._removing
 
+    def is_cleaning(self, checkpoint_id: int) -> bool:
+        return checkpoint_id in self._removing or checkpoint_id in self._deleting
+
     def retire(self, checkpoint: CompletedCheckpoint, discard: bool) -> None:
         """Removes the pointer of a checkpoint and then, with ``discard``, its files."""
-        self._removing[checkpoint.id] = (checkpoint, discard, 0)
-        self._emit(RemoveFromStore(checkpoint.id))
+        self._remove(checkpoint.id, DiscardCheckpoint(checkpoint) if discard else None)
+
+    def sweep(self, checkpoint_id: int, directory: str) -> None:
+        """Deletes what an earlier driver left, with the pointer that it may have written too late."""
+        self._remove(checkpoint_id, DiscardLocation(checkpoint_id, directory))
+
+    def _remove(self, checkpoint_id: int, then: _Discard | None) -> None:
+        self._removing[checkpoint_id] = (then, 0)
+        self._emit(_removal(checkpoint_id, then, 0))
 
     def discard_location(self, checkpoint_id: int, directory: str) -> None:
         """Deletes the directory of an aborted checkpoint, to which there never was a pointer."""
@@ -44,19 +56,19 @@ class CheckpointCleaner:
         """The pointer is gone. Returns False when no removal was under way."""
         if checkpoint_id not in self._removing:
             return False
-        checkpoint, discard, _ = self._removing.pop(checkpoint_id)
-        if discard:
+        discard, _ = self._removing.pop(checkpoint_id)
+        if discard is not None:
             self._deleting[checkpoint_id] += 1
-            self._emit(DiscardCheckpoint(checkpoint))
+            self._emit(discard)
         return True
 
     def remove_failed(self, checkpoint_id: int) -> bool:
         """Tries the removal again. Returns False when none was under way."""
         if checkpoint_id not in self._removing:
             return False
-        checkpoint, discard, attempt = self._removing[checkpoint_id]
-        self._removing[checkpoint_id] = (checkpoint, discard, attempt + 1)
-        self._emit(RemoveFromStore(checkpoint_id, attempt + 1))
+        discard, attempt = self._removing[checkpoint_id]
+        self._removing[checkpoint_id] = (discard, attempt + 1)
+        self._emit(_removal(checkpoint_id, discard, attempt + 1))
         return True
 
     def cleaned(self, checkpoint_id: int) -> bool:
@@ -67,3 +79,8 @@ class CheckpointCleaner:
         self._deleting[checkpoint_id] -= 1
         self._deleting += Counter()  # drops zeros
         return True
+
+
+def _removal(checkpoint_id: int, then: _Discard | None, attempt: int) -> RemoveFromStore:
+    discards = then.checkpoint.directory if isinstance(then, DiscardCheckpoint) else None
+    return RemoveFromStore(checkpoint_id, attempt, discards)

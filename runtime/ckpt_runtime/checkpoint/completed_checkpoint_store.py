@@ -17,7 +17,7 @@ class RetainedCheckpoint:
 
 
 class CompletedCheckpointStore:
-    """In ascending order of ids. Savepoints are in it only when a job was restored from one."""
+    """In ascending order of ids. Of savepoints, one that a job was restored from and the one it is stopped with."""
 
     def __init__(self, retained: int, recovered: Iterable[RetainedCheckpoint] = ()) -> None:
         self.retained = retained

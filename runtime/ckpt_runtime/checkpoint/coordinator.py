@@ -34,9 +34,7 @@ _ACCEPTED_IN: dict[type[Any], frozenset[CoordinatorState]] = {
     on.RestoreRequested: frozenset({CoordinatorState.CREATED, CoordinatorState.RESTORING}),
     on.PeriodicTriggerStopped: frozenset({CoordinatorState.CREATED, CoordinatorState.RUNNING}),
     on.PeriodicTriggerStarted: frozenset({CoordinatorState.RUNNING}),
-    on.Shutdown: _OPEN,
-    on.ConfigurationPatched: _OPEN,
-    on.BacklogChanged: _OPEN,
+    on.Shutdown: _OPEN | {CoordinatorState.CLOSING},
 }
 
 
@@ -86,6 +84,7 @@ class CheckpointCoordinator(CompletionLayer):
             on.StoreRemoved: self._on_store_removed,
             on.StoreRemoveFailed: self._on_store_remove_failed,
             on.CleanupDone: self._on_cleanup_done,
+            on.LeftoversFound: self._on_leftovers_found,
         }
 
     def handle(self, event: CoordinatorEvent, now: Instant) -> list[Effect]:
@@ -94,12 +93,14 @@ class CheckpointCoordinator(CompletionLayer):
         Raises :class:`UnexpectedEventError` when the state does not allow the event; nothing has changed then.
         """
         handler = self._handlers.get(type(event))
-        if handler is None or self._state not in _ACCEPTED_IN.get(type(event), _ANY):
+        if handler is None:
             raise UnexpectedEventError(self._state, event)
         if self._state is CoordinatorState.CLOSED and self._fenced:
             self._refuse_when_fenced(event)
-        else:
+        elif self._state in _ACCEPTED_IN.get(type(event), _ANY):
             handler(event, now)
+        else:
+            raise UnexpectedEventError(self._state, event)
         effects = list(self._effects)
         self._effects.clear()
         return effects

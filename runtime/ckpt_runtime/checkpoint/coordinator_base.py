@@ -25,7 +25,7 @@ from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter, CheckpointId
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.pending_checkpoint import PendingCheckpoint, PendingState
 from ckpt_runtime.checkpoint.periodic_trigger import PeriodicTrigger
-from ckpt_runtime.checkpoint.request_decider import CheckpointRequestDecider
+from ckpt_runtime.checkpoint.request_decider import CheckpointRequestDecider, TriggerRequest
 from ckpt_runtime.checkpoint.shared_state_registry import SharedStateRegistry
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
@@ -83,6 +83,8 @@ class CoordinatorBase:
         self._pending: dict[int, PendingCheckpoint] = {}
         self._aborted = AbortedCheckpoints()
         self._triggering: int | None = None
+        self._locating: set[int] = set()
+        self._first_own_id: int | None = None
         self._final_generation = 0
         self._final_requested = False
         self._sequence = 0
@@ -111,6 +113,11 @@ class CoordinatorBase:
     @property
     def pending_ids(self) -> tuple[int, ...]:
         return tuple(sorted(self._pending))
+
+    def pending_request(self, checkpoint_id: int) -> TriggerRequest | None:
+        """What a pending checkpoint was triggered for."""
+        pending = self._pending.get(checkpoint_id)
+        return None if pending is None else pending.request
 
     def statistics(self) -> CheckpointStatsSnapshot:
         """A frozen view for REST."""

@@ -41,6 +41,11 @@ class CompletionLayer(TriggeringLayer):
     """From the messages of tasks to the answers of the storage."""
 
     _restore: _Restore | None = None
+    _sought_leftovers: bool = False
+    _leftovers: tuple[tuple[int, str], ...] = ()
+    _leftover_shared: tuple[str, ...] = ()
+    _unused_shared: tuple[str, ...] = ()
+    _keeps_nothing: bool = False
     _job_status: str = ""
 
     # --- messages of tasks
@@ -54,11 +59,14 @@ class CompletionLayer(TriggeringLayer):
         if result is AckResult.DUPLICATE:
             return
         if result is AckResult.UNKNOWN:
+            if event.directory == pending.directory and not pending.request.properties.is_savepoint:
+                self._register(event)  # so that its shared files go with the checkpoint's
             self._discard_state(event)
             return
-        if not pending.request.properties.is_savepoint and not self._register(event):
+        conflict = None if pending.request.properties.is_savepoint else self._register(event)
+        if conflict is not None:
             self._discard_state(event)
-            self._abort(pending, Reason.CHECKPOINT_ASYNC_EXCEPTION, now, "a shared state file changed its content")
+            self._abort(pending, Reason.CHECKPOINT_ASYNC_EXCEPTION, now, conflict)
             self._decide(now)
             return
         pending.acknowledge(event.execution, event.state, event.finished_operators)
@@ -73,12 +81,13 @@ class CompletionLayer(TriggeringLayer):
         self._register(event)
         self._discard_state(event)
 
-    def _register(self, event: on.Acknowledged) -> bool:
+    def _register(self, event: on.Acknowledged) -> str | None:
+        """What is wrong with the state's shared files, if anything."""
         try:
             self._registry.register(event.checkpoint_id, event.state)
-        except SharedStateConflictError:
-            return False
-        return True
+        except SharedStateConflictError as error:
+            return str(error)
+        return None
 
     def _discard_state(self, event: on.Acknowledged) -> None:
         if event.state.files():
@@ -149,12 +158,12 @@ class CompletionLayer(TriggeringLayer):
 
     def _on_metadata_written(self, event: on.MetadataWritten, now: Instant) -> None:
         pending = self._finalizing(event.checkpoint_id, PendingState.WRITING, event)
-        if pending.request.properties.is_savepoint:
+        if not pending.request.properties.notifies_and_subsumes:
             self._complete(pending, now)
             return
         pending.state = PendingState.STORING
         pending.resolve_attempts = 0
-        self._emit(out.AddToStore(pending.metadata))
+        self._emit(out.AddToStore(pending.metadata, _owned(pending)))
 
     def _on_metadata_failed(self, event: on.MetadataFailed, now: Instant) -> None:
         pending = self._finalizing(event.checkpoint_id, PendingState.WRITING, event)
@@ -196,7 +205,7 @@ class CompletionLayer(TriggeringLayer):
             return
         pending = self._finalizing(event.checkpoint_id, PendingState.STORING, event)
         pending.resolve_attempts += 1
-        self._emit(out.ResolveStore(pending.metadata, pending.resolve_attempts))
+        self._emit(out.ResolveStore(pending.metadata, pending.resolve_attempts, _owned(pending)))
 
     def _fail_finalizing(self, pending: PendingCheckpoint, message: str, now: Instant) -> None:
         self._abort(pending, Reason.FINALIZE_CHECKPOINT_FAILURE, now, message)
@@ -210,10 +219,10 @@ class CompletionLayer(TriggeringLayer):
         self._periodic.completed(now.rel_ms)
         if pending.request.request_id is not None:
             self._emit(out.RequestCompleted(pending.request.request_id, pending.id, checkpoint.directory))
-        if not checkpoint.is_savepoint:
-            for entry in self._store.add(RetainedCheckpoint(checkpoint)):
-                self._retire(entry, entry.owned)
         if checkpoint.properties.notifies_and_subsumes:
+            for entry in self._store.add(RetainedCheckpoint(checkpoint, _owned(pending))):
+                self._retire(entry, entry.owned)
+            self._sweep_leftovers()
             for older in self._abortable():
                 if older.id < pending.id and not older.request.properties.is_savepoint:
                     self._abort(older, Reason.CHECKPOINT_SUBSUMED, now)
@@ -242,10 +251,16 @@ class CompletionLayer(TriggeringLayer):
 
     def _delete_unused_shared_files(self) -> None:
         """Not before the last pointer to a checkpoint that uses them is gone."""
-        lowest = self._store.lowest_retained()
-        if not self._cleaner.pointers_are_gone or lowest is None:
+        if not self._cleaner.pointers_are_gone:
             return
-        paths = self._registry.unregister_unused(lowest)
+        lowest = self._store.lowest_retained()
+        paths: tuple[str, ...] = ()
+        if self._keeps_nothing:
+            paths = self._registry.unregister_all()
+        elif lowest is not None:
+            paths = self._registry.unregister_unused(lowest)
+        paths += self._unused_shared
+        self._unused_shared = ()
         if paths:
             self._emit(out.DeleteSharedFiles(paths))
 
@@ -259,10 +274,36 @@ class CompletionLayer(TriggeringLayer):
         self._continue_closing()
         self._decide(now)
 
+    # --- what earlier drivers left
+
+    def _on_leftovers_found(self, event: on.LeftoversFound, now: Instant) -> None:
+        """Notes what may be deleted once a checkpoint of this driver is complete.
+
+        Until then a pointer that an earlier leader wrote too late could still be restored from. What this driver's
+        own checkpoints may have made by now is no leftover; of shared files that cannot be told apart.
+        """
+        own = self._first_own_id
+        self._leftovers = tuple((number, where) for number, where in event.checkpoints if own is None or number < own)
+        self._leftover_shared = event.shared if own is None else ()
+
+    def _sweep_leftovers(self) -> None:
+        retained = {entry.checkpoint.id for entry in self._store.entries}
+        found, self._leftovers = self._leftovers, ()
+        for number, directory in found:
+            if number not in retained and not self._cleaner.is_cleaning(number):
+                self._cleaner.sweep(number, directory)
+        shared, self._leftover_shared = self._leftover_shared, ()
+        self._unused_shared += tuple(path for path in shared if not self._registry.knows(path))
+        if self._unused_shared:
+            self._delete_unused_shared_files()
+
     # --- restore
 
     def _on_restore_requested(self, event: on.RestoreRequested, now: Instant) -> None:
         """A later request replaces one that has not been answered yet."""
+        if not self._sought_leftovers:
+            self._sought_leftovers = True
+            self._emit(out.FindLeftovers())
         self._state = CoordinatorState.RESTORING
         if self._restore is None:
             self._restore = _Restore(event.request_id, event.savepoint, event.mode is RestoreMode.CLAIM)
@@ -298,6 +339,8 @@ class CompletionLayer(TriggeringLayer):
     # --- shutdown
 
     def _on_shutdown(self, event: on.Shutdown, now: Instant) -> None:
+        if self._state is CoordinatorState.CLOSING and not event.fenced:
+            raise UnexpectedEventError(self._state, event)
         self._state = CoordinatorState.CLOSING
         self._job_status = event.job_status
         self._fenced = event.fenced
@@ -313,16 +356,33 @@ class CompletionLayer(TriggeringLayer):
         self._state = CoordinatorState.CLOSED
         self._emit(out.ShutdownComplete())
 
+    def _discards_at_end(self, entry: RetainedCheckpoint) -> bool:
+        """A claimed snapshot of another job outlives one that ends before a checkpoint of its own has replaced it."""
+        claimed = entry.checkpoint.job_id != self._job_id
+        if not entry.owned or (claimed and self._job_status != "FINISHED"):
+            return False
+        return self._configuration.discards_on(self._job_status)
+
     def _continue_closing(self) -> None:
         """Once nothing is being written, lets go of the retained checkpoints; then waits for the clean-up."""
-        if self._state is not CoordinatorState.CLOSING or self._pending:
+        if self._state is not CoordinatorState.CLOSING or self._pending or self._locating:
             return
         if self._restore is not None and self._restore.adding:
             return
         self._restore = None
         if self._job_status != SUSPENDED:
-            for entry in self._store.clear():
-                self._retire(entry, entry.owned and self._configuration.discards_on(self._job_status))
+            self._sweep_leftovers()
+            retained = self._store.clear()
+            kept = [entry for entry in retained if entry.owned and not self._discards_at_end(entry)]
+            self._keeps_nothing = self._configuration.discards_on(self._job_status) and not kept
+            for entry in retained:
+                self._retire(entry, self._discards_at_end(entry))
         if self._cleaner.busy == 0:
+            self._delete_unused_shared_files()
             self._state = CoordinatorState.CLOSED
-            self._emit(out.ShutdownComplete())
+            self._emit(out.ShutdownComplete(self._keeps_nothing))
+
+
+def _owned(pending: PendingCheckpoint) -> bool:
+    """The savepoint of a stop is the user's. It has a pointer all the same: what it commits must never be undone."""
+    return not pending.request.properties.is_savepoint

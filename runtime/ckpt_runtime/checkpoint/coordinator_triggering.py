@@ -12,6 +12,7 @@ from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.coordinator_base import CoordinatorBase, CoordinatorState
 from ckpt_runtime.checkpoint.events import TimerId, TimerKind
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.id_counter import CheckpointIdUnavailableError
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.pending_checkpoint import PendingCheckpoint, PendingState
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
@@ -43,17 +44,22 @@ class TriggeringLayer(CoordinatorBase):
         self._emit(out.CancelTimer(_PERIODIC))
         for request in self._decider.drain():
             self._fail_request(request.request_id, reason)
+            if request.final:
+                self._retry_final_checkpoint(now)
         for pending in self._abortable():
             self._abort(pending, reason, now)
 
     # --- settings
 
     def _on_configuration_patched(self, event: on.ConfigurationPatched, now: Instant) -> None:
+        if self._state in (CoordinatorState.CLOSING, CoordinatorState.CLOSED):
+            return  # the job ended while the settings were being persisted
         before, self._configuration = self._configuration, event.configuration.effective()
         self._failures.tolerable_failures = self._configuration.tolerable_failures
         self._store.retained = self._configuration.retained
         if self._periodic.configure(self._configuration, now.rel_ms):
             self._schedule_tick()
+            self._retry_final_checkpoint(now)
         if before.timeout_ms != self._configuration.timeout_ms:
             for pending in self._abortable():
                 self._move_deadline(pending, now)
@@ -76,6 +82,7 @@ class TriggeringLayer(CoordinatorBase):
     def _on_backlog_changed(self, event: on.BacklogChanged, now: Instant) -> None:
         if self._periodic.set_backlog(event.processing_backlog, now.rel_ms):
             self._schedule_tick()
+            self._retry_final_checkpoint(now)
 
     # --- timers
 
@@ -87,8 +94,14 @@ class TriggeringLayer(CoordinatorBase):
                 self._on_canceller(event.timer.checkpoint_id, event.generation, now)
             case TimerKind.FINAL_CHECKPOINT:
                 if event.generation == self._final_generation and self._executions.all_wait_for_final_checkpoint:
-                    self._request_final_checkpoint(now)
-                    self._decide(now)
+                    self._on_final_timer(now)
+
+    def _on_final_timer(self, now: Instant) -> None:
+        if not self._periodic.running:
+            self._retry_final_checkpoint(now)  # a stop is under way; it may come to nothing
+            return
+        self._request_final_checkpoint(now)
+        self._decide(now)
 
     def _on_tick(self, generation: int, now: Instant) -> None:
         if not self._periodic.is_current(generation):
@@ -96,7 +109,7 @@ class TriggeringLayer(CoordinatorBase):
         due = self._periodic.next_at
         if due is not None and now.rel_ms >= due:
             self._periodic.tick(now.rel_ms)
-            self._offer(TriggerRequest(None, CheckpointProperties(), now.rel_ms, periodic=True))
+            self._offer(TriggerRequest(None, CheckpointProperties(), now.rel_ms, periodic=True), now)
         self._schedule_tick()
         self._decide(now)
 
@@ -119,16 +132,15 @@ class TriggeringLayer(CoordinatorBase):
             self._stats.report_failed_without_id()
             self._fail_request(event.request_id, Reason.NOT_ALL_REQUIRED_TASKS_RUNNING)
         else:
-            self._offer(
-                TriggerRequest(event.request_id, event.properties, now.rel_ms, target_directory=event.target_directory)
-            )
+            directory = event.target_directory
+            self._offer(TriggerRequest(event.request_id, event.properties, now.rel_ms, target_directory=directory), now)
             self._decide(now)
 
     def _request_final_checkpoint(self, now: Instant) -> None:
         self._final_requested = True
-        self._offer(TriggerRequest(None, CheckpointProperties(), now.rel_ms, final=True))
+        self._offer(TriggerRequest(None, CheckpointProperties(), now.rel_ms, final=True), now)
 
-    def _offer(self, request: TriggerRequest) -> None:
+    def _offer(self, request: TriggerRequest, now: Instant) -> None:
         properties = request.properties
         # A savepoint is aligned; beside an unaligned checkpoint it would be overtaken, so it waits for its turn then.
         forced = properties.is_savepoint and not self._configuration.unaligned_enabled
@@ -137,6 +149,8 @@ class TriggeringLayer(CoordinatorBase):
         dropped = self._decider.offer(request)
         if dropped is not None:
             self._fail_request(dropped.request_id, Reason.TOO_MANY_CHECKPOINT_REQUESTS)
+            if dropped.final:
+                self._retry_final_checkpoint(now)
 
     def _decide(self, now: Instant) -> None:
         """Triggers what may go. Called after everything that can make room."""
@@ -164,13 +178,31 @@ class TriggeringLayer(CoordinatorBase):
             self._stats.report_failed_without_id()
             self._fail_request(request.request_id, Reason.NOT_ALL_REQUIRED_TASKS_RUNNING)
             return
+        try:
+            number = self._ids.next_id()
+        except CheckpointIdUnavailableError as error:
+            self._fail_without_id(request, str(error), now)
+            return
         deadline = now.rel_ms + self._configuration.timeout_ms
-        pending = PendingCheckpoint(self._ids.next_id(), request, plan, now.abs_ms, now.rel_ms, deadline)
+        pending = PendingCheckpoint(number, request, plan, now.abs_ms, now.rel_ms, deadline)
         self._pending[pending.id] = pending
         self._triggering = pending.id
+        self._locating.add(pending.id)
+        if self._first_own_id is None:
+            self._first_own_id = pending.id
         self._report_pending(pending)
         self._schedule_canceller(pending)
         self._emit(out.InitializeLocation(pending.id, request.properties, request.target_directory))
+
+    def _fail_without_id(self, request: TriggerRequest, detail: str, now: Instant) -> None:
+        """Storage failed before the checkpoint had an id: counted each time."""
+        message = f"{Reason.IO_EXCEPTION.message} {detail}".rstrip()
+        self._stats.report_failed_without_id()
+        self._fail_request(request.request_id, Reason.IO_EXCEPTION, message)
+        if self._failures.on_failure(Reason.IO_EXCEPTION, request.properties):
+            self._emit(out.FailJob(Reason.IO_EXCEPTION, message))
+        if request.final:
+            self._retry_final_checkpoint(now)
 
     def _report_pending(self, pending: PendingCheckpoint) -> None:
         properties = pending.request.properties
@@ -187,6 +219,7 @@ class TriggeringLayer(CoordinatorBase):
             self._stats.report_subtask(pending.id, vertex_id, SubtaskStats(subtask, pending.timestamp, 0, 0, 0, 0))
 
     def _on_location_ready(self, event: on.LocationReady, now: Instant) -> None:
+        self._locating.discard(event.checkpoint_id)
         pending = self._pending.get(event.checkpoint_id)
         if pending is None or pending.state is not PendingState.LOCATING:
             self._cleaner.discard_location(event.checkpoint_id, event.directory)
@@ -215,7 +248,13 @@ class TriggeringLayer(CoordinatorBase):
         )
 
     def _on_location_failed(self, event: on.LocationFailed, now: Instant) -> None:
+        self._locating.discard(event.checkpoint_id)
         self._abort_by_message(event.checkpoint_id, Reason.IO_EXCEPTION, event.message, now)
+        self._continue_closing()
+
+    def _continue_closing(self) -> None:
+        """Of the next layer."""
+        raise NotImplementedError
 
     def _on_trigger_failed(self, event: on.TriggerFailed, now: Instant) -> None:
         self._abort_by_message(event.checkpoint_id, Reason.TRIGGER_CHECKPOINT_FAILURE, event.message, now)

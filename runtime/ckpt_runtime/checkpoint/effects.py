@@ -75,10 +75,14 @@ class ResolveStore:
 
 @dataclass(frozen=True, slots=True)
 class RemoveFromStore:
-    """Remove the HA pointer; one that is absent counts as removed. Answer: StoreRemoved or StoreRemoveFailed."""
+    """Remove the HA pointer; one that is absent counts as removed. Answer: StoreRemoved or StoreRemoveFailed.
+
+    ``discards`` is the directory of a checkpoint that is deleted then, so that a later driver can be told to go on.
+    """
 
     checkpoint_id: int
     attempt: int = 0
+    discards: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,14 @@ class DeleteSharedFiles:
     """Delete shared state files that no retained checkpoint refers to. No answer."""
 
     paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FindLeftovers:
+    """List the job's checkpoint directories, complete or not, and its shared files. Answer: LeftoversFound.
+
+    Comes once, before this driver's first deployment: what an earlier driver left is deleted by this one.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +208,13 @@ class FailJob:
 
 @dataclass(frozen=True, slots=True)
 class ShutdownComplete:
-    """After Shutdown: nothing is in flight any more; the coordinator can be dropped."""
+    """After Shutdown: nothing is in flight any more; the coordinator can be dropped.
+
+    ``keeps_nothing``: no checkpoint of the job outlives it, so that whatever still lies in its directory can go, which
+    includes what a driver left that crashed in the midst of this.
+    """
+
+    keeps_nothing: bool = False
 
 
 Effect = (
@@ -211,6 +229,7 @@ Effect = (
     | DiscardLocation
     | DiscardState
     | DeleteSharedFiles
+    | FindLeftovers
     | NotifyComplete
     | NotifyAborted
     | ScheduleTimer

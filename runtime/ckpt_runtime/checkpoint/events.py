@@ -283,6 +283,14 @@ class CleanupDone:
     checkpoint_id: int
 
 
+@dataclass(frozen=True, slots=True)
+class LeftoversFound:
+    """Answers FindLeftovers: ids and directories of checkpoints, and paths of shared files, in use or not."""
+
+    checkpoints: tuple[tuple[int, str], ...]
+    shared: tuple[str, ...] = ()
+
+
 CoordinatorEvent = (
     JobRunning
     | TasksLeftRunning
@@ -311,4 +319,5 @@ CoordinatorEvent = (
     | StoreRemoved
     | StoreRemoveFailed
     | CleanupDone
+    | LeftoversFound
 )

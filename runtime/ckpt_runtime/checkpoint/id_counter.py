@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Protocol
 
 
+class CheckpointIdUnavailableError(RuntimeError):
+    """No id can be had now: high availability does not answer, or this driver does not lead any more."""
+
+
 class CheckpointIdSource(Protocol):
     """Where a coordinator takes ids from."""
 
     def next_id(self) -> int:
-        """A fresh id, greater than all before."""
+        """A fresh id, greater than all before. Raises :class:`CheckpointIdUnavailableError`."""
         ...
 
     def advance_to(self, at_least: int) -> None:
@@ -22,10 +26,6 @@ class CheckpointIdCounter:
 
     def __init__(self, first: int = 1) -> None:
         self._next = first
-
-    @property
-    def upcoming(self) -> int:
-        return self._next
 
     def next_id(self) -> int:
         self._next += 1

@@ -1,8 +1,8 @@
 """FLIP-571 overrides: which checkpointing settings were changed while the job ran, and their stored form. Pure.
 
-The document lies in the stored plan's job configuration under ``OVERRIDES_KEY``. Its keys are the field names of the
-REST request, its values JSON integers and booleans; keys that a version does not know are refused, not dropped, since
-dropping one would silently change how a job runs.
+The document lies in the stored plan's job configuration under ``JOB_CHECKPOINT_OVERRIDES``. Its keys are the field
+names of the REST request, its values JSON integers and booleans; keys that a version does not know are refused, not
+dropped, since dropping one would silently change how a job runs.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointConfigurationError
-
-OVERRIDES_KEY = "$internal.job-checkpoint-overrides"
+from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 
 _DOCUMENT_NAMES = {
     "interval_ms": "checkpointInterval",
@@ -75,9 +74,9 @@ class CheckpointOverrides:
         try:
             values = json.loads(document)
         except ValueError as error:
-            raise CheckpointConfigurationError(f"{OVERRIDES_KEY} is not JSON: {error}") from error
+            raise CheckpointConfigurationError(f"{JOB_CHECKPOINT_OVERRIDES} is not JSON: {error}") from error
         if not isinstance(values, dict):
-            raise CheckpointConfigurationError(f"{OVERRIDES_KEY} is {values!r}; it must be an object")
+            raise CheckpointConfigurationError(f"{JOB_CHECKPOINT_OVERRIDES} is {values!r}; it must be an object")
         return cls.from_fields(values)
 
     @classmethod

@@ -5,20 +5,22 @@ A file with an absolute path is shared between checkpoints; one with a relative 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ckpt_runtime.checkpoint.state_handles import StateFile, SubtaskState
 
+GIVEN_UP_REMEMBERED = 100_000
+
 
 class SharedStateConflictError(RuntimeError):
-    """Two different files were registered under one path; names the path and both."""
+    """A state refers to a file that it may not use: another one of this path, a deleted one, or one of the user's."""
 
 
 @dataclass(slots=True)
 class _Entry:
     file: StateFile
-    created_by: int
     last_used_by: int
     deletable: bool
 
@@ -33,6 +35,7 @@ class SharedStateRegistry:
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
+        self._given_up: OrderedDict[str, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -40,16 +43,33 @@ class SharedStateRegistry:
     def register(self, checkpoint_id: int, state: SubtaskState, deletable: bool = True) -> None:
         """Notes that ``checkpoint_id`` uses the state's shared files. Called at acknowledgement, before completion.
 
-        Raises :class:`SharedStateConflictError` when a known path has another length or checksum.
+        Raises :class:`SharedStateConflictError` when a known path has another length or checksum, was given up, or
+        belongs to a snapshot that stays the user's. A task that has not heard of the latest completed checkpoint yet
+        may build upon an older one, whose files are gone when the latest was a full one. The state's other files are
+        registered all the same, so that they go when their checkpoint does.
         """
-        shared = [file for file in state.files() if is_shared(file)]
-        for file in shared:
+        conflicts = []
+        for file in (file for file in state.files() if is_shared(file)):
             entry = self._entries.get(file.path)
-            if entry is not None and entry.file != file:
-                raise SharedStateConflictError(f"shared file {file.path}: registered {entry.file}, now {file}")
-        for file in shared:
-            entry = self._entries.setdefault(file.path, _Entry(file, checkpoint_id, checkpoint_id, deletable))
+            conflict = self._conflict(file, entry, deletable)
+            if conflict is not None:
+                conflicts.append(conflict)
+                continue
+            if entry is None:
+                entry = self._entries[file.path] = _Entry(file, checkpoint_id, deletable)
             entry.last_used_by = max(entry.last_used_by, checkpoint_id)
+        if conflicts:
+            raise SharedStateConflictError("; ".join(conflicts))
+
+    def _conflict(self, file: StateFile, entry: _Entry | None, deletable: bool) -> str | None:
+        if entry is None:
+            given_up = file.path in self._given_up
+            return f"shared file {file.path} was given up: nothing retained uses it" if given_up else None
+        if entry.file != file:
+            return f"shared file {file.path}: registered {entry.file}, now {file}"
+        if deletable and not entry.deletable:
+            return f"shared file {file.path} belongs to a snapshot that stays the user's"
+        return None
 
     def register_all(self, checkpoint_id: int, states: Iterable[SubtaskState], deletable: bool = True) -> None:
         """The files of a whole (restored) checkpoint."""
@@ -59,8 +79,17 @@ class SharedStateRegistry:
     def unregister_unused(self, lowest_retained: int) -> tuple[str, ...]:
         """Drops what no checkpoint from ``lowest_retained`` on uses; returns the paths to delete, sorted."""
         unused = [path for path, entry in self._entries.items() if entry.last_used_by < lowest_retained]
+        self._given_up.update(dict.fromkeys(unused))
+        while len(self._given_up) > GIVEN_UP_REMEMBERED:
+            self._given_up.popitem(last=False)
         return tuple(sorted(path for path in unused if self._entries.pop(path).deletable))
 
-    def creators_in_use(self) -> frozenset[int]:
-        """Ids whose directories hold a file that is still used."""
-        return frozenset(entry.created_by for entry in self._entries.values())
+    def unregister_all(self) -> tuple[str, ...]:
+        """The end of a job that keeps nothing: returns the paths to delete, sorted."""
+        paths = tuple(sorted(path for path, entry in self._entries.items() if entry.deletable))
+        self._entries.clear()
+        return paths
+
+    def knows(self, path: str) -> bool:
+        """Whether the file is in use, or was until it was given up."""
+        return path in self._entries or path in self._given_up

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.statistics import (
     CheckpointCounts,
     CheckpointStats,
@@ -92,6 +93,29 @@ class _Running:
         )
 
 
+def _recovered(checkpoint: CompletedCheckpoint) -> CheckpointStats:
+    """What metadata tells of a checkpoint: sizes, and the time of its end as that of every acknowledgement."""
+    at = checkpoint.completion_timestamp
+    vertices: dict[str, list[SubtaskStats | None]] = {}
+    for vertex in checkpoint.vertices:
+        states = [checkpoint.states.get((vertex.id, index)) for index in range(vertex.parallelism)]
+        vertices[vertex.id] = [
+            None
+            if state is None
+            else SubtaskStats(index, at, state.bytes, state.bytes, 0, 0, alignment_duration=-1, start_delay=-1)
+            for index, state in enumerate(states)
+        ]
+    properties = checkpoint.properties
+    known = _Running(
+        checkpoint.id,
+        properties.type,
+        properties.savepoint_format,
+        checkpoint.timestamp,
+        vertices,
+    )
+    return replace(known.freeze(CheckpointStatsStatus.COMPLETED), external_path=checkpoint.directory)
+
+
 class CheckpointStatsTracker:
     """One job's statistics. Reports about ids that are not in progress (late ones) are ignored."""
 
@@ -156,6 +180,16 @@ class CheckpointStatsTracker:
             measure.add(getattr(stats, name))
         self._summary_is_stale = True
         self._count(in_progress=-1, completed=1)
+
+    def report_recovered(self, checkpoint: CompletedCheckpoint) -> None:
+        """One that completed under an earlier leader: shown, but neither counted nor summarised."""
+        stats = _recovered(checkpoint)
+        self._history.append(stats)
+        if stats.is_savepoint:
+            self._latest_savepoint = stats
+        else:
+            self._latest_completed = stats
+        self._snapshot = None
 
     def report_discarded(self, checkpoint_id: int) -> None:
         """A completed checkpoint was subsumed and its files are going away."""

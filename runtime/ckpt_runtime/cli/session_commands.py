@@ -37,7 +37,10 @@ def add_session_commands(app: typer.Typer) -> None:
 def start(  # noqa: PLR0913 -- one parameter for each option
     cli: Cli,
     master: Annotated[str, typer.Option(help="Spark master URL.")] = "local",
-    slots: Annotated[int, typer.Option(min=1, help="Task slots in local mode.")] = 2,
+    slots: Annotated[
+        int | None,
+        typer.Option(min=1, help="Task slots: 2 if not given on local, all cores of a standalone master."),
+    ] = None,
     rest_host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs a token.")] = LOOPBACK,
     rest_port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 0,
     generate_token: Annotated[bool, typer.Option("--generate-token", help="Make up a token for this session.")] = False,

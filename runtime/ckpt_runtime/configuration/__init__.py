@@ -21,9 +21,16 @@ from ckpt_runtime.configuration.errors import (
     InvalidOptionError,
     UnknownOptionError,
 )
+from ckpt_runtime.configuration.high_availability_options import HighAvailabilityOptions, HighAvailabilityType
 from ckpt_runtime.configuration.option import Changeability, ConfigOption, OptionScope
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, PipelineOptions
-from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, JOB_CHECKPOINT_OVERRIDES, OPTIONS, find_option
+from ckpt_runtime.configuration.registry import (
+    INTERNAL_PREFIX,
+    JOB_CHECKPOINT_OVERRIDES,
+    OPTIONS,
+    RESTORED_MAX_PARALLELISM,
+    find_option,
+)
 from ckpt_runtime.configuration.rest_options import RestOptions
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions, RestartStrategyType
 from ckpt_runtime.configuration.state_options import StateBackendType, StateOptions
@@ -33,6 +40,7 @@ __all__ = [
     "INTERNAL_PREFIX",
     "JOB_CHECKPOINT_OVERRIDES",
     "OPTIONS",
+    "RESTORED_MAX_PARALLELISM",
     "Changeability",
     "CheckpointingMode",
     "CheckpointingOptions",
@@ -43,6 +51,8 @@ __all__ = [
     "ExecutionOptions",
     "ExternalizedCheckpointRetention",
     "HeartbeatOptions",
+    "HighAvailabilityOptions",
+    "HighAvailabilityType",
     "InvalidConfigurationError",
     "InvalidOptionError",
     "JobManagerOptions",

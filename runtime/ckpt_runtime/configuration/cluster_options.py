@@ -1,4 +1,4 @@
-"""Options of the session cluster: heartbeats, slots, buffers, the job manager, high availability. Declarations only."""
+"""Options of the session cluster: heartbeats, slots, buffers, the job manager. Declarations only."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class TaskManagerOptions:
     BUFFER_ROWS = ConfigOption(
         "taskmanager.network.buffer.max-rows",
         IntegerType(minimum=1, maximum=1 << 24),
-        8_192,
+        16_384,
         "Rows of a buffer at most. Fewer rows cost throughput, more rows cost latency.",
     )
     BUFFER_BYTES = ConfigOption(

@@ -11,6 +11,7 @@ from ckpt_runtime.configuration.cluster_options import (
     SlotOptions,
     TaskManagerOptions,
 )
+from ckpt_runtime.configuration.high_availability_options import HighAvailabilityOptions
 from ckpt_runtime.configuration.option import ConfigOption
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, PipelineOptions
 from ckpt_runtime.configuration.rest_options import RestOptions
@@ -29,6 +30,7 @@ GROUPS: tuple[tuple[str, type], ...] = (
     ("Heartbeats", HeartbeatOptions),
     ("Slots", SlotOptions),
     ("REST", RestOptions),
+    ("High availability", HighAvailabilityOptions),
 )
 
 INTERNAL_PREFIX = "$internal."
@@ -36,6 +38,9 @@ INTERNAL_PREFIX = "$internal."
 
 JOB_CHECKPOINT_OVERRIDES = INTERNAL_PREFIX + "job-checkpoint-overrides"
 """Where the overrides of FLIP-571 lie inside a stored execution plan's job configuration."""
+
+RESTORED_MAX_PARALLELISM = INTERNAL_PREFIX + "restored-max-parallelism"
+"""Numbers of key groups by operator uid, as a JSON object, of the snapshot that a job starts from."""
 
 
 def options_of(group: type) -> tuple[ConfigOption[Any], ...]:
@@ -47,7 +52,7 @@ OPTIONS: dict[str, ConfigOption[Any]] = {option.key: option for _, group in GROU
 _CANONICAL_KEYS: dict[str, str] = {
     fallback: option.key for option in OPTIONS.values() for fallback in option.fallback_keys
 }
-NAMESPACES: frozenset[str] = frozenset(key.split(".", 1)[0] for key in OPTIONS) | {"high-availability"}
+NAMESPACES: frozenset[str] = frozenset(key.split(".", 1)[0] for key in OPTIONS)
 """First segments of keys that are the system's: an unknown key below one of them is refused."""
 
 

@@ -58,3 +58,11 @@ class RestOptions:
         _CLUSTER,
         _NEVER,
     )
+    MAX_CONNECTIONS = ConfigOption(
+        "rest.server.max-connections",
+        IntegerType(minimum=1, maximum=65_535),
+        512,
+        "Connections that are served at a time; requests on further ones get 503.",
+        _CLUSTER,
+        _NEVER,
+    )

@@ -6,6 +6,7 @@ misspelt option would otherwise silently do nothing. Keys with other prefixes be
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any
@@ -14,6 +15,7 @@ from ckpt_runtime.configuration.checkpointing_options import CheckpointingMode, 
 from ckpt_runtime.configuration.cluster_options import HeartbeatOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import InvalidConfigurationError, InvalidOptionError, UnknownOptionError
+from ckpt_runtime.configuration.high_availability_options import HighAvailabilityOptions, HighAvailabilityType
 from ckpt_runtime.configuration.option import ConfigOption, OptionScope
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, NAMESPACES, OPTIONS, find_option
@@ -35,13 +37,14 @@ def validate(configuration: Configuration, scope: OptionScope) -> None:
 
 def find_problems(configuration: Configuration, scope: OptionScope) -> tuple[Problem, ...]:
     """Everything that is wrong, in the order of the keys; clashes between options only when each is fine alone."""
-    problems = [problem for key in configuration if (problem := _problem_of(configuration, key, scope))]
+    problems = [problem for key in configuration if (problem := problem_of(configuration, key, scope))]
     if problems:
         return tuple(problems)
     return tuple(problem for rule in _RULES if (problem := rule(configuration)))
 
 
-def _problem_of(configuration: Configuration, key: str, scope: OptionScope) -> Problem | None:
+def problem_of(configuration: Configuration, key: str, scope: OptionScope) -> Problem | None:
+    """What is wrong with one key alone; None when nothing is."""
     value = configuration[key]
     if key.startswith(INTERNAL_PREFIX):
         return InvalidOptionError(key, value, "keys of the system's own are not given by users")
@@ -118,6 +121,23 @@ def _backoff_above_maximum(configuration: Configuration) -> Problem | None:
     return None
 
 
+def _high_availability(configuration: Configuration) -> Problem | None:
+    kind, directory, name = (
+        configuration.get(HighAvailabilityOptions.TYPE),
+        configuration.get(HighAvailabilityOptions.STORAGE_DIRECTORY),
+        configuration.get(HighAvailabilityOptions.CLUSTER_ID),
+    )
+    directory_key = HighAvailabilityOptions.STORAGE_DIRECTORY.key
+    if kind is HighAvailabilityType.FILESYSTEM and directory is None:
+        return InvalidOptionError(directory_key, "", "a directory, since high-availability.type is filesystem")
+    if kind is HighAvailabilityType.NONE and directory is not None:
+        return InvalidOptionError(directory_key, directory, "together with high-availability.type=filesystem only")
+    if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", name) is None:
+        allowed = "at most 100 letters, digits, '.', '_' and '-', the first of them no '.' or '-'"
+        return InvalidOptionError(HighAvailabilityOptions.CLUSTER_ID.key, name, allowed)
+    return None
+
+
 _RULES: tuple[Callable[[Configuration], Problem | None], ...] = (
     _max_parallelism_of_zero,
     _parallelism_above_maximum,
@@ -126,4 +146,5 @@ _RULES: tuple[Callable[[Configuration], Problem | None], ...] = (
     _rocksdb,
     _heartbeat_timeout_below_interval,
     _backoff_above_maximum,
+    _high_availability,
 )

@@ -1,25 +1,23 @@
 """PySpark ``DataSource`` stream readers, unchanged and without a JVM: one enumerator plans offset ranges, readers read.
 
 The enumerator is the head of the job: it asks for the latest offset, sends each new range to all readers and keeps the
-offset as its state. Each reader plans the range's partitions (which must not depend on who plans) and reads every
-``parallelism``-th. Simple readers hand out rows with the offset: those travel with the range.
+offset as its state. Each reader (``range_reader.py``) plans the range's partitions (which must not depend on who plans)
+and reads every ``parallelism``-th. Simple readers hand out rows with the offset: those travel with the range.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from ckpt_runtime.connectors.datasource_rows import records_to_batches, struct_type
 from ckpt_runtime.connectors.task_context import identify_thread
-from ckpt_runtime.graph.formats import AVAILABLE_NOW_OPTION, RANGE_SCHEMA, new_data_source, source_schema
-from ckpt_runtime.graph.options import Option, parse_value
-from ckpt_runtime.graph.specs import EnumeratorSpec, RangeReaderSpec
-from ckpt_runtime.operators.operator import Operator, OperatorContext, Output, SourceOperator, SourceStatus
+from ckpt_runtime.graph.formats import RANGE_SCHEMA, available_now, new_data_source, source_schema
+from ckpt_runtime.graph.specs import EnumeratorSpec
+from ckpt_runtime.operators.operator import OperatorContext, Output, SourceOperator, SourceStatus
 
 Offset = dict[str, Any]
 
@@ -143,9 +141,7 @@ class EnumeratorOperator(SourceOperator):
         self._source = spec.format
         self._options = spec.options
         self._schema = source_schema(spec.format, spec.options, spec.schema)
-        given = {key.lower(): value for key, value in spec.options.items()}
-        option = Option(AVAILABLE_NOW_OPTION, bool, False)
-        self._available_now = bool(parse_value(option, given.get(AVAILABLE_NOW_OPTION.lower(), "false")))
+        self._available_now = available_now(spec.options)
         self._planner: _Planner | None = None
         self._offsets: dict[int, Offset] = {}
         self._committed: Offset | None = None
@@ -218,40 +214,3 @@ def _to_ipc(batches: list[pa.RecordBatch], schema: pa.Schema) -> bytes:
         for batch in batches:
             writer.write_batch(batch)
     return bytes(sink.getvalue())
-
-
-class RangeReaderOperator(Operator):
-    """Reads this subtask's share of each range. A range is read as a whole: bound it with a read limit.
-
-    Keeps no state: a snapshot lies between two ranges.
-    """
-
-    def __init__(self, spec: RangeReaderSpec) -> None:
-        assert isinstance(spec.format, type)
-        self._source = spec.format
-        self._options = spec.options
-        self._schema = source_schema(spec.format, spec.options, spec.schema)
-        self._reader: Any = None
-
-    def open(self, context: OperatorContext, output: Output) -> None:
-        super().open(context, output)
-        identify_thread(context.subtask_index, context.parallelism, context.attempt)
-
-    def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
-        for row in batch.to_pylist():
-            for rows in self._read(row):
-                self.output.emit(rows)
-
-    def _read(self, row: dict[str, Any]) -> Iterator[pa.RecordBatch]:
-        index, parallelism = self.context.subtask_index, self.context.parallelism
-        if row["rows"] is not None:
-            if row["sequence"] % parallelism == index:
-                yield from pa.ipc.open_stream(row["rows"])
-            return
-        if self._reader is None:
-            self._reader = new_data_source(self._source, self._options).streamReader(struct_type(self._schema))
-        partitions = self._reader.partitions(json.loads(row["start"]), json.loads(row["end"]))
-        for number, partition in enumerate(partitions):
-            if number % parallelism == index:
-                records = self._reader.read(partition)
-                yield from records_to_batches(records, self._schema, f"{type(self._reader).__name__}.read")

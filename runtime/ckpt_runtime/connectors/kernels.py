@@ -97,3 +97,15 @@ def check_updates(key: Int64Array, count: Int64Array, total: Int64Array, last: I
         last[place] = count[index]
         last[place + 1] = total[index]
     return violations, fresh
+
+
+@kernel((IN_I64,))
+def bounds(values: Int64Array) -> tuple[int, int]:
+    """The least and the greatest value; (0, 0) of none."""
+    if values.shape[0] == 0:
+        return 0, 0
+    least = greatest = values[0]
+    for index in range(values.shape[0]):
+        least = min(least, values[index])
+        greatest = max(greatest, values[index])
+    return least, greatest

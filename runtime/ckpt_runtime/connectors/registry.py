@@ -43,7 +43,7 @@ def create_source(spec: SourceSpec | EnumeratorSpec) -> SourceOperator:
 
 def create_reader(spec: RangeReaderSpec) -> Operator:
     """The operator behind an enumerator."""
-    from ckpt_runtime.connectors.datasource_reader import RangeReaderOperator
+    from ckpt_runtime.connectors.range_reader import RangeReaderOperator
 
     return RangeReaderOperator(spec)
 

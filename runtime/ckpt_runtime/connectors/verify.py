@@ -12,13 +12,13 @@ import os
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ckpt_runtime.connectors import kernels
 from ckpt_runtime.graph.formats import sink_options
 from ckpt_runtime.graph.specs import SinkSpec
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
+from ckpt_runtime.state.columns import AnyArray, int64_column
 from ckpt_runtime.state.kernels.compiler import read_only
 
 MAX_KEY = 1 << 27
@@ -53,6 +53,7 @@ class VerifySink(Operator):
         self._directory.mkdir(parents=True, exist_ok=True)
         empty = read_only(np.empty(0, dtype=np.int64))
         kernels.check_updates(empty, empty, empty, self._last)
+        kernels.bounds(empty)
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         key = self._column(batch, self._key)
@@ -86,15 +87,14 @@ class VerifySink(Operator):
         if self._first_ms is not None:
             self._report()
 
-    def _column(self, batch: pa.RecordBatch, name: str) -> npt.NDArray[np.int64]:
-        column = batch.column(name)
-        if column.null_count:
+    def _column(self, batch: pa.RecordBatch, name: str) -> AnyArray:
+        column = int64_column(batch.column(name))
+        if column.bitmap.size:
             raise ValueError(f"sink {self.context.uid!r}: column {name!r} holds nulls, updates have none")
-        values = column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
-        return read_only(np.ascontiguousarray(values))
+        return column.values
 
-    def _make_room(self, key: npt.NDArray[np.int64]) -> None:
-        least, greatest = int(key.min()), int(key.max())
+    def _make_room(self, key: AnyArray) -> None:
+        least, greatest = kernels.bounds(key)
         if least < 0 or greatest >= MAX_KEY:
             wrong = least if least < 0 else greatest
             raise ValueError(f"sink {self.context.uid!r}: key {wrong} is not between 0 and {MAX_KEY - 1}")

@@ -40,6 +40,7 @@ class CompiledPlan:
     """A checked plan: what travels (``job_graph``) and what stays in this process (``specs``), by operator uid.
 
     ``input_schemas`` has no entry for sources, ``output_schemas`` none for sinks without a committer.
+    ``own_configuration`` holds what the pipeline's code set; the graph's configuration is what holds altogether.
     """
 
     job_graph: JobGraph
@@ -47,6 +48,7 @@ class CompiledPlan:
     input_schemas: dict[str, pa.Schema]
     output_schemas: dict[str, pa.Schema]
     warnings: tuple[str, ...] = ()
+    own_configuration: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -217,7 +219,7 @@ def _decide(plan: LogicalPlan, nodes: list[LogicalNode], warnings: list[str]) ->
     operators: list[_Operator] = []
     for position, node in enumerate(nodes):
         uid = node.uid or _derived_uid(node, position, given)
-        if node.uid is None and node.stateful and node.kind != "committer":
+        if node.uid is None and node.stateful and node.kind not in ("range_reader", "committer"):
             warnings.append(
                 f"operator {node.label!r} keeps state but has no uid; {uid!r} was derived from its position, and its "
                 "state is lost when the pipeline changes: call .uid(...)"
@@ -285,6 +287,10 @@ def _max_parallelism(plan: LogicalPlan, chain: list[_Operator]) -> int:
         )
     parallelism = chain[0].parallelism
     maximum = next(iter(asked), plan.default_max_parallelism)
+    if maximum is None:
+        # Keyed state that is restored cannot be cut into another number of key groups.
+        restored = plan.restored_max_parallelism
+        maximum = next((restored[operator.uid] for operator in chain if operator.uid in restored), None)
     if maximum is None:
         wanted = 1 << (parallelism + (parallelism + 1) // 2 - 1).bit_length()
         maximum = min(max(wanted, DEFAULT_MAX_PARALLELISM), UPPER_BOUND_MAX_PARALLELISM)

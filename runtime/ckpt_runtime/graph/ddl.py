@@ -1,7 +1,8 @@
 """Schemas as users write them: DDL strings and PySpark ``StructType``, turned into Arrow schemas.
 
-PySpark's own DDL parser asks the JVM; this one is plain Python and agrees with it on types and nullability. Types map
-as PySpark maps them to Arrow (timestamps are microseconds in UTC). Never imports PySpark unless given one of its types.
+PySpark's own DDL parser asks the JVM; this one is plain Python and agrees with it on types and nullability: names plain
+or in backquotes, an optional colon after a name, ``NOT NULL`` and ``COMMENT``. Types map as PySpark maps them to Arrow
+(timestamps are microseconds in UTC). Never evaluates anything, nor imports PySpark unless given one of its types.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ckpt_runtime.graph.errors import PlanError
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<quoted>`(?:[^`]|``)+`)|(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")"
-    r"|(?P<word>[A-Za-z_0-9]+)|(?P<sign>[<>(),:]))"
+    r"|(?P<word>\w+)|(?P<mark>[<>(),:]))"
 )
 
 _SIMPLE: dict[str, pa.DataType] = {
@@ -40,7 +41,10 @@ _SIMPLE: dict[str, pa.DataType] = {
     "void": pa.null(),
 }
 _DECIMALS = ("decimal", "dec", "numeric")
+_TEXTS_WITH_LENGTH = ("char", "character", "varchar")
+_INTERVAL_UNITS = ("day", "hour", "minute", "second")
 _MAX_DECIMAL_PRECISION = 38
+_MAX_DEPTH = 100
 
 
 class _Parser:
@@ -49,53 +53,33 @@ class _Parser:
     def __init__(self, text: str, field: str) -> None:
         self._text = text
         self._field = field
-        self._tokens = self._tokenize()
+        self._tokens: list[tuple[str, str, int]] = []
         self._next = 0
+        self._depth = 0
+        position = 0
+        while text[position:].strip():
+            match = _TOKEN.match(text, position)
+            if match is None:
+                raise self._error(f"unexpected character at {position}")
+            kind = str(match.lastgroup)
+            self._tokens.append((kind, match.group(kind), match.start(kind)))
+            position = match.end()
 
     def schema(self) -> pa.Schema:
         """A field list, or one ``struct<...>`` around it."""
-        if self._peek().lower() == "struct" and self._peek(1) == "<":
+        if [text.lower() for _, text, _ in self._tokens[:2]] == ["struct", "<"]:
             struct = self._type()
             fields = [struct.field(index) for index in range(struct.num_fields)]
         else:
-            fields = self._fields(end="")
-        if self._peek():
-            raise self._error(f"unexpected {self._peek()!r}")
+            fields = self._fields()
+        if self._next < len(self._tokens):
+            raise self._expected("the end")
         return pa.schema(fields)
 
-    def _tokenize(self) -> list[str]:
-        tokens: list[str] = []
-        position = 0
-        text = self._text.rstrip()
-        while position < len(text):
-            match = _TOKEN.match(text, position)
-            if match is None:
-                raise self._error(f"cannot read {text[position : position + 20]!r}")
-            tokens.append(match.group().strip())
-            position = match.end()
-        return tokens
-
-    def _error(self, problem: str) -> PlanError:
-        return PlanError(self._field, f"{problem} in the DDL schema {self._text!r}; example: 'id BIGINT, name STRING'")
-
-    def _peek(self, ahead: int = 0) -> str:
-        position = self._next + ahead
-        return self._tokens[position] if position < len(self._tokens) else ""
-
-    def _take(self, expected: str | None = None) -> str:
-        token = self._peek()
-        if not token or (expected is not None and token != expected):
-            raise self._error(f"expected {expected or 'more'}, found {token or 'the end'!r}")
-        self._next += 1
-        return token
-
-    def _fields(self, end: str) -> list[pa.Field[Any]]:
+    def _fields(self) -> list[pa.Field[Any]]:
         fields = [self._column()]
-        while self._peek() == ",":
-            self._take()
+        while self._accept(","):
             fields.append(self._column())
-        if end:
-            self._take(end)
         names = [field.name for field in fields]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
@@ -103,71 +87,115 @@ class _Parser:
         return fields
 
     def _column(self) -> pa.Field[Any]:
-        name = self._take()
-        if name.startswith("`"):
-            name = name[1:-1].replace("``", "`")
-        elif not re.fullmatch(r"\w+", name):
-            raise self._error(f"{name!r} is not a field name")
-        if self._peek() == ":":
-            self._take()
+        name = self._name()
+        self._accept(":")
         kind = self._type()
         nullable = True
-        if self._peek().lower() == "not" and self._peek(1).lower() == "null":
-            self._next += 2
-            nullable = False
-        if self._peek().lower() == "comment":
-            self._next += 1
-            self._take()
-        return pa.field(name, kind, nullable)
+        while True:
+            if self._accept("not"):
+                self._expect("null")
+                nullable = False
+            elif self._accept("comment"):
+                self._take("text", "a quoted text")
+            else:
+                return pa.field(name, kind, nullable)
 
     def _type(self) -> pa.DataType:
-        word = self._take().lower()
+        word = self._take("word", "a type").lower()
         if word in _SIMPLE:
             return _SIMPLE[word]
         if word in _DECIMALS:
             return self._decimal()
-        if word in ("varchar", "char"):
-            self._numbers()
+        if word in _TEXTS_WITH_LENGTH:
+            self._numbers(1)
             return pa.string()
+        if word == "interval":
+            return self._interval()
+        if word not in ("array", "map", "struct"):
+            raise self._error(f"unknown type {word!r}")
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise self._error(f"types nested deeper than {_MAX_DEPTH}")
+        nested = self._nested(word)
+        self._depth -= 1
+        return nested
+
+    def _nested(self, word: str) -> pa.DataType:
+        self._expect("<")
+        nested: pa.DataType
         if word == "array":
-            self._take("<")
-            element = self._type()
-            self._take(">")
-            return pa.list_(pa.field("element", element, True))
-        if word == "map":
-            self._take("<")
+            nested = pa.list_(pa.field("element", self._type(), True))
+        elif word == "map":
             key = self._type()
-            self._take(",")
-            value = self._type()
-            self._take(">")
-            mapping: pa.DataType = pa.map_(key, pa.field("value", value, True))
-            return mapping
-        if word == "struct":
-            self._take("<")
-            return pa.struct(self._fields(end=">"))
-        raise self._error(f"unknown type {word!r}")
+            self._expect(",")
+            nested = pa.map_(key, pa.field("value", self._type(), True))
+        else:
+            nested = pa.struct([] if self._peek(">") else self._fields())
+        self._expect(">")
+        return nested
 
     def _decimal(self) -> pa.DataType:
-        numbers = self._numbers() if self._peek() == "(" else [10, 0]
+        numbers = self._numbers(2) if self._peek("(") else [10]
         precision, scale = numbers[0], numbers[1] if len(numbers) > 1 else 0
-        if not 1 <= precision <= _MAX_DECIMAL_PRECISION or not 0 <= scale <= precision:
+        if not 1 <= precision <= _MAX_DECIMAL_PRECISION or scale > precision:
             raise self._error(f"decimal({precision},{scale}) is outside 1..38 digits")
         return pa.decimal128(precision, scale)
 
-    def _numbers(self) -> list[int]:
-        self._take("(")
+    def _interval(self) -> pa.DataType:
+        start = self._take("word", "an interval unit").lower()
+        stop = self._take("word", "an interval unit").lower() if self._accept("to") else start
+        if start not in _INTERVAL_UNITS or stop not in _INTERVAL_UNITS:
+            raise self._error("only day to second intervals are supported")
+        return pa.duration("us")
+
+    def _numbers(self, most: int) -> list[int]:
+        self._expect("(")
         numbers = [self._number()]
-        while self._peek() == ",":
-            self._take()
+        while len(numbers) < most and self._accept(","):
             numbers.append(self._number())
-        self._take(")")
+        self._expect(")")
         return numbers
 
     def _number(self) -> int:
-        token = self._take()
-        if not token.isdigit():
-            raise self._error(f"{token!r} is not a number")
-        return int(token)
+        word = self._take("word", "a number")
+        if not (word.isascii() and word.isdecimal()):
+            raise self._error(f"{word!r} is not a number")
+        return int(word)
+
+    def _name(self) -> str:
+        if self._next < len(self._tokens) and self._tokens[self._next][0] == "quoted":
+            return self._take("quoted", "a field name")[1:-1].replace("``", "`")
+        return self._take("word", "a field name")
+
+    def _take(self, kind: str, what: str) -> str:
+        if self._next < len(self._tokens) and self._tokens[self._next][0] == kind:
+            self._next += 1
+            return self._tokens[self._next - 1][1]
+        raise self._expected(what)
+
+    def _peek(self, text: str) -> bool:
+        if self._next >= len(self._tokens):
+            return False
+        kind, found, _ = self._tokens[self._next]
+        return kind in ("word", "mark") and found.lower() == text
+
+    def _accept(self, text: str) -> bool:
+        accepted = self._peek(text)
+        self._next += accepted
+        return accepted
+
+    def _expect(self, text: str) -> None:
+        if not self._accept(text):
+            raise self._expected(repr(text))
+
+    def _expected(self, what: str) -> PlanError:
+        if self._next < len(self._tokens):
+            _, found, position = self._tokens[self._next]
+            return self._error(f"{what} expected at {position}, not {found!r},")
+        return self._error(f"{what} expected at the end")
+
+    def _error(self, problem: str) -> PlanError:
+        return PlanError(self._field, f"{problem} in the DDL schema {self._text!r}; example: 'id BIGINT, name STRING'")
 
 
 def parse_ddl(text: str, field: str = "schema") -> pa.Schema:

@@ -14,10 +14,14 @@ import pyarrow as pa
 
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.options import Option, parse_options
+from ckpt_runtime.graph.options import Option, parse_options, parse_value
 
 AVAILABLE_NOW_OPTION = "availableNow"
 """Reader option of every ``DataSource`` class, taken by the engine: read what is there now, then end."""
+
+ORDERED_READS_OPTION = "orderedReads"
+"""Reader option of every ``DataSource`` class, taken by the engine: reading a partition again gives the same rows in
+the same order, so that a checkpoint may come in the middle of it."""
 
 _COMMITTABLE_FIELDS: list[pa.Field[Any]] = [
     pa.field("checkpoint_id", pa.int64(), False),
@@ -151,7 +155,7 @@ SOURCE_FORMATS: dict[str, SourceFormat] = {
             (
                 Option("rows", int, 0, minimum=0),
                 Option("keys", int, 100_000, minimum=1),
-                Option("batchRows", int, 16_384, minimum=1),
+                Option("batchRows", int, 32_768, minimum=1),
                 _RATE,
                 Option("rowNumber", bool, False),
                 Option("sequence", bool, False),
@@ -213,6 +217,8 @@ def source_schema(source: str | type, options: Mapping[str, str], declared: pa.S
     :raises PlanError: unknown format, bad option, or a ``DataSource`` without a schema.
     """
     if isinstance(source, type):
+        available_now(options)
+        ordered_reads(options)
         return declared if declared is not None else _data_source_schema(source, options)
     if source not in SOURCE_FORMATS:
         raise PlanError("format", _unknown(source, SOURCE_FORMATS))
@@ -240,9 +246,25 @@ def _data_source_schema(source: type, options: Mapping[str, str]) -> pa.Schema:
     return to_arrow_schema(schema)
 
 
+def available_now(options: Mapping[str, str]) -> bool:
+    """Whether a ``DataSource`` is to end with the data that is there at the start. :raises PlanError: a bad value."""
+    return _engine_flag(AVAILABLE_NOW_OPTION, options)
+
+
+def ordered_reads(options: Mapping[str, str]) -> bool:
+    """Whether reading a partition again gives the same rows in the same order. :raises PlanError: a bad value."""
+    return _engine_flag(ORDERED_READS_OPTION, options)
+
+
+def _engine_flag(key: str, options: Mapping[str, str]) -> bool:
+    given = {name.lower(): value for name, value in options.items()}
+    return bool(parse_value(Option(key, bool, False), str(given.get(key.lower(), "false"))))
+
+
 def new_data_source(source: type, options: Mapping[str, str]) -> Any:
     """An instance of a user's ``DataSource`` class with case-insensitive options, as Spark builds it."""
     from pyspark.sql.datasource import CaseInsensitiveDict
 
-    own = {key: value for key, value in options.items() if key.lower() != AVAILABLE_NOW_OPTION.lower()}
+    taken = (AVAILABLE_NOW_OPTION.lower(), ORDERED_READS_OPTION.lower())
+    own = {key: value for key, value in options.items() if key.lower() not in taken}
     return source(CaseInsensitiveDict(own))

@@ -6,6 +6,7 @@ in while the pipeline function runs (uid, parallelism) and only read afterwards.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -40,7 +41,7 @@ KINDS: dict[type, str] = {
     SinkSpec: "sink",
     CommitterSpec: "committer",
 }
-STATEFUL_KINDS = frozenset({"source", "enumerator", "aggregate", "process", "sink", "committer"})
+STATEFUL_KINDS = frozenset({"source", "enumerator", "range_reader", "aggregate", "process", "sink", "committer"})
 
 
 class Chaining(StrEnum):
@@ -96,13 +97,17 @@ class LogicalNode:
 
 @dataclass(slots=True)
 class LogicalPlan:
-    """All nodes in the order in which they were written, and the job's own settings."""
+    """All nodes in the order in which they were written, and the job's own settings.
+
+    ``restored_max_parallelism`` is by operator uid, of the snapshot that the job starts from.
+    """
 
     name: str
     configuration: dict[str, str] = field(default_factory=dict)
     nodes: list[LogicalNode] = field(default_factory=list)
     default_parallelism: int = 1
     default_max_parallelism: int | None = None
+    restored_max_parallelism: Mapping[str, int] = field(default_factory=dict)
     chaining: bool = True
 
     def add(self, node: LogicalNode) -> LogicalNode:

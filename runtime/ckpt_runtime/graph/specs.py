@@ -75,13 +75,17 @@ class AggregateSpec:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """Hosts a PySpark ``StatefulProcessor``. Modes are PySpark's strings; time: None, ProcessingTime, EventTime."""
+    """Hosts a PySpark ``StatefulProcessor``. Modes are PySpark's strings; time: None, ProcessingTime, EventTime.
+
+    ``event_time_column`` is the timestamp by which late rows are dropped; None keeps all rows.
+    """
 
     keys: tuple[str, ...]
     processor: Any
     output_schema: pa.Schema
     output_mode: str = "Append"
     time_mode: str = "None"
+    event_time_column: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

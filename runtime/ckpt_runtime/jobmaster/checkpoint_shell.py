@@ -1,7 +1,8 @@
 """Runs the pure checkpoint coordinator: executes its effects (timers, storage, messages) and feeds the answers back.
 
 One event loop; blocking storage calls go to a pool thread and come back as events. What a storage error means for the
-protocol is decided here once: certainly failed, or unknown.
+protocol is decided here once: certainly failed, unknown, or that another driver leads. The last is never a failure,
+since a failure deletes files: this driver lets go of the job.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from concurrent.futures import Executor
+from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
@@ -23,45 +25,40 @@ from ckpt_runtime.checkpoint.events import CoordinatorEvent, TimerId
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.properties import CheckpointOptions
+from ckpt_runtime.checkpoint.state_handles import SubtaskState
+from ckpt_runtime.jobmaster.job_record import JobRecord
+from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
+from ckpt_runtime.jobmaster.snapshot_leftovers import find_leftovers
+from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.storage.checkpoint_pointer_store import FIRST_CHECKPOINT_ID
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint
+from ckpt_runtime.storage.crash_points import reach
 from ckpt_runtime.storage.disposal import (
+    SnapshotDisposal,
     delete_checkpoint,
     delete_job_directory,
     delete_state_file,
-    dispose_snapshot,
 )
-from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
-from ckpt_runtime.storage.filesystem import Location, delete_tree, resolve
-from ckpt_runtime.storage.snapshot_metadata import has_metadata, write_metadata
+from ckpt_runtime.storage.errors import (
+    AmbiguousWriteError,
+    CorruptFileError,
+    InvalidLocationError,
+    NotFoundError,
+    StorageError,
+)
+from ckpt_runtime.storage.filesystem import delete_file, delete_tree, resolve
+from ckpt_runtime.storage.leader_store import NotLeaderError
+from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, has_metadata, write_metadata
 from ckpt_runtime.storage.state_file_reader import locate
 
 logger = logging.getLogger(__name__)
 
+_SUSPENDED = JobStatus.SUSPENDED.value
 _RETRY_BASE_S = 0.2
 _RETRY_MAX_S = 30.0
 
-
-class CheckpointPointers(Protocol):
-    """The durable list of retained checkpoints. Blocking; raises StorageError (AmbiguousWriteError when unknown)."""
-
-    def add(self, checkpoint: CompletedCheckpoint, owned: bool) -> None: ...
-
-    def contains(self, checkpoint_id: int) -> bool: ...
-
-    def remove(self, checkpoint_id: int) -> None: ...
-
-
-class NoPointers:
-    """Without high availability a new driver recovers nothing, so there is nothing to point at."""
-
-    def add(self, checkpoint: CompletedCheckpoint, owned: bool) -> None:
-        return
-
-    def contains(self, checkpoint_id: int) -> bool:
-        return True
-
-    def remove(self, checkpoint_id: int) -> None:
-        return
+_SETTLED = (NotFoundError, InvalidLocationError, CorruptFileError)
+"""After an unknown outcome these alone say that it did not happen: a first write may still be on its way otherwise."""
 
 
 class CheckpointListener(Protocol):
@@ -85,48 +82,106 @@ def present_instant() -> Instant:
 
 
 class CheckpointShell:
-    """One job's coordinator with its clock, storage and listener."""
+    """One job's coordinator with its clock, storage and listener.
+
+    ``earlier_ids``: checkpoints of earlier drivers have these. Those below its start, which counts for an empty range
+    too, are of an earlier job of the same id and are left alone.
+    """
 
     def __init__(
         self,
         job_id: str,
         coordinator: CheckpointCoordinator,
         storage: CheckpointStorage,
-        pointers: CheckpointPointers,
+        record: JobRecord,
         listener: CheckpointListener,
         pool: Executor,
+        deletions: SnapshotDeletions,
+        earlier_ids: range = range(FIRST_CHECKPOINT_ID, FIRST_CHECKPOINT_ID),
     ) -> None:
         self.coordinator = coordinator
+        self._deletions = deletions
         self._job_id = job_id
         self._storage = storage
-        self._pointers = pointers
+        self._record = record
         self._listener = listener
         self._pool = pool
         self._loop = asyncio.get_running_loop()
+        self._earlier_ids = earlier_ids
         self._timers: dict[TimerId, asyncio.TimerHandle] = {}
+        self._fenced = False
+        self._disposals: dict[int, SnapshotDisposal] = {}
         self._closed = False
 
     def handle(self, event: CoordinatorEvent) -> None:
         """Hands one event to the coordinator and starts what it decides."""
+        self._fenced = self._fenced or (isinstance(event, on.Shutdown) and event.fenced)
         for effect in self.coordinator.handle(event, present_instant()):
             self._execute(effect)
 
-    def prepare_storage(self) -> None:
-        """Makes the job's checkpoint directory, in a pool thread. Raises StorageError when it cannot be used."""
-        self._storage.initialize()
+    @property
+    def fenced(self) -> bool:
+        """Whether another driver leads, so that nothing of the job may be changed any more."""
+        return self._fenced
 
-    def finish(self, *, clean_up: bool) -> None:
+    def lose_leadership(self) -> None:
+        """Another driver leads: nothing is written or deleted any more. After the end there is nothing to let go of."""
+        if not self._fenced and not self._closed:
+            self.handle(on.Shutdown(_SUSPENDED, fenced=True))
+
+    def prepare_storage(self) -> int:
+        """Makes the job's checkpoint directory, in a pool thread. Raises StorageError when it cannot be used.
+
+        Returns the first id that no checkpoint directory has: what an earlier job of this id left is not this one's.
+        """
+        self._storage.initialize()
+        first = max(self._storage.list_checkpoints(), default=0) + 1
+        self._earlier_ids = range(first, first)
+        return first
+
+    def sweep(self, ids: range, keep: Set[int]) -> None:
+        """Of a job that has ended: deletes checkpoints that nothing points at, which an earlier driver had no time for.
+
+        ``ids`` must hold only ids of this job which nobody uses any more.
+        """
+
+        def delete() -> None:
+            for checkpoint_id in self._storage.list_checkpoints():
+                if checkpoint_id in ids and checkpoint_id not in keep:
+                    delete_checkpoint(self._storage, checkpoint_id)
+
+        self._deletions.submit(f"delete what an earlier driver left in {self._storage.location.url}", delete)
+
+    def dispose(self, disposals: Mapping[int, SnapshotDisposal]) -> None:
+        """Goes on with what an earlier driver was deleting outside the job's directory."""
+        for checkpoint_id, disposal in disposals.items():
+            what = f"delete checkpoint {checkpoint_id} in {disposal.directory.url}"
+            self._deletions.submit(what, partial(self._dispose, checkpoint_id, disposal))
+
+    def finish(self, *, clean_up: bool, keeps_nothing: bool = False) -> None:
         """Closes after the coordinator has shut down.
 
         ``clean_up`` only for a job that never runs again: another driver may be writing a suspended one's checkpoints.
+        Deletions that have failed so far go on until they are done; then the job's directory goes, with everything of
+        the job in it if it ``keeps_nothing``, and last what is recorded of the job.
         """
-        if clean_up:
-            what = f"clean up {self._storage.location.url}"
-            self._loop.run_in_executor(self._pool, _best_effort, what, self._clean_up)
-        self.close()
+        self._drop_timers()
+        if clean_up and not self._fenced:
+            self._deletions.when_done(lambda: self._finish_directory(keeps_nothing))
+        else:
+            self._deletions.close()
+
+    def _finish_directory(self, keeps_nothing: bool) -> None:
+        self._deletions.submit(f"clean up {self._storage.location.url}", lambda: self._clean_up(keeps_nothing))
+        what = f"forget job {self._job_id}"
+        self._deletions.when_done(lambda: self._deletions.submit(what, self._record.forget))
 
     def close(self) -> None:
-        """Drops timers; storage answers that still come are ignored."""
+        """Drops timers and deletions; storage answers that still come are ignored."""
+        self._drop_timers()
+        self._deletions.close()
+
+    def _drop_timers(self) -> None:
         self._closed = True
         for timer in self._timers.values():
             timer.cancel()
@@ -143,7 +198,10 @@ class CheckpointShell:
             case out.TriggerSources():
                 self._listener.send_trigger(effect.checkpoint_id, effect.timestamp, effect.options, effect.tasks)
             case out.NotifyComplete():
+                self._deletions.retry()
+                reach("notify-before")
                 self._listener.send_complete(effect.checkpoint_id, effect.tasks)
+                reach("notify-after")
             case out.NotifyAborted():
                 self._listener.send_aborted(effect.checkpoint_id, effect.latest_completed, effect.tasks)
             case (
@@ -170,16 +228,36 @@ class CheckpointShell:
                 self._in_pool(lambda: self._add_pointer(checkpoint, owned))
             case out.ResolveStore(checkpoint, attempt, owned):
                 self._in_pool(lambda: self._resolve_pointer(checkpoint, owned), _backoff(attempt))
-            case out.RemoveFromStore(checkpoint_id, attempt):
-                self._in_pool(lambda: self._remove_pointer(checkpoint_id), _backoff(attempt))
+            case out.RemoveFromStore(checkpoint_id, attempt, discards):
+                self._in_pool(lambda: self._remove_pointer(checkpoint_id, discards), _backoff(attempt))
+            case out.FindLeftovers():
+                retained = self.coordinator.retained
+                states = [state for entry in retained for state in entry.checkpoint.states.values()]
+                self._in_pool(lambda: self._find_leftovers(states, next_attempt=1))
+            case _:
+                self._delete(effect)
+
+    def _delete(self, effect: Effect) -> None:
+        """The coordinator goes on after the first attempt; the deletions see to the rest."""
+        submit = self._deletions.submit
+        match effect:
             case out.DiscardCheckpoint(checkpoint):
-                self._in_pool(lambda: self._discard_checkpoint(checkpoint))
+                what = f"delete checkpoint {checkpoint.id} in {checkpoint.directory}"
+                submit(what, self._discard(checkpoint), partial(self._cleaned, checkpoint.id))
             case out.DiscardLocation(checkpoint_id, directory):
-                self._in_pool(lambda: self._discard_location(checkpoint_id, directory))
+                what = f"delete {directory}"
+                submit(what, partial(_delete_location, directory), partial(self._cleaned, checkpoint_id))
             case out.DiscardState():
-                self._in_pool(lambda: self._discard_state(effect))
+                directory = effect.directory
+                for file in effect.state.files():
+                    submit(f"delete {file.path} in {directory}", partial(_delete_file, directory, file.path))
             case out.DeleteSharedFiles(paths):
-                self._in_pool(lambda: self._delete_shared(paths))
+                for path in paths:
+                    submit(f"delete {path}", partial(self._delete_shared, path))
+
+    def _cleaned(self, checkpoint_id: int) -> None:
+        if not self._closed:
+            self.handle(on.CleanupDone(checkpoint_id))
 
     def _schedule(self, timer: TimerId, generation: int, at_rel_ms: int) -> None:
         known = self._timers.pop(timer, None)
@@ -210,100 +288,150 @@ class CheckpointShell:
 
     # Pool threads, from here on. Each returns its answer as an event whatever goes wrong: the coordinator waits for it.
 
+    def _lost(self, error: NotLeaderError) -> CoordinatorEvent:
+        """Whatever was to be written: what counts is in the hands of the new leader, and no file may be touched."""
+        logger.error("job %s: this driver lets go of it: %s", self._job_id, error)
+        return on.Shutdown(_SUSPENDED, fenced=True)
+
     def _initialize(self, effect: out.InitializeLocation) -> CoordinatorEvent:
         try:
+            self._record.reserve(effect.checkpoint_id)
+            reach("checkpoint-reserved")
             if effect.properties.is_savepoint:
                 location = initialize_savepoint(effect.target_directory or "", self._job_id)
             else:
                 location = self._storage.initialize_checkpoint(effect.checkpoint_id)
+        except NotLeaderError as error:
+            return self._lost(error)
         except Exception as error:
             return on.LocationFailed(effect.checkpoint_id, str(error))
+        reach("checkpoint-located")
         return on.LocationReady(effect.checkpoint_id, location.url)
 
     def _write_metadata(self, checkpoint: CompletedCheckpoint) -> CoordinatorEvent:
         try:
+            self._record.check()
+            reach("metadata-before")
             write_metadata(resolve(checkpoint.directory), checkpoint.to_json())
+        except NotLeaderError as error:
+            return self._lost(error)
         except AmbiguousWriteError as error:
             return on.MetadataUnknown(checkpoint.id, str(error))
         except Exception as error:
             return on.MetadataFailed(checkpoint.id, str(error))
+        reach("metadata-after")
         return on.MetadataWritten(checkpoint.id)
 
     def _resolve_metadata(self, checkpoint: CompletedCheckpoint) -> CoordinatorEvent:
         try:
-            if has_metadata(resolve(checkpoint.directory)):
-                return on.MetadataWritten(checkpoint.id)
+            if not has_metadata(resolve(checkpoint.directory)):
+                self._record.check()
+                write_metadata(resolve(checkpoint.directory), checkpoint.to_json())
+        except NotLeaderError as error:
+            return self._lost(error)
+        except _SETTLED as error:
+            return on.MetadataFailed(checkpoint.id, str(error))
         except StorageError as error:
             return on.MetadataUnknown(checkpoint.id, str(error))
-        return self._write_metadata(checkpoint)
+        return on.MetadataWritten(checkpoint.id)
 
     def _add_pointer(self, checkpoint: CompletedCheckpoint, owned: bool) -> CoordinatorEvent:
         try:
-            self._pointers.add(checkpoint, owned)
+            reach("pointer-before")
+            self._record.add(checkpoint, owned)
+        except NotLeaderError as error:
+            return self._lost(error)
         except AmbiguousWriteError as error:
             return on.StoreUnknown(checkpoint.id, str(error))
         except Exception as error:
             return on.StoreFailed(checkpoint.id, str(error))
+        reach("pointer-after")
         return on.StoreAdded(checkpoint.id)
 
     def _resolve_pointer(self, checkpoint: CompletedCheckpoint, owned: bool) -> CoordinatorEvent:
+        """That adding it again fails does not tell what became of the first attempt."""
         try:
-            if self._pointers.contains(checkpoint.id):
+            if self._record.contains(checkpoint.id):
                 return on.StoreAdded(checkpoint.id)
+        except NotLeaderError as error:
+            return self._lost(error)
         except StorageError as error:
             return on.StoreUnknown(checkpoint.id, str(error))
-        return self._add_pointer(checkpoint, owned)
+        answer = self._add_pointer(checkpoint, owned)
+        return on.StoreUnknown(checkpoint.id, answer.message) if isinstance(answer, on.StoreFailed) else answer
 
-    def _remove_pointer(self, checkpoint_id: int) -> CoordinatorEvent:
+    def _remove_pointer(self, checkpoint_id: int, discards: str | None) -> CoordinatorEvent:
+        """What lies outside the job's own directory is noted first: nobody else would find it after a crash."""
         try:
-            self._pointers.remove(checkpoint_id)
+            if discards is not None and resolve(discards) != self._storage.checkpoint(checkpoint_id):
+                with suppress(NotFoundError, CorruptFileError, InvalidLocationError):
+                    self._disposals[checkpoint_id] = SnapshotDisposal.of(discards)
+            reach("removal-before")
+            self._record.remove(checkpoint_id, self._disposals.get(checkpoint_id))
+        except NotLeaderError as error:
+            return self._lost(error)
         except Exception as error:
             return on.StoreRemoveFailed(checkpoint_id, str(error))
+        reach("removal-after")
         return on.StoreRemoved(checkpoint_id)
 
-    def _discard_checkpoint(self, checkpoint: CompletedCheckpoint) -> CoordinatorEvent:
-        def discard() -> None:
-            own = self._storage.checkpoint(checkpoint.id)
-            if resolve(checkpoint.directory) == own:
-                delete_checkpoint(self._storage, checkpoint.id)
-            else:
-                dispose_snapshot(checkpoint.directory)
+    def _find_leftovers(self, states: list[SubtaskState], next_attempt: int) -> CoordinatorEvent | None:
+        """Looks until storage answers; checkpoints go on meanwhile."""
+        try:
+            return find_leftovers(self._storage, self._earlier_ids, states)
+        except InvalidLocationError as error:
+            logger.warning("cannot tell what an earlier driver left, so it stays: %s", error)
+            return on.LeftoversFound(())
+        except StorageError as error:
+            logger.warning("cannot see what an earlier driver left, will try again: %s", error)
+        again = partial(self._find_leftovers, states, next_attempt + 1)
+        self._loop.call_soon_threadsafe(self._in_pool, again, _backoff(next_attempt))
+        return None
 
-        _best_effort(f"discard checkpoint {checkpoint.id}", discard)
-        return on.CleanupDone(checkpoint.id)
+    def _discard(self, checkpoint: CompletedCheckpoint) -> Callable[[], None]:
+        """Deletes a completed checkpoint; one outside the job's own directory by what its metadata refers to.
 
-    def _discard_location(self, checkpoint_id: int, directory: str) -> CoordinatorEvent:
-        _best_effort(f"discard {directory}", lambda: delete_tree(resolve(directory)))
-        return on.CleanupDone(checkpoint_id)
+        One whose metadata could not be used then is not deleted: that is said by reading it again.
+        """
+        if resolve(checkpoint.directory) == self._storage.checkpoint(checkpoint.id):
+            return lambda: delete_checkpoint(self._storage, checkpoint.id)
+        noted = self._disposals.pop(checkpoint.id, None)
+        return lambda: self._dispose(checkpoint.id, noted or SnapshotDisposal.of(checkpoint.directory))
 
-    def _discard_state(self, effect: out.DiscardState) -> None:
-        directory = resolve(effect.directory)
-        for file in effect.state.files():
-            _best_effort(f"delete {file.path}", partial(_delete_file, directory, file.path))
+    def _dispose(self, checkpoint_id: int, disposal: SnapshotDisposal) -> None:
+        disposal.execute()
+        self._record.settle(checkpoint_id)
 
-    def _clean_up(self) -> None:
-        """Deletes what aborted checkpoints left behind while storage failed, then the directory, if it is empty."""
+    def _clean_up(self, keeps_nothing: bool) -> None:
+        """Deletes what aborted checkpoints left behind while storage failed, or all; then the directory, if empty.
+
+        What lay in it before the job began stays, and so does what has another name than the job gives.
+        """
+        first = self._earlier_ids.start
         for checkpoint_id in self._storage.list_checkpoints():
-            if not has_metadata(self._storage.checkpoint(checkpoint_id)):
+            own = checkpoint_id >= first
+            if (own and keeps_nothing) or not has_metadata(self._storage.checkpoint(checkpoint_id)):
                 delete_checkpoint(self._storage, checkpoint_id)
+        if keeps_nothing and first == FIRST_CHECKPOINT_ID:
+            delete_tree(self._storage.shared)
+            delete_tree(self._storage.task_owned)
         delete_job_directory(self._storage)
 
-    def _delete_shared(self, paths: tuple[str, ...]) -> None:
-        for path in paths:
-            _best_effort(f"delete {path}", partial(delete_state_file, self._storage.location, resolve(path)))
+    def _delete_shared(self, path: str) -> None:
+        delete_state_file(self._storage.location, resolve(path))
 
 
-def _delete_file(directory: Location, path: str) -> None:
-    delete_state_file(directory, locate(directory, path))
+def _delete_file(directory: str, path: str) -> None:
+    owner = resolve(directory)
+    delete_state_file(owner, locate(owner, path))
+
+
+def _delete_location(directory: str) -> None:
+    """An earlier driver may have left a whole checkpoint: half deleted, it must not look like one."""
+    location = resolve(directory)
+    delete_file(location.child(METADATA_NAME))
+    delete_tree(location)
 
 
 def _backoff(attempt: int) -> float:
     return 0.0 if attempt <= 0 else min(_RETRY_MAX_S, _RETRY_BASE_S * 2 ** (attempt - 1))
-
-
-def _best_effort(what: str, action: Callable[[], Any]) -> None:
-    """Deletions that fail leave files, never a wrong state; they are logged with their names."""
-    try:
-        action()
-    except OSError as error:
-        logger.warning("could not %s: %s", what, error)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.high_availability_options import HighAvailabilityOptions, HighAvailabilityType
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
+from ckpt_runtime.jobmaster.leadership import LEASE_TIMEOUT_S, Leadership
 from ckpt_runtime.jobmaster.program_store import ProgramStore
 from ckpt_runtime.jobmaster.slot_pool import SlotPool, SlotProvider
 from ckpt_runtime.network.authentication import new_secret
+from ckpt_runtime.storage.ha_store import HaStore
 
 STORAGE_THREADS = 8
 
@@ -28,6 +32,15 @@ class ClusterSettings:
     heartbeat_timeout_s: float = 10.0
     slot_idle_timeout_s: float = 50.0
     slot_request_timeout_s: float = 300.0
+    lease_timeout_s: float = LEASE_TIMEOUT_S
+
+    @property
+    def high_availability(self) -> tuple[str, str] | None:
+        """Directory and cluster id; None without."""
+        get = self.configuration.get
+        if get(HighAvailabilityOptions.TYPE) is HighAvailabilityType.NONE:
+            return None
+        return get(HighAvailabilityOptions.STORAGE_DIRECTORY) or "", get(HighAvailabilityOptions.CLUSTER_ID)
 
 
 class Cluster:
@@ -41,6 +54,8 @@ class Cluster:
         self._settings = settings
         self._on_shutdown = on_shutdown
         self._secret = new_secret()
+        self._leadership: Leadership | None = None
+        self._losing: asyncio.Task[None] | None = None
         self._pool = ThreadPoolExecutor(STORAGE_THREADS, thread_name_prefix="storage")
 
     async def start(self) -> None:
@@ -62,11 +77,30 @@ class Cluster:
             settings.work_directory,
             self._pool,
             self._on_shutdown,
+            leads=settings.high_availability is None,
         )
 
+    async def lead(self, rest_url: str, application_id: str) -> None:
+        """With high availability: waits until this driver leads, and goes on with all jobs. Otherwise does nothing.
+
+        Raises StorageError when the directory cannot be used.
+        """
+        place = self._settings.high_availability
+        if place is None:
+            return
+        store = HaStore(*place)
+        leadership = self._leadership = Leadership(store.leader, self._settings.lease_timeout_s)
+        await leadership.acquire(rest_url, application_id, self._lost)
+        await self.dispatcher.take_over(HaStore(*place, fence=leadership.fence, epoch=leadership.epoch))
+
+    def _lost(self) -> None:
+        self._losing = asyncio.get_running_loop().create_task(self.dispatcher.lose_leadership())
+
     async def stop(self) -> None:
-        """Suspends the jobs, ends the slots, closes the sockets."""
+        """Suspends the jobs, ends the slots, and only then lets the next driver lead; closes the sockets."""
         await self.dispatcher.stop()
         await self.slots.stop()
+        if self._leadership is not None:
+            await self._leadership.release()
         await self._endpoint.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)

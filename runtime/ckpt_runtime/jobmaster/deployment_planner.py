@@ -59,7 +59,7 @@ def plan_deployments(
     restored: RestoredState | None,
 ) -> list[Deployment]:
     """One deployment per slot, in slot order."""
-    channels = {edge: _channels(graph, edge, first) for edge, first in _first_indices(graph).items()}
+    links = _links(graph)
     return [
         Deployment(
             job_id=job_id,
@@ -68,7 +68,7 @@ def plan_deployments(
             graph=graph,
             program=program,
             subtasks=tuple(
-                _subtask(graph, (vertex.id, slot), slots, channels, restored)
+                _subtask(graph, (vertex.id, slot), slots, links, restored)
                 for vertex in graph.vertices
                 if slot < vertex.parallelism
             ),
@@ -80,12 +80,14 @@ def plan_deployments(
     ]
 
 
-def _first_indices(graph: JobGraph) -> dict[JobEdge, int]:
-    first, indices = 0, {}
+def _links(graph: JobGraph) -> list[tuple[JobEdge, list[_Channel]]]:
+    """Each edge with its channels, in the graph's order. Equal edges (a stream united with itself) stay apart."""
+    first = 0
+    links = []
     for edge in graph.edges:
-        indices[edge] = first
+        links.append((edge, _channels(graph, edge, first)))
         first += graph.vertex(edge.source).parallelism * graph.vertex(edge.target).parallelism
-    return indices
+    return links
 
 
 def _channels(graph: JobGraph, edge: JobEdge, first: int) -> list[_Channel]:
@@ -103,14 +105,15 @@ def _subtask(
     graph: JobGraph,
     key: SubtaskKey,
     slots: Sequence[SlotPlacement],
-    channels: Mapping[JobEdge, list[_Channel]],
+    links: Sequence[tuple[JobEdge, list[_Channel]]],
     restored: RestoredState | None,
 ) -> SubtaskDescriptor:
     vertex_id, index = key
+    incoming = [channels for edge, channels in links if edge.target == vertex_id]
     inputs = [
         InputChannelDescriptor(channel.index, gate, channel.source[1] == index)
-        for gate, edge in enumerate(graph.inputs(vertex_id))
-        for channel in channels[edge]
+        for gate, channels in enumerate(incoming)
+        for channel in channels
         if channel.target == key
     ]
     outputs = [
@@ -122,11 +125,12 @@ def _subtask(
                 OutputChannelDescriptor(
                     channel.index, None if channel.target[1] == index else slots[channel.target[1]].address
                 )
-                for channel in channels[edge]
+                for channel in channels
                 if channel.source == key
             ),
         )
-        for edge in graph.outputs(vertex_id)
+        for edge, channels in links
+        if edge.source == vertex_id
     ]
     state = {} if restored is None else dict(restored.states.get(key, {}))
     finished = restored is not None and vertex_id in restored.finished_vertices

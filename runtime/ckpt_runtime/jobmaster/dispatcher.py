@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import shutil
 import tempfile
@@ -13,12 +14,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ckpt_runtime.api.plan_process import plan_in_process
 from ckpt_runtime.api.plan_result import PlanRequest
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.state_assignment import StateAssignmentError, assign_states
+from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
+from ckpt_runtime.checkpoint.state_assignment import StateAssignmentError, assign_states, restored_max_parallelism
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
 from ckpt_runtime.configuration.checkpointing_options import (
     CheckpointingOptions,
@@ -29,10 +32,13 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
+from ckpt_runtime.configuration.registry import RESTORED_MAX_PARALLELISM
 from ckpt_runtime.configuration.validation import validate
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex
+from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway import (
+    NOT_YET,
     CheckpointConfigPatch,
     CheckpointKind,
     ClaimMode,
@@ -59,12 +65,20 @@ from ckpt_runtime.jobmaster.gateway import (
     VertexNotFound,
     VertexPressure,
 )
-from ckpt_runtime.jobmaster.job_master import JobMaster, JobSubmission
+from ckpt_runtime.jobmaster.job_checkpoints import JobCheckpoints
+from ckpt_runtime.jobmaster.job_master import JobMaster
+from ckpt_runtime.jobmaster.job_record import DurableRecord, VolatileRecord
+from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs
 from ckpt_runtime.jobmaster.operations import OperationStore
 from ckpt_runtime.jobmaster.program_store import DEFAULT_FUNCTION, ProgramStore, StoredProgram
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
+from ckpt_runtime.jobmaster.stored_submissions import forget_result, store_job
+from ckpt_runtime.jobmaster.submission import JobSubmission, options_of_jobs
+from ckpt_runtime.jobmaster.task_gateway import TaskGateway
+from ckpt_runtime.scheduler.job_events import JobEvent
 from ckpt_runtime.storage.disposal import dispose_snapshot
 from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.snapshot_metadata import read_metadata
 
 logger = logging.getLogger(__name__)
@@ -83,14 +97,21 @@ class Dispatcher:
         work_directory: Path,
         pool: Executor,
         on_shutdown: Callable[[], None],
+        *,
+        leads: bool = True,
     ) -> None:
+        """``leads`` is false with high availability, until :meth:`take_over`."""
         self._slots = slots
         self._programs = programs
         self._configuration = configuration
         self._work_directory = work_directory
         self._pool = pool
         self._on_shutdown = on_shutdown
-        self._jobs: dict[str, JobMaster] = {}
+        self._store: HaStore | None = None
+        self._leads = leads
+        self._jobs: dict[str, JobMaster | EndedJob] = {}
+        self._stranded: dict[str, str] = {}
+        self._cleaning: list[JobCheckpoints] = []
         self._submitting: dict[str, asyncio.Future[None]] = {}
         self._requests: dict[str, RunRequest] = {}
         self._operations = OperationStore()
@@ -100,7 +121,66 @@ class Dispatcher:
         """Suspends every job: their retained checkpoints and savepoints stay."""
         self._closing = True
         await self._operations.stop()
-        await asyncio.gather(*(job.suspend() for job in self._jobs.values()))
+        await self._suspend_all(fenced=False)
+
+    async def _suspend_all(self, *, fenced: bool) -> None:
+        for checkpoints in self._cleaning:
+            checkpoints.close()
+        jobs = [job for job in self._jobs.values() if isinstance(job, JobMaster)]
+        await asyncio.gather(*(job.suspend(fenced=fenced) for job in jobs))
+
+    # --- high availability
+
+    async def take_over(self, store: HaStore) -> None:
+        """This driver leads: goes on with what earlier ones left. Raises StorageError for an unreadable directory."""
+        self._store = store
+        loop = asyncio.get_running_loop()
+        jobs = await loop.run_in_executor(self._pool, find_jobs, store, self._configuration)
+        if self._closing:  # the leadership was lost meanwhile, or the session ends
+            return
+        for found in jobs:
+            try:
+                self._take_over_job(found)
+            except (ConfigurationError, KeyError, TypeError, ValueError) as error:
+                logger.exception("job %s cannot be recovered", found.job_id)
+                self._stranded[found.job_id] = f"{type(error).__name__}: {error}"
+        self._leads = True
+        logger.info("recovered %d jobs, %d could not be recovered", len(self._jobs), len(self._stranded))
+
+    def _take_over_job(self, found: FoundJob) -> None:
+        if found.failure is not None:
+            self._stranded[found.job_id] = found.failure
+        request = None
+        if found.result is not None:
+            ended = self._jobs[found.job_id] = EndedJob(found.result)
+            request = ended.request
+            if found.submission is not None:
+                self._finish_clean_up(found.submission, ended.status)
+        elif found.submission is not None:
+            request = found.submission.request
+            job = self._jobs[found.job_id] = JobMaster(found.submission, self._slots, self._pool)
+            job.start()
+        if request is not None:
+            self._requests[found.job_id] = request
+
+    def _finish_clean_up(self, submission: JobSubmission, status: JobStatus) -> None:
+        """As at the end of the job, which its driver did not live to see."""
+        checkpoints = JobCheckpoints(submission, TaskGateway(b""), _nobody_hears, self._pool)
+        self._cleaning.append(checkpoints)
+        checkpoints.sweep(status)
+        checkpoints.shut_down(status)
+
+    async def lose_leadership(self) -> None:
+        """Another driver leads: nothing may be changed any more, and this session ends."""
+        self._leads = False
+        self._closing = True
+        await self._operations.stop()
+        await self._suspend_all(fenced=True)
+        self._on_shutdown()
+
+    def _check_leads(self) -> None:
+        if not self._leads:
+            raise NotReady("this driver does not lead, or is still recovering; try again")
 
     # --- the cluster
 
@@ -132,6 +212,7 @@ class Dispatcher:
         self._programs.delete(pipeline_id)
 
     async def run_pipeline(self, request: RunRequest) -> str:
+        self._check_leads()
         if self._closing:
             raise NotReady("the session is shutting down")
         request = _with_recovery_options(request)
@@ -162,18 +243,20 @@ class Dispatcher:
     async def _submit(self, job_id: str, request: RunRequest) -> None:
         program = self._programs.get(request.pipeline_id)
         given = _given_configuration(request)
-        configuration = Configuration.merge(self._configuration, given)
         entry = request.entry_point or program.default_entry
         if entry is None:
             raise InvalidRequest(
                 "entryClass", None, f"name the entry point as 'module:{DEFAULT_FUNCTION}', one of {_entries(program)}"
             )
-        graph = await self._plan(program, entry, request, configuration)
-        savepoint = await self._read_savepoint(request, graph)
+        savepoint = await self._read_savepoint(request)
+        graph, own = await self._plan(program, entry, request, _with_restored_key_groups(given, savepoint))
+        given = _with_own_configuration(own, given)
+        if savepoint is not None:
+            _check_fits(savepoint, graph, request)
         submission = JobSubmission(
             job_id=job_id,
             graph=graph,
-            configuration=configuration,
+            configuration=Configuration.merge(self._configuration, given),
             given=given,
             archive=program.archive.read_bytes(),
             program_id=request.pipeline_id,
@@ -182,28 +265,46 @@ class Dispatcher:
             savepoint=savepoint,
             claim_mode=request.claim_mode,
             allow_non_restored_state=request.allow_non_restored_state,
-            default_checkpoint_directory=str(self._work_directory / "checkpoints"),
+            default_checkpoint_directory=self._default_checkpoint_directory(),
+            request=request,
+            record=VolatileRecord() if self._store is None else DurableRecord(self._store, job_id),
         )
+        in_pool = partial(asyncio.get_running_loop().run_in_executor, self._pool)
         try:
             job = JobMaster(submission, self._slots, self._pool)
-            await asyncio.get_running_loop().run_in_executor(self._pool, job.prepare_storage)
+            first_checkpoint_id = await in_pool(job.prepare_storage)
+        except (ConfigurationError, CheckpointConfigurationError) as error:
+            raise SubmissionFailed(str(error)) from error
         except StorageError as error:
             raise SubmissionFailed(f"the checkpoint directory cannot be used: {error}") from error
+        if self._store is not None:
+            await in_pool(store_job, self._store, submission, first_checkpoint_id)
+        self._check_leads()
         self._jobs[job_id] = job
         job.start()
         self._forget_old_jobs()
 
+    def _default_checkpoint_directory(self) -> str:
+        """Where a successor finds them too, if there is to be one."""
+        return str(self._work_directory / "checkpoints") if self._store is None else self._store.snapshots.url
+
     async def _plan(
         self, program: StoredProgram, entry: str, request: RunRequest, configuration: Configuration
-    ) -> JobGraph:
-        """Runs the entry point in a process of its own: no user code in the driver."""
+    ) -> tuple[JobGraph, Configuration]:
+        """Runs the entry point in a process of its own: no user code in the driver.
 
-        def plan() -> JobGraph:
+        Returns the graph and what the pipeline's code set. ``configuration`` is what was given at submission.
+        """
+        defaults = options_of_jobs(self._configuration)
+
+        def plan() -> tuple[JobGraph, Configuration]:
             directory = Path(tempfile.mkdtemp(prefix="ckpt-plan-"))
             try:
                 with zipfile.ZipFile(program.archive) as files:
                     files.extractall(directory)
-                result = plan_in_process(PlanRequest(str(directory), entry, request.arguments, configuration.to_dict()))
+                result = plan_in_process(
+                    PlanRequest(str(directory), entry, request.arguments, configuration.to_dict(), defaults)
+                )
             finally:
                 shutil.rmtree(directory, ignore_errors=True)
             if result.failure is not None:
@@ -212,12 +313,12 @@ class Dispatcher:
             assert result.job_graph is not None
             for warning in result.warnings:
                 logger.warning("pipeline %s: %s", entry, warning)
-            return result.job_graph
+            return result.job_graph, Configuration(result.own_configuration)
 
         return await asyncio.get_running_loop().run_in_executor(self._pool, plan)
 
-    async def _read_savepoint(self, request: RunRequest, graph: JobGraph) -> CompletedCheckpoint | None:
-        """Reads the snapshot and proves that it fits the plan before anything is started."""
+    async def _read_savepoint(self, request: RunRequest) -> CompletedCheckpoint | None:
+        """The snapshot that the job starts from, if any."""
         path = request.savepoint_path
         if path is None:
             return None
@@ -227,36 +328,41 @@ class Dispatcher:
             return CompletedCheckpoint.from_json(found.document, found.directory.url)
 
         try:
-            savepoint = await asyncio.get_running_loop().run_in_executor(self._pool, read)
-            assign_states(savepoint, graph, request.allow_non_restored_state)
-        except (StorageError, StateAssignmentError) as error:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, read)
+        except StorageError as error:
             raise SubmissionFailed(f"cannot restore from {path}: {error}") from error
         except (KeyError, TypeError, ValueError) as error:
             raise SubmissionFailed(f"cannot restore from {path}: its metadata has another shape: {error!r}") from error
-        return savepoint
 
     def _forget_old_jobs(self) -> None:
         ended = [job_id for job_id, job in self._jobs.items() if job.status.is_globally_terminal]
         for job_id in ended[: max(0, len(ended) - MAX_ENDED_JOBS)]:
             del self._jobs[job_id]
             self._requests.pop(job_id, None)
+            if self._store is not None:
+                asyncio.get_running_loop().run_in_executor(self._pool, forget_result, self._store, job_id)
 
     # --- jobs
 
-    def _job(self, job_id: str) -> JobMaster:
+    def _job(self, job_id: str) -> JobMaster | EndedJob:
+        self._check_leads()
         job = self._jobs.get(job_id)
         if job is None:
+            if job_id in self._stranded:
+                raise NotReady(f"job {job_id} cannot be recovered: {self._stranded[job_id]}")
             raise JobNotFound(job_id)
         return job
 
     def _living_job(self, job_id: str) -> JobMaster:
         job = self._job(job_id)
-        if job.status.is_globally_terminal:
+        if isinstance(job, EndedJob) or job.status.is_globally_terminal:
             raise JobTerminated(job_id, job.status)
         return job
 
     async def list_jobs(self) -> tuple[JobOverview, ...]:
-        return tuple(job.overview() for job in reversed(self._jobs.values()))
+        self._check_leads()
+        unrecovered = (_unrecovered(job_id) for job_id in self._stranded if job_id not in self._jobs)
+        return (*unrecovered, *(job.overview() for job in reversed(self._jobs.values())))
 
     async def job_status(self, job_id: str) -> JobStatus:
         return self._job(job_id).status
@@ -293,7 +399,7 @@ class Dispatcher:
                 f"Job cancellation failed because the job has already reached another terminal state ({job.status})."
             )
             raise JobTerminated(job_id, job.status, message)
-        job.cancel()
+        self._living_job(job_id).cancel()
 
     # --- checkpoints
 
@@ -355,10 +461,16 @@ class Dispatcher:
 
     async def dispose_savepoint(self, path: str, trigger_id: str | None) -> str:
         async def dispose() -> OperationStatus:
-            await asyncio.get_running_loop().run_in_executor(self._pool, dispose_snapshot, path)
+            await asyncio.get_running_loop().run_in_executor(self._pool, self._dispose, path)
             return OperationStatus(True)
 
+        self._check_leads()
         return self._operations.start(OperationKind.SAVEPOINT_DISPOSAL, None, trigger_id, dispose)
+
+    def _dispose(self, path: str) -> None:
+        if self._store is not None:
+            self._store.fence()
+        dispose_snapshot(path)
 
     async def operation_status(self, kind: OperationKind, trigger_id: str, job_id: str | None) -> OperationStatus:
         return self._operations.status(kind, job_id, trigger_id)
@@ -374,6 +486,33 @@ def _given_configuration(request: RunRequest) -> Configuration:
     except ConfigurationError as error:
         raise SubmissionFailed(str(error)) from error
     return given
+
+
+def _with_own_configuration(own: Configuration, given: Configuration) -> Configuration:
+    """The job's submitted configuration: what its pipeline set, under what came with the request.
+
+    Raises SubmissionFailed for options that do not go together.
+    """
+    submitted = Configuration.merge(own, given)
+    try:
+        validate(submitted, OptionScope.JOB)
+    except ConfigurationError as error:
+        raise SubmissionFailed(str(error)) from error
+    return submitted
+
+
+def _with_restored_key_groups(configuration: Configuration, savepoint: CompletedCheckpoint | None) -> Configuration:
+    """A job that sets no max parallelism takes over its snapshot's: what it would derive may be another number."""
+    restored = {} if savepoint is None else restored_max_parallelism(savepoint)
+    return configuration.with_values({RESTORED_MAX_PARALLELISM: json.dumps(restored)} if restored else {})
+
+
+def _check_fits(savepoint: CompletedCheckpoint, graph: JobGraph, request: RunRequest) -> None:
+    """Proves that the snapshot fits the plan, before anything is started."""
+    try:
+        assign_states(savepoint, graph, request.allow_non_restored_state)
+    except StateAssignmentError as error:
+        raise SubmissionFailed(f"cannot restore from {request.savepoint_path}: {error}") from error
 
 
 def _with_recovery_options(request: RunRequest) -> RunRequest:
@@ -399,11 +538,21 @@ def _check_format(savepoint_format: SavepointFormat) -> None:
         raise InvalidRequest("formatType", savepoint_format.value, "this version takes NATIVE savepoints")
 
 
+def _nobody_hears(event: JobEvent) -> None:
+    """A job that has ended takes no events."""
+    logger.warning("%r comes after the end of its job", event)
+
+
+def _unrecovered(job_id: str) -> JobOverview:
+    now = wall_clock_ms()
+    return JobOverview(job_id, "(cannot be recovered)", JobStatus.RECONCILING, NOT_YET, NOT_YET, now, {})
+
+
 def _entries(program: StoredProgram) -> str:
     return ", ".join(program.description.entry_points) or "the archive's modules"
 
 
-def _vertex(job: JobMaster, vertex_id: str) -> JobVertex:
+def _vertex(job: JobMaster | EndedJob, vertex_id: str) -> JobVertex:
     for vertex in job.graph.vertices:
         if vertex.id == vertex_id:
             return vertex

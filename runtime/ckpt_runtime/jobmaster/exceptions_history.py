@@ -1,21 +1,26 @@
-"""The failures of a job, newest first, with the failures that came along with each. Bounded."""
+"""The failures of a job, newest first, with the failures that came along with each. Bounded. Their stored form too."""
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+from typing import Any
 
-from ckpt_runtime.jobmaster.gateway import ExceptionEntry, ExceptionHistory
+from ckpt_runtime.jobmaster.gateway import ExceptionEntry, ExceptionHistory, FailureCause
 
 MAX_CONCURRENT = 16
+MAX_STORED = 16
+MAX_STORED_TRACE = 16_384
+"""Characters of a stack trace that are stored; of a longer one its end goes."""
 
 
 class FailureLog:
-    """Keeps the last ``size`` failures."""
+    """Keeps the last ``size`` failures; ``earlier`` are those of earlier drivers, newest first."""
 
-    def __init__(self, size: int) -> None:
-        self._entries: deque[ExceptionEntry] = deque(maxlen=size)
-        self._total = 0
+    def __init__(self, size: int, earlier: Iterable[ExceptionEntry] = ()) -> None:
+        self._entries: deque[ExceptionEntry] = deque(tuple(earlier)[:size], maxlen=size)
+        self._total = len(self._entries)
 
     def add(self, entry: ExceptionEntry, *, concurrent: bool) -> None:
         """A failure that comes while the job already deals with one belongs to that one."""
@@ -30,3 +35,18 @@ class FailureLog:
     def view(self, limit: int) -> ExceptionHistory:
         entries = tuple(self._entries)[:limit]
         return ExceptionHistory(entries, truncated=self._total > len(entries))
+
+    def to_stored(self) -> list[dict[str, Any]]:
+        """The newest ones as JSON values; see :func:`entry_of`."""
+        return [asdict(_shortened(entry)) for entry in tuple(self._entries)[:MAX_STORED]]
+
+
+def entry_of(document: Mapping[str, Any]) -> ExceptionEntry:
+    """An entry of its stored form. Raises KeyError, TypeError or ValueError for another shape."""
+    concurrent = tuple(entry_of(entry) for entry in document["concurrent"])
+    return ExceptionEntry(**{**document, "failure": FailureCause(**document["failure"]), "concurrent": concurrent})
+
+
+def _shortened(entry: ExceptionEntry) -> ExceptionEntry:
+    failure = replace(entry.failure, stack_trace=entry.failure.stack_trace[:MAX_STORED_TRACE])
+    return replace(entry, failure=failure, concurrent=tuple(_shortened(known) for known in entry.concurrent))

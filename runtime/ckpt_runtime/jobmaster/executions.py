@@ -143,11 +143,18 @@ class ExecutionGraph:
                     "numRecordsIn": current["rows_in"],
                     "numRecordsOut": current["rows_out"],
                     "numBytesIn": current["bytes_in"],
+                    "numBytesOut": current["bytes_out"],
+                    "numLateRecordsDropped": current["late_rows_dropped"],
                     "numRecordsInPerSecond": measurement.rate("rows_in"),
                     "numRecordsOutPerSecond": measurement.rate("rows_out"),
                     "busyTimeMsPerSecond": measurement.rate("busy_ms"),
                     "idleTimeMsPerSecond": measurement.rate("idle_ms"),
                     "backPressuredTimeMsPerSecond": measurement.rate("backpressured_ms"),
+                    "numBytesInPerSecond": measurement.rate("bytes_in"),
+                    "numBytesOutPerSecond": measurement.rate("bytes_out"),
+                    "accumulateBusyTimeMs": current["busy_ms"],
+                    "accumulateIdleTimeMs": current["idle_ms"],
+                    "accumulateBackPressuredTimeMs": current["backpressured_ms"],
                 }
         return found
 
@@ -160,7 +167,7 @@ def _subtask_details(execution: Execution) -> SubtaskDetails:
     if figures:
         io = IoMetrics(
             read_bytes=figures["bytes_in"],
-            write_bytes=0,
+            write_bytes=figures["bytes_out"],
             read_records=figures["rows_in"],
             write_records=figures["rows_out"],
             backpressured_ms=int(figures["backpressured_ms"]),

@@ -1,7 +1,7 @@
-"""One job's master: runs the pure job machine and the checkpoint coordinator of one job, and executes what they decide.
+"""One job's master: runs the pure job machine and executes what it decides.
 
-Everything happens on the driver's event loop. The machine decides about the job's life, the coordinator about its
-checkpoints; this shell carries events from workers, timers, slots and users to them, and their effects back out.
+Everything happens on the driver's event loop. The machine decides about the job's life; this shell carries events from
+workers, timers, slots and users to it, and its effects back out. Checkpoints are ``job_checkpoints``'s affair.
 """
 
 from __future__ import annotations
@@ -12,56 +12,41 @@ import logging
 import uuid
 from collections.abc import Coroutine
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from typing import Any
 
-from ckpt_runtime.checkpoint import effects as checkpoint_effects
-from ckpt_runtime.checkpoint import events as checkpoint_events
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
-from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
-from ckpt_runtime.checkpoint.effects import Effect
-from ckpt_runtime.checkpoint.events import CheckpointMetrics
 from ckpt_runtime.checkpoint.executions import ExecutionId
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, RestoreMode
 from ckpt_runtime.checkpoint.properties import SavepointFormat as SnapshotFormat
-from ckpt_runtime.checkpoint.state_assignment import StateAssignmentError, assign_states
-from ckpt_runtime.checkpoint.state_handles import SubtaskState
-from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot, CheckpointType
-from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
-from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
+from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
 from ckpt_runtime.configuration.cluster_options import CpuPinning, JobManagerOptions, TaskManagerOptions
-from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.graph.job_graph import JobGraph
-from ckpt_runtime.jobmaster.checkpoint_settings import overrides_of, shown_settings, submitted_settings
-from ckpt_runtime.jobmaster.checkpoint_shell import CheckpointShell, NoPointers, present_instant
-from ckpt_runtime.jobmaster.deployment_planner import RestoredState, place, plan_deployments
+from ckpt_runtime.jobmaster.checkpoint_shell import present_instant
+from ckpt_runtime.jobmaster.deployment_planner import place, plan_deployments
+from ckpt_runtime.jobmaster.ended_job import result_document
 from ckpt_runtime.jobmaster.exceptions_history import FailureLog
 from ckpt_runtime.jobmaster.executions import ExecutionGraph, wall_clock_ms
 from ckpt_runtime.jobmaster.gateway import (
     NOT_YET,
     CheckpointConfigPatch,
     CheckpointKind,
-    ClaimMode,
     EffectiveCheckpointConfig,
     ExceptionEntry,
     ExceptionHistory,
     ExecutionResult,
     ExecutionState,
     FailureCause,
-    InvalidRequest,
     JobConfigInfo,
     JobDetails,
     JobOverview,
     JobStatus,
+    JobTerminated,
+    NotReady,
     OperationStatus,
     SavepointFormat,
 )
+from ckpt_runtime.jobmaster.job_checkpoints import JobCheckpoints
 from ckpt_runtime.jobmaster.operations import OperationFailed
 from ckpt_runtime.jobmaster.restart_strategy_factory import create_restart_strategy, strategy_type
 from ckpt_runtime.jobmaster.slot_pool import Slot, SlotPool, SlotsUnavailableError
+from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.scheduler import job_effects as effects
 from ckpt_runtime.scheduler import job_events as events
@@ -69,35 +54,18 @@ from ckpt_runtime.scheduler.job_effects import JobEffect
 from ckpt_runtime.scheduler.job_events import FailureInfo, JobEvent
 from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_status import JobState
-from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
+from ckpt_runtime.storage.crash_points import reach
+from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.leader_store import NotLeaderError
 from ckpt_runtime.task.deployment import Program
 
 logger = logging.getLogger(__name__)
 
+_RETRY_BASE_S = 0.2
+_RETRY_MAX_S = 30.0
+
 _deployments = itertools.count(1)
 """Numbers of deployments, unique in the session: late frames and messages of another one are recognised by it."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobSubmission:
-    """Everything that a job starts from.
-
-    ``configuration`` is the cluster's and the job's together, ``given`` what came with the submission alone.
-    ``archive`` is the zip of the pipeline's files.
-    """
-
-    job_id: str
-    graph: JobGraph
-    configuration: Configuration
-    given: Configuration
-    archive: bytes
-    program_id: str
-    entry: str
-    arguments: tuple[str, ...]
-    default_checkpoint_directory: str
-    savepoint: CompletedCheckpoint | None = None
-    claim_mode: ClaimMode = ClaimMode.NO_CLAIM
-    allow_non_restored_state: bool = False
 
 
 class JobMaster:
@@ -109,48 +77,42 @@ class JobMaster:
         self.executions = ExecutionGraph(submission.graph)
         self._submission = submission
         self._slot_pool = slots
+        self._pool = pool
         self._slots: list[Slot] = []
         self._tasks = TaskGateway(submission.archive)
         self._loop = asyncio.get_running_loop()
         self._background: set[asyncio.Task[None]] = set()
+        self._acquiring: asyncio.Task[None] | None = None
         keys = [(vertex.id, index) for vertex in self.graph.vertices for index in range(vertex.parallelism)]
-        self._machine = JobMachine(keys, create_restart_strategy(self.configuration))
-        self._submitted_settings = submitted_settings(self.configuration)
-        self._overrides = CheckpointOverrides()
-        self._checkpoints = self._create_checkpoints(pool)
-        self._restored: RestoredState | None = None
-        self._restore_attempt = 0
-        self._at_end_of_data: list[ExecutionId] = []
-        self._requests: dict[str, asyncio.Future[checkpoint_effects.RequestCompleted]] = {}
+        first_attempt = submission.history.next_attempt
+        self._machine = JobMachine(keys, create_restart_strategy(self.configuration), first_attempt)
+        self._checkpoints = JobCheckpoints(submission, self._tasks, self._checkpoint_event, pool)
         self._stops: dict[str, asyncio.Future[str]] = {}
         self._restart_timer: asyncio.TimerHandle | None = None
-        self._failures = FailureLog(self.configuration.get(JobManagerOptions.EXCEPTION_HISTORY_SIZE))
-        self._timestamps: dict[JobStatus, int] = {JobStatus.INITIALIZING: wall_clock_ms()}
+        history_size = self.configuration.get(JobManagerOptions.EXCEPTION_HISTORY_SIZE)
+        self._failures = FailureLog(history_size, submission.history.failures)
+        self._failures_changed = False
+        self._keeping_failures: asyncio.Task[None] | None = None
+        self._status = JobStatus.INITIALIZING
+        self._fenced = False
+        self._timestamps: dict[JobStatus, int] = {JobStatus.INITIALIZING: submission.submitted_at_ms}
         self._last_modification = wall_clock_ms()
         self._end_cause: FailureInfo | None = None
         self._restarts = 0
-
-    def _create_checkpoints(self, pool: Executor) -> CheckpointShell:
-        job_id = self._submission.job_id
-        directory = self.configuration.get(CheckpointingOptions.CHECKPOINTS_DIRECTORY)
-        coordinator = CheckpointCoordinator(
-            job_id,
-            self.graph,
-            self._submitted_settings,
-            statistics=CheckpointStatsTracker(self.configuration.get(JobManagerOptions.CHECKPOINT_HISTORY_SIZE)),
-        )
-        storage = CheckpointStorage(directory or self._submission.default_checkpoint_directory, job_id)
-        return CheckpointShell(job_id, coordinator, storage, NoPointers(), self, pool)
 
     # --- wishes
 
     @property
     def status(self) -> JobStatus:
-        return self._machine.status
+        """What users see. A job has ended when that is stored, not before."""
+        return self._status
 
-    def prepare_storage(self) -> None:
-        """Makes the job's checkpoint directory, in a pool thread. Raises StorageError when it cannot be used."""
-        self._checkpoints.prepare_storage()
+    def prepare_storage(self) -> int:
+        """Makes the job's checkpoint directory, in a pool thread; returns the first checkpoint id of a new job.
+
+        Raises StorageError when the directory cannot be used.
+        """
+        return self._checkpoints.prepare_storage()
 
     def start(self) -> None:
         self._handle(events.Start())
@@ -158,25 +120,29 @@ class JobMaster:
     def cancel(self) -> None:
         self._handle(events.CancelRequested())
 
-    async def suspend(self) -> None:
-        """This driver ends: the tasks are told to end, what is retained stays."""
+    async def suspend(self, *, fenced: bool = False) -> None:
+        """This driver ends: the tasks are told to end, what is retained stays.
+
+        ``fenced`` when another driver leads already, so that nothing may be changed any more.
+        """
+        self._fenced = fenced
         self._handle(events.SuspendRequested())
         for task in list(self._background):
             task.cancel()
         self._checkpoints.close()
 
     async def trigger_checkpoint(self, kind: CheckpointKind) -> OperationStatus:
-        done = await self._request(CheckpointProperties(full=kind is CheckpointKind.FULL), None)
-        return OperationStatus(True, checkpoint_id=done.checkpoint_id)
+        """Raises OperationFailed."""
+        return await self._checkpoints.trigger_checkpoint(kind)
 
     async def trigger_savepoint(
         self, directory: str, savepoint_format: SavepointFormat, cancel_job: bool
     ) -> OperationStatus:
-        properties = CheckpointProperties(CheckpointType.SAVEPOINT, SnapshotFormat(savepoint_format.value))
-        done = await self._request(properties, directory)
+        """Raises OperationFailed; the job goes on then."""
+        done = await self._checkpoints.trigger_savepoint(directory, savepoint_format)
         if cancel_job:
             self.cancel()
-        return OperationStatus(True, location=done.external_path)
+        return done
 
     async def stop_with_savepoint(
         self, directory: str, savepoint_format: SavepointFormat, drain: bool
@@ -187,27 +153,20 @@ class JobMaster:
         self._handle(events.StopRequested(request_id, drain, directory, SnapshotFormat(savepoint_format.value)))
         return OperationStatus(True, location=await future)
 
-    async def _request(
-        self, properties: CheckpointProperties, directory: str | None
-    ) -> checkpoint_effects.RequestCompleted:
-        request_id = uuid.uuid4().hex
-        future: asyncio.Future[checkpoint_effects.RequestCompleted] = self._loop.create_future()
-        self._requests[request_id] = future
-        self._checkpoints.handle(checkpoint_events.TriggerRequested(request_id, properties, directory))
-        return await future
-
     async def patch_checkpoint_config(self, patch: CheckpointConfigPatch | None) -> EffectiveCheckpointConfig:
-        """FLIP-571; None drops all overrides. Raises InvalidRequest when the values clash with other settings."""
-        if patch is not None:
-            _check_available(patch)
-        overrides = CheckpointOverrides() if patch is None else self._overrides.merged_with(overrides_of(patch))
+        """FLIP-571; None drops all overrides. Raises as ``DispatcherGateway.patch_checkpoint_config``."""
         try:
-            settings = overrides.applied_to(self._submitted_settings)
-        except CheckpointConfigurationError as error:
-            raise InvalidRequest("checkpoint configuration", str(error), "values that fit together") from error
-        self._overrides = overrides
-        self._checkpoints.handle(checkpoint_events.ConfigurationPatched(settings))
-        return self.checkpoint_config()
+            shown = await self._checkpoints.patch(patch)
+        except NotReady as error:
+            self._check_not_ended(error)
+            raise
+        self._check_not_ended()
+        return shown
+
+    def _check_not_ended(self, cause: Exception | None = None) -> None:
+        """A change that raced with the job's end has no effect, whether it was stored or not."""
+        if self._machine.status.is_globally_terminal:
+            raise JobTerminated(self._submission.job_id, self._machine.status) from cause
 
     # --- views
 
@@ -237,10 +196,10 @@ class JobMaster:
         )
 
     def checkpoint_config(self) -> EffectiveCheckpointConfig:
-        return shown_settings(self._checkpoints.coordinator.configuration, self.configuration, self._overrides)
+        return self._checkpoints.effective_config()
 
     def checkpoint_statistics(self) -> CheckpointStatsSnapshot:
-        return self._checkpoints.coordinator.statistics()
+        return self._checkpoints.statistics()
 
     def metrics(self) -> dict[str, str]:
         """Flink's names of job metrics."""
@@ -279,18 +238,63 @@ class JobMaster:
 
     def _handle(self, event: JobEvent) -> None:
         self._last_modification = wall_clock_ms()
-        for effect in self._machine.handle(event, present_instant()):
+        decided = self._machine.handle(event, present_instant())
+        ended = next((effect for effect in decided if isinstance(effect, effects.JobEnded)), None)
+        if ended is not None and ended.status.is_globally_terminal:
+            self._in_background(self._end_durably(ended, decided))
+            return
+        for effect in decided:
             self._execute(effect)
+
+    async def _end_durably(self, ended: effects.JobEnded, decided: list[JobEffect]) -> None:
+        """Nobody hears of the end before it is stored: a job that was said to have ended must never run again."""
+        self._checkpoints.tasks_are_gone()
+        result = self._result_document(ended)
+        if self._keeping_failures is not None:
+            await self._keeping_failures
+        reach("end-before")
+        pause = _RETRY_BASE_S
+        while True:
+            try:
+                await self._loop.run_in_executor(self._pool, self._submission.record.end, result)
+                break
+            except NotLeaderError:
+                logger.warning("job %s ended, but another driver leads now", self._submission.job_id)
+                return
+            except (StorageError, ValueError) as error:  # ValueError: no document, too large or no JSON
+                logger.warning("the end of job %s cannot be stored yet: %s", self._submission.job_id, error)
+            await asyncio.sleep(pause)
+            pause = min(_RETRY_MAX_S, pause * 2)
+        reach("end-stored")
+        for effect in decided:
+            self._execute(effect)
+
+    def _result_document(self, ended: effects.JobEnded) -> dict[str, Any]:
+        cause = ended.cause
+        return result_document(
+            job_id=self._submission.job_id,
+            status=ended.status,
+            graph=self.graph,
+            given=self._submission.given,
+            timestamps={**self._timestamps, ended.status: ended.timestamp},
+            failure=None if cause is None else FailureCause(cause.exception, cause.message, cause.stack_trace),
+            exceptions=self._failures.to_stored(),
+            restart_strategy=strategy_type(self.configuration).value,
+            checkpoint_config=self.checkpoint_config(),
+            request=self._submission.request,
+        )
 
     def _execute(self, effect: JobEffect) -> None:
         match effect:
             case effects.StatusChanged(status, timestamp, _):
                 logger.info("job %s is %s", self._submission.job_id, status.value)
+                self._status = status
                 self._timestamps[status] = timestamp
             case effects.AcquireSlots(attempt):
-                self._in_background(self._acquire_slots(attempt))
+                self._stop_acquiring()
+                self._acquiring = self._in_background(self._acquire_slots(attempt))
             case effects.RestoreState(attempt):
-                self._restore_state(attempt)
+                self._checkpoints.restore(attempt)
             case effects.Deploy(executions):
                 self._deploy(executions)
             case effects.CancelTasks(executions):
@@ -311,68 +315,25 @@ class JobMaster:
             case effects.JobEnded(_, _, cause, _):
                 self._end(cause)
             case _:
-                self._tell_coordinator(effect)
-
-    def _tell_coordinator(self, effect: JobEffect) -> None:
-        match effect:
-            case effects.AllTasksRunning(executions, finished):
-                finished_vertices = frozenset() if self._restored is None else self._restored.finished_vertices
-                self._checkpoints.handle(checkpoint_events.JobRunning(executions, finished, finished_vertices))
-                waiting, self._at_end_of_data = self._at_end_of_data, []
-                for execution in waiting:
-                    self._checkpoints.handle(checkpoint_events.EndOfDataReached(execution))
-            case effects.TasksLeaveRunning():
-                self._checkpoints.handle(checkpoint_events.TasksLeftRunning())
-            case effects.StopPeriodicTrigger():
-                self._checkpoints.handle(checkpoint_events.PeriodicTriggerStopped())
-            case effects.StartPeriodicTrigger():
-                self._checkpoints.handle(checkpoint_events.PeriodicTriggerStarted())
-            case effects.TriggerSavepoint(request_id, drain, directory, savepoint_format):
-                properties = CheckpointProperties(CheckpointType.SYNC_SAVEPOINT, savepoint_format, drain=drain)
-                self._checkpoints.handle(checkpoint_events.TriggerRequested(request_id, properties, directory))
+                self._checkpoints.job_effect(effect)
 
     async def _acquire_slots(self, attempt: int) -> None:
         try:
             slots = await self._slot_pool.acquire(self, self.graph.slots, self._slots)
         except SlotsUnavailableError as error:
-            self._slots = []
-            self._handle(events.SlotsFailed(attempt, FailureInfo("NoResourceAvailableException", str(error))))
-            return
-        if self._machine.state.is_terminal:
-            for slot in slots:
-                self._slot_pool.release(slot)
+            self._release_slots()
+            cause = FailureInfo("NoResourceAvailableException", str(error))
+            if self._machine.state is JobState.ACQUIRING and self._machine.attempt == attempt:
+                self._note_failure(cause)
+            self._handle(events.SlotsFailed(attempt, cause))
             return
         self._slots = slots
         self._handle(events.SlotsAcquired(attempt))
 
-    def _restore_state(self, attempt: int) -> None:
-        self._restore_attempt = attempt
-        mode = RestoreMode(self._submission.claim_mode.value)
-        self._checkpoints.handle(
-            checkpoint_events.RestoreRequested(f"restore-{attempt}", self._submission.savepoint, mode)
-        )
-
-    def _restore_from(self, checkpoint: CompletedCheckpoint | None) -> None:
-        attempt = self._restore_attempt
-        try:
-            self._restored = None if checkpoint is None else self._assign(checkpoint)
-        except StateAssignmentError as error:
-            cause = FailureInfo(type(error).__name__, str(error))
-            self._handle(events.StateRestoreFailed(attempt, cause, recoverable=False))
-            return
-        self._handle(events.StateRestored(attempt))
-
-    def _assign(self, checkpoint: CompletedCheckpoint) -> RestoredState:
-        """A job's own checkpoint may lack operators of the savepoint it began with; that was decided at submission."""
-        allowed = self._submission.allow_non_restored_state or self._submission.savepoint is not checkpoint
-        assignment = assign_states(checkpoint, self.graph, allowed)
-        return RestoredState(checkpoint.id, checkpoint.directory, assignment.subtasks, assignment.finished_vertices)
-
     def _deploy(self, executions: tuple[ExecutionId, ...]) -> None:
         attempt = self._machine.attempt
         self.executions.reset(attempt)
-        self._at_end_of_data = []
-        self._restarts += attempt > 0
+        self._restarts += attempt > self._submission.history.next_attempt
         if any(slot.lost or slot.worker is None for slot in self._slots):
             cause = FailureInfo("SlotLostException", "a slot was lost before the deployment")
             for execution in executions:
@@ -388,8 +349,9 @@ class JobMaster:
             place(workers, pin=pin),
             deployment=next(_deployments),
             attempt=attempt,
-            restored=self._restored,
+            restored=self._checkpoints.restored,
         )
+        reach("deploy-before")
         self._tasks.deploy(self._slots, deployments)
         for (_, subtask), known in self.executions.executions.items():
             slot = self._slots[subtask]
@@ -408,19 +370,39 @@ class JobMaster:
 
     def _end(self, cause: FailureInfo | None) -> None:
         self._end_cause = cause
-        self._checkpoints.handle(checkpoint_events.Shutdown(self._machine.status.value))
-        for slot in self._slots:
-            if not slot.lost:
-                self._slot_pool.release(slot)
-        self._slots = []
+        self._checkpoints.shut_down(self._machine.status, fenced=self._fenced)
+        self._stop_acquiring()
+        self._release_slots()
         for future in self._stops.values():
             future.set_exception(OperationFailed(f"The job is {self.status.value}."))
         self._stops.clear()
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _stop_acquiring(self) -> None:
+        if self._acquiring is not None:
+            self._acquiring.cancel()
+
+    def _release_slots(self) -> None:
+        slots, self._slots = self._slots, []
+        for slot in slots:
+            if not slot.lost:
+                self._slot_pool.release(slot)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
+
+    async def _keep_failures(self) -> None:
+        """For a later driver. One that cannot be stored is tried again with the next failure."""
+        while self._failures_changed:
+            self._failures_changed = False
+            stored = self._failures.to_stored()
+            try:
+                await self._loop.run_in_executor(self._pool, self._submission.record.keep_failures, stored)
+            except StorageError as error:
+                logger.warning("the failures of job %s cannot be stored: %s", self._submission.job_id, error)
+        self._keeping_failures = None
 
     # --- the owner of slots: what becomes of workers and slots
 
@@ -458,32 +440,12 @@ class JobMaster:
                 self._task_message(execution, message)
 
     def _task_message(self, execution: ExecutionId, message: dict[str, Any]) -> None:
-        match message["type"]:
-            case "state":
-                self._task_state(execution, message)
-            case "end_of_data":
-                if self._machine.state is JobState.DEPLOYING:
-                    self._at_end_of_data.append(execution)
-                else:
-                    self._checkpoints.handle(checkpoint_events.EndOfDataReached(execution))
-            case "ack":
-                self._checkpoints.handle(
-                    checkpoint_events.Acknowledged(
-                        message["checkpoint_id"],
-                        execution,
-                        message["directory"],
-                        SubtaskState.from_json(message["state"]),
-                        CheckpointMetrics(**message["metrics"]),
-                        message["finished_operators"],
-                    )
-                )
-            case "decline":
-                reason = CheckpointFailureReason[message["reason"]]
-                self._checkpoints.handle(
-                    checkpoint_events.Declined(message["checkpoint_id"], execution, reason, message["message"])
-                )
-            case other:
-                logger.warning("job %s: unknown message %r of a worker", self._submission.job_id, other)
+        if message["type"] == "state":
+            self._task_state(execution, message)
+        elif not self._checkpoints.task_message(
+            execution, message, deploying=self._machine.state is JobState.DEPLOYING
+        ):
+            logger.warning("job %s: unknown message %r of a worker", self._submission.job_id, message["type"])
 
     def _task_state(self, execution: ExecutionId, message: dict[str, Any]) -> None:
         state = ExecutionState(message["state"])
@@ -493,7 +455,7 @@ class JobMaster:
                 self._handle(events.TaskRunning(execution))
             case ExecutionState.FINISHED:
                 self._enter(execution, state)
-                self._checkpoints.handle(checkpoint_events.SubtaskFinished(execution))
+                self._checkpoints.task_finished(execution)
                 self._handle(events.TaskFinished(execution))
             case ExecutionState.CANCELED:
                 self._task_canceled(execution)
@@ -535,69 +497,15 @@ class JobMaster:
             cause.exception, cause.message, cause.stack_trace or f"{cause.exception}: {cause.message}"
         )
         entry = ExceptionEntry(failure, wall_clock_ms(), name, endpoint, slot)
-        healthy = (JobState.DEPLOYING, JobState.RUNNING, JobState.STOPPING, JobState.ENDING)
-        self._failures.add(entry, concurrent=self._machine.state not in healthy)
+        clearing = (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING)
+        self._failures.add(entry, concurrent=self._machine.state in clearing)
+        self._failures_changed = not self._machine.state.is_terminal
+        if self._failures_changed and self._keeping_failures is None:
+            self._keeping_failures = self._in_background(self._keep_failures())
 
-    # --- the listener of the checkpoint coordinator
+    # --- what checkpoints mean for the job
 
-    def send_trigger(
-        self, checkpoint_id: int, timestamp: int, options: CheckpointOptions, tasks: tuple[ExecutionId, ...]
-    ) -> None:
-        if not self._tasks.trigger(checkpoint_id, timestamp, options, tasks):
-            message = "a worker to be triggered is gone"
-            self._loop.call_soon(
-                lambda: self._checkpoints.handle(checkpoint_events.TriggerFailed(checkpoint_id, message))
-            )
-
-    def send_complete(self, checkpoint_id: int, tasks: tuple[ExecutionId, ...]) -> None:
-        self._tasks.complete(checkpoint_id, tasks)
-
-    def send_aborted(self, checkpoint_id: int, latest_completed: int, tasks: tuple[ExecutionId, ...]) -> None:
-        self._tasks.abort(checkpoint_id, latest_completed, tasks)
-
-    def checkpoint_answer(self, effect: Effect) -> None:
-        match effect:
-            case checkpoint_effects.RequestCompleted():
-                self._request_completed(effect)
-            case checkpoint_effects.RequestFailed():
-                self._request_failed(effect)
-            case checkpoint_effects.RestoreFrom(_, checkpoint):
-                self._restore_from(checkpoint)
-            case checkpoint_effects.RestoreFailed(_, message):
-                cause = FailureInfo("StateRestoreException", message)
-                self._handle(events.StateRestoreFailed(self._restore_attempt, cause))
-            case checkpoint_effects.FailJob(_, message):
-                text = f"Exceeded checkpoint tolerable failure threshold. The latest checkpoint failed: {message}"
-                cause = FailureInfo("CheckpointException", text)
-                self._note_failure(cause)
-                self._handle(events.JobFailed(cause))
-            case checkpoint_effects.ShutdownComplete():
-                self._checkpoints.finish(clean_up=self._machine.status.is_globally_terminal)
-
-    def _request_completed(self, effect: checkpoint_effects.RequestCompleted) -> None:
-        if effect.request_id in self._stops:
-            self._handle(events.SavepointCompleted(effect.request_id, effect.external_path))
-            return
-        future = self._requests.pop(effect.request_id, None)
-        if future is not None and not future.done():
-            future.set_result(effect)
-
-    def _request_failed(self, effect: checkpoint_effects.RequestFailed) -> None:
-        if effect.request_id in self._stops:
-            self._handle(events.SavepointFailed(effect.request_id, effect.message, effect.reached_tasks))
-            return
-        future = self._requests.pop(effect.request_id, None)
-        if future is not None and not future.done():
-            future.set_exception(OperationFailed(effect.message))
-
-
-def _check_available(patch: CheckpointConfigPatch) -> None:
-    """A setting that would have no effect is refused."""
-    unavailable = {
-        "unalignedEnabled": patch.unaligned,
-        "alignedCheckpointTimeout": patch.aligned_timeout_ms,
-        "maxInflightDataBytes": patch.max_inflight_data_bytes,
-    }
-    for field, value in unavailable.items():
-        if value:
-            raise InvalidRequest(field, value, "this version aligns barriers")
+    def _checkpoint_event(self, event: JobEvent) -> None:
+        if isinstance(event, events.StateRestoreFailed | events.JobFailed):
+            self._note_failure(event.cause)
+        self._handle(event)

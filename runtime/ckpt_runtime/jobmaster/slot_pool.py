@@ -2,7 +2,9 @@
 
 A slot has one active worker and one warm spare. When the active worker dies, the spare takes over at once and another
 spare is started. When an agent is lost, its whole stage is (Spark fails a barrier stage as one), and the job that held
-the slots asks for new ones, which launches a new stage. Everything runs on the event loop.
+the slots asks for new ones, which launches a new stage. Warm workers that never worked outlive their agents for a
+while: agents of the new stage on the same machine adopt them instead of starting cold ones. Everything runs on the
+event loop.
 """
 
 from __future__ import annotations
@@ -22,6 +24,10 @@ logger = logging.getLogger(__name__)
 MAX_PAUSE_S = 10.0
 WORKER_START_TIMEOUT_S = 120.0
 """A worker process that has not reported in by then hangs, and is killed; its end starts the next one."""
+
+
+SPARE_PAUSE_S = 1.0
+"""A spare's start costs more than a second of a core, which a job that deploys at the same moment needs more."""
 
 
 class SlotsUnavailableError(RuntimeError):
@@ -64,6 +70,12 @@ class Worker:
     used: bool = False
 
     @property
+    def machine(self) -> str:
+        """Where an agent can adopt it; empty when none can."""
+        machine: str = self.peer.hello.get("machine", "")
+        return machine
+
+    @property
     def data_address(self) -> tuple[str, int]:
         host, port = self.peer.hello["data_address"]
         return (host, port)
@@ -71,7 +83,11 @@ class Worker:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One barrier task. ``worker`` is the active worker, None while none is ready."""
+    """One barrier task. ``worker`` is the active worker, None while none is ready.
+
+    ``starting`` says since when a worker is spawned or adopted; ``adopting`` is the latter. ``spare_due`` is when a
+    spare may be spawned beside the active worker.
+    """
 
     slot_id: str
     stage_id: int
@@ -81,8 +97,15 @@ class Slot:
     owner: SlotOwner | None = None
     idle_since: float = field(default_factory=time.monotonic)
     starting: dict[str, float] = field(default_factory=dict)
+    adopting: Worker | None = None
+    spare_due: float = 0.0
     failed_starts: int = 0
     lost: bool = False
+
+    @property
+    def machine(self) -> str:
+        machine: str = self.agent.hello.get("machine", "")
+        return machine
 
     @property
     def host(self) -> str:
@@ -124,6 +147,7 @@ class SlotPool:
         heartbeat_timeout_s: float,
         idle_timeout_s: float,
         request_timeout_s: float,
+        spare_pause_s: float = SPARE_PAUSE_S,
     ) -> None:
         self._provider = provider
         self._secret = secret
@@ -131,8 +155,10 @@ class SlotPool:
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._idle_timeout_s = idle_timeout_s
         self._request_timeout_s = request_timeout_s
+        self._spare_pause_s = spare_pause_s
         self._slots: dict[str, Slot] = {}
         self._stages: dict[int, _Stage] = {}
+        self._orphans: dict[str, Worker] = {}
         self._stage_errors: dict[int, BaseException] = {}
         self._next_stage = 0
         self._next_worker = 0
@@ -153,6 +179,8 @@ class SlotPool:
             self._watch.cancel()
         for slot in self._slots.values():
             slot.agent.send({"type": "shutdown"})
+        for orphan in self._orphans.values():
+            orphan.peer.close()
         try:
             async with asyncio.timeout(10), self._changed:
                 await self._changed.wait_for(lambda: not self._stages)
@@ -179,18 +207,21 @@ class SlotPool:
     async def acquire(self, owner: SlotOwner, count: int, held: list[Slot]) -> list[Slot]:
         """``count`` living slots with a ready worker each, those in ``held`` first.
 
-        Raises SlotsUnavailableError when a stage cannot be launched or the request times out.
+        Raises SlotsUnavailableError when a stage cannot be launched or the request times out. Whatever is raised, what
+        was taken is given back, and what was held stays the owner's, who may also give it back meanwhile.
         """
         chosen = [slot for slot in held if not slot.lost][:count]
+        taken: list[Slot] = []
         launches = 0
         try:
             async with asyncio.timeout(self._request_timeout_s):
                 while True:
+                    chosen = [slot for slot in chosen if not slot.lost and slot.owner is owner]
                     for slot in self._slots.values():
-                        if len(chosen) < count and slot.owner is None and slot not in chosen:
+                        if len(chosen) < count and slot.owner is None:
                             slot.owner = owner
                             chosen.append(slot)
-                    chosen = [slot for slot in chosen if not slot.lost]
+                            taken.append(slot)
                     if len(chosen) == count and all(slot.worker is not None for slot in chosen):
                         return chosen
                     if len(chosen) < count and not self._launching():
@@ -200,16 +231,15 @@ class SlotPool:
                     async with self._changed:
                         await self._changed.wait()
                     self._raise_launch_failure()
-        except TimeoutError:
-            for slot in chosen:
-                self.release(slot)
-            raise SlotsUnavailableError(
-                f"{count} slots were not available within {self._request_timeout_s:g} s ({len(chosen)} were); "
-                "check that Spark has as many free task slots (cores) as the job's parallelism"
-            ) from None
-        except BaseException:
-            for slot in chosen:
-                self.release(slot)
+        except BaseException as error:
+            for slot in taken:
+                if slot.owner is owner:
+                    self.release(slot)
+            if isinstance(error, TimeoutError):
+                raise SlotsUnavailableError(
+                    f"{count} slots were not available within {self._request_timeout_s:g} s ({len(chosen)} were); "
+                    "check that Spark has as many free task slots (cores) as the job's parallelism"
+                ) from None
             raise
 
     def release(self, slot: Slot) -> None:
@@ -224,9 +254,9 @@ class SlotPool:
         """Kills the slot's worker and makes the spare the active one."""
         worker, slot.worker = slot.worker, slot.spare
         slot.spare = None
+        slot.spare_due = time.monotonic() + self._spare_pause_s
         if worker is not None:
-            worker.peer.listener = None
-            worker.peer.close()
+            _dismiss(worker)
             slot.agent.send({"type": "kill", "worker": worker.worker_id})
         self._start_workers(slot)
 
@@ -234,11 +264,7 @@ class SlotPool:
         """A peer has said hello to the control endpoint."""
         peer.listener = self
         if peer.role == "agent":
-            slot = Slot(peer.hello["slot"], peer.hello["stage"], peer)
-            self._slots[slot.slot_id] = slot
-            if slot.stage_id in self._stages:
-                self._stages[slot.stage_id].arrived += 1
-            self._start_workers(slot)
+            self._welcome_agent(peer)
         else:
             self._welcome_worker(peer)
 
@@ -248,13 +274,17 @@ class SlotPool:
             return
         if peer.role == "agent":
             if message["type"] == "exited":
-                if slot.starting.pop(message["worker"], None) is not None:
-                    slot.failed_starts += 1
-                self._worker_ended(slot, message["worker"], f"its process ended with exit code {message['code']}")
+                self._worker_exited(slot, message["worker"], message["code"])
+        elif slot.adopting is not None and slot.adopting.peer is peer:
+            if message["type"] == "adopted":
+                worker, slot.adopting = slot.adopting, None
+                self._worker_ready(slot, worker)
         elif slot.owner is not None and slot.worker is not None and slot.worker.peer is peer:
             slot.owner.worker_message(slot, message)
 
     def peer_lost(self, peer: Peer, reason: str) -> None:
+        if peer.role == "worker":
+            self._orphans.pop(peer.hello["worker"], None)
         slot = self._slots.get(peer.hello["slot"])
         if slot is None:
             return
@@ -263,24 +293,59 @@ class SlotPool:
         else:
             self._worker_ended(slot, peer.hello["worker"], reason)
 
-    def _welcome_worker(self, peer: Peer) -> None:
-        slot = self._slots.get(peer.hello["slot"])
-        if slot is None:
+    def _welcome_agent(self, peer: Peer) -> None:
+        stage = self._stages.get(peer.hello["stage"])
+        if stage is None or stage.ending:  # its stage has lost another agent before this one came
+            peer.send({"type": "shutdown"})
             peer.close()
             return
+        stage.arrived += 1
+        slot = Slot(peer.hello["slot"], peer.hello["stage"], peer)
+        self._slots[slot.slot_id] = slot
+        self._start_workers(slot)
+
+    def _welcome_worker(self, peer: Peer) -> None:
         worker = Worker(peer.hello["worker"], peer)
+        slot = self._slots.get(peer.hello["slot"])
+        if slot is None:
+            self._orphan(worker)
+        else:
+            self._worker_ready(slot, worker)
+
+    def _worker_ready(self, slot: Slot, worker: Worker) -> None:
         slot.starting.pop(worker.worker_id, None)
         slot.failed_starts = 0
         if slot.worker is None:
             slot.worker = worker
+            slot.spare_due = time.monotonic() + self._spare_pause_s
         else:
             slot.spare = worker
-        self._start_workers(slot)
+        for sibling in self._of_stage(slot.stage_id):
+            self._start_workers(sibling)
         self._notify()
 
+    def _of_stage(self, stage_id: int) -> list[Slot]:
+        return [slot for slot in self._slots.values() if slot.stage_id == stage_id]
+
+    def _has_workers(self, stage_id: int) -> bool:
+        """Whether all slots of a stage are there and have an active worker."""
+        stage = self._stages.get(stage_id)
+        complete = stage is None or stage.arrived >= stage.expected
+        return complete and all(slot.worker is not None for slot in self._of_stage(stage_id))
+
     def _start_workers(self, slot: Slot) -> None:
-        """One process at a time, so that the one a job waits for does not compete with its own spare."""
+        """One process at a time, and spares last, so that no spare competes with a worker that a job waits for."""
         if slot.lost or slot.starting or (slot.worker is not None and slot.spare is not None):
+            return
+        if slot.worker is not None and not self._has_workers(slot.stage_id):
+            return
+        orphan = next((worker for worker in self._orphans.values() if worker.machine == slot.machine), None)
+        if orphan is not None:
+            self._adopt(slot, orphan)
+            return
+        pause = slot.spare_due - time.monotonic()
+        if slot.worker is not None and pause > 0:
+            self._loop.call_later(pause, self._start_workers, slot)
             return
         self._next_worker += 1
         worker_id = f"{slot.slot_id}-w{self._next_worker}"
@@ -291,8 +356,38 @@ class SlotPool:
         else:
             slot.agent.send(spawn)
 
+    def _adopt(self, slot: Slot, worker: Worker) -> None:
+        """The agent holds the worker, the worker follows the agent; its answer makes it the slot's."""
+        del self._orphans[worker.worker_id]
+        logger.info("slot %s adopts worker %s", slot.slot_id, worker.worker_id)
+        worker.peer.hello["slot"] = slot.slot_id
+        slot.adopting = worker
+        slot.starting[worker.worker_id] = time.monotonic()
+        agent, process = slot.agent.hello, worker.peer.hello
+        identity = {"pid": process["pid"], "started": process["started"], "directory": process.get("directory", "")}
+        slot.agent.send({"type": "adopt", "worker": worker.worker_id, **identity})
+        worker.peer.send({"type": "adopt", "pid": agent["pid"], "started": agent["started"]})
+
+    def _orphan(self, worker: Worker) -> None:
+        """Keeps a worker without a slot for the agents to come. It ends by itself when none comes in time."""
+        if worker.machine and not self._closing:
+            self._orphans[worker.worker_id] = worker
+        else:
+            _dismiss(worker)
+
+    def _worker_exited(self, slot: Slot, worker_id: str, code: int | None) -> None:
+        """The agent says that a process has ended, or that it could not be adopted."""
+        if slot.starting.pop(worker_id, None) is not None:
+            slot.failed_starts += 1
+        known = "" if code is None else f" with exit code {code}"
+        self._worker_ended(slot, worker_id, f"its process ended{known}")
+
     def _worker_ended(self, slot: Slot, worker_id: str, reason: str) -> None:
-        if slot.spare is not None and slot.spare.worker_id == worker_id:
+        if slot.adopting is not None and slot.adopting.worker_id == worker_id:
+            slot.adopting.peer.close()
+            slot.adopting = None
+            slot.starting.pop(worker_id, None)
+        elif slot.spare is not None and slot.spare.worker_id == worker_id:
             slot.spare.peer.close()
             slot.spare = None
         elif slot.worker is not None and slot.worker.worker_id == worker_id:
@@ -302,31 +397,35 @@ class SlotPool:
         self._start_workers(slot)
         self._notify()
 
-    def _slot_ended(self, slot: Slot, reason: str) -> None:
+    def _slot_ended(self, slot: Slot, reason: str, *, keep_workers: bool = True) -> None:
         if slot.lost:
             return
         slot.lost = True
         self._slots.pop(slot.slot_id, None)
-        for worker in (slot.worker, slot.spare):
-            if worker is not None:
-                worker.peer.listener = None
-                worker.peer.close()
-        slot.worker = slot.spare = None
+        workers = [worker for worker in (slot.worker, slot.spare, slot.adopting) if worker is not None]
+        slot.worker = slot.spare = slot.adopting = None
+        kept = list(slot.starting) if keep_workers else []
+        for worker in workers:
+            if keep_workers and not worker.used:
+                kept.append(worker.worker_id)
+                self._orphan(worker)
+            else:
+                _dismiss(worker)
+        slot.agent.send({"type": "shutdown", "keep": kept})
         slot.agent.close()
         if slot.owner is not None:
             slot.owner.slot_lost(slot, f"slot {slot.slot_id} was lost: {reason}")
-        self._end_stage(slot.stage_id)
+        self._end_stage(slot.stage_id, keep_workers=keep_workers)
         self._notify()
 
-    def _end_stage(self, stage_id: int) -> None:
+    def _end_stage(self, stage_id: int, *, keep_workers: bool) -> None:
         """Spark fails a barrier stage as a whole: do not wait for it to take the other slots away one by one."""
         stage = self._stages.get(stage_id)
         if stage is None or stage.ending:
             return
         stage.ending = True
-        for sibling in [slot for slot in self._slots.values() if slot.stage_id == stage_id]:
-            sibling.agent.send({"type": "shutdown"})
-            self._slot_ended(sibling, "its barrier stage lost a task")
+        for sibling in self._of_stage(stage_id):
+            self._slot_ended(sibling, "its barrier stage lost a task", keep_workers=keep_workers)
 
     def _launching(self) -> bool:
         """Whether a launched stage has agents that have not reported in yet."""
@@ -350,7 +449,7 @@ class SlotPool:
     def _on_stage_ended(self, stage_id: int, error: BaseException | None) -> None:
         stage = self._stages.pop(stage_id, None)
         expected = stage is None or stage.ending
-        lost = [slot for slot in self._slots.values() if slot.stage_id == stage_id]
+        lost = self._of_stage(stage_id)
         if error is not None and not lost and not expected and not self._closing:
             self._stage_errors[stage_id] = error
         for slot in lost:
@@ -386,7 +485,7 @@ class SlotPool:
             self._provider.cancel(slot.stage_id)
             self._slot_ended(slot, silent)
             return
-        for worker in (slot.worker, slot.spare):
+        for worker in (slot.worker, slot.spare, slot.adopting):
             if worker is not None and now - worker.peer.last_heard > self._heartbeat_timeout_s:
                 slot.agent.send({"type": "kill", "worker": worker.worker_id})
                 self._worker_ended(slot, worker.worker_id, silent)
@@ -398,10 +497,10 @@ class SlotPool:
 
     def _end_idle_stages(self, now: float) -> None:
         for stage_id in list(self._stages):
-            slots = [slot for slot in self._slots.values() if slot.stage_id == stage_id]
+            slots = self._of_stage(stage_id)
             idle = all(slot.owner is None and now - slot.idle_since > self._idle_timeout_s for slot in slots)
             if slots and idle:
-                self._end_stage(stage_id)
+                self._end_stage(stage_id, keep_workers=False)
 
     def describe(self) -> list[dict[str, Any]]:
         """The slots for the cluster overview."""
@@ -415,6 +514,11 @@ class SlotPool:
             }
             for slot in self._slots.values()
         ]
+
+
+def _dismiss(worker: Worker) -> None:
+    worker.peer.listener = None
+    worker.peer.close()
 
 
 def _pause_before(attempts: int) -> float:

@@ -59,6 +59,14 @@ class OperatorStateStore:
         return tuple({**self._restored, **self._current}.values())
 
 
+class WaitingInput(Enum):
+    """What an operator that puts its input off (by a timer which is due) can know about what it puts off."""
+
+    NOTHING = "nothing, or the end of data"
+    ROWS = "rows"
+    BARRIER = "something that need not wait, perhaps behind rows: a barrier, the end of a job that does not drain"
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorContext:
     """What an operator may know and use.
@@ -66,8 +74,8 @@ class OperatorContext:
     ``attempt`` counts deployments of the job from 0 and grows with each restart. ``now_ms`` is the processing-time
     clock (ms since epoch). ``restored_checkpoint_id`` is None on a fresh start. ``keyed_state`` is None unless the spec
     is keyed; it covers ``key_groups``. ``set_timer(at_ms)`` asks for one ``on_processing_time`` call at or after that
-    time; a later call replaces the request if it is earlier. ``latest_completed`` tells the last checkpoint id this
-    job completed in this attempt, or the restored one.
+    time; a later call replaces the request if it is earlier. A due timer goes before input, so that an operator can put
+    its input off; ``waiting_input`` says what it puts off.
     """
 
     job_id: str
@@ -84,6 +92,7 @@ class OperatorContext:
     configuration: dict[str, str] = field(default_factory=dict)
     keyed_state: KeyedStateBackend | None = None
     restored_checkpoint_id: int | None = None
+    waiting_input: Callable[[], WaitingInput] = lambda: WaitingInput.NOTHING
 
 
 class Operator(ABC):
@@ -92,10 +101,21 @@ class Operator(ABC):
     context: OperatorContext
     output: Output
 
+    late_rows_dropped: int = 0
+    """Rows dropped since ``open`` because the watermark had reached their event time; read by the heartbeat."""
+
     def open(self, context: OperatorContext, output: Output) -> None:
         """Called once before any data, with restored state in the context. May emit."""
         self.context = context
         self.output = output
+
+    @property
+    def has_work_left(self) -> bool:
+        """Whether timers still work off what came as input: the end of data waits for it, and ``finish`` comes later.
+
+        Checkpoints go on meanwhile. Not asked when the job stops without draining.
+        """
+        return False
 
     @abstractmethod
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, StatefulProcessorHandle, ValueState
 from pyspark.sql.types import StructType
 
-from ckpt_runtime.operators.ddl import parse_schema
+from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.operators.errors import ProcessorUsageError
 from ckpt_runtime.operators.processor_states import HostedListState, HostedMapState, HostedValueState, KeyCursor
 from ckpt_runtime.state.backend import KeyedStateBackend
@@ -27,12 +26,8 @@ TIMERS = "$timers"
 
 
 def arrow_schema(schema: StructType | str, state: str) -> pa.Schema:
-    """The Arrow schema of a state variable; timestamps with a zone are UTC."""
-    if isinstance(schema, str):
-        schema = parse_schema(schema)
-    if not isinstance(schema, StructType):
-        raise StateSchemaError(f"state {state!r}: schema {schema!r} is neither a StructType nor a DDL string")
-    return to_arrow_schema(schema, timezone="UTC")
+    """The Arrow schema of a state variable; timestamps with a zone are UTC. Raises PlanError for what is no schema."""
+    return to_arrow_schema(schema, f"schema of state {state!r}")
 
 
 class HostedHandle(StatefulProcessorHandle):

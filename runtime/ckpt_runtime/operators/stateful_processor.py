@@ -17,8 +17,10 @@ import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
 
+from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
 from ckpt_runtime.graph.specs import ProcessSpec
 from ckpt_runtime.operators.errors import OperatorError, ProcessorUsageError, UserFunctionError
+from ckpt_runtime.operators.late_rows import LateRows
 from ckpt_runtime.operators.operator import MAX_WATERMARK, Operator, OperatorContext, Output
 from ckpt_runtime.operators.processor_handle import HostedHandle
 from ckpt_runtime.operators.processor_states import KeyCursor
@@ -27,6 +29,7 @@ from ckpt_runtime.state.columns import decoded_type
 
 OUTPUT_ROWS = 8_192
 PENDING_ROWS = 512
+WATERMARK = "watermark"
 TIME_MODES = ("none", "processingtime", "eventtime")
 
 
@@ -34,7 +37,8 @@ class StatefulProcessorOperator(Operator):
     """Built from a :class:`ProcessSpec`.
 
     ``init`` runs in ``open`` when the key's schema is known (from ``input_schema`` or the restored snapshot), otherwise
-    with the first batch.
+    with the first batch. In event time, rows at or before the watermark are dropped before user code sees them; the
+    watermark starts at 0 and is state, so that a restore neither fires a timer again nor lets late rows in.
     """
 
     def __init__(self, spec: ProcessSpec, input_schema: pa.Schema | None = None) -> None:
@@ -50,6 +54,9 @@ class StatefulProcessorOperator(Operator):
         self._key_class = row_class(spec.keys)
         self._pending: list[Any] = []
         self._watermark = 0
+        self._watermark_to_keep = 0
+        eventtime = self._time_mode == "eventtime"
+        self._late_rows = LateRows(spec.event_time_column) if eventtime and spec.event_time_column else None
         self._opened_user_code = False
 
     @staticmethod
@@ -62,6 +69,7 @@ class StatefulProcessorOperator(Operator):
         if context.keyed_state is None:
             raise OperatorError(f"operator {context.uid!r} hosts a StatefulProcessor but has no keyed state")
         self._results = RowsToBatch(context.uid, self._spec.output_schema)
+        self._watermark = self._watermark_to_keep = min(context.operator_state.restored(WATERMARK), default=0)
         if self._input_schema is not None:
             self._initialise(self._key_schema(self._input_schema))
         elif (key_schema := context.keyed_state.restored_key_schema()) is not None:
@@ -86,6 +94,9 @@ class StatefulProcessorOperator(Operator):
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         if self._handle is None:
             self._initialise(self._key_schema(batch.schema))
+        if self._late_rows is not None:
+            batch = self._late_rows.removed(batch, self._watermark)
+            self.late_rows_dropped = self._late_rows.dropped
         now = self.context.now_ms()
         self._handle_rows(batch, self._timer_values(now))
         self._fire(now)
@@ -129,10 +140,18 @@ class StatefulProcessorOperator(Operator):
 
     def process_watermark(self, timestamp_ms: int) -> None:
         self._watermark = max(self._watermark, timestamp_ms)
+        if timestamp_ms != MAX_WATERMARK:
+            self._watermark_to_keep = self._watermark
         if self._time_mode == "eventtime" and self._handle is not None:
             self._fire(self.context.now_ms())
             self._flush()
         self.output.emit_watermark(timestamp_ms)
+
+    def snapshot(self, checkpoint_id: int) -> None:
+        """Keeps the watermark, but not the one of the end of data: a job started from a drained savepoint goes on."""
+        if self._time_mode == "eventtime":
+            watermarks = [self._watermark_to_keep]
+            self.context.operator_state.put(WATERMARK, watermarks, OperatorStateMode.UNION)
 
     def on_processing_time(self, now_ms: int) -> None:
         if self._time_mode == "processingtime" and self._handle is not None:

@@ -48,12 +48,20 @@ async def limited_stream(request: Request, limit: int) -> AsyncIterator[bytes]:
         yield chunk
 
 
+async def _body(request: Request) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return b"".join([chunk async for chunk in limited_stream(request, MAX_BODY_BYTES)])
+    except TimeoutError:
+        raise ApiError(408, f"The request body did not arrive within {BODY_TIMEOUT_S:g} s.") from None
+
+
 async def read_object(request: Request, *, expected: str, empty_is_object: bool = True) -> dict[str, Any]:
     """The body as a JSON object. ``expected`` names the format in messages.
 
     An empty body counts as ``{}``, as in Flink, unless ``empty_is_object`` is false.
     """
-    raw = b"".join([chunk async for chunk in limited_stream(request, MAX_BODY_BYTES)])
+    raw = await _body(request)
     if not raw.strip():
         if empty_is_object:
             return {}
@@ -65,6 +73,14 @@ async def read_object(request: Request, *, expected: str, empty_is_object: bool 
     if not isinstance(document, dict):
         raise BadRequest(f"Request did not match expected format {expected}: the body must be a JSON object.")
     return document
+
+
+async def whole_request(request: Request) -> None:
+    """A dependency of requests that change something and ignore their body: it has to arrive whole all the same.
+
+    Otherwise a request that is broken behind its head would be refused by the HTTP layer and carried out by us.
+    """
+    await _body(request)
 
 
 class JsonRefused(ValueError):

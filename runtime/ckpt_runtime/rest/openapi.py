@@ -1,11 +1,18 @@
-"""Pieces for the OpenAPI document that handlers with hand-parsed bodies add to their routes."""
+"""The OpenAPI document: the framework's, plus bodies that handlers parse by hand, plus examples and their schemas.
+
+``examples.json`` holds real answers by path and situation; ``make docs`` writes it.
+"""
 
 from __future__ import annotations
 
+import json
+from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+
+from ckpt_runtime.rest.response_schemas import schema_of
 
 ERROR_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -13,29 +20,73 @@ ERROR_SCHEMA: dict[str, Any] = {
     "properties": {"errors": {"type": "array", "items": {"type": "string"}}},
 }
 HEX_ID_SCHEMA: dict[str, Any] = {"type": "string", "pattern": "^[0-9a-fA-F]{32}$"}
+PATH_SCHEMA: dict[str, Any] = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": 4096,
+    "description": "an absolute path or a URL, without control characters and '..'",
+}
 
 _MEANINGS = {
+    308: "The mode `stop` is gone; there is no `Location`.",
     400: "The request is malformed or a value is not acceptable; nothing has changed.",
     401: "No valid bearer token.",
+    403: "No token is set, and the caller is a web page or used a name that is not loopback.",
     404: "What the path names does not exist.",
     409: "The present state of the job forbids it; nothing has changed.",
+    408: "The body came too slowly.",
     413: "The body is too large.",
     503: "This driver cannot serve now; try again.",
+}
+
+_EXAMPLES_OF_ERRORS = {
+    308: "The termination mode 'stop' has been removed; use /jobs/fa461ac280c9aa36bde4a060aa97618c/stop.",
+    400: "checkpointInterval: 0 is not acceptable, it must be an integer from 1 to 315360000000",
+    401: "A valid bearer token is required.",
+    403: "Requests from other origins are not accepted.",
+    404: "Job fa461ac280c9aa36bde4a060aa97618c not found",
+    408: "No part of the request body arrived for 30 s.",
+    409: "Job fa461ac280c9aa36bde4a060aa97618c has already reached the terminal state FINISHED",
+    413: "The request body is larger than the limit of 1048576 bytes.",
+    503: "the session is shutting down",
 }
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The ``responses`` argument of a route: error statuses with their one shape."""
-    content = {"application/json": {"schema": ERROR_SCHEMA}}
-    return {status: {"description": _MEANINGS[status], "content": content} for status in (401, *statuses, 503)}
+    return {status: _error(status) for status in (401, 403, *statuses, 503)}
 
 
-def json_body(properties: dict[str, Any], *, required: bool = False, closed: bool = False) -> dict[str, Any]:
-    """The ``openapi_extra`` of a route that takes a JSON object; ``closed`` ones refuse unknown fields."""
+def _error(status: int) -> dict[str, Any]:
+    example = {"errors": [_EXAMPLES_OF_ERRORS[status]]}
+    return {
+        "description": _MEANINGS[status],
+        "content": {"application/json": {"schema": ERROR_SCHEMA, "example": example}},
+    }
+
+
+def json_body(
+    properties: dict[str, Any],
+    examples: dict[str, dict[str, Any]],
+    *,
+    required: tuple[str, ...] = (),
+    closed: bool = False,
+) -> dict[str, Any]:
+    """The ``openapi_extra`` of a route that takes a JSON object; ``closed`` ones refuse unknown fields.
+
+    ``examples`` are bodies by what they show. A body is optional unless a field of it is required or it is closed.
+    """
     schema: dict[str, Any] = {"type": "object", "properties": properties}
+    if required:
+        schema["required"] = list(required)
     if closed:
         schema |= {"additionalProperties": False, "minProperties": 1}
-    return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}
+    content = {"schema": schema, "examples": _named(examples)}
+    return {"requestBody": {"required": bool(required) or closed, "content": {"application/json": content}}}
+
+
+def _named(examples: dict[str, Any]) -> dict[str, Any]:
+    return {name: {"value": value} for name, value in examples.items()}
 
 
 def install_openapi(app: FastAPI, *, authenticated: bool) -> None:
@@ -43,23 +94,32 @@ def install_openapi(app: FastAPI, *, authenticated: bool) -> None:
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
-            schema = get_openapi(
-                title=app.title, version=app.version, description=app.description, routes=app.routes, servers=_SERVERS
-            )
-            for operations in schema["paths"].values():
-                for operation in operations.values():
-                    operation["responses"].pop("422", None)
-            for unused in ("HTTPValidationError", "ValidationError"):
-                schema.get("components", {}).get("schemas", {}).pop(unused, None)
-            if authenticated:
-                schema.setdefault("components", {})["securitySchemes"] = {
-                    "bearer": {"type": "http", "scheme": "bearer"}
-                }
-                schema["security"] = [{"bearer": []}]
-            app.openapi_schema = schema
+            app.openapi_schema = _document(app, authenticated=authenticated)
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
+
+
+def _document(app: FastAPI, *, authenticated: bool) -> dict[str, Any]:
+    schema = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes, servers=_SERVERS
+    )
+    examples = json.loads(files("ckpt_runtime.rest").joinpath("examples.json").read_text("utf-8"))
+    for path, operations in schema["paths"].items():
+        for method, operation in operations.items():
+            operation["responses"].pop("422", None)
+            _describe_answer(operation, examples[f"{method.upper()} {path}"])
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schema.get("components", {}).get("schemas", {}).pop(unused, None)
+    if authenticated:
+        schema.setdefault("components", {})["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+        schema["security"] = [{"bearer": []}]
+    return schema
+
+
+def _describe_answer(operation: dict[str, Any], examples: dict[str, Any]) -> None:
+    answer = next(answer for status, answer in operation["responses"].items() if status.startswith("2"))
+    answer["content"] = {"application/json": {"schema": schema_of(examples.values()), "examples": _named(examples)}}
 
 
 _SERVERS: list[dict[str, str | Any]] = [{"url": "/v1"}, {"url": "/"}]

@@ -13,7 +13,8 @@ from pydantic import AfterValidator
 from ckpt_runtime.jobmaster.gateway import DispatcherGateway
 
 HEX_ID_PATTERN = "^[0-9a-fA-F]{32}$"
-MAX_LONG = 2**63 - 1
+_JOB, _VERTEX = "fa461ac280c9aa36bde4a060aa97618c", "f74362dd18da632fe7d708268d6f8693"
+_TRIGGER = "3e4fc69c1d0a4bb0b1a4d1a2c3b4d5e6"
 
 
 def _lower(value: str) -> str:
@@ -28,20 +29,31 @@ def gateway_of(request: Request) -> DispatcherGateway:
 
 Gateway = Annotated[DispatcherGateway, Depends(gateway_of)]
 JobId = Annotated[
-    str, Path(alias="jobid", description="job id, 32 hex digits", pattern=HEX_ID_PATTERN), AfterValidator(_lower)
+    str,
+    Path(alias="jobid", description="job id, 32 hex digits", pattern=HEX_ID_PATTERN, examples=[_JOB]),
+    AfterValidator(_lower),
 ]
 VertexId = Annotated[
-    str, Path(alias="vertexid", description="vertex id, 32 hex digits", pattern=HEX_ID_PATTERN), AfterValidator(_lower)
+    str,
+    Path(alias="vertexid", description="vertex id, 32 hex digits", pattern=HEX_ID_PATTERN, examples=[_VERTEX]),
+    AfterValidator(_lower),
 ]
 TriggerId = Annotated[
     str,
-    Path(alias="triggerid", description="trigger id, 32 hex digits", pattern=HEX_ID_PATTERN),
+    Path(alias="triggerid", description="trigger id, 32 hex digits", pattern=HEX_ID_PATTERN, examples=[_TRIGGER]),
     AfterValidator(_lower),
 ]
-CheckpointId = Annotated[str, Path(alias="checkpointid", description="checkpoint id", pattern="^[0-9]{1,19}$")]
+CheckpointId = Annotated[
+    str, Path(alias="checkpointid", description="checkpoint id", pattern="^[0-9]{1,19}$", examples=["42"])
+]
 PipelineId = Annotated[
     str, Path(alias="jarid", description="id of an uploaded pipeline", pattern="^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}$")
 ]
-MetricNames = Annotated[str | None, Query(alias="get", description="comma-separated metric names", max_length=8192)]
-Aggregations = Annotated[str | None, Query(alias="agg", description="comma-separated: min, max, avg, sum, skew")]
+MetricNames = Annotated[
+    str | None, Query(alias="get", description="comma-separated metric names", max_length=8192, examples=["uptime"])
+]
+Aggregations = Annotated[
+    str | None,
+    Query(alias="agg", description="comma-separated: min, max, avg, sum, skew", max_length=200, examples=["min,max"]),
+]
 MaxExceptions = Annotated[int, Query(alias="maxExceptions", ge=1, le=1000, description="how many entries at most")]

@@ -9,10 +9,14 @@ import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
+
+from ckpt_runtime.configuration.rest_options import RestOptions
+from ckpt_runtime.rest.http_protocol import BoundedHttpProtocol
 
 _GRACE_S = 5
 
@@ -28,16 +32,25 @@ class EmbeddedServer(uvicorn.Server):
         yield
 
 
-async def start(app: ASGIApp, host: str, port: int, **options: Any) -> tuple[EmbeddedServer, int]:
+async def start(
+    app: ASGIApp,
+    host: str,
+    port: int,
+    *,
+    max_connections: int = RestOptions.MAX_CONNECTIONS.default,
+    **options: Any,
+) -> tuple[EmbeddedServer, int]:
     """Bind, serve, and return the server and its port once it accepts connections.
 
-    ``port`` 0 takes a free one. ``options`` go to ``uvicorn.Config`` (``ssl_certfile``, ``ssl_keyfile``, ...).
-    Raises :class:`OSError` when the address cannot be bound. Callers check the binding first
-    (:func:`ckpt_runtime.rest.auth.check_binding`).
+    ``port`` 0 takes a free one. ``max_connections`` are served at a time. ``options`` go to ``uvicorn.Config``
+    (``ssl_certfile``, ``ssl_keyfile``, ...). Raises :class:`OSError` when the address cannot be bound. Callers check
+    the binding first (:func:`ckpt_runtime.rest.auth.check_binding`).
     """
     listening = _bind(host, port)
     config = uvicorn.Config(
         app,
+        http=cast(type[BoundedHttpProtocol], partial(BoundedHttpProtocol, max_connections=max_connections)),
+        ws="none",
         log_config=None,
         access_log=False,
         lifespan="off",

@@ -15,6 +15,7 @@ from ckpt_runtime.client.session_command import TOKEN_VARIABLE, session_command,
 
 POLL_S = 0.1
 STOP_TIMEOUT_S = 30.0
+LOCAL_SLOTS = 2
 
 
 class SessionStartError(RuntimeError):
@@ -36,7 +37,7 @@ class SessionInfo:
 
 def start_session(
     master: str,
-    slots: int,
+    slots: int | None,
     *,
     rest_port: int = 0,
     token: str | None = None,
@@ -50,18 +51,20 @@ def start_session(
     """Launches the session and waits until its REST API answers.
 
     ``master`` is a Spark master URL; ``local`` becomes ``local[slots]``, since a barrier stage needs that many free
-    task slots at once (they may outnumber the cores). The token travels in the environment, never on a command line.
-    Raises SessionCommandError, or SessionStartError after killing what was started.
+    task slots at once (they may outnumber the cores). On a standalone master ``slots`` is how many the application may
+    take, by way of ``spark.cores.max``; None leaves all to it. Other masters have settings of their own for that. The
+    token travels in the environment, never on a command line. Raises SessionCommandError, or SessionStartError after
+    killing what was started.
     """
     log_file = log_file.absolute()
     log_file.parent.mkdir(parents=True, exist_ok=True)
     ready_file = log_file.with_suffix(".ready.json")
     ready_file.unlink(missing_ok=True)
     command = session_command(
-        f"local[{slots}]" if master in ("local", "local[*]") else master,
+        f"local[{slots or LOCAL_SLOTS}]" if master in ("local", "local[*]") else master,
         rest_host=rest_host,
         rest_port=rest_port,
-        spark_conf=spark_conf,
+        spark_conf={**_slot_settings(master, slots, spark_conf or {}), **(spark_conf or {})},
         configuration=conf,
         work_directory=None if work_directory is None else str(work_directory),
         ready_file=str(ready_file),
@@ -83,6 +86,14 @@ def start_session(
         _signal_group(process.pid, signal.SIGKILL)
         process.wait()
         raise
+
+
+def _slot_settings(master: str, slots: int | None, spark_conf: dict[str, str]) -> dict[str, str]:
+    """A task takes ``spark.task.cpus`` cores; its value is Spark's to check."""
+    if slots is None or not master.startswith("spark://"):
+        return {}
+    cpus = spark_conf.get("spark.task.cpus", "1")
+    return {"spark.cores.max": str(slots * int(cpus))} if cpus.isdecimal() else {}
 
 
 def stop_session(info: SessionInfo, timeout_s: float = STOP_TIMEOUT_S) -> bool:

@@ -63,6 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
         .config("spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures", "20")
         .config("spark.stage.maxConsecutiveAttempts", "1")
         .config("spark.task.maxFailures", "1")
+        .config("spark.python.task.killTimeout", "500ms")  # an agent of a failed stage that hangs holds up the next one
         .config("spark.ui.showConsoleProgress", "false")
         .getOrCreate()
     )
@@ -129,12 +130,14 @@ async def serve(context: SparkContext, options: SessionOptions) -> None:
     await cluster.start()
     limit = options.configuration.get(RestOptions.MAX_CONTENT_LENGTH)
     app = create_app(cluster.dispatcher, token=options.token, max_upload_bytes=limit)
-    server, port = await rest_server.start(app, options.rest_host, options.rest_port)
+    connections = options.configuration.get(RestOptions.MAX_CONNECTIONS)
+    server, port = await rest_server.start(app, options.rest_host, options.rest_port, max_connections=connections)
     url = f"http://{_reachable(options.rest_host)}:{port}"
     logger.info("CKPT_REST_URL %s", url)
-    if options.ready_file is not None:
-        _write_ready_file(options.ready_file, url, context.applicationId or "")
     try:
+        await _lead(cluster, url, context.applicationId or "", stop)
+        if options.ready_file is not None and not stop.is_set():
+            _write_ready_file(options.ready_file, url, context.applicationId or "")
         await stop.wait()
     finally:
         logger.info("the session ends")
@@ -142,6 +145,18 @@ async def serve(context: SparkContext, options: SessionOptions) -> None:
         await cluster.stop()
         if options.ready_file is not None:
             options.ready_file.unlink(missing_ok=True)
+
+
+async def _lead(cluster: Cluster, url: str, application_id: str, stop: asyncio.Event) -> None:
+    """Waits for leadership, or for the end of the session."""
+    leading = asyncio.ensure_future(cluster.lead(url, application_id))
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((leading, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if leading.done():
+        leading.result()
+    else:
+        leading.cancel()
 
 
 def _reachable(host: str) -> str:

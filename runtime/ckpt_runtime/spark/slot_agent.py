@@ -1,7 +1,8 @@
 """The slot agent: the long-running Python function of one barrier task. Small and boring on purpose.
 
-It starts worker processes when the driver asks for them, reports when one ended, and kills one on request. It relays no
-data and runs no user code, so that Spark, which fails a whole barrier stage when one task fails, rarely sees a failure.
+It starts worker processes when the driver asks for them, or adopts those of an agent that is gone, reports when one
+ended, and kills one on request. It relays no data and runs no user code, so that Spark, which fails a whole barrier
+stage when one task fails, rarely sees a failure.
 """
 
 from __future__ import annotations
@@ -9,18 +10,25 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
+from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.network.connections import ControlConnection
+from ckpt_runtime.spark import processes
 
 logger = logging.getLogger(__name__)
 
 _ZIPPED = ("pyspark.zip", "py4j-")
+_DIRECTORY_PREFIX = "ckpt-worker-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +41,54 @@ class AgentParameters:
     stage_id: int
 
 
+class WorkerProcess(Protocol):
+    """A process that the agent started or adopted."""
+
+    def kill(self) -> None: ...
+
+    def wait(self) -> int | None:
+        """Its exit code, None when that is unknown."""
+
+    def let_go(self) -> None:
+        """It may live on without this agent."""
+
+
+class SpawnedProcess:
+    """A child. Its standard input stays open as long as the agent holds it."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], start: dict[str, Any]) -> None:
+        self._process = subprocess.Popen(
+            command,
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=sys.__stderr__.fileno() if sys.__stderr__ is not None else None,
+            env=environment,
+        )
+        assert self._process.stdin is not None
+        self._pipe = self._process.stdin
+        with suppress(BrokenPipeError):
+            self._pipe.write(json.dumps(start).encode() + b"\n")
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self) -> int:
+        code = self._process.wait()
+        self._pipe.close()
+        return code
+
+    def let_go(self) -> None:
+        self._pipe.close()
+
+
 class SlotAgent:
     """One slot's supervisor; :meth:`run` returns when the driver says so or is gone."""
 
     def __init__(self, parameters: AgentParameters, index: int) -> None:
         self._parameters = parameters
         self._slot = f"{parameters.stage_id}-{index}"
-        self._workers: dict[str, subprocess.Popen[bytes]] = {}
+        self._workers: dict[str, WorkerProcess] = {}
+        self._directories: dict[str, str] = {}
         self._connection: ControlConnection | None = None
 
     def run(self) -> None:
@@ -54,7 +103,7 @@ class SlotAgent:
                     "role": "agent",
                     "slot": self._slot,
                     "stage": parameters.stage_id,
-                    "pid": os.getpid(),
+                    **processes.identity(),
                     "host": connection.local_host,
                     "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
                 }
@@ -67,10 +116,12 @@ class SlotAgent:
             self._kill_all()
             connection.close()
 
-    def _handle(self, message: dict[str, str]) -> bool:
+    def _handle(self, message: dict[str, Any]) -> bool:
         match message["type"]:
             case "spawn":
                 self._spawn(message["worker"])
+            case "adopt":
+                self._adopt(message["worker"], message["pid"], message["started"], message["directory"])
             case "kill":
                 worker = self._workers.get(message["worker"])
                 if worker is not None:
@@ -79,42 +130,69 @@ class SlotAgent:
                 assert self._connection is not None
                 self._connection.send({"type": "heartbeat"})
             case "shutdown":
+                self._let_go(message.get("keep", ()))
                 return False
             case other:
                 logger.warning("slot %s: unknown message %r", self._slot, other)
         return True
 
     def _spawn(self, worker_id: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_worker_path()), "TZ": "UTC"}
-        worker = subprocess.Popen(
-            [sys.executable, "-m", "ckpt_runtime.spark.worker_main"],
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=sys.__stderr__.fileno() if sys.__stderr__ is not None else None,
-            env=environment,
-        )
-        self._workers[worker_id] = worker
-        assert worker.stdin is not None
+        """A machine without processes or space is reported like a worker that ended: the driver tries again later."""
+        environment = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
         start = {
             "driver": [self._parameters.driver_host, self._parameters.driver_port],
             "secret": self._parameters.secret,
             "slot": self._slot,
             "worker": worker_id,
         }
-        with suppress(BrokenPipeError):
-            worker.stdin.write(json.dumps(start).encode() + b"\n")
+        command = [sys.executable, "-m", "ckpt_runtime.spark.worker_main"]
+        directory = ""
+        try:
+            start["directory"] = directory = tempfile.mkdtemp(prefix=_DIRECTORY_PREFIX)
+            environment |= {"PYTHONPATH": os.pathsep.join(_worker_path()), "TZ": "UTC", "TMPDIR": directory}
+            worker = SpawnedProcess(command, environment, start)
+        except OSError as error:
+            logger.warning("slot %s: worker %s cannot be started: %s", self._slot, worker_id, error)
+            _remove(directory)
+            self._report_exit(worker_id, None)
+            return
+        self._supervise(worker_id, worker, directory)
+
+    def _adopt(self, worker_id: str, pid: int, started: int, directory: str) -> None:
+        try:
+            worker = processes.AdoptedProcess(pid, started)
+        except OSError as error:
+            logger.info("slot %s: worker %s cannot be adopted: %s", self._slot, worker_id, error)
+            self._report_exit(worker_id, None)
+            return
+        self._supervise(worker_id, worker, directory)
+
+    def _supervise(self, worker_id: str, worker: WorkerProcess, directory: str) -> None:
+        self._workers[worker_id] = worker
+        self._directories[worker_id] = directory
         threading.Thread(target=self._watch, args=(worker_id, worker), daemon=True).start()
 
-    def _watch(self, worker_id: str, worker: subprocess.Popen[bytes]) -> None:
+    def _watch(self, worker_id: str, worker: WorkerProcess) -> None:
         code = worker.wait()
-        self._workers.pop(worker_id, None)
-        if worker.stdin is not None:
-            worker.stdin.close()
+        directory = self._directories.pop(worker_id, "")
+        if self._workers.pop(worker_id, None) is not None:
+            self._report_exit(worker_id, code)
+        _remove(directory)
+
+    def _report_exit(self, worker_id: str, code: int | None) -> None:
         assert self._connection is not None
         try:
             self._connection.send({"type": "exited", "worker": worker_id, "code": code})
         except OSError:
             logger.debug("slot %s: the driver is gone, cannot report worker %s", self._slot, worker_id)
+
+    def _let_go(self, worker_ids: Collection[str]) -> None:
+        """They wait for the agent of the next stage."""
+        for worker_id in worker_ids:
+            worker = self._workers.pop(worker_id, None)
+            if worker is not None:
+                self._directories.pop(worker_id, None)
+                worker.let_go()
 
     def _kill_all(self) -> None:
         workers = list(self._workers.values())
@@ -122,6 +200,14 @@ class SlotAgent:
             worker.kill()
         for worker in workers:
             worker.wait()
+        for directory in list(self._directories.values()):
+            _remove(directory)
+
+
+def _remove(directory: str) -> None:
+    """A worker's temporary files. It is killed when its job is over, so it cannot do that itself."""
+    if Path(directory).name.startswith(_DIRECTORY_PREFIX):
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _worker_path() -> list[str]:

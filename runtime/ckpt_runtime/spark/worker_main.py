@@ -1,7 +1,7 @@
 """Entry point of a worker process: start-up in the right order, then the control loop until agent or driver is gone.
 
-A worker reads one JSON line from its agent on standard input; the end of that pipe means that the agent died, and the
-worker follows at once, so that no orphan ever touches a sink.
+A worker reads one JSON line from its agent on standard input; the end of that pipe means that the agent is gone, and a
+worker that runs a job follows at once, so that no orphan ever touches a sink (see ``tether.py``).
 """
 
 from __future__ import annotations
@@ -10,8 +10,13 @@ import gc
 import json
 import logging
 import os
+import shutil
 import sys
-import threading
+from contextlib import suppress
+from functools import partial
+from typing import NoReturn
+
+from ckpt_runtime.spark.tether import Tether
 
 SWITCH_INTERVAL_S = 0.0005
 GC_THRESHOLDS = (10_000, 20, 50)
@@ -22,7 +27,9 @@ def main() -> None:
     """Runs until the driver says shutdown or either side is lost."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     start = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_follow_agent, name="agent-watch", daemon=True).start()
+    directory = start["directory"]
+    tether = Tether(sys.stdin.fileno(), partial(_end, directory), directory=directory)
+    tether.start()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     import pyarrow as pa
@@ -37,7 +44,7 @@ def main() -> None:
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     connection = ControlConnection.dial((start["driver"][0], start["driver"][1]), start["secret"])
-    worker = TaskWorker(connection, start["secret"], slot=start["slot"], worker_id=start["worker"])
+    worker = TaskWorker(connection, start["secret"], tether, slot=start["slot"], worker_id=start["worker"])
     try:
         worker.run()
     except ConnectionError:
@@ -45,12 +52,14 @@ def main() -> None:
     finally:
         worker.close()
         logging.shutdown()
+        shutil.rmtree(directory, ignore_errors=True)
         os._exit(0)
 
 
-def _follow_agent() -> None:
-    while sys.stdin.buffer.read(4096):
-        pass
+def _end(directory: str) -> NoReturn:
+    """At once: somebody else deletes what a job left in the directory, which may take a while."""
+    with suppress(OSError):
+        os.posix_spawnp("rm", ["rm", "-rf", "--", directory], os.environ)
     os._exit(1)
 
 

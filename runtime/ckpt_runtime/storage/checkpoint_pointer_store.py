@@ -1,4 +1,4 @@
-"""Pointers to a job's completed checkpoints, and the counter that gives checkpoints their ids.
+"""Pointers to a job's completed checkpoints, and the counters of its checkpoint ids and attempts.
 
 The pointer makes a checkpoint restorable by the next driver: it is added after ``_metadata`` is published and removed
 before anything of the checkpoint is deleted.
@@ -6,21 +6,18 @@ before anything of the checkpoint is deleted.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckpt_runtime.storage.documents import MAX_DOCUMENT_BYTES, decode_document, encode_document
-from ckpt_runtime.storage.errors import AlreadyExistsError, AmbiguousWriteError, ConflictError, StorageError
-from ckpt_runtime.storage.filesystem import Location, delete_file, list_names, make_directory, read_bytes
-from ckpt_runtime.storage.job_store import Fence, no_fence
-from ckpt_runtime.storage.publish import publish
-from ckpt_runtime.storage.versioned_document import VersionedDocument
+from ckpt_runtime.storage.errors import AlreadyExistsError, CorruptFileError
+from ckpt_runtime.storage.fenced_document import Fence, FencedDocument, no_fence
+from ckpt_runtime.storage.filesystem import Location
 
-_NAME = re.compile(r"([0-9]{20})\.json")
-_ATTEMPTS = 100
 FIRST_CHECKPOINT_ID = 1
+
+_DISPOSAL = "disposal-"
+"""Before the id of a checkpoint whose pointer is gone and whose files are being deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +29,11 @@ class CheckpointPointer:
 
 
 class CheckpointPointerStore:
-    """The pointers of one job, each a file that is created once and never changed."""
+    """The pointers of one job, in one document: a driver that lost its lease can add none (see ``fenced_document``)."""
 
-    def __init__(self, directory: Location, fence: Fence = no_fence) -> None:
+    def __init__(self, directory: Location, fence: Fence = no_fence, epoch: int = 0) -> None:
         """``directory`` need not exist. Touches nothing."""
-        self._directory = directory
-        self._fence = fence
+        self._document = FencedDocument(directory, fence, epoch)
 
     def add(self, checkpoint_id: int, document: Mapping[str, Any]) -> None:
         """Adds a pointer. Adding the very same one again is fine, which is how an unknown outcome is settled.
@@ -45,69 +41,110 @@ class CheckpointPointerStore:
         Raises :class:`AlreadyExistsError` when there is a different one, :class:`AmbiguousWriteError` when it is
         unknown whether it was added, :class:`StorageError` when it was not.
         """
-        self._fence()
-        file = self._file(checkpoint_id)
-        data = encode_document(document)
-        make_directory(self._directory)
-        try:
-            publish(file, data)
-        except AlreadyExistsError:
-            if read_bytes(file, 2 * MAX_DOCUMENT_BYTES) != data:
-                raise
-
-    def get(self, checkpoint_id: int) -> CheckpointPointer:
-        """Raises :class:`NotFoundError`, or :class:`CorruptFileError` naming the file."""
-        file = self._file(checkpoint_id)
-        return CheckpointPointer(checkpoint_id, decode_document(read_bytes(file, 2 * MAX_DOCUMENT_BYTES), file.url))
-
-    def list(self) -> list[CheckpointPointer]:
-        """All pointers by ascending id. Raises :class:`CorruptFileError` naming a damaged one: none is left out."""
-        matches = (_NAME.fullmatch(name) for name in list_names(self._directory))
-        return [self.get(int(match[1])) for match in matches if match]
-
-    def remove(self, checkpoint_id: int) -> None:
-        """Removes a pointer and makes sure that it is gone; none there is fine."""
-        self._fence()
-        delete_file(self._file(checkpoint_id))
-
-    def _file(self, checkpoint_id: int) -> Location:
         if checkpoint_id < 0:
             raise ValueError(f"checkpoint id {checkpoint_id} is negative")
-        return self._directory.child(f"{checkpoint_id:020d}.json")
+        key, url = str(checkpoint_id), self._document.directory.url
+
+        def added(present: dict[str, Any]) -> dict[str, Any]:
+            if present.get(key, document) != document:
+                raise AlreadyExistsError(f"{url} already has another pointer to checkpoint {checkpoint_id}", url)
+            return {**present, key: dict(document)}
+
+        self._document.change(added)
+
+    def list(self) -> Sequence[CheckpointPointer]:
+        """All pointers by ascending id. Raises :class:`CorruptFileError` naming a damaged file: none is left out."""
+        return self._pointers(self._document.read())
+
+    def adopt(self) -> Sequence[CheckpointPointer]:
+        """All pointers, of which an earlier leader can from now on neither add nor remove any."""
+        return self._pointers(self._document.adopt())
+
+    def remove(self, checkpoint_id: int, disposal: Mapping[str, Any] | None = None) -> None:
+        """Removes a pointer and makes sure that it is gone; none there is fine.
+
+        ``disposal`` is left in its place, in the same step, until :meth:`settle`.
+        """
+        gone = str(checkpoint_id)
+
+        def removed(present: dict[str, Any]) -> dict[str, Any]:
+            left = {key: value for key, value in present.items() if key != gone}
+            return left if disposal is None else {**left, _DISPOSAL + gone: dict(disposal)}
+
+        self._document.change(removed)
+
+    def disposals(self) -> Mapping[int, dict[str, Any]]:
+        """What :meth:`remove` left, by checkpoint id. Raises :class:`CorruptFileError`."""
+        document = self._document.read()
+        try:
+            return {
+                int(key.removeprefix(_DISPOSAL)): dict(value)
+                for key, value in document.items()
+                if key.startswith(_DISPOSAL)
+            }
+        except (TypeError, ValueError) as error:
+            url = self._document.directory.url
+            raise CorruptFileError(f"{url} holds no usable disposals: {error!r}", url) from error
+
+    def settle(self, checkpoint_id: int) -> None:
+        """The disposal is done; none there is fine."""
+        done = f"{_DISPOSAL}{checkpoint_id}"
+        self._document.change(lambda present: {key: value for key, value in present.items() if key != done})
+
+    def _pointers(self, document: dict[str, Any]) -> Sequence[CheckpointPointer]:
+        pointers = {key: value for key, value in document.items() if not key.startswith(_DISPOSAL)}
+        try:
+            found = [CheckpointPointer(int(key), dict(value)) for key, value in pointers.items()]
+        except (TypeError, ValueError) as error:
+            url = self._document.directory.url
+            raise CorruptFileError(f"{url} holds no usable pointers: {error!r}", url) from error
+        return sorted(found, key=lambda pointer: pointer.checkpoint_id)
 
 
-class CheckpointIdCounter:
-    """The next checkpoint id of one job. Ids rise and are never given twice, whatever crashes and whoever leads."""
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """No checkpoint id and no attempt from these on was ever used."""
 
-    def __init__(self, directory: Location, fence: Fence = no_fence) -> None:
+    next_checkpoint_id: int = FIRST_CHECKPOINT_ID
+    next_attempt: int = 0
+
+
+class JobCounters:
+    """The next checkpoint id and the next attempt of one job. They only rise; a number is used after it was stored."""
+
+    def __init__(self, directory: Location, fence: Fence = no_fence, epoch: int = 0) -> None:
         """``directory`` need not exist. Touches nothing."""
-        self._document = VersionedDocument(directory)
-        self._fence = fence
+        self._document = FencedDocument(directory, fence, epoch)
 
-    def get(self) -> int:
-        """The id that the next :meth:`get_and_increment` returns, if nobody else comes first."""
-        revision = self._document.read()
-        return FIRST_CHECKPOINT_ID if revision is None else int(revision.document["next"])
+    def get(self) -> Counters:
+        """What is stored. Raises :class:`CorruptFileError`."""
+        return self._counters(self._document.read())
 
-    def get_and_increment(self) -> int:
-        """Takes an id. It is this caller's alone; an id whose taking ended in an error is skipped for good."""
-        return self._advance(lambda present: present + 1)
+    def adopt(self) -> Counters:
+        """As :meth:`get`; an earlier leader can from now on use no further number."""
+        return self._counters(self._document.adopt())
 
-    def set_at_least(self, checkpoint_id: int) -> None:
-        """Makes sure that no id below ``checkpoint_id`` is given from now on (after a restore)."""
-        if self.get() < checkpoint_id:
-            self._advance(lambda present: max(present, checkpoint_id))
+    def reserve_checkpoint(self, checkpoint_id: int) -> None:
+        """No later driver uses this id or a smaller one. Repeating an unknown outcome is fine."""
+        self._raise_to(Counters(next_checkpoint_id=checkpoint_id + 1))
 
-    def _advance(self, step: Any) -> int:
-        """The value before a step that nobody else has taken."""
-        for _ in range(_ATTEMPTS):
-            self._fence()
-            revision = self._document.read()
-            present = FIRST_CHECKPOINT_ID if revision is None else int(revision.document["next"])
-            try:
-                self._document.write(0 if revision is None else revision.number, {"next": step(present)})
-            except (ConflictError, AmbiguousWriteError):
-                continue
-            return present
-        url = self._document.directory.url
-        raise StorageError(f"cannot advance the checkpoint id counter {url}: it changes all the time", url)
+    def reserve_attempt(self, attempt: int) -> None:
+        """No later driver uses this attempt or a smaller one. Repeating an unknown outcome is fine."""
+        self._raise_to(Counters(next_attempt=attempt + 1))
+
+    def _raise_to(self, least: Counters) -> None:
+        def raised(document: dict[str, Any]) -> dict[str, Any]:
+            present = self._counters(document)
+            return {
+                "next_checkpoint_id": max(present.next_checkpoint_id, least.next_checkpoint_id),
+                "next_attempt": max(present.next_attempt, least.next_attempt),
+            }
+
+        self._document.change(raised)
+
+    def _counters(self, document: dict[str, Any]) -> Counters:
+        try:
+            return Counters(**{name: int(value) for name, value in document.items()})
+        except (TypeError, ValueError) as error:
+            url = self._document.directory.url
+            raise CorruptFileError(f"{url} holds no usable counters: {error!r}", url) from error

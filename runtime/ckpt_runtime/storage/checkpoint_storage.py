@@ -25,9 +25,14 @@ _SAVEPOINT_ATTEMPTS = 10
 
 def check_job_id(job_id: str) -> str:
     """Returns the id. Raises :class:`InvalidLocationError` unless it is 32 lower-case hex digits."""
-    if _JOB_ID.fullmatch(job_id) is None:
+    if not is_job_id(job_id):
         raise InvalidLocationError(f"{job_id!r} is no job id; allowed: 32 lower-case hex digits", job_id)
     return job_id
+
+
+def is_job_id(name: str) -> bool:
+    """Whether a name is 32 lower-case hex digits."""
+    return _JOB_ID.fullmatch(name) is not None
 
 
 class CheckpointStorage:
@@ -106,4 +111,5 @@ __all__ = [
     "check_job_id",
     "initialize_savepoint",
     "is_checkpoint_name",
+    "is_job_id",
 ]

@@ -8,10 +8,12 @@ what its metadata refers to is deleted, and its directories only when they are e
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
+from ckpt_runtime.storage.crash_points import reach
 from ckpt_runtime.storage.errors import InvalidLocationError
 from ckpt_runtime.storage.filesystem import (
     Location,
@@ -33,7 +35,9 @@ def delete_checkpoint(storage: CheckpointStorage, checkpoint_id: int) -> None:
     directory = storage.checkpoint(checkpoint_id)
     if exists(directory):
         delete_file(directory.child(METADATA_NAME))
+        reach("checkpoint-half-deleted")
         delete_tree(directory)
+        reach("checkpoint-deleted")
 
 
 def delete_job_directory(storage: CheckpointStorage) -> bool:
@@ -53,25 +57,55 @@ def delete_state_file(owner: Location, file: Location) -> None:
     delete_file(file)
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotDisposal:
+    """A checked order to delete one snapshot. Its files are known even when its metadata is gone already."""
+
+    directory: Location
+    files: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(cls, url: str) -> SnapshotDisposal:
+        """Reads and checks; deletes nothing. Raises as :func:`dispose_snapshot`."""
+        snapshot = read_metadata(resolve(url))
+        paths = sorted(set(_relative_files(snapshot.document, snapshot.directory)))
+        return cls._checked(snapshot.directory, paths)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> SnapshotDisposal:
+        """Of :meth:`to_json`. Raises InvalidLocationError; KeyError, TypeError or ValueError for another shape."""
+        directory = resolve(document["directory"])
+        return cls._checked(directory, [_checked_segments(path, directory) for path in document["files"]])
+
+    @classmethod
+    def _checked(cls, directory: Location, paths: Sequence[tuple[str, ...]]) -> SnapshotDisposal:
+        for segments in paths:
+            _check_real_path(directory, directory.child(*segments))
+        return cls(directory, tuple(paths))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"directory": self.directory.url, "files": ["/".join(segments) for segments in self.files]}
+
+    def execute(self) -> None:
+        """Deletes. After a :class:`StorageError` calling again goes on; what is gone is fine."""
+        directory = self.directory
+        delete_file(directory.child(METADATA_NAME))
+        parents: set[Location] = set()
+        for segments in self.files:
+            delete_file(directory.child(*segments))
+            parents.update(directory.child(*segments[:depth]) for depth in range(1, len(segments)))
+        for parent in sorted(parents, key=lambda location: -len(location.path)):
+            delete_empty_directory(parent)
+        delete_empty_directory(directory)
+
+
 def dispose_snapshot(url: str) -> None:
     """Deletes a savepoint or a retained checkpoint, given as its directory or ``_metadata`` file.
 
     Files outside its directory are left alone, as is everything in it that the metadata does not refer to. Raises
     :class:`NotFoundError`, :class:`CorruptFileError` or :class:`InvalidLocationError` before anything is deleted.
     """
-    snapshot = read_metadata(resolve(url))
-    directory = snapshot.directory
-    paths = sorted(set(_relative_files(snapshot.document, directory)))
-    for segments in paths:
-        _check_real_path(directory, directory.child(*segments))
-    delete_file(directory.child(METADATA_NAME))
-    parents: set[Location] = set()
-    for segments in paths:
-        delete_file(directory.child(*segments))
-        parents.update(directory.child(*segments[:depth]) for depth in range(1, len(segments)))
-    for parent in sorted(parents, key=lambda location: -len(location.path)):
-        delete_empty_directory(parent)
-    delete_empty_directory(directory)
+    SnapshotDisposal.of(url).execute()
 
 
 def _relative_files(document: Mapping[str, Any], directory: Location) -> Iterator[tuple[str, ...]]:
@@ -85,10 +119,14 @@ def _relative_files(document: Mapping[str, Any], directory: Location) -> Iterato
             pending.extend(value.values())
             path = value.get("path")
             if isinstance(path, str) and path and "checksum" in value and not _is_absolute(path):
-                segments = tuple(path.split("/"))
-                if not all(is_plain_name(segment) for segment in segments):
-                    raise InvalidLocationError(f"{path!r} in {directory.url} leads out of its directory", directory.url)
-                yield segments
+                yield _checked_segments(path, directory)
+
+
+def _checked_segments(path: str, directory: Location) -> tuple[str, ...]:
+    segments = tuple(path.split("/"))
+    if not all(is_plain_name(segment) for segment in segments):
+        raise InvalidLocationError(f"{path!r} in {directory.url} leads out of its directory", directory.url)
+    return segments
 
 
 def _check_real_path(directory: Location, file: Location) -> None:

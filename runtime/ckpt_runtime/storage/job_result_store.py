@@ -1,6 +1,8 @@
 """Results of ended jobs: what outlives the driver, so that an ended job is never run again.
 
 A result is *dirty* until everything else of the job is cleaned up; a new driver finishes the clean-up of dirty ones.
+A new driver adopts the results of all jobs that it finds before it reads them: a job that it runs must not get a result
+from a former leader, which is still about to store one.
 """
 
 from __future__ import annotations
@@ -8,20 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckpt_runtime.storage.checkpoint_storage import check_job_id
-from ckpt_runtime.storage.errors import AlreadyExistsError, ConflictError, NotFoundError
+from ckpt_runtime.storage.checkpoint_storage import check_job_id, is_job_id
+from ckpt_runtime.storage.errors import AlreadyExistsError, CorruptFileError, NotFoundError
+from ckpt_runtime.storage.fenced_document import Fence, FencedDocument, no_fence
 from ckpt_runtime.storage.filesystem import Location, list_names
-from ckpt_runtime.storage.job_store import Fence, no_fence
-from ckpt_runtime.storage.versioned_document import Revision, VersionedDocument
+from ckpt_runtime.storage.versioned_document import VersionedDocument
 
 
 class JobResultStore:
     """The results of one high-availability directory."""
 
-    def __init__(self, directory: Location, fence: Fence = no_fence) -> None:
+    def __init__(self, directory: Location, fence: Fence = no_fence, epoch: int = 0) -> None:
         """``directory`` need not exist. Touches nothing."""
         self._directory = directory
         self._fence = fence
+        self._epoch = epoch
 
     def create_dirty(self, job_id: str, result: Mapping[str, Any]) -> None:
         """Stores the result of a job that has just ended.
@@ -29,46 +32,59 @@ class JobResultStore:
         Raises :class:`AlreadyExistsError` when it has one, :class:`AmbiguousWriteError` when it is unknown whether
         the result is stored.
         """
-        self._fence()
         document = self._document(job_id)
-        try:
-            document.write(0, {"dirty": True, "result": dict(result)})
-        except ConflictError as error:
-            url = document.directory.url
-            raise AlreadyExistsError(f"job {job_id} already has a result in {url}", url) from error
+        url = document.directory.url
+        new = {"dirty": True, "result": dict(result)}
+
+        def created(present: dict[str, Any]) -> dict[str, Any]:
+            if present and present != new:
+                raise AlreadyExistsError(f"job {job_id} already has a result in {url}", url)
+            return new
+
+        document.change(created)
 
     def mark_clean(self, job_id: str) -> None:
         """Notes that nothing else of the job is left. Raises :class:`NotFoundError` for a job without a result."""
-        revision = self._read(job_id)
-        if revision.document["dirty"]:
-            self._fence()
-            self._document(job_id).write(revision.number, {**revision.document, "dirty": False})
+        self._document(job_id).change(lambda present: {**self._present(job_id, present), "dirty": False})
+
+    def adopt(self, job_id: str) -> None:
+        """From now on an earlier leader can neither store a result of the job nor change it."""
+        self._document(job_id).adopt()
 
     def get(self, job_id: str) -> dict[str, Any]:
         """Raises :class:`NotFoundError` for a job that has not ended."""
-        result: dict[str, Any] = self._read(job_id).document["result"]
+        result: dict[str, Any] = self._read(job_id)["result"]
         return result
 
     def has(self, job_id: str) -> bool:
-        """Whether the job has ended."""
-        return self._document(job_id).read() is not None
+        """Whether the job has ended; a result that cannot be read still says so."""
+        try:
+            return bool(self._document(job_id).read())
+        except CorruptFileError:
+            return True
+
+    def is_dirty(self, job_id: str) -> bool:
+        """Whether something else of the job may be left. Raises :class:`NotFoundError` for a job that has not ended."""
+        return bool(self._read(job_id)["dirty"])
 
     def list_ids(self, *, dirty_only: bool = False) -> list[str]:
         """Ids of all jobs that have ended, sorted; or of those whose clean-up is not finished."""
-        ids = [name for name in list_names(self._directory) if len(name) == 32 and self.has(name)]
-        return [job_id for job_id in ids if not dirty_only or self._read(job_id).document["dirty"]]
+        ids = [name for name in list_names(self._directory) if is_job_id(name) and self.has(name)]
+        return [job_id for job_id in ids if not dirty_only or self.is_dirty(job_id)]
 
     def remove(self, job_id: str) -> None:
         """Forgets a result; none there is fine."""
         self._fence()
-        self._document(job_id).delete()
+        VersionedDocument(self._document(job_id).directory).delete()
 
-    def _read(self, job_id: str) -> Revision:
-        document = self._document(job_id)
-        revision = document.read()
-        if revision is None:
-            raise NotFoundError(f"job {job_id} has no result in {self._directory.url}", document.directory.url)
-        return revision
+    def _read(self, job_id: str) -> dict[str, Any]:
+        return self._present(job_id, self._document(job_id).read())
 
-    def _document(self, job_id: str) -> VersionedDocument:
-        return VersionedDocument(self._directory.child(check_job_id(job_id)))
+    def _present(self, job_id: str, document: dict[str, Any]) -> dict[str, Any]:
+        if not document:
+            url = self._document(job_id).directory.url
+            raise NotFoundError(f"job {job_id} has no result in {self._directory.url}", url)
+        return document
+
+    def _document(self, job_id: str) -> FencedDocument:
+        return FencedDocument(self._directory.child(check_job_id(job_id)), self._fence, self._epoch)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpt_runtime.configuration import JOB_CHECKPOINT_OVERRIDES
-from ckpt_runtime.storage.checkpoint_storage import check_job_id
+from ckpt_runtime.storage.checkpoint_storage import check_job_id, is_job_id
 from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.errors import AlreadyExistsError, ConflictError, CorruptFileError, NotFoundError
+from ckpt_runtime.storage.fenced_document import Fence, check_epoch, no_fence
 from ckpt_runtime.storage.filesystem import Location, delete_tree, list_names, make_directory, read_bytes
 from ckpt_runtime.storage.publish import publish
 from ckpt_runtime.storage.versioned_document import Revision, VersionedDocument
@@ -23,13 +24,6 @@ from ckpt_runtime.storage.versioned_document import Revision, VersionedDocument
 MAX_ARCHIVE_BYTES = 1 << 30
 _PLAN_NAME = "plan"
 _ARCHIVE_NAME = "archive"
-
-Fence = Callable[[], None]
-"""Called before anything is changed; raises when this process may not change anything (any more)."""
-
-
-def no_fence() -> None:
-    """The fence of a process that is alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +33,7 @@ class StoredJob:
     ``graph`` is a job graph's JSON form. ``configuration`` holds the job's own options, and the overrides of FLIP-571
     under ``$internal.job-checkpoint-overrides``. ``version`` counts accepted changes of the configuration (FLIP-530).
     ``properties`` are JSON values of the submitter's choosing (entry point, arguments, what to restore from).
-    ``archive_checksum`` is empty for a job without an archive.
+    ``archive_checksum`` is empty for a job without an archive. ``epoch`` is that of the leader who changed it last.
     """
 
     job_id: str
@@ -48,6 +42,7 @@ class StoredJob:
     version: int = 1
     properties: Mapping[str, Any] = field(default_factory=dict)
     archive_checksum: str = ""
+    epoch: int = 0
 
     @property
     def checkpoint_overrides(self) -> str | None:
@@ -63,6 +58,7 @@ class StoredJob:
             "version": self.version,
             "properties": dict(self.properties),
             "archive_checksum": self.archive_checksum,
+            "epoch": self.epoch,
         }
 
     @classmethod
@@ -78,16 +74,18 @@ class StoredJob:
             version=int(document.get("version", 1)),
             properties=dict(document.get("properties", {})),
             archive_checksum=str(document.get("archive_checksum", "")),
+            epoch=int(document.get("epoch", 0)),
         )
 
 
 class JobStore:
     """All jobs of one high-availability directory. Thread-safe."""
 
-    def __init__(self, directory: Location, fence: Fence = no_fence) -> None:
+    def __init__(self, directory: Location, fence: Fence = no_fence, epoch: int = 0) -> None:
         """``directory`` need not exist. Touches nothing."""
         self._directory = directory
         self._fence = fence
+        self._epoch = epoch
         self._lock = threading.Lock()
 
     def put(self, job: StoredJob, archive: bytes | None = None) -> StoredJob:
@@ -99,12 +97,12 @@ class JobStore:
         self._fence()
         directory = self._job_directory(job.job_id)
         plan = VersionedDocument(directory.child(_PLAN_NAME))
-        stored = job
+        stored = replace(job, epoch=self._epoch)
         with self._lock:
             if plan.read() is not None:
                 raise AlreadyExistsError(f"job {job.job_id} is already stored in {directory.url}", directory.url)
             if archive is not None:
-                stored = self._put_archive(directory, job, archive)
+                stored = self._put_archive(directory, stored, archive)
             try:
                 plan.write(0, stored.to_json())
             except ConflictError as error:
@@ -127,20 +125,21 @@ class JobStore:
         return archive
 
     def list_ids(self) -> list[str]:
-        """Ids of all stored jobs, sorted."""
-        names = [name for name in list_names(self._directory) if len(name) == 32]
-        return [name for name in names if VersionedDocument(self._directory.child(name, _PLAN_NAME)).read() is not None]
+        """Ids of all stored jobs, sorted, those included whose plan is damaged."""
+        names = [name for name in list_names(self._directory) if is_job_id(name)]
+        return [name for name in names if VersionedDocument(self._directory.child(name, _PLAN_NAME)).exists()]
 
     def update(self, job_id: str, modify: Callable[[StoredJob], StoredJob]) -> StoredJob:
         """Fetches, modifies and writes a job; ``modify`` gets the present one and may raise to change nothing.
 
-        Raises :class:`NotFoundError` for an unknown job, :class:`ConflictError` when another process changed the job
-        meanwhile, :class:`AmbiguousWriteError` when it is unknown whether the change is stored (:meth:`get` tells),
-        :class:`StorageError` when it is not.
+        Raises :class:`NotFoundError` for an unknown job, :class:`NotLeaderError` when a later leader has taken it
+        over, :class:`ConflictError` when another process changed the job meanwhile, :class:`AmbiguousWriteError` when
+        it is unknown whether the change is stored (:meth:`get` tells), :class:`StorageError` when it is not.
         """
         with self._lock:
             revision, present = self._read(job_id)
-            changed = modify(present)
+            check_epoch(present.epoch, self._epoch, self._job_directory(job_id))
+            changed = replace(modify(present), epoch=self._epoch)
             if changed == present:
                 return present
             if changed.job_id != job_id:
@@ -148,6 +147,10 @@ class JobStore:
             self._fence()
             VersionedDocument(self._job_directory(job_id).child(_PLAN_NAME)).write(revision.number, changed.to_json())
         return changed
+
+    def adopt(self, job_id: str) -> StoredJob:
+        """The job, which an earlier leader can from now on not change any more. Raises as :meth:`update`."""
+        return self.update(job_id, lambda job: job)
 
     def remove(self, job_id: str) -> None:
         """Deletes a job, its plan first; an unknown one is fine, and so is one that was half deleted before."""
@@ -174,7 +177,7 @@ class JobStore:
         # One that is there was left by an attempt that crashed before the plan; the name is the content's checksum.
         with suppress(AlreadyExistsError):
             publish(file, archive)
-        return StoredJob(job.job_id, job.graph, job.configuration, job.version, job.properties, checksum)
+        return replace(job, archive_checksum=checksum)
 
     def _job_directory(self, job_id: str) -> Location:
         return self._directory.child(check_job_id(job_id))

@@ -20,8 +20,8 @@ from ckpt_runtime.storage.errors import (
     NotFoundError,
     StorageError,
 )
-from ckpt_runtime.storage.filesystem import Location, make_directory, read_bytes
-from ckpt_runtime.storage.publish import replace
+from ckpt_runtime.storage.filesystem import Location, delete_file, list_names, make_directory, read_bytes
+from ckpt_runtime.storage.publish import check_exclusive_creation, replace
 from ckpt_runtime.storage.versioned_document import VersionedDocument
 
 LEADER_DOCUMENT_NAME = "leader.json"
@@ -53,10 +53,14 @@ class LeaderInfo:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The last sign of life of one epoch's leader; ``sequence`` is 0 before the first."""
+    """The last sign of life of one epoch's leader; ``sequence`` is 0 before the first.
+
+    ``released``: that leader has ended in order and will change nothing any more.
+    """
 
     epoch: int
     sequence: int
+    released: bool = False
 
 
 class LeaderStore:
@@ -70,6 +74,10 @@ class LeaderStore:
         """``root`` need not exist. Touches nothing."""
         self._root = root
         self._epochs = VersionedDocument(root.child("leader"))
+
+    def prepare(self) -> None:
+        """Makes the directory and proves that its store can tell one leader from two. Raises :class:`StorageError`."""
+        check_exclusive_creation(self._root)
 
     def current(self) -> LeaderInfo | None:
         """Who claimed the highest epoch; None before the first."""
@@ -93,7 +101,9 @@ class LeaderStore:
         except (ConflictError, AmbiguousWriteError) as error:
             if self.current() != info:
                 raise NotLeaderError(f"another driver leads in {self._root.url}", self._root.url) from error
-        self.publish_address(info)
+        with suppress(StorageError):  # renewing puts it right
+            self.publish_address(info)
+        self._delete_old_leases(info.epoch)
         return info
 
     def renew(self, info: LeaderInfo, sequence: int) -> None:
@@ -103,6 +113,11 @@ class LeaderStore:
         if self._published() != info.to_json():
             self.publish_address(info)
 
+    def release(self, info: LeaderInfo) -> None:
+        """The last act of a leader: the next one need not wait. Raises :class:`NotLeaderError`."""
+        self.check(info)
+        replace(self._lease_file(info.epoch), encode_document({"epoch": info.epoch, "sequence": 0, "released": True}))
+
     def lease(self, epoch: int) -> Lease:
         """The last sign of life of an epoch's leader."""
         file = self._lease_file(epoch)
@@ -110,7 +125,7 @@ class LeaderStore:
             document = decode_document(read_bytes(file, _MAX_BYTES), file.url)
         except NotFoundError:
             return Lease(epoch, 0)
-        return Lease(epoch, int(document["sequence"]))
+        return Lease(epoch, int(document["sequence"]), bool(document.get("released", False)))
 
     def check(self, info: LeaderInfo) -> None:
         """The fence: raises :class:`NotLeaderError` unless ``info`` is the present leader."""
@@ -119,6 +134,13 @@ class LeaderStore:
             holder = "nobody" if present is None else f"{present.app_id} (epoch {present.epoch})"
             message = f"{info.app_id} (epoch {info.epoch}) does not lead any more, {holder} does"
             raise NotLeaderError(message, self._root.url)
+
+    def _delete_old_leases(self, epoch: int) -> None:
+        """One that stays, or comes back, does no harm: nobody looks at it."""
+        with suppress(StorageError):
+            for name in list_names(self._root):
+                if name.startswith("lease-") and name < self._lease_file(epoch).name:
+                    delete_file(self._root.child(name))
 
     def publish_address(self, info: LeaderInfo) -> None:
         """Writes the document that clients read."""

@@ -12,10 +12,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from uuid import uuid4
 
+from fsspec import AbstractFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from ckpt_runtime.storage.errors import AlreadyExistsError, AmbiguousWriteError, NotFoundError, StorageError
-from ckpt_runtime.storage.filesystem import Location, naming, read_bytes
+from ckpt_runtime.storage.errors import (
+    AlreadyExistsError,
+    AmbiguousWriteError,
+    InvalidLocationError,
+    NotFoundError,
+    StorageError,
+)
+from ckpt_runtime.storage.filesystem import Location, delete_file, make_directory, naming, read_bytes
 
 _MEMORY_LOCK = threading.Lock()
 """fsspec's memory file system checks and creates in two steps."""
@@ -42,6 +49,30 @@ def replace(location: Location, data: bytes) -> None:
         _publish_locally(location, data, os.replace)
     else:
         _put(location, data, create=False)
+
+
+def check_exclusive_creation(directory: Location) -> None:
+    """Tries whether :func:`publish` in a directory, which is made if need be, never replaces what is there.
+
+    A store that looks first and writes then would pass the trial, so it is known by its fsspec class: one that does not
+    implement ``pipe_file`` itself has no conditional put. Raises :class:`InvalidLocationError` for a store without,
+    :class:`StorageError` for a directory that cannot be used.
+    """
+    lacking = f"{directory.url} cannot be used: its store cannot create a file only if it is absent"
+    filesystem = directory.filesystem
+    if not directory.is_local and getattr(filesystem.pipe_file, "__func__", None) is AbstractFileSystem.pipe_file:
+        raise InvalidLocationError(f"{lacking} (no conditional put in {type(filesystem).__name__})", directory.url)
+    make_directory(directory)
+    trial = directory.child(f"trial-{uuid4().hex}")
+    try:
+        publish(trial, b"first")
+        publish(trial, b"second")
+    except AlreadyExistsError:
+        return
+    finally:
+        with suppress(StorageError):
+            delete_file(trial)
+    raise InvalidLocationError(f"{lacking} (a conditional put replaced a file)", directory.url)
 
 
 def fsync_directory(path: str) -> None:

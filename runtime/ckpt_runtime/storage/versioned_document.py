@@ -49,6 +49,10 @@ class VersionedDocument:
         """Touches nothing."""
         self.directory = directory
 
+    def exists(self) -> bool:
+        """Whether there is a revision, readable or not."""
+        return self._latest() != 0
+
     def read(self) -> Revision | None:
         """The present revision, or None when there is none. Raises :class:`CorruptFileError` naming the file."""
         for _ in range(_READ_ATTEMPTS):

@@ -33,6 +33,13 @@ class ChainEnd:
     def __init__(self, partitions: Sequence[ResultPartition]) -> None:
         self.partitions = list(partitions)
         self.rows = 0
+        self._checked: pa.Schema | None = None
+        self._plain: pa.Schema | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of rows for all channels of all edges, so far."""
+        return sum(partition.bytes for partition in self.partitions)
 
     @property
     def has_room(self) -> bool:
@@ -42,8 +49,11 @@ class ChainEnd:
         if not batch.num_rows:
             return
         self.rows += batch.num_rows
-        if any(pa.types.is_dictionary(field.type) for field in batch.schema):
-            batch = _decode_dictionaries(batch)
+        schema = batch.schema
+        if schema is not self._checked and (self._checked is None or not schema.equals(self._checked)):
+            self._checked, self._plain = schema, schema_without_dictionaries(schema)
+        if self._plain is not None:
+            batch = _decoded(batch, self._plain)
         for partition in self.partitions:
             partition.emit(batch)
 
@@ -92,6 +102,11 @@ class OperatorChain:
             self._opened += 1
             self.operators[position].open(self.contexts[position], output)
 
+    @property
+    def has_work_left(self) -> bool:
+        """Whether an operator still works off its input by timers."""
+        return any(operator.has_work_left for operator in self.operators)
+
     def prepare_snapshot(self, checkpoint_id: int) -> None:
         for operator in self.operators:
             operator.prepare_snapshot(checkpoint_id)
@@ -126,9 +141,42 @@ class OperatorChain:
         return backend.close if backend is not None else lambda: None
 
 
-def _decode_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A dictionary column would carry its whole dictionary in every buffer."""
-    columns = [
-        column.dictionary_decode() if pa.types.is_dictionary(column.type) else column for column in batch.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+def schema_without_dictionaries(schema: pa.Schema) -> pa.Schema | None:
+    """The schema with plain types in place of dictionary encodings at any depth; None when there are none.
+
+    A dictionary column would carry its whole dictionary in every buffer.
+    """
+    kinds = [_plain_type(field.type) for field in schema]
+    if all(kind is field.type for kind, field in zip(kinds, schema, strict=True)):
+        return None
+    fields = [field.with_type(kind) for kind, field in zip(kinds, schema, strict=True)]
+    return pa.schema(fields, schema.metadata)
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type without dictionaries; the same object when it has none."""
+    if pa.types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    children = [kind.field(index) for index in range(kind.num_fields)] if pa.types.is_nested(kind) else []
+    plain = [child.with_type(_plain_type(child.type)) for child in children]
+    if all(new.type == old.type for new, old in zip(plain, children, strict=True)):
+        return kind
+    if pa.types.is_struct(kind):
+        return pa.struct(plain)
+    if pa.types.is_map(kind):
+        entries = plain[0].type
+        mapping: pa.DataType = pa.map_(entries.field(0), entries.field(1), kind.keys_sorted)
+        return mapping
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(plain[0], kind.list_size)
+    if pa.types.is_large_list(kind):
+        return pa.large_list(plain[0])
+    return pa.list_(plain[0]) if pa.types.is_list(kind) else kind
+
+
+def _decoded(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    columns = []
+    for column, field in zip(batch.columns, schema, strict=True):
+        decoded = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        columns.append(decoded if decoded.type == field.type else decoded.cast(field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

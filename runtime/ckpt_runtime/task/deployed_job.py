@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ckpt_runtime.api.entry_point import load_plan
@@ -16,7 +17,7 @@ from ckpt_runtime.configuration.state_options import StateOptions
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.job_graph import JobVertex
 from ckpt_runtime.graph.key_groups import key_group_range
-from ckpt_runtime.graph.specs import ProcessSpec
+from ckpt_runtime.graph.specs import ProcessSpec, RangeReaderSpec
 from ckpt_runtime.network.framing import channel_id
 from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.network.transport import DataTransport
@@ -29,6 +30,7 @@ from ckpt_runtime.task.output import LocalSubpartition, ResultPartition, Subpart
 from ckpt_runtime.task.restore import create_keyed_backend
 from ckpt_runtime.task.subtask import Subtask, SubtaskHost
 from ckpt_runtime.task.task_thread import TaskThread
+from ckpt_runtime.task.waiting_input import waiting_input
 from ckpt_runtime.task.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
@@ -101,7 +103,8 @@ class DeployedJob:
         key = (descriptor.vertex_id, descriptor.subtask_index)
         self._wakeups[key] = wakeup
         gate = self._gates[key] = InputGate(wakeup.wake)
-        window = self._configuration.get(TaskManagerOptions.BUFFERS_PER_CHANNEL)
+        ranges = self._reads_ranges(descriptor.vertex_id)
+        window = 1 if ranges else self._configuration.get(TaskManagerOptions.BUFFERS_PER_CHANNEL)
         for channel in descriptor.inputs:
             receiver = gate.add_channel(channel.input_index, window)
             if channel.local:
@@ -115,7 +118,7 @@ class DeployedJob:
         edges = self.deployment.graph.outputs(vertex.id)
         end = ChainEnd(
             [
-                self._build_output(output, self._buffer_rows(edge.target), self._wakeups[key])
+                self._build_output(output, edge.target, self._wakeups[key])
                 for edge, output in zip(edges, descriptor.outputs, strict=True)
             ]
         )
@@ -137,14 +140,20 @@ class DeployedJob:
         holder.append(subtask)
         self.subtasks[key] = subtask
 
+    def _reads_ranges(self, vertex_id: str) -> bool:
+        """Whether a buffer to that vertex is hours of work: as few as possible may be under way, and none gathered."""
+        head = self.deployment.graph.vertex(vertex_id).operators[0]
+        return isinstance(self._plan.specs[head.uid], RangeReaderSpec)
+
     def _buffer_rows(self, target: str) -> int:
         """Rows of a buffer to that vertex: fewer where each row costs a call, since barriers wait behind buffers."""
         rows = self._configuration.get(TaskManagerOptions.BUFFER_ROWS)
         head = self.deployment.graph.vertex(target).operators[0]
         return min(rows, ROW_MODE_BUFFER_ROWS) if isinstance(self._plan.specs[head.uid], ProcessSpec) else rows
 
-    def _build_output(self, output: OutputDescriptor, buffer_rows: int, wakeup: Wakeup) -> ResultPartition:
-        capacity = self._configuration.get(TaskManagerOptions.MAX_BUFFERS_PER_OUTPUT_CHANNEL)
+    def _build_output(self, output: OutputDescriptor, target: str, wakeup: Wakeup) -> ResultPartition:
+        ranges = self._reads_ranges(target)
+        capacity = 1 if ranges else self._configuration.get(TaskManagerOptions.MAX_BUFFERS_PER_OUTPUT_CHANNEL)
         subpartitions: list[Subpartition] = []
         for channel in output.channels:
             if channel.address is None:
@@ -157,9 +166,9 @@ class DeployedJob:
             output.keys,
             output.max_parallelism,
             subpartitions,
-            buffer_rows=buffer_rows,
+            buffer_rows=self._buffer_rows(target),
             buffer_bytes=self._configuration.get(TaskManagerOptions.BUFFER_BYTES),
-            buffer_timeout_ms=self._configuration.get(ExecutionOptions.BUFFER_TIMEOUT),
+            buffer_timeout_ms=0 if ranges else self._configuration.get(ExecutionOptions.BUFFER_TIMEOUT),
             now_ms=self._host.monotonic_ms,
         )
 
@@ -172,6 +181,7 @@ class DeployedJob:
     ) -> OperatorContext:
         """``holder`` gets the subtask once it exists; operators set timers only after that."""
         node = vertex.operators[position]
+        gate = self._gates[descriptor.vertex_id, descriptor.subtask_index]
         state = descriptor.state.get(node.uid)
         key_groups = key_group_range(vertex.max_parallelism, vertex.parallelism, descriptor.subtask_index)
         backend: KeyedStateBackend | None = None
@@ -199,6 +209,7 @@ class DeployedJob:
             configuration=self.deployment.graph.configuration,
             keyed_state=backend,
             restored_checkpoint_id=self.deployment.restored_checkpoint_id,
+            waiting_input=partial(waiting_input, gate),
         )
 
 

@@ -16,6 +16,7 @@ from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.network.elements import ControlElement, Watermark
 from ckpt_runtime.network.gate import InputChannel
 from ckpt_runtime.state.hashing import hash_columns, split_by_owner
+from ckpt_runtime.task.batch_size import BatchSizer
 
 
 class Subpartition(Protocol):
@@ -85,7 +86,8 @@ class ResultPartition:
     """All channels of one job edge, on the producing side.
 
     ``buffer_rows`` and ``buffer_bytes`` bound a buffer; one row larger than that gets a buffer of its own.
-    ``buffer_timeout_ms`` bounds how long rows are gathered; 0 sends each batch at once.
+    ``buffer_timeout_ms`` bounds how long rows are gathered; 0 sends each batch at once. ``rows`` counts each row taken
+    once, ``bytes`` what goes to each channel.
     """
 
     def __init__(
@@ -108,10 +110,12 @@ class ResultPartition:
         self._buffer_bytes = buffer_bytes
         self._buffer_timeout_ms = buffer_timeout_ms
         self._now_ms = now_ms
+        self._sizer = BatchSizer()
         self._flush_at: float | None = None
         self._watermark: int | None = None
         self._next = 0
         self.rows = 0
+        self.bytes = 0
         self._route: Callable[[pa.RecordBatch], None] = {
             Partitioning.FORWARD: self._forward,
             Partitioning.HASH: self._hash,
@@ -191,12 +195,13 @@ class ResultPartition:
             self._next = (self._next + 1) % channels
 
     def _add(self, index: int, batch: pa.RecordBatch) -> None:
-        size = batch.get_total_buffer_size() if batch.num_rows > self._buffer_rows else batch.nbytes
+        size = self._sizer.of(batch)
         if batch.num_rows > 1 and (batch.num_rows > self._buffer_rows * 2 or size > self._buffer_bytes * 2):
             half = batch.num_rows // 2
             self._add(index, batch.slice(0, half))
             self._add(index, batch.slice(half))
             return
+        self.bytes += size
         gathering = self._gathering[index]
         gathering.batches.append(batch)
         gathering.rows += batch.num_rows

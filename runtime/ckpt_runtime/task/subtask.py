@@ -38,6 +38,7 @@ from ckpt_runtime.network.elements import (
 from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.operators.operator import MAX_WATERMARK, SourceOperator, SourceStatus
 from ckpt_runtime.state.backend import KeyedSnapshot
+from ckpt_runtime.task.batch_size import BatchSizer
 from ckpt_runtime.task.chain import OperatorChain
 from ckpt_runtime.task.metrics import SubtaskMetrics
 from ckpt_runtime.task.watermark_valve import WatermarkValve
@@ -130,10 +131,13 @@ class Subtask:
         self._next_timer: int | None = None
         self._handler = AlignedBarrierHandler((channel.input_index, channel.index) for channel in gate.channels)
         self._valve = WatermarkValve(len(gate.channels))
+        self._sizers = [BatchSizer() for _ in range(1 + max((c.input_index for c in gate.channels), default=-1))]
         self._open_data = len(gate.channels)
         self._open_partitions = len(gate.channels)
         self._drain = True
         self._data_ended = False
+        self._end_is_due = False
+        self._behind_the_end: list[CheckpointBarrier] = []
         self._final_checkpoint: int | None = None
         self._last_checkpoint = -1
         self._aborted: set[int] = set()
@@ -173,6 +177,9 @@ class Subtask:
         self.backpressured = False
         if self._next_timer is not None and self._next_timer <= self._host.now_ms():
             self._fire_timers()
+            return True
+        if self._end_is_due and not self.chain.has_work_left:
+            self._end_data(drain=True)
             return True
         if self._source is not None:
             return not self._data_ended and self._poll_source(self._source)
@@ -225,11 +232,14 @@ class Subtask:
         if self.state is not TaskState.RUNNING:
             self._host.decline(self, barrier.checkpoint_id, "CHECKPOINT_DECLINED_TASK_NOT_READY", str(self.state))
             return
+        if barrier.options.properties.is_synchronous and not self._data_ended and not self._open_data:
+            self._end_data(barrier.options.properties.drain)
+            if not self._data_ended:
+                self._behind_the_end.append(barrier)
+                return
         if self._open_partitions:
             self._align(TriggeredByCoordinator(barrier.checkpoint_id, barrier.timestamp_ms, barrier.options))
             return
-        if barrier.options.properties.is_synchronous and not self._data_ended:
-            self._end_data(barrier.options.properties.drain)
         self._snapshot(barrier, alignment_ms=0, processed_bytes=0)
 
     def notify_complete(self, checkpoint_id: int) -> None:
@@ -276,10 +286,10 @@ class Subtask:
     def _process(self, channel: InputChannel, element: object) -> None:
         match element:
             case pa.RecordBatch():
-                self._process_batch(channel, element)
+                self._process_batch(channel, element, self._sizers[channel.input_index].of(element))
             case pa.Buffer():
                 assert channel.schema is not None
-                self._process_batch(channel, pa.ipc.read_record_batch(element, channel.schema))
+                self._process_batch(channel, pa.ipc.read_record_batch(element, channel.schema), element.size)
             case CheckpointBarrier(checkpoint_id, timestamp_ms, options):
                 self._note_alignment(checkpoint_id)
                 self._align(BarrierReceived(_key(channel), checkpoint_id, timestamp_ms, options))
@@ -300,9 +310,9 @@ class Subtask:
             case BaseException():
                 raise element
 
-    def _process_batch(self, channel: InputChannel, batch: pa.RecordBatch) -> None:
+    def _process_batch(self, channel: InputChannel, batch: pa.RecordBatch, size: int) -> None:
         self.metrics.rows_in += batch.num_rows
-        self.metrics.bytes_in += batch.nbytes
+        self.metrics.bytes_in += size
         self.chain.head.process_batch(batch, channel.input_index)
         channel.buffer_consumed()
 
@@ -353,7 +363,13 @@ class Subtask:
         self._host.write_snapshot(self, barrier, snapshots, measures)
 
     def _end_data(self, drain: bool) -> None:
-        """No more rows. With ``drain`` event time reaches its end and operators finish (FLIP-147)."""
+        """No more rows. With ``drain`` event time reaches its end and operators finish (FLIP-147).
+
+        What they still have to work off comes first, step by step; checkpoints go on. Then this is called again.
+        """
+        self._end_is_due = drain and self.chain.has_work_left
+        if self._end_is_due:
+            return
         if drain:
             if self._source is not None:
                 self._source.process_watermark(MAX_WATERMARK)
@@ -362,6 +378,9 @@ class Subtask:
         self._data_ended = True
         self._next_timer = None
         self._host.end_of_data(self)
+        waiting, self._behind_the_end = self._behind_the_end, []
+        for barrier in waiting:
+            self.trigger_checkpoint(barrier)
 
     def _finish(self) -> None:
         """The final checkpoint is committed."""

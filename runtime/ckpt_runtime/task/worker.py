@@ -17,7 +17,7 @@ import time
 import traceback
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 from ckpt_runtime.checkpoint.properties import CheckpointOptions
 from ckpt_runtime.configuration.configuration import Configuration
@@ -29,11 +29,11 @@ from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.network.connections import ControlConnection
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.network.transport import DataTransport
-from ckpt_runtime.state.errors import StateSchemaError
+from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError
 from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.task.deployed_job import DeployedJob, PlanMismatchError, load_checked_plan
 from ckpt_runtime.task.deployment import Deployment
-from ckpt_runtime.task.restore import UnsupportedBackendError
+from ckpt_runtime.task.restore import StateRestoreError, UnsupportedBackendError
 from ckpt_runtime.task.snapshot_writer import write_snapshot
 from ckpt_runtime.task.subtask import OperatorSnapshot, SnapshotMeasures, Subtask
 
@@ -43,14 +43,35 @@ Message = dict[str, Any]
 
 SNAPSHOT_THREADS = 2
 HEARTBEAT_S = 1.0
-_HOPELESS = (PlanMismatchError, PlanError, StateSchemaError, CorruptFileError, UnsupportedBackendError)
+_HOPELESS = (
+    PlanMismatchError,
+    PlanError,
+    StateSchemaError,
+    CorruptStateError,
+    CorruptFileError,
+    StateRestoreError,
+    UnsupportedBackendError,
+)
+
+
+class AgentTether(Protocol):
+    """How the process is bound to its slot agent; see ``spark/tether.py``."""
+
+    def identity(self) -> dict[str, str | int]: ...
+
+    def begin_work(self) -> None: ...
+
+    def adopted_by(self, pid: int, began: int) -> None: ...
 
 
 class TaskWorker:
     """One worker process's life: :meth:`run` serves the driver until the connection ends or it says shutdown."""
 
-    def __init__(self, connection: ControlConnection, secret: str, *, slot: str, worker_id: str) -> None:
+    def __init__(
+        self, connection: ControlConnection, secret: str, tether: AgentTether, *, slot: str, worker_id: str
+    ) -> None:
         self._connection = connection
+        self._tether = tether
         self._worker_id = worker_id
         self._transport = DataTransport(connection.local_host, secret)
         self._job: DeployedJob | None = None
@@ -64,7 +85,7 @@ class TaskWorker:
                 "role": "worker",
                 "slot": slot,
                 "worker": worker_id,
-                "pid": os.getpid(),
+                **tether.identity(),
                 "data_address": list(self._transport.address),
             }
         )
@@ -91,6 +112,7 @@ class TaskWorker:
     def _handle(self, message: Message) -> None:
         match message["type"]:
             case "deploy":
+                self._tether.begin_work()
                 self._deploy(message)
             case "cancel":
                 self._cancel(message)
@@ -102,6 +124,9 @@ class TaskWorker:
             case "abort":
                 checkpoint_id, latest = message["checkpoint_id"], message["latest_completed"]
                 self._mail_tasks(message, lambda subtask: subtask.notify_aborted(checkpoint_id, latest))
+            case "adopt":
+                self._tether.adopted_by(message["pid"], message["started"])
+                self._connection.send({"type": "adopted"})
             case other:
                 logger.warning("worker %s: unknown message %r", self._worker_id, other)
 
@@ -302,6 +327,8 @@ def _measures(subtask: Subtask) -> dict[str, Any]:
         "rows_in": metrics.rows_in,
         "bytes_in": metrics.bytes_in,
         "rows_out": subtask.chain.end.rows,
+        "bytes_out": subtask.chain.end.bytes,
+        "late_rows_dropped": sum(operator.late_rows_dropped for operator in subtask.chain.operators),
         "busy_ms": metrics.busy_ns / 1e6,
         "idle_ms": metrics.idle_ns / 1e6,
         "backpressured_ms": metrics.backpressured_ns / 1e6,

@@ -25,6 +25,7 @@ from ckpt_runtime.jobmaster.gateway import (
     RunRequest,
     SavepointFormat,
 )
+from ckpt_runtime.jobmaster.leadership import LEASE_TIMEOUT_S
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.testing.local_slots import LocalSlotProvider
@@ -52,6 +53,7 @@ class MiniCluster:
         heartbeat_timeout_s: float = 10.0,
         heartbeat_interval_s: float = 1.0,
         slot_request_timeout_s: float = 300.0,
+        lease_timeout_s: float = LEASE_TIMEOUT_S,
     ) -> None:
         self._configuration = Configuration(configuration or {})
         self._work_directory = work_directory
@@ -59,6 +61,7 @@ class MiniCluster:
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._heartbeat_interval_s = heartbeat_interval_s
         self._slot_request_timeout_s = slot_request_timeout_s
+        self._lease_timeout_s = lease_timeout_s
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="mini-cluster", daemon=True)
         self._directory = tempfile.TemporaryDirectory(prefix="ckpt-mini-cluster-")
@@ -86,6 +89,7 @@ class MiniCluster:
             heartbeat_interval_s=self._heartbeat_interval_s,
             heartbeat_timeout_s=self._heartbeat_timeout_s,
             slot_request_timeout_s=self._slot_request_timeout_s,
+            lease_timeout_s=self._lease_timeout_s,
         )
         self.cluster = Cluster(self.provider, settings, on_shutdown=lambda: None)
         await self.cluster.start()
@@ -93,6 +97,7 @@ class MiniCluster:
         if self._rest:
             self._server, port = await rest_server.start(create_app(self.dispatcher, token=None), "127.0.0.1", 0)
             self.rest_url = f"http://127.0.0.1:{port}"
+        await self.cluster.lead(self.rest_url, "mini-cluster")
 
     async def _stop(self) -> None:
         if self._server is not None:

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from injected import act
 from sequence import SCHEMA
 
-from ckpt_runtime.api import Stream, StreamSession
+from ckpt_runtime.api import Stream, StreamSession, count, max
 
 
 def pipeline(session: StreamSession, output: str, rows: str, rate: str, faults: str) -> None:
@@ -37,3 +37,7 @@ def pipeline(session: StreamSession, output: str, rows: str, rate: str, faults: 
     united.writeStream.format("parquet").uid("united-sink").start(f"{output}/united")
     repeated = first.broadcast().mapInArrow(pass_through, SCHEMA).uid("repeated")
     repeated.writeStream.format("parquet").uid("repeated-sink").start(f"{output}/repeated")
+    doubled = first.union(first).mapInArrow(pass_through, SCHEMA).uid("doubled")
+    doubled.writeStream.format("parquet").uid("doubled-sink").start(f"{output}/doubled")
+    totals = first.union(first).groupBy("source").agg(count().alias("rows"), max("n").alias("greatest")).uid("totals")
+    totals.writeStream.format("parquet").uid("totals-sink").start(f"{output}/totals")

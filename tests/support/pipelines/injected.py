@@ -1,6 +1,6 @@
 """Failures on demand in user code: a test drops a file into a directory, the next call of user code acts on it.
 
-Knows nothing of the engine. Every file but ``slow`` is consumed by the one call that acts on it.
+Knows nothing of the engine. Every file but ``slow`` and ``held`` is consumed by the one call that acts on it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,17 @@ class InjectedError(RuntimeError):
 
 
 def act(directory: str | None, place: str) -> None:
-    """``<place>-raise`` raises, ``-exit`` calls ``sys.exit``, ``-block`` never returns; ``-slow`` takes 50 ms."""
+    """``<place>-raise`` raises, ``-exit`` calls ``sys.exit``, ``-block`` never returns; ``-slow`` takes 50 ms.
+
+    ``-held`` holds user code up as long as the file is there.
+    """
     if directory is None:
         return
     root = Path(directory)
     if (root / f"{place}-slow").exists():
         time.sleep(0.05)
+    while (root / f"{place}-held").exists():
+        time.sleep(0.01)
     if _consumed(root / f"{place}-raise"):
         raise InjectedError(f"injected in {place}")
     if _consumed(root / f"{place}-exit"):

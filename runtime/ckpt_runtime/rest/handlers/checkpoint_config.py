@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 
 from ckpt_runtime.jobmaster.gateway import CheckpointConfigPatch
 from ckpt_runtime.rest.errors import BadRequest, echo
 from ckpt_runtime.rest.fields import checked_integer, refuse
-from ckpt_runtime.rest.json_body import read_object
+from ckpt_runtime.rest.json_body import read_object, whole_request
 from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import Gateway, JobId
 from ckpt_runtime.rest.shapes import checkpoints as shapes
@@ -44,7 +44,12 @@ def _schema(attribute: str) -> dict[str, Any]:
 
 
 _PATCH_BODY = json_body(
-    {name: _schema(attribute) for name, attribute in _ATTRIBUTES.items()}, required=True, closed=True
+    {name: _schema(attribute) for name, attribute in _ATTRIBUTES.items()},
+    {
+        "extend the timeout of pending checkpoints": {"checkpointTimeout": 900_000},
+        "checkpoint more often": {"checkpointInterval": 10_000, "minPauseBetweenCheckpoints": 1_000},
+    },
+    closed=True,
 )
 
 
@@ -89,7 +94,7 @@ async def effective_by_either_name(job_id: JobId, gateway: Gateway) -> dict[str,
 
 @router.patch(
     "/configuration",
-    responses=errors(400, 404, 409, 413),
+    responses=errors(400, 404, 408, 409, 413),
     openapi_extra=_PATCH_BODY,
 )
 async def patch(job_id: JobId, request: Request, gateway: Gateway) -> dict[str, Any]:
@@ -98,7 +103,7 @@ async def patch(job_id: JobId, request: Request, gateway: Gateway) -> dict[str, 
     return shapes.config(await gateway.patch_checkpoint_config(job_id, parse_patch(document)))
 
 
-@router.delete("/configuration", responses=errors(400, 404, 409))
+@router.delete("/configuration", responses=errors(400, 404, 408, 409, 413), dependencies=[Depends(whole_request)])
 async def reset(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
     """Return to the submitted values."""
     return shapes.config(await gateway.delete_checkpoint_config_overrides(job_id))

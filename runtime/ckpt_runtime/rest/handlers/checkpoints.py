@@ -24,7 +24,15 @@ from ckpt_runtime.rest.shapes import checkpoints as shapes
 router = APIRouter(prefix="/jobs/{jobid}/checkpoints", tags=["checkpoints"])
 
 _READ = errors(400, 404)
-_TRIGGER_BODY = json_body({"checkpointType": {"enum": [k.value for k in CheckpointKind]}, "triggerId": HEX_ID_SCHEMA})
+_TRIGGER_BODY = json_body(
+    {"checkpointType": {"enum": [k.value for k in CheckpointKind]}, "triggerId": HEX_ID_SCHEMA},
+    {
+        "as configured": {},
+        "a full one, which may be sent again": {
+            "checkpointType": "FULL", "triggerId": "3e4fc69c1d0a4bb0b1a4d1a2c3b4d5e6"
+        },
+    },
+)  # fmt: skip
 
 
 @router.get("", responses=_READ)
@@ -56,7 +64,7 @@ async def subtasks(job_id: JobId, checkpoint_id: CheckpointId, vertex_id: Vertex
     return shapes.subtasks(vertex, stats)
 
 
-@router.post("", status_code=202, responses=errors(400, 404, 409), openapi_extra=_TRIGGER_BODY)
+@router.post("", status_code=202, responses=errors(400, 404, 408, 409, 413), openapi_extra=_TRIGGER_BODY)
 async def trigger(job_id: JobId, request: Request, gateway: Gateway) -> dict[str, Any]:
     """Trigger a checkpoint."""
     fields = BodyFields(await read_object(request, expected="CheckpointTriggerRequestBody"))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 
 from ckpt_runtime.jobmaster.gateway import ClusterOverview, JobStatus
+from ckpt_runtime.rest.json_body import whole_request
 from ckpt_runtime.rest.openapi import errors
 from ckpt_runtime.rest.parameters import Gateway, JobId
 
@@ -64,7 +65,7 @@ async def job_cluster_configuration(job_id: JobId, gateway: Gateway) -> list[dic
     return await cluster_configuration(gateway)
 
 
-@router.delete("/cluster", responses=errors())
+@router.delete("/cluster", responses=errors(400, 408, 413), dependencies=[Depends(whole_request)])
 async def shutdown(gateway: Gateway) -> dict[str, Any]:
     """End the session; running jobs are suspended."""
     await gateway.shutdown_cluster()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 
 from ckpt_runtime.jobmaster.gateway import JobNotFound, JobStatus, JobTerminated
 from ckpt_runtime.rest.clock import now_ms
 from ckpt_runtime.rest.errors import ApiError, BadRequest, echo
+from ckpt_runtime.rest.json_body import whole_request
 from ckpt_runtime.rest.openapi import errors
 from ckpt_runtime.rest.parameters import Aggregations, Gateway, JobId, MaxExceptions, MetricNames
 from ckpt_runtime.rest.shapes import jobs as shapes
@@ -57,12 +59,15 @@ def aggregations(text: str | None) -> list[str]:
 
 
 def _numbers(values: Mapping[str, str]) -> dict[str, float]:
+    """Those that are finite numbers: others have no aggregation."""
     found = {}
     for name, text in values.items():
         try:
-            found[name] = float(text)
+            number = float(text)
         except ValueError:
             continue
+        if math.isfinite(number):
+            found[name] = number
     return found
 
 
@@ -72,7 +77,12 @@ async def details(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
     return shapes.job_details(await gateway.job_details(job_id), now_ms())
 
 
-@router.patch("/{jobid}", status_code=202, responses=errors(400, 404, 409))
+@router.patch(
+    "/{jobid}",
+    status_code=202,
+    responses=errors(308, 400, 404, 408, 409, 413),
+    dependencies=[Depends(whole_request)],
+)
 async def cancel(
     job_id: JobId, gateway: Gateway, mode: Annotated[str, Query(description="cancel")] = "cancel"
 ) -> dict[str, Any]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 
 from ckpt_runtime.jobmaster.gateway import ClaimMode, RunRequest, StoredPipeline
 from ckpt_runtime.rest.errors import BadRequest
 from ckpt_runtime.rest.fields import BodyFields
-from ckpt_runtime.rest.json_body import read_object
-from ckpt_runtime.rest.openapi import HEX_ID_SCHEMA, errors, json_body
+from ckpt_runtime.rest.json_body import read_object, whole_request
+from ckpt_runtime.rest.openapi import HEX_ID_SCHEMA, PATH_SCHEMA, errors, json_body
 from ckpt_runtime.rest.parameters import Gateway, PipelineId
 from ckpt_runtime.rest.uploads import PART_NAME, receive_pipeline
 
@@ -38,15 +38,29 @@ _RUN_BODY = json_body(
         "programArgsList": {"type": "array", "items": _TEXT},
         "parallelism": {"type": "integer", "minimum": 1, "maximum": MAX_PARALLELISM},
         "jobId": HEX_ID_SCHEMA,
-        "savepointPath": _TEXT,
+        "savepointPath": PATH_SCHEMA,
         "allowNonRestoredState": {"type": "boolean"},
         "claimMode": {"enum": [mode.value for mode in ClaimMode]},
         "flinkConfiguration": {"type": "object", "additionalProperties": _TEXT},
-    }
+    },
+    {
+        "fresh": {
+            "entryClass": "flights:pipeline",
+            "programArgsList": ["--output", "/data/out"],
+            "parallelism": 2,
+            "flinkConfiguration": {"execution.checkpointing.interval": "10s"},
+        },
+        "from a savepoint": {
+            "savepointPath": "file:///data/savepoints/savepoint-fa461a-5dcf0ae7b2f1",
+            "claimMode": "NO_CLAIM",
+            "allowNonRestoredState": False,
+            "jobId": "fa461ac280c9aa36bde4a060aa97618c",
+        },
+    },
 )
 
 
-@router.post("/upload", responses=errors(400, 413), openapi_extra=_UPLOAD_BODY)
+@router.post("/upload", responses=errors(400, 408, 413), openapi_extra=_UPLOAD_BODY)
 async def upload(request: Request, gateway: Gateway) -> dict[str, Any]:
     """Upload a pipeline."""
     stored = await receive_pipeline(request, gateway, request.app.state.max_upload_bytes)
@@ -69,14 +83,14 @@ def _line(stored: StoredPipeline) -> dict[str, Any]:
     }
 
 
-@router.delete("/{jarid}", responses=errors(400, 404))
+@router.delete("/{jarid}", responses=errors(400, 404, 408, 413), dependencies=[Depends(whole_request)])
 async def delete(pipeline_id: PipelineId, gateway: Gateway) -> dict[str, Any]:
     """Delete a pipeline."""
     await gateway.delete_pipeline(pipeline_id)
     return {}
 
 
-@router.post("/{jarid}/run", responses=errors(400, 404, 409, 413), openapi_extra=_RUN_BODY)
+@router.post("/{jarid}/run", responses=errors(400, 404, 408, 409, 413), openapi_extra=_RUN_BODY)
 async def run(pipeline_id: PipelineId, request: Request, gateway: Gateway) -> dict[str, Any]:
     """Start a job of a pipeline."""
     if request.query_params:

@@ -10,7 +10,7 @@ from ckpt_runtime.jobmaster.gateway import DispatcherGateway, OperationKind, Sav
 from ckpt_runtime.rest.errors import BadRequest
 from ckpt_runtime.rest.fields import BodyFields
 from ckpt_runtime.rest.json_body import read_object
-from ckpt_runtime.rest.openapi import HEX_ID_SCHEMA, errors, json_body
+from ckpt_runtime.rest.openapi import HEX_ID_SCHEMA, PATH_SCHEMA, errors, json_body
 from ckpt_runtime.rest.parameters import Gateway, JobId, TriggerId
 from ckpt_runtime.rest.shapes import checkpoints as shapes
 
@@ -18,24 +18,37 @@ router = APIRouter(tags=["savepoints"])
 
 _SAVEPOINT, _DISPOSAL = OperationKind.SAVEPOINT, OperationKind.SAVEPOINT_DISPOSAL
 _FORMAT = {"enum": [member.value for member in SavepointFormat]}
+_TRIGGER_ID = "3e4fc69c1d0a4bb0b1a4d1a2c3b4d5e6"
 _SAVEPOINT_BODY = json_body(
     {
-        "target-directory": {"type": "string"},
+        "target-directory": PATH_SCHEMA,
         "cancel-job": {"type": "boolean"},
         "formatType": _FORMAT,
         "triggerId": HEX_ID_SCHEMA,
-    }
+    },
+    {
+        "native": {"target-directory": "file:///data/savepoints", "formatType": "NATIVE"},
+        "into the configured directory, and cancel": {"cancel-job": True, "triggerId": _TRIGGER_ID},
+    },
 )
 _STOP_BODY = json_body(
     {
-        "targetDirectory": {"type": "string"},
+        "targetDirectory": PATH_SCHEMA,
         "drain": {"type": "boolean"},
         "formatType": _FORMAT,
         "triggerId": HEX_ID_SCHEMA,
-    }
+    },
+    {
+        "to resume later": {"targetDirectory": "s3://bucket/savepoints", "drain": False, "formatType": "NATIVE"},
+        "for good": {"targetDirectory": "s3://bucket/savepoints", "drain": True, "triggerId": _TRIGGER_ID},
+    },
 )
-_DISPOSAL_BODY = json_body({"savepoint-path": {"type": "string"}, "triggerId": HEX_ID_SCHEMA}, required=True)
-_TRIGGER = errors(400, 404, 409, 413)
+_DISPOSAL_BODY = json_body(
+    {"savepoint-path": PATH_SCHEMA, "triggerId": HEX_ID_SCHEMA},
+    {"one savepoint": {"savepoint-path": "file:///data/savepoints/savepoint-fa461a-5dcf0ae7b2f1"}},
+    required=("savepoint-path",),
+)
+_TRIGGER = errors(400, 404, 408, 409, 413)
 
 
 def _format(fields: BodyFields) -> SavepointFormat:
@@ -95,7 +108,7 @@ async def operation(job_id: JobId, trigger_id: TriggerId, gateway: Gateway) -> d
     return shapes.operation(_SAVEPOINT, await gateway.operation_status(_SAVEPOINT, trigger_id, job_id))
 
 
-@router.post("/savepoint-disposal", responses=errors(400, 413), openapi_extra=_DISPOSAL_BODY)
+@router.post("/savepoint-disposal", responses=errors(400, 408, 413), openapi_extra=_DISPOSAL_BODY)
 async def dispose(request: Request, gateway: Gateway) -> dict[str, Any]:
     """Delete a savepoint."""
     fields = BodyFields(await read_object(request, expected="SavepointDisposalRequest"))

@@ -167,7 +167,7 @@ def status_durations(subtask: SubtaskDetails, now_ms: int) -> dict[str, int]:
 
 
 def io_metrics(io: IoMetrics) -> Json:
-    """The ``metrics`` object of a subtask or vertex."""
+    """The ``metrics`` object of a subtask or vertex; what is not measured is 0 and not complete."""
     return {
         "read-bytes": io.read_bytes,
         "read-bytes-complete": io.complete,

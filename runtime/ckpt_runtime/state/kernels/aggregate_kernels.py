@@ -18,6 +18,7 @@ from ckpt_runtime.state.kernels.compiler import (
     IN_I32,
     IN_I64,
     IN_U8,
+    IN_U32,
     INT64,
     U8,
     inlined,
@@ -26,7 +27,7 @@ from ckpt_runtime.state.kernels.compiler import (
 from ckpt_runtime.state.kernels.hash_kernels import is_valid
 
 
-@kernel((IN_I32, IN_U8, INT64, I64, I64))
+@kernel((IN_U32, IN_U8, INT64, I64, I64))
 def update_count(slots: Any, bitmap: Any, bit_offset: Any, counts: Any, out: Any) -> None:
     """count(*) with an empty bitmap, else count of the non-null rows."""
     if bitmap.size == 0:
@@ -41,12 +42,13 @@ def update_count(slots: Any, bitmap: Any, bit_offset: Any, counts: Any, out: Any
         out[row] = count
 
 
-@kernel((IN_I32, IN_I64, IN_U8, INT64, I64, U8, I64, U8))
+@kernel((IN_U32, IN_I64, IN_U8, INT64, I64, U8, I64, U8))
 def update_sum_int64(
     slots: Any, values: Any, bitmap: Any, bit_offset: Any, sums: Any, has: Any, out: Any, out_valid: Any
 ) -> Any:
-    """Sum of integers. Returns -1, or the row at which a sum left the 64-bit range."""
+    """Sum of integers; ``has`` is empty while every slot has a value. Returns -1, or the row that overflowed."""
     nulls = bitmap.size > 0
+    track = has.size > 0
     for row in range(slots.size):
         slot = slots[row]
         if nulls and not is_valid(bitmap, bit_offset + row):
@@ -59,33 +61,33 @@ def update_sum_int64(
         if ((before ^ after) & (value ^ after)) < 0:
             return row
         sums[slot] = after
-        has[slot] = 1
         out[row] = after
+        if track:
+            has[slot] = 1
         if nulls:
             out_valid[row] = 1
     return -1
 
 
-@kernel((IN_I32, IN_F64, IN_U8, INT64, F64, U8, F64, U8))
+@kernel((IN_U32, IN_F64, IN_U8, INT64, F64, U8, F64, U8))
 def update_sum_float64(
     slots: Any, values: Any, bitmap: Any, bit_offset: Any, sums: Any, has: Any, out: Any, out_valid: Any
 ) -> None:
-    """Sum of floats."""
+    """Sum of floats; ``has`` is empty while every slot has a value."""
     nulls = bitmap.size > 0
+    track = has.size > 0
     for row in range(slots.size):
         slot = slots[row]
-        if nulls:
-            if is_valid(bitmap, bit_offset + row):
-                sums[slot] += values[row]
-                has[slot] = 1
-            out_valid[row] = has[slot]
-        else:
+        if not nulls or is_valid(bitmap, bit_offset + row):
             sums[slot] += values[row]
-            has[slot] = 1
+            if track:
+                has[slot] = 1
+        if nulls:
+            out_valid[row] = has[slot]
         out[row] = sums[slot]
 
 
-@kernel((IN_I32, IN_F64, IN_U8, INT64, F64, I64, F64, U8))
+@kernel((IN_U32, IN_F64, IN_U8, INT64, F64, I64, F64, U8))
 def update_average(
     slots: Any, values: Any, bitmap: Any, bit_offset: Any, sums: Any, counts: Any, out: Any, out_valid: Any
 ) -> None:
@@ -101,7 +103,7 @@ def update_average(
         out[row] = sums[slot] / counts[slot] if counts[slot] > 0 else 0.0
 
 
-@kernel((IN_I32, IN_I64, IN_U8, INT64, BOOL, I64, U8, I64, U8))
+@kernel((IN_U32, IN_I64, IN_U8, INT64, BOOL, I64, U8, I64, U8))
 def update_extreme_int64(
     slots: Any, values: Any, bitmap: Any, bit_offset: Any, greatest: Any, best: Any, has: Any, out: Any, out_valid: Any
 ) -> None:
@@ -125,7 +127,7 @@ def _float_is_less(left: Any, right: Any) -> Any:
     return left < right or (left == left and right != right)
 
 
-@kernel((IN_I32, IN_F64, IN_U8, INT64, BOOL, F64, U8, F64, U8))
+@kernel((IN_U32, IN_F64, IN_U8, INT64, BOOL, F64, U8, F64, U8))
 def update_extreme_float64(
     slots: Any, values: Any, bitmap: Any, bit_offset: Any, greatest: Any, best: Any, has: Any, out: Any, out_valid: Any
 ) -> None:
@@ -155,8 +157,8 @@ def _bytes_order(left: Any, left_start: Any, left_size: Any, right: Any, right_s
 
 
 @kernel(
-    (IN_I32, IN_I32, IN_U8, IN_U8, INT64, BOOL, U8, I64, I64, U8, I64, I64, U8),
-    (IN_I32, IN_I64, IN_U8, IN_U8, INT64, BOOL, U8, I64, I64, U8, I64, I64, U8),
+    (IN_U32, IN_I32, IN_U8, IN_U8, INT64, BOOL, U8, I64, I64, U8, I64, I64, U8),
+    (IN_U32, IN_I64, IN_U8, IN_U8, INT64, BOOL, U8, I64, I64, U8, I64, I64, U8),
 )
 def update_extreme_bytes(
     slots: Any,

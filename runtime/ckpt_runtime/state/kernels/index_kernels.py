@@ -1,6 +1,6 @@
 """Key -> slot: open addressing with linear probing. Slots are dense and given out in order of first appearance.
 
-``table`` holds slot + 1 (0: empty), its size is a power of two and at least twice the number of keys, ``counters`` is
+``table`` holds slot + 1 (0: empty), its size is a power of two and larger than the number of keys, ``counters`` is
 ``[keys so far, slot of the null key or -1]``. Callers make room for as many new keys as there are rows beforehand.
 Buckets come from the low bits of the hash, because the high ones already chose the subtask.
 """
@@ -11,45 +11,51 @@ from typing import Any
 
 import numpy as np
 
-from ckpt_runtime.state.kernels.compiler import I32, I64, IN_I64, IN_U8, IN_U64, INT64, U8, U64, inlined, kernel
+from ckpt_runtime.state.kernels.compiler import I64, IN_I64, IN_U8, IN_U64, INT64, U8, U32, U64, inlined, kernel
 from ckpt_runtime.state.kernels.hash_kernels import hash_of_int64, is_valid
 
 KEYS, NULL_SLOT = 0, 1
+_ZERO, _ONE = np.uint64(0), np.uint64(1)
 
 
-@kernel((IN_I64, IN_U8, INT64, I32, I64, I64, I32))
+@kernel((IN_I64, IN_U8, INT64, U32, I64, I64, U32))
 def find_or_insert_int64(
     keys: Any, bitmap: Any, bit_offset: Any, table: Any, slot_keys: Any, counters: Any, slots: Any
 ) -> None:
-    """The slot of each row's integer key; new keys get the next slot."""
+    """The slot of each row's integer key; new keys get the next slot.
+
+    The first pass only fetches from the table: without branches its loads overlap, however far away the table lies.
+    """
     mask = np.uint64(table.size - 1)
-    size = counters[KEYS]
+    size = np.uint64(counters[KEYS])
+    for row in range(keys.size):
+        slots[row] = table[hash_of_int64(keys[row]) & mask]
     for row in range(keys.size):
         if bitmap.size and not is_valid(bitmap, bit_offset + row):
             if counters[NULL_SLOT] < 0:
                 counters[NULL_SLOT] = size
                 slot_keys[size] = 0
-                size += 1
-            slots[row] = np.int32(counters[NULL_SLOT])
+                size += _ONE
+            slots[row] = np.uint32(counters[NULL_SLOT])
             continue
         key = keys[row]
-        bucket = hash_of_int64(key) & mask
-        while True:
-            entry = table[bucket]
-            if entry == 0:
+        entry = np.uint64(slots[row])
+        if entry == _ZERO or slot_keys[entry - _ONE] != key:
+            bucket = hash_of_int64(key) & mask
+            entry = np.uint64(table[bucket])
+            while entry != _ZERO and slot_keys[entry - _ONE] != key:
+                bucket = (bucket + _ONE) & mask
+                entry = np.uint64(table[bucket])
+            if entry == _ZERO:
                 slot_keys[size] = key
-                size += 1
-                table[bucket] = np.int32(size)
-                slots[row] = np.int32(size - 1)
-                break
-            if slot_keys[entry - 1] == key:
-                slots[row] = np.int32(entry - 1)
-                break
-            bucket = (bucket + np.uint64(1)) & mask
+                size += _ONE
+                entry = size
+                table[bucket] = np.uint32(entry)
+        slots[row] = np.uint32(entry - _ONE)
     counters[KEYS] = size
 
 
-@kernel((IN_I64, INT64, INT64, I32))
+@kernel((IN_I64, INT64, INT64, U32))
 def rehash_int64(slot_keys: Any, size: Any, null_slot: Any, table: Any) -> None:
     """Fills an empty, larger table."""
     mask = np.uint64(table.size - 1)
@@ -58,8 +64,8 @@ def rehash_int64(slot_keys: Any, size: Any, null_slot: Any, table: Any) -> None:
             continue
         bucket = hash_of_int64(slot_keys[slot]) & mask
         while table[bucket] != 0:
-            bucket = (bucket + np.uint64(1)) & mask
-        table[bucket] = np.int32(slot + 1)
+            bucket = (bucket + _ONE) & mask
+        table[bucket] = np.uint32(slot + 1)
 
 
 @inlined
@@ -70,7 +76,7 @@ def _same_bytes(left: Any, left_start: Any, right: Any, right_start: Any, length
     return byte == length
 
 
-@kernel((IN_U64, IN_I64, IN_U8, I32, U64, I64, U8, I64, I32))
+@kernel((IN_U64, IN_I64, IN_U8, U32, U64, I64, U8, I64, U32))
 def find_or_insert_bytes(
     hashes: Any,
     offsets: Any,
@@ -94,7 +100,7 @@ def find_or_insert_bytes(
         length = offsets[row + 1] - start
         bucket = key_hash & mask
         while True:
-            entry = table[bucket]
+            entry = np.int64(table[bucket])
             if entry == 0:
                 end = slot_offsets[size]
                 for byte in range(length):
@@ -102,8 +108,8 @@ def find_or_insert_bytes(
                 slot_hashes[size] = key_hash
                 size += 1
                 slot_offsets[size] = end + length
-                table[bucket] = np.int32(size)
-                slots[row] = np.int32(size - 1)
+                table[bucket] = np.uint32(size)
+                slots[row] = np.uint32(size - 1)
                 break
             slot = entry - 1
             known = slot_offsets[slot]
@@ -112,18 +118,18 @@ def find_or_insert_bytes(
                 and slot_offsets[entry] - known == length
                 and _same_bytes(arena, known, data, start, length)
             ):
-                slots[row] = np.int32(slot)
+                slots[row] = np.uint32(slot)
                 break
-            bucket = (bucket + np.uint64(1)) & mask
+            bucket = (bucket + _ONE) & mask
     counters[KEYS] = size
 
 
-@kernel((IN_U64, INT64, I32))
+@kernel((IN_U64, INT64, U32))
 def rehash_bytes(slot_hashes: Any, size: Any, table: Any) -> None:
     """Fills an empty, larger table."""
     mask = np.uint64(table.size - 1)
     for slot in range(size):
         bucket = slot_hashes[slot] & mask
         while table[bucket] != 0:
-            bucket = (bucket + np.uint64(1)) & mask
-        table[bucket] = np.int32(slot + 1)
+            bucket = (bucket + _ONE) & mask
+        table[bucket] = np.uint32(slot + 1)

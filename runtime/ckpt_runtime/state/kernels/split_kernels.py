@@ -6,9 +6,26 @@ from typing import Any
 
 import numpy as np
 
-from ckpt_runtime.state.kernels.compiler import I32, I64, IN_I32, IN_U64, INT64, UINT64, inlined, kernel
+from ckpt_runtime.state.kernels.compiler import (
+    I32,
+    I64,
+    IN_I32,
+    IN_U8,
+    IN_U16,
+    IN_U32,
+    IN_U64,
+    INT64,
+    U8,
+    U16,
+    U32,
+    U64,
+    UINT64,
+    inlined,
+    kernel,
+)
 
 _HALF = np.uint64(32)
+_ONE = np.uint64(1)
 
 
 @inlined
@@ -24,26 +41,41 @@ def key_groups(hashes: Any, max_parallelism: Any, out: Any) -> None:
         out[row] = np.int32(key_group_of(hashes[row], max_parallelism))
 
 
-@kernel((IN_U64, UINT64, UINT64, I32, I64, I32))
-def order_by_owner(hashes: Any, max_parallelism: Any, parallelism: Any, owners: Any, ends: Any, order: Any) -> None:
-    """Stable counting sort of rows by owning subtask.
+@kernel((IN_U64, IN_U32, U64, U32))
+def places_by_owner(hashes: Any, owner_of_group: Any, ends: Any, places: Any) -> None:
+    """Stable counting sort of rows by owning subtask: row ``i`` belongs at ``places[i]``.
 
-    ``owners`` is scratch of one entry per row, ``ends`` has ``parallelism`` zeros and returns where each owner's rows
-    end in ``order``.
+    ``owner_of_group`` has an entry per key group, ``ends`` a zero per owner; it returns where each owner's rows end.
     """
+    groups = np.uint64(owner_of_group.size)
     for row in range(hashes.size):
-        owner = (key_group_of(hashes[row], max_parallelism) * parallelism) // max_parallelism
-        owners[row] = np.int32(owner)
-        ends[owner] += 1
-    start = np.int64(0)
+        owner = owner_of_group[key_group_of(hashes[row], groups)]
+        places[row] = owner
+        ends[owner] += _ONE
+    start = np.uint64(0)
     for owner in range(ends.size):
         count = ends[owner]
         ends[owner] = start
         start += count
-    for row in range(owners.size):
-        owner = owners[row]
-        order[ends[owner]] = np.int32(row)
-        ends[owner] += 1
+    for row in range(hashes.size):
+        owner = places[row]
+        place = ends[owner]
+        places[row] = np.uint32(place)
+        ends[owner] = place + _ONE
+
+
+@kernel((IN_U8, IN_U32, U8), (IN_U16, IN_U32, U16), (IN_U32, IN_U32, U32), (IN_U64, IN_U32, U64))
+def scatter(values: Any, places: Any, out: Any) -> None:
+    """Puts each value at its place."""
+    for row in range(values.size):
+        out[places[row]] = values[row]
+
+
+@kernel((IN_U32, I32))
+def rows_at_places(places: Any, rows: Any) -> None:
+    """The inverse: which row belongs at each place."""
+    for row in range(places.size):
+        rows[places[row]] = np.int32(row)
 
 
 @kernel((IN_I32, INT64, I64, I64))

@@ -22,6 +22,7 @@ from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.memory.key_index import capacity_for, fixed_array, grown
 
 _SIGN = np.int64(-(2**63))
+_NO_FLAGS: AnyArray = np.empty(0, dtype=np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,9 @@ class Accumulator(ABC):
     @abstractmethod
     def load(self, slots: AnyArray, stored: list[pa.Array]) -> None:
         """Sets slots from arrays as :meth:`to_arrow` gave them."""
+
+    def load_nothing(self) -> None:
+        """The snapshot has the latest slots, but no value of this aggregate for them."""
 
     def freeze(self, size: int) -> dict[str, AnyArray]:
         """Copies of the first ``size`` slots; the copying releases the interpreter lock."""
@@ -134,19 +138,48 @@ class _NumberAccumulator(Accumulator):
         self._arrays["has"][slots] = np.asarray(stored[0].is_valid()).astype(np.uint8)
 
     def to_arrow(self, frozen: dict[str, AnyArray]) -> list[pa.Array]:
-        return [self._result(frozen["numbers"], frozen["has"])]
+        return [self._result(frozen["numbers"], frozen.get("has", _NO_FLAGS))]
 
 
 class SumAccumulator(_NumberAccumulator):
-    """sum: int64 of integers, float64 of floats."""
+    """sum: int64 of integers, float64 of floats.
+
+    Without nulls every slot has a value from its first row on; the flags come into being with the first null.
+    """
 
     def __init__(self, column: AggregateColumn) -> None:
         super().__init__(column, pa.types.is_floating(column.result_type))
+        del self._arrays["has"]
+        self._slots = self._filled = 0
+
+    def make_room(self, slots: int, used: int) -> None:
+        super().make_room(slots, used)
+        self._slots = slots
+
+    def _flags(self, *, nulls: bool) -> AnyArray:
+        """``has``, or an empty array while all slots up to now have a value."""
+        if nulls and "has" not in self._arrays:
+            has = np.zeros(len(self._arrays["numbers"]), dtype=np.uint8)
+            has[: self._filled] = 1
+            self._arrays["has"] = has
+        self._filled = self._slots
+        return self._arrays.get("has", _NO_FLAGS)
+
+    def load(self, slots: AnyArray, stored: list[pa.Array]) -> None:
+        fixed = self._input(stored[0])
+        self._arrays["numbers"][slots] = fixed.values
+        has = self._flags(nulls=stored[0].null_count > 0)
+        if has.size:
+            has[slots] = np.asarray(stored[0].is_valid()).astype(np.uint8)
+
+    def load_nothing(self) -> None:
+        self._flags(nulls=True)
 
     def update(self, slots: AnyArray, values: pa.Array | None) -> pa.Array:
         fixed = self._input(values)
         out, valid = self._outputs(len(slots), fixed)
-        arguments = (slots, fixed.values, fixed.bitmap, fixed.bit_offset, self._arrays["numbers"], self._arrays["has"])
+        has = self._flags(nulls=fixed.bitmap.size > 0)
+        arguments = (slots, fixed.values, fixed.bitmap, fixed.bit_offset, self._arrays["numbers"], has)
         if self._floating:
             kernels.update_sum_float64(*arguments, out, valid)
         elif (row := kernels.update_sum_int64(*arguments, out, valid)) >= 0:

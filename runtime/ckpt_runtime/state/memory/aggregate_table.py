@@ -88,6 +88,8 @@ class AggregateTable:
         for column, accumulator in zip(self.aggregates, self._accumulators, strict=True):
             if column.alias in stored:
                 accumulator.load(slots, [batch.column(name) for name in stored[column.alias]])
+            else:
+                accumulator.load_nothing()
 
     def check_compatible(self, descriptor: dict[str, Any]) -> None:
         """Raises StateSchemaError when an aggregate of the same alias means something else in the snapshot."""

@@ -58,7 +58,7 @@ class KeyIndex(ABC):
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
         self._counters = np.array([0, -1], dtype=np.int64)
-        self._table = np.zeros(2 * _FIRST_CAPACITY, dtype=np.int32)
+        self._table = np.zeros(2 * _FIRST_CAPACITY, dtype=np.uint32)
 
     @property
     def size(self) -> int:
@@ -67,7 +67,7 @@ class KeyIndex(ABC):
 
     @abstractmethod
     def slots_of(self, arrays: list[pa.Array]) -> AnyArray:
-        """The int32 slot of each row; unknown keys get new slots."""
+        """The uint32 slot of each row; unknown keys get new slots."""
 
     @abstractmethod
     def freeze(self) -> FrozenKeys:
@@ -77,11 +77,16 @@ class KeyIndex(ABC):
     def memory_bytes(self) -> int:
         """Memory held by the index."""
 
-    def _table_for(self, keys: int) -> AnyArray | None:
-        """A new table when ``keys`` would fill more than half of the present one."""
-        if 2 * keys <= len(self._table):
-            return None
-        return np.zeros(1 << (2 * keys - 1).bit_length(), dtype=np.int32)
+    def _table_for(self, rows: int) -> AnyArray | None:
+        """A new table when keys fill half of the present one, or ``rows`` new ones could fill 7/8 of it.
+
+        Most rows bring no new key: sizing the table for all of them would spread it over more cache than it needs.
+        """
+        size = self.size
+        length = len(self._table)
+        while 2 * size > length or 8 * (size + rows) > 7 * length:
+            length *= 2
+        return None if length == len(self._table) else np.zeros(length, dtype=np.uint32)
 
 
 def key_index(schema: pa.Schema) -> KeyIndex:
@@ -112,6 +117,8 @@ def _fixed_key(array: pa.Array) -> columns.FixedColumn:
 def fixed_array(kind: pa.DataType, values: AnyArray, valid: AnyArray | None) -> pa.Array:
     """An Arrow array of an integer-like or float type from its 64-bit form."""
     bitmap = None if valid is None else columns.bitmap_of(valid)
+    if columns.is_int64_wide(kind):
+        return columns.arrow_from_numpy(kind, values, bitmap)
     if pa.types.is_boolean(kind):
         bits = np.packbits(values.astype(np.uint8), bitorder="little")
         return pa.Array.from_buffers(kind, len(values), [bitmap, pa.py_buffer(bits)])
@@ -120,8 +127,7 @@ def fixed_array(kind: pa.DataType, values: AnyArray, valid: AnyArray | None) -> 
         if kind.bit_width < 64:
             floats = floats.astype(f"<f{kind.bit_width // 8}")
         return columns.arrow_from_numpy(kind, floats, bitmap)
-    narrow = values if kind.bit_width == 64 else values.astype(f"<i{kind.bit_width // 8}")
-    return columns.arrow_from_numpy(kind, narrow, bitmap)
+    return columns.arrow_from_numpy(kind, values.astype(f"<i{kind.bit_width // 8}"), bitmap)
 
 
 @dataclass
@@ -158,13 +164,13 @@ class Int64KeyIndex(KeyIndex):
         key = _fixed_key(columns.plain(arrays[0]))
         rows = len(key.values)
         self._make_room(rows)
-        slots = np.empty(rows, dtype=np.int32)
+        slots = np.empty(rows, dtype=np.uint32)
         find_or_insert_int64(key.values, key.bitmap, key.bit_offset, self._table, self._keys, self._counters, slots)
         return slots
 
     def _make_room(self, rows: int) -> None:
         size = self.size
-        table = self._table_for(size + rows)
+        table = self._table_for(rows)
         if table is not None:
             rehash_int64(read_only(self._keys), size, int(self._counters[NULL_SLOT]), table)
             self._table = table
@@ -240,7 +246,7 @@ class BytesKeyIndex(KeyIndex):
         hashes = hash_arrays(arrays, self.schema.names)
         offsets, data = encode_keys(arrays, self.schema.names)
         self._make_room(rows, len(data))
-        slots = np.empty(rows, dtype=np.int32)
+        slots = np.empty(rows, dtype=np.uint32)
         find_or_insert_bytes(
             read_only(hashes),
             read_only(offsets),
@@ -256,7 +262,7 @@ class BytesKeyIndex(KeyIndex):
 
     def _make_room(self, rows: int, data_bytes: int) -> None:
         size = self.size
-        table = self._table_for(size + rows)
+        table = self._table_for(rows)
         if table is not None:
             rehash_bytes(read_only(self._hashes), size, table)
             self._table = table

@@ -130,6 +130,20 @@ def test_the_plan_process_gives_the_same_graph_and_ignores_noise(archive: Path) 
     assert "job" not in sys.modules
 
 
+def test_the_plan_process_tells_what_the_pipeline_set(archive: Path) -> None:
+    (archive / "sets.py").write_text(
+        "def pipeline(session):\n"
+        "    session.conf.set('execution.checkpointing.interval', '5 s')\n"
+        "    session.readStream.format('numbers').load().writeStream.format('noop').start()\n"
+    )
+    defaults = {"execution.checkpointing.interval": "1 h", "acme.region": "east"}
+    result = plan_in_process(PlanRequest(str(archive), "sets", (), {"acme.region": "west"}, defaults))
+    assert result.failure is None
+    assert result.job_graph is not None
+    assert result.own_configuration == {"execution.checkpointing.interval": "5 s"}
+    assert result.job_graph.configuration == {"execution.checkpointing.interval": "5 s", "acme.region": "west"}
+
+
 def test_a_plan_process_that_dies_or_hangs_is_a_failure(archive: Path) -> None:
     (archive / "dies.py").write_text("import os, sys\nsys.stderr.write('last words')\nsys.stderr.flush()\nos._exit(9)")
     died = plan_in_process(request(archive, "dies")).failure

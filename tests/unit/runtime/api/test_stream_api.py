@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +14,8 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from ckpt_runtime.api import PlanError, Stream, StreamSession, avg, count, max, min, sum  # noqa: A004
-from ckpt_runtime.graph.job_graph import Partitioning
+from ckpt_runtime.configuration import Configuration, ConfigurationError
+from ckpt_runtime.graph.job_graph import Partitioning, vertex_id_of
 from ckpt_runtime.graph.specs import AggregateSpec, ProcessSpec, ProjectSpec, SinkSpec, SourceSpec
 
 
@@ -81,7 +84,38 @@ def test_transform_with_state_takes_pyspark_arguments() -> None:
     spec = session.compile().specs["state"]
     assert isinstance(spec, ProcessSpec)
     assert (spec.output_mode, spec.time_mode, spec.keys) == ("Update", "EventTime", ("id",))
+    assert spec.event_time_column == "at"
     assert spec.output_schema.equals(pa.schema([("id", pa.int64()), ("n", pa.int32())]))
+
+
+def test_the_event_time_column_is_followed_through_the_plan() -> None:
+    session = StreamSession()
+    stream = session.readStream.format(MySource).load().withWatermark("at", "10 seconds").uid("w")
+    same = stream.select("id", "at")
+    shifted = pc.add(pc.field("at"), pa.scalar(timedelta(days=1)))
+    other = stream.select("id", "at").withColumn("at", shifted)
+    again = stream.select("id", at="at").filter(pc.field("id") > 1)
+    cases: list[tuple[Stream, str | None]] = [
+        (same, "at"),
+        (stream.select("id", moment="at").filter(pc.field("id") > 0), "moment"),
+        (stream.select("id", moment="at").withWatermark("moment", "1 h"), "moment"),
+        (stream.select("id"), None),
+        (other, None),
+        (same.union(again), "at"),
+        (same.union(other), None),
+        (stream.mapInArrow(lambda batches: batches, stream.schema), None),
+        (stream.groupBy("id", "at").count(), "at"),
+        (stream.groupBy("id").count(), None),
+    ]
+    for number, (case, column) in enumerate(cases):
+        uid = f"state-{number}"
+        result = case.groupBy("id").transformWithState(Processor(), "id BIGINT", "append", "eventTime").uid(uid)
+        result.writeStream.format("noop").start()
+        assert session.compile().specs[uid].event_time_column == column, number  # type: ignore[union-attr]
+    keyed = stream.select("id", "at", late="at")
+    two = keyed.union(keyed.withWatermark("late", "1 h")).groupBy("id")
+    with pytest.raises(PlanError, match=r"united streams have different event time columns \['at', 'late'\]"):
+        two.transformWithState(Processor(), "id BIGINT", "append", "eventTime")
 
 
 def test_a_registered_data_source_is_found_by_name() -> None:
@@ -114,6 +148,54 @@ def test_options_of_the_pipeline_give_way_to_those_of_the_submission() -> None:
     assert (graph.vertices[0].parallelism, graph.name, session.conf.get("parallelism.default")) == (3, "own", "3")
 
 
+def test_options_of_the_cluster_give_way_to_those_of_the_pipeline() -> None:
+    defaults = {"execution.checkpointing.interval": "1 h", "execution.checkpointing.timeout": "1 min"}
+    session = StreamSession({"pipeline.name": "given"}, defaults=defaults)
+    session.conf.set("execution.checkpointing.interval", "5 s")
+    session.conf.set("pipeline.name", "own")
+    numbers(session).writeStream.format("noop").start()
+    plan = session.compile()
+    assert plan.job_graph.configuration == {
+        "execution.checkpointing.interval": "5 s",
+        "execution.checkpointing.timeout": "1 min",
+        "pipeline.name": "given",
+    }
+    assert plan.own_configuration == {"execution.checkpointing.interval": "5 s", "pipeline.name": "own"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("execution.checkpointing.interval", "often"),
+        ("execution.checkpointing.intervall", "5 s"),
+        ("execution.savepoint.path", "/savepoint"),
+        ("heartbeat.timeout", "5 s"),
+        ("$internal.restored-max-parallelism", "{}"),
+        ("acme.list", []),
+    ],
+)
+def test_an_option_that_code_cannot_set_is_refused_where_it_is_set(key: str, value: Any) -> None:
+    session = StreamSession()
+    with pytest.raises(ConfigurationError, match=re.escape(key)):
+        session.conf.set(key, value)
+    assert session.conf.own == Configuration()
+
+
+def test_key_groups_of_a_snapshot_hold_where_the_job_sets_none() -> None:
+    def maxima(configuration: dict[str, str], own: int | None = None) -> list[int]:
+        session = StreamSession({"$internal.restored-max-parallelism": '{"totals": 256, "sums": 64}', **configuration})
+        totals = numbers(session).groupBy("key").agg(count().alias("n")).uid("totals")
+        if own is not None:
+            totals.setMaxParallelism(own)
+        totals.writeStream.format("noop").uid("sink").start()
+        return [session.compile().job_graph.vertex(vertex_id_of(uid)).max_parallelism for uid in ("totals", "sink")]
+
+    assert maxima({"pipeline.operator-chaining.enabled": "false"}) == [256, 128]
+    assert maxima({"pipeline.operator-chaining.enabled": "false"}, own=32) == [32, 128]
+    chaining = {"pipeline.operator-chaining.enabled": "false", "pipeline.max-parallelism": "96"}
+    assert maxima(chaining) == [96, 96]
+
+
 def test_union_rebalance_and_broadcast_say_how_rows_travel() -> None:
     session = StreamSession({"parallelism.default": "2"})
     left, right = numbers(session).uid("l"), numbers(session).uid("r")
@@ -123,6 +205,16 @@ def test_union_rebalance_and_broadcast_say_how_rows_travel() -> None:
     ).start()
     graph = session.compile().job_graph
     assert [edge.partitioning.value for edge in graph.edges] == ["FORWARD", "REBALANCE", "BROADCAST"]
+
+
+def test_a_stream_united_with_itself_has_an_edge_for_each_side() -> None:
+    session = StreamSession({"parallelism.default": "2"})
+    same = numbers(session).uid("n")
+    same.union(same).filter(pc.field("key") > 0).uid("f").writeStream.format("noop").uid("s").start()
+    graph = session.compile().job_graph
+    assert [vertex.name for vertex in graph.vertices] == ["n", "f -> s"]
+    assert graph.edges[0] == graph.edges[1]
+    assert len(graph.inputs(graph.vertices[1].id)) == 2
 
 
 Step = Callable[[Stream], Any]
@@ -157,7 +249,6 @@ MISTAKES: list[tuple[Step, str]] = [
     (lambda s: s.uid(" "), "uid: ' ' is not a text of 1 to 255 characters"),
     (lambda s: s.rebalance().uid("x"), "uid: call it right behind an operator"),
     (lambda s: s.rebalance().groupBy("key"), "groupBy: rows are already distributed by rebalance"),
-    (lambda s: s.union(s), "union: a stream cannot be united with itself"),
     (lambda s: s.union(3), "union: expected a stream of the same session"),
     (lambda s: s.union(s.select("key")), "union: schemas differ: key: int64, value: int64 and key: int64"),
     (lambda s: s.writeStream.start(), "format: not given"),

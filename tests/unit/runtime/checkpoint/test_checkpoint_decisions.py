@@ -23,6 +23,7 @@ from ckpt_runtime.checkpoint.request_decider import (
     Verdict,
 )
 from ckpt_runtime.checkpoint.shared_state_registry import SharedStateConflictError, SharedStateRegistry
+from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.graph.job_graph import Partitioning
 from tests.unit.runtime.checkpoint.checkpoint_driver import (
     SAVEPOINT,
@@ -203,7 +204,6 @@ class TestRegistry:
         registry.register(2, state_with_file("s3://b/x"))
         registry.register(2, state_with_file("s3://b/y"))
         assert registry.unregister_unused(2) == ()
-        assert registry.creators_in_use() == {1, 2}
         assert registry.unregister_unused(3) == ("s3://b/x", "s3://b/y")
         assert len(registry) == 0
 
@@ -215,9 +215,31 @@ class TestRegistry:
     def test_files_of_others_are_never_deleted(self):
         registry = SharedStateRegistry()
         registry.register_all(1, [state_with_file("/s/x")], deletable=False)
-        registry.register(2, state_with_file("/s/x"))
         assert registry.unregister_unused(9) == ()
         assert len(registry) == 0
+
+    def test_no_checkpoint_may_refer_to_files_of_others(self):
+        registry = SharedStateRegistry()
+        registry.register_all(1, [state_with_file("/s/x")], deletable=False)
+        with pytest.raises(SharedStateConflictError, match="/s/x belongs to"):
+            registry.register(2, state_with_file("/s/x"))
+        registry.unregister_unused(9)
+        with pytest.raises(SharedStateConflictError, match="/s/x was given up"):
+            registry.register(10, state_with_file("/s/x"))
+
+    def test_a_file_that_was_given_up_is_refused_and_the_others_are_kept_in_mind(self):
+        registry = SharedStateRegistry()
+        registry.register(1, state_with_file("/s/x"))
+        assert registry.unregister_unused(2) == ("/s/x",)
+        mixed = SubtaskState(
+            {
+                "a": state_with_file("/s/x").operators["source"],
+                "b": state_with_file("/s/new").operators["source"],
+            }
+        )
+        with pytest.raises(SharedStateConflictError, match="/s/x was given up"):
+            registry.register(2, mixed)
+        assert registry.unregister_all() == ("/s/new",)
 
     def test_another_file_under_a_known_path_is_an_error(self):
         registry = SharedStateRegistry()
@@ -245,10 +267,10 @@ def test_cleaner_counts_what_is_under_way():
     assert not cleaner.cleaned(3)
     assert cleaner.busy == 0
     assert effects == [
-        RemoveFromStore(1),
+        RemoveFromStore(1, discards="chk-1"),
         RemoveFromStore(2),
         DiscardLocation(3, "chk-3"),
-        RemoveFromStore(1, 1),
+        RemoveFromStore(1, 1, "chk-1"),
         DiscardCheckpoint(completed(1)),
     ]
 
@@ -258,7 +280,7 @@ def test_ids():
     assert [ids.next_id(), ids.next_id()] == [1, 2]
     ids.advance_to(10)
     ids.advance_to(4)
-    assert ids.upcoming == 10
+    assert ids.next_id() == 10
 
 
 def test_aborted_ids_are_bounded():

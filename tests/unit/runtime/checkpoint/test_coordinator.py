@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ckpt_runtime.checkpoint import effects as out
@@ -224,9 +226,26 @@ class TestSavepoints:
         driver.trigger("stop", SYNC_SAVEPOINT)
         driver.ack_all(2)
         driver.step(on.MetadataWritten(2))
+        assert driver.of(out.NotifyComplete) == []
+        assert not driver.one(out.AddToStore).owned
+        driver.step(on.StoreUnknown(2, "no answer"))
+        assert not driver.one(out.ResolveStore).owned
+        driver.step(on.StoreAdded(2))
         assert driver.one(out.RequestFailed).request_id == "older"
         assert driver.one(out.NotifyComplete).checkpoint_id == 2
-        assert driver.coordinator.latest_checkpoint is None
+        assert driver.coordinator.latest_checkpoint is not None
+        assert driver.coordinator.latest_checkpoint.id == 2
+
+    def test_the_savepoint_of_a_stop_stays_when_the_job_has_ended(self):
+        driver = Driver().run()
+        driver.complete()
+        driver.trigger("stop", SYNC_SAVEPOINT)
+        driver.ack_all(2)
+        driver.publish(2)
+        driver.step(on.Shutdown("FINISHED", False))
+        assert driver.one(out.RemoveFromStore).checkpoint_id == 2
+        driver.step(on.StoreRemoved(2))
+        assert driver.of(out.DiscardCheckpoint) == []
 
     def test_a_declined_synchronous_savepoint_fails_the_job(self):
         driver = Driver(tolerable_failures=9).run()
@@ -253,10 +272,11 @@ class TestRetention:
         driver.ack_all(3)
         driver.step(on.MetadataWritten(3))
         driver.step(on.StoreAdded(3))
-        assert driver.one(out.RemoveFromStore) == out.RemoveFromStore(1)
+        directory = driver.coordinator.statistics().checkpoint(1).external_path
+        assert driver.one(out.RemoveFromStore) == out.RemoveFromStore(1, 0, directory)
         assert driver.of(out.DiscardCheckpoint) == []
         driver.step(on.StoreRemoveFailed(1))
-        assert driver.last == [out.RemoveFromStore(1, 1)]
+        assert driver.last == [out.RemoveFromStore(1, 1, directory)]
         driver.step(on.StoreRemoved(1))
         assert driver.one(out.DiscardCheckpoint).checkpoint.id == 1
         assert driver.step(on.CleanupDone(1)) == []
@@ -383,14 +403,14 @@ class TestRestore:
     def test_a_fresh_job(self):
         driver = Driver()
         driver.step(on.RestoreRequested("x"))
-        assert driver.last == [out.RestoreFrom("x", None)]
+        assert driver.last == [out.FindLeftovers(), out.RestoreFrom("x", None)]
 
     def test_restore_waits_for_the_checkpoint_that_is_being_written(self):
         driver = Driver().run()
         driver.trigger()
         driver.ack_all(1)
         driver.step(on.TasksLeftRunning())
-        assert driver.step(on.RestoreRequested("x")) == []
+        assert driver.step(on.RestoreRequested("x")) == [out.FindLeftovers()]
         driver.step(on.MetadataWritten(1))
         driver.step(on.StoreAdded(1))
         assert driver.one(out.RestoreFrom).checkpoint.id == 1
@@ -420,7 +440,7 @@ class TestRestore:
         savepoint = self.a_savepoint()
         driver = Driver()
         driver.step(on.RestoreRequested("x", savepoint, mode))
-        assert driver.last == [out.AddToStore(savepoint, mode is RestoreMode.CLAIM)]
+        assert driver.last == [out.FindLeftovers(), out.AddToStore(savepoint, mode is RestoreMode.CLAIM)]
         driver.step(on.StoreUnknown(1))
         driver.step(on.StoreAdded(1))
         assert driver.last == [out.RestoreFrom("x", savepoint)]
@@ -434,6 +454,16 @@ class TestRestore:
         assert driver.one(out.RemoveFromStore).checkpoint_id == 1
         driver.step(on.StoreRemoved(1))
         assert bool(driver.of(out.DiscardCheckpoint)) is (mode is RestoreMode.CLAIM)
+
+    @pytest.mark.parametrize(("status", "discarded"), [("FINISHED", True), ("FAILED", False), ("CANCELED", False)])
+    def test_a_claimed_snapshot_outlives_a_job_that_never_replaced_it(self, status, discarded):
+        savepoint = replace(self.a_savepoint(), job_id="another")
+        driver = Driver(retention=CheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS)
+        driver.step(on.RestoreRequested("x", savepoint, RestoreMode.CLAIM))
+        driver.step(on.StoreAdded(1))
+        driver.step(on.Shutdown(status))
+        driver.step(on.StoreRemoved(1))
+        assert bool(driver.of(out.DiscardCheckpoint)) is discarded
 
     def test_a_savepoint_that_cannot_be_recorded(self):
         driver = Driver()
@@ -449,7 +479,7 @@ class TestRestore:
         checkpoint = driver.one(out.WriteMetadata).checkpoint
         recovered = Driver(recovered=[RetainedCheckpoint(checkpoint)])
         recovered.step(on.RestoreRequested("x", self.a_savepoint()))
-        assert recovered.last == [out.RestoreFrom("x", checkpoint)]
+        assert recovered.one(out.RestoreFrom) == out.RestoreFrom("x", checkpoint)
         recovered.run()
         assert recovered.request() == 2
 
@@ -483,6 +513,7 @@ class TestFinishedTasks:
         assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_DECLINED_TASK_CLOSING
         assert driver.of(out.FailJob) == []
 
+    @pytest.mark.row("147.6")
     def test_union_state_of_a_partly_finished_vertex_is_refused(self):
         union = SubtaskState(
             {"source": OperatorSubtaskState(lists=(OperatorListState("u", OperatorStateMode.UNION, (1,)),))}

@@ -98,6 +98,7 @@ EVENTS: tuple[Any, ...] = (
     on.StoreRemoved(1),
     on.StoreRemoveFailed(1),
     on.CleanupDone(1),
+    on.LeftoversFound(((1, "dir/1"),), ("/shared/x",)),
 )
 
 

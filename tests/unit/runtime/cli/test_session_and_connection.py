@@ -120,7 +120,7 @@ class FakeLaunch(types.ModuleType):
         self.stopped: list[int] = []
         self.fails = False
 
-    def start_session(self, master: str, slots: int, **options: Any) -> Any:
+    def start_session(self, master: str, slots: int | None, **options: Any) -> Any:
         if self.fails:
             raise self.SessionStartError("the session ended with code 1")
         self.started = {"master": master, "slots": slots, **options}

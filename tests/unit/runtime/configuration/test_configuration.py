@@ -148,6 +148,9 @@ def test_cluster_options_and_internal_keys_have_no_place_in_a_job() -> None:
             "restart-strategy.exponential-delay.initial-backoff",
         ),
         ({"high-availability.storageDir": "/ha"}, "high-availability.storageDir"),
+        ({"high-availability.type": "filesystem"}, "high-availability.storageDir"),
+        ({"high-availability.cluster-id": "../other"}, "high-availability.cluster-id"),
+        ({"high-availability.zookeeper.quorum": "z"}, "high-availability.zookeeper.quorum"),
     ],
 )
 def test_options_that_clash_or_are_not_available_are_refused(values: dict[str, str], key: str) -> None:

@@ -9,7 +9,14 @@ import pyarrow as pa
 
 from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode
 from ckpt_runtime.graph.key_groups import key_group_range
-from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore, SourceOperator, SourceStatus
+from ckpt_runtime.operators.operator import (
+    Operator,
+    OperatorContext,
+    OperatorStateStore,
+    SourceOperator,
+    SourceStatus,
+    WaitingInput,
+)
 
 JOB = "0123456789abcdef0123456789abcdef"
 
@@ -57,6 +64,8 @@ def context(
     restored: int | None = None,
     now_ms: Callable[[], int] = lambda: 0,
     job_id: str = JOB,
+    set_timer: Callable[[int], None] = lambda at_ms: None,
+    waiting_input: Callable[[], WaitingInput] = lambda: WaitingInput.NOTHING,
 ) -> OperatorContext:
     return OperatorContext(
         job_id=job_id,
@@ -69,8 +78,9 @@ def context(
         key_groups=key_group_range(128, parallelism, subtask),
         operator_state=OperatorStateStore(tuple(state)),
         now_ms=now_ms,
-        set_timer=lambda at_ms: None,
+        set_timer=set_timer,
         restored_checkpoint_id=restored,
+        waiting_input=waiting_input,
     )
 
 

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 from pyspark import SparkContext
 
-from ckpt_runtime.connectors.datasource_reader import EnumeratorOperator, RangeReaderOperator
+from ckpt_runtime.connectors.datasource_reader import EnumeratorOperator
+from ckpt_runtime.connectors.range_reader import RangeReaderOperator
 from ckpt_runtime.graph.specs import EnumeratorSpec, RangeReaderSpec
 from ckpt_runtime.operators.operator import SourceStatus
 from tests.unit.runtime.connectors.harness import Collector, context, drain, opened, snapshot_of
@@ -25,6 +26,11 @@ def reader(source: type, **options: Any) -> RangeReaderOperator:
     return RangeReaderOperator(RangeReaderSpec(source, {key: str(value) for key, value in options.items()}))
 
 
+def work_off(operator: RangeReaderOperator) -> None:
+    while operator.has_work_left:
+        operator.on_processing_time(0)
+
+
 def read_all(source: type, ranges: Collector, parallelism: int = 1, **options: Any) -> list[Collector]:
     outputs = []
     for subtask in range(parallelism):
@@ -32,6 +38,7 @@ def read_all(source: type, ranges: Collector, parallelism: int = 1, **options: A
         outputs.append(opened(operator, context(subtask, parallelism)))
         for batch in ranges.batches:
             operator.process_batch(batch, 0)
+        work_off(operator)
     return outputs
 
 
@@ -156,6 +163,7 @@ def test_the_task_context_tells_the_subtask(world: Path) -> None:
     output = opened(operator, context(3, 4))
     for batch in ranges.batches:
         operator.process_batch(batch, 0)
+    work_off(operator)
     assert set(output.column("label")) == {"3"}
 
 
@@ -173,8 +181,25 @@ def test_rows_that_do_not_fit_the_schema_are_named(world: Path) -> None:
         )
     )
     opened(narrow, context())
+    narrow.process_batch(ranges.batches[0], 0)
     with pytest.raises(ValueError, match="yields batches of .n: int64, label: string., declared is .n: int32"):
-        narrow.process_batch(ranges.batches[0], 0)
+        work_off(narrow)
+
+
+def test_options_of_the_engine_do_not_reach_the_user_and_are_checked(world: Path) -> None:
+    seen: list[dict[str, str]] = []
+
+    class Curious(Counting):
+        def streamReader(self, schema: Any) -> Any:
+            seen.append(dict(self.options))
+            return super().streamReader(schema)
+
+    options = {"directory": world, "availablenow": "TRUE", "ORDEREDREADS": "yes"}
+    opened(enumerator(Curious, **options), context())
+    assert seen == [{"directory": str(world)}]
+    for name in ("availableNow", "orderedReads"):
+        with pytest.raises(ValueError, match=f"option '{name}': 'maybe' is not true or false"):
+            reader(Counting, directory=world, **{name: "maybe"})
 
 
 def test_an_offset_that_is_no_json_object_is_named() -> None:

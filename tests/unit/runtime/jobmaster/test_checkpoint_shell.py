@@ -27,9 +27,12 @@ from ckpt_runtime.checkpoint.state_handles import (
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.jobmaster import checkpoint_shell
-from ckpt_runtime.jobmaster.checkpoint_shell import CheckpointShell, NoPointers
+from ckpt_runtime.jobmaster import checkpoint_shell, snapshot_deletions
+from ckpt_runtime.jobmaster.checkpoint_shell import CheckpointShell
+from ckpt_runtime.jobmaster.job_record import VolatileRecord
+from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
+from ckpt_runtime.storage.disposal import SnapshotDisposal
 from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
 from ckpt_runtime.storage.filesystem import make_directory, resolve
 from ckpt_runtime.storage.snapshot_metadata import read_metadata
@@ -68,10 +71,11 @@ class Listener:
         self.changed.set()
 
 
-class Pointers(NoPointers):
+class Pointers(VolatileRecord):
     """Pointers whose calls fail as told: the errors are raised one after the other, then all is well."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.present: dict[int, bool] = {}
         self.add_errors: list[Exception] = []
         self.remove_errors: list[Exception] = []
@@ -84,7 +88,7 @@ class Pointers(NoPointers):
     def contains(self, checkpoint_id: int) -> bool:
         return checkpoint_id in self.present
 
-    def remove(self, checkpoint_id: int) -> None:
+    def remove(self, checkpoint_id: int, disposal: SnapshotDisposal | None = None) -> None:
         if self.remove_errors:
             raise self.remove_errors.pop(0)
         self.present.pop(checkpoint_id, None)
@@ -101,7 +105,9 @@ class Bench:
         self.pointers = Pointers()
         self.pool = pool
         coordinator = CheckpointCoordinator(JOB, GRAPH, CheckpointConfiguration(**settings))
-        self.shell = CheckpointShell(JOB, coordinator, self.storage, self.pointers, self.listener, pool)
+        self.shell = CheckpointShell(
+            JOB, coordinator, self.storage, self.pointers, self.listener, pool, SnapshotDeletions(pool)
+        )
         self.shell.handle(on.JobRunning(TASKS))
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -308,7 +314,7 @@ class TestMetadata:
     def test_an_unknown_outcome_is_settled_by_looking(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, happens: bool
     ) -> None:
-        self.write(monkeypatch, AmbiguousWriteError("timeout", "x"), happens=happens)
+        self.write(monkeypatch, AmbiguousWriteError("timeout", "x"), StorageError("late", "x"), happens=happens)
 
         async def test(bench: Bench) -> None:
             checkpoint_id, _ = await bench.checkpoint()
@@ -338,6 +344,16 @@ class TestPointers:
 
         run(tmp_path, test)
 
+    def test_a_second_attempt_that_fails_does_not_tell_what_became_of_the_first(self, tmp_path: Path) -> None:
+        async def test(bench: Bench) -> None:
+            bench.pointers.add_errors = [AmbiguousWriteError("timeout", "x"), *[StorageError("away", "x")] * 3]
+            checkpoint_id, _ = await bench.checkpoint()
+            assert bench.pointers.present == {checkpoint_id: True}
+            assert bench.names() == [f"chk-{checkpoint_id}"]
+            assert bench.listener.aborted == []
+
+        run(tmp_path, test, tolerable_failures=5)
+
     def test_one_that_cannot_be_removed_is_tried_again_before_files_go(self, tmp_path: Path) -> None:
         async def test(bench: Bench) -> None:
             await bench.checkpoint()
@@ -351,16 +367,54 @@ class TestPointers:
         run(tmp_path, test)
 
 
-def test_files_that_cannot_be_deleted_do_not_stop_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise StorageError("read-only", "x")
+def test_files_that_cannot_be_deleted_do_not_stop_the_job_and_go_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete = checkpoint_shell.delete_checkpoint
+    storage_is_away = [True]
+
+    def refuse(*arguments: Any) -> None:
+        if storage_is_away:
+            raise StorageError("read-only", "x")
+        delete(*arguments)
 
     monkeypatch.setattr(checkpoint_shell, "delete_checkpoint", refuse)
+    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_S", 1000.0)
+    monkeypatch.setattr(snapshot_deletions, "RETRY_MAX_S", 1000.0)
 
     async def test(bench: Bench) -> None:
         await bench.checkpoint()
         await bench.checkpoint()
-        assert len(bench.names()) == 2
+        assert bench.names() == ["chk-1", "chk-2"]
+        storage_is_away.clear()
+        await bench.checkpoint()
+        await bench.settle()
+        assert bench.names() == ["chk-3"]
+
+    run(tmp_path, test)
+
+
+def test_deletions_that_failed_go_on_after_the_end_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    delete = checkpoint_shell.delete_checkpoint
+    refusals = [StorageError("away", "x")] * 5
+
+    def refuse(*arguments: Any) -> None:
+        if refusals:
+            raise refusals.pop()
+        delete(*arguments)
+
+    monkeypatch.setattr(checkpoint_shell, "delete_checkpoint", refuse)
+    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_S", 0.001)
+
+    async def test(bench: Bench) -> None:
+        await bench.checkpoint()
+        bench.shell.handle(on.Shutdown("FINISHED"))
+        await bench.until(lambda: isinstance(bench.listener.answers[-1], out.ShutdownComplete))
+        assert bench.names() == ["chk-1"]
+        bench.shell.finish(clean_up=True)
+        async with asyncio.timeout(TIMEOUT_S):
+            while bench.directory.exists():
+                await asyncio.sleep(0.001)
 
     run(tmp_path, test)
 
@@ -383,6 +437,6 @@ def test_waits_between_retries_grow_to_a_limit(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_high_availability_every_pointer_counts_as_there() -> None:
-    pointers = NoPointers()
-    pointers.remove(1)
-    assert pointers.contains(1)
+    record = VolatileRecord()
+    record.remove(1)
+    assert record.contains(1)

@@ -147,6 +147,7 @@ class TestExecutions:
     def figures(rows: int, busy: float = 0.0, vertex: str = "s", subtask: int = 0) -> dict[str, Any]:
         return {
             "vertex_id": vertex, "subtask": subtask, "rows_in": rows, "rows_out": 2 * rows, "bytes_in": 8 * rows,
+            "bytes_out": 16 * rows, "late_rows_dropped": rows // 100,
             "busy_ms": busy, "idle_ms": 0.0, "backpressured_ms": 0.0,
         }  # fmt: skip
 
@@ -204,13 +205,19 @@ class TestExecutions:
         metrics = graph.vertex_metrics(SOURCE)
         assert list(metrics) == [0]
         assert metrics[0]["numRecordsIn"] == 200
+        assert metrics[0]["numLateRecordsDropped"] == 2
         assert metrics[0]["numRecordsInPerSecond"] == 200
         assert metrics[0]["numRecordsOutPerSecond"] == 400
         assert metrics[0]["busyTimeMsPerSecond"] == 500
+        assert metrics[0]["accumulateBusyTimeMs"] == 260
+        assert metrics[0]["numBytesInPerSecond"] == 1600
+        assert metrics[0]["numBytesOut"] == 3200
+        assert metrics[0]["numBytesOutPerSecond"] == 3200
         (pressure,) = graph.pressure(SOURCE).subtasks
         assert (pressure.index, pressure.busy) == (0, 0.5)
         io = graph.vertex_details(SOURCE).subtasks[0].io
         assert (io.read_records, io.write_records, io.complete) == (200, 400, True)
+        assert (io.read_bytes, io.write_bytes) == (1600, 3200)
         assert not graph.vertex_details(SOURCE).subtasks[1].io.complete
 
     def test_two_heartbeats_in_one_millisecond_are_no_division_by_zero(self, graph: ExecutionGraph) -> None:

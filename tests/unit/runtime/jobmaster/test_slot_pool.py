@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -59,8 +59,9 @@ class Owner:
 class World:
     """A pool and its provider. ``automatic`` answers launches and spawns at once."""
 
-    def __init__(self, automatic: bool = True, **settings: float) -> None:
+    def __init__(self, automatic: bool = True, machine: str = "", **settings: float) -> None:
         self.automatic = automatic
+        self.machine = machine
         self.launched: list[tuple[int, int]] = []
         self.cancelled: list[int] = []
         self.ended: dict[int, Callable[[int, BaseException | None], None]] = {}
@@ -68,6 +69,7 @@ class World:
         self.workers: dict[str, FakePeer] = {}
         self.launch_error: Exception | None = None
         times = {"heartbeat_interval_s": 60, "heartbeat_timeout_s": 5, "idle_timeout_s": 50, "request_timeout_s": 10}
+        times["spare_pause_s"] = 0
         self.pool = SlotPool(self, "secret", **{**times, **settings})
         self.pool.start(1234)
 
@@ -86,7 +88,8 @@ class World:
 
     def agent(self, stage_id: int, index: int = 0) -> FakePeer:
         slot = f"{stage_id}-{index}"
-        peer = self.agents[slot] = FakePeer(role="agent", slot=slot, stage=stage_id, host="h", cpus=[0, 1])
+        process = {"machine": self.machine, "pid": len(self.agents), "started": 1}
+        peer = self.agents[slot] = FakePeer(role="agent", slot=slot, stage=stage_id, host="h", cpus=[0, 1], **process)
         if self.automatic:
             peer.send = lambda message: self.obey(peer, message)  # type: ignore[method-assign]
         self.pool.welcome(peer)  # type: ignore[arg-type]
@@ -103,9 +106,18 @@ class World:
 
     def worker(self, slot: str, worker_id: str) -> FakePeer:
         hello = {"role": "worker", "slot": slot, "worker": worker_id, "data_address": ["h", 9]}
-        peer = self.workers[worker_id] = FakePeer(**hello)
+        process = {"machine": self.machine, "pid": 1000 + len(self.workers), "started": 2, "directory": "/w"}
+        peer = self.workers[worker_id] = FakePeer(**hello, **process)
+        if self.automatic:
+            peer.send = lambda message: self.work(peer, message)  # type: ignore[method-assign]
         self.pool.welcome(peer)  # type: ignore[arg-type]
         return peer
+
+    def work(self, worker: FakePeer, message: dict[str, Any]) -> None:
+        worker.sent.append(message)
+        if message["type"] == "adopt":
+            adopted: Any = {"type": "adopted"}
+            asyncio.get_running_loop().call_soon(self.pool.peer_message, cast("Any", worker), adopted)
 
     def lose(self, peer: FakePeer, reason: str = "gone") -> None:
         """As the endpoint does: a peer that was closed on this side is not reported."""
@@ -260,6 +272,43 @@ class TestAcquire:
             assert free[0].owner is None
 
         run(test)
+
+    @pytest.mark.parametrize("ending", ["cancelled", "served"])
+    def test_a_held_slot_that_was_given_back_meanwhile_belongs_to_its_next_owner(self, ending: str) -> None:
+        async def test(world: World) -> None:
+            first, second = Owner(), Owner()
+            held = await world.pool.acquire(first, 1, [])
+            world.automatic = False
+            request = asyncio.create_task(world.pool.acquire(first, 2, held))
+            await settle()
+            world.pool.release(held[0])
+            (slot,) = await world.pool.acquire(second, 1, [])
+            assert slot is held[0]
+            assert slot.worker is not None
+            slot.worker.used = True
+            if ending == "cancelled":
+                request.cancel()
+            else:
+                world.automatic = True
+                world.agent(1, 0)
+                slots = await request
+                assert slot not in slots
+            await settle()
+            assert slot.owner is second
+            assert world.agents["0-0"].of("kill") == []
+
+        run(test)
+
+    def test_what_was_held_stays_the_owners_when_a_request_fails(self) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            held = await world.pool.acquire(owner, 1, [])
+            world.automatic = False
+            with pytest.raises(SlotsUnavailableError):
+                await world.pool.acquire(owner, 2, held)
+            assert held[0].owner is owner
+
+        run(test, request_timeout_s=0.01)
 
     def test_two_jobs_never_get_the_same_slot(self) -> None:
         async def test(world: World) -> None:
@@ -418,6 +467,19 @@ class TestLosses:
 
         run(test)
 
+    def test_an_agent_that_comes_after_its_stage_lost_another_one_is_sent_away(self) -> None:
+        async def test(world: World) -> None:
+            request = asyncio.create_task(world.pool.acquire(Owner(), 2, []))
+            await settle()
+            world.lose(world.agent(0, 0))
+            late = world.agent(0, 1)
+            assert late.closed
+            assert [message["type"] for message in late.sent] == ["shutdown"]
+            assert world.pool.total == 0
+            request.cancel()
+
+        run(test, automatic=False)
+
     def test_a_stage_that_ends_with_an_error_takes_its_slots(self) -> None:
         async def test(world: World) -> None:
             owner = Owner()
@@ -476,6 +538,184 @@ class TestLosses:
             await asyncio.wait_for(pinged.wait(), TIMEOUT_S)
 
         run(test, heartbeat_interval_s=0.001)
+
+
+class TestAdoption:
+    """What becomes of the warm workers of slots whose agents are gone."""
+
+    def test_the_next_stage_adopts_the_workers_that_never_worked(self) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            held = await world.pool.acquire(owner, 2, [])
+            await settle()
+            spares = {slot.spare.worker_id for slot in held if slot.spare is not None}
+            for slot in held:
+                assert slot.worker is not None
+                slot.worker.used = True
+            used = [slot.worker.worker_id for slot in held if slot.worker is not None]
+            world.lose(world.agents["0-0"])
+            (shutdown,) = world.agents["0-1"].of("shutdown")
+            assert len(shutdown["keep"]) == 1
+            assert set(shutdown["keep"]) < spares
+            slots = await world.pool.acquire(owner, 2, held)
+            assert {slot.slot_id for slot in slots} == {"1-0", "1-1"}
+            assert {slot.worker.worker_id for slot in slots if slot.worker is not None} == spares
+            assert all(world.workers[worker].closed for worker in used)
+            for slot in slots:
+                assert slot.worker is not None
+                agent, worker = world.agents[slot.slot_id], world.workers[slot.worker.worker_id]
+                pid = worker.hello["pid"]
+                assert agent.of("adopt") == [
+                    {"type": "adopt", "worker": slot.worker.worker_id, "pid": pid, "started": 2, "directory": "/w"}
+                ]
+                assert worker.of("adopt") == [{"type": "adopt", "pid": agent.hello["pid"], "started": 1}]
+
+        run(test, machine="m")
+
+    def test_messages_of_an_adopted_worker_reach_the_owner(self) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            held = await world.pool.acquire(owner, 1, [])
+            world.lose(world.agents["0-0"])
+            (slot,) = await world.pool.acquire(owner, 1, held)
+            assert slot.worker is not None
+            world.pool.peer_message(slot.worker.peer, {"type": "ack"})
+            assert owner.events[-1] == ("message", "1-0", "ack")
+            world.lose(world.workers[slot.worker.worker_id])
+            assert owner.events[-1][:2] == ("worker lost", "1-0")
+
+        run(test, machine="m")
+
+    def test_agents_elsewhere_start_their_own(self) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            held = await world.pool.acquire(owner, 1, [])
+            await settle()
+            old: list[Any] = list(world.workers.values())
+            world.lose(world.agents["0-0"])
+            world.machine = "another"
+            (slot,) = await world.pool.acquire(owner, 1, held)
+            assert slot.worker is not None
+            assert slot.worker.peer not in old
+            assert world.agents["1-0"].of("adopt") == []
+            assert not any(peer.closed for peer in old)
+
+        run(test, machine="m")
+
+    @pytest.mark.parametrize("failure", ["agent cannot", "worker is lost", "worker is silent"])
+    def test_an_adoption_that_fails_gives_way_to_a_cold_start(self, failure: str) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            held = await world.pool.acquire(owner, 1, [])
+            await settle()
+            world.automatic = False
+            first = world.agents["0-0"]
+            first.send = first.sent.append  # type: ignore[method-assign, assignment]
+            worker, spare = world.workers.values()
+            world.lose(spare)
+            worker.send = worker.sent.append  # type: ignore[method-assign, assignment]
+            world.lose(first)
+            request = asyncio.create_task(world.pool.acquire(owner, 1, held))
+            await settle()
+            agent = world.agent(1)
+            assert len(agent.of("adopt")) == 1
+            if failure == "agent cannot":
+                exited: Any = {"type": "exited", "worker": worker.hello["worker"], "code": None}
+                world.pool.peer_message(agent, exited)  # type: ignore[arg-type]
+            elif failure == "worker is lost":
+                world.lose(worker)
+            else:
+                worker.last_heard = LONG_AGO
+                world.pool._check_heartbeats(world.pool.all()[0], time.monotonic())
+                assert len(agent.of("kill")) == 1
+            async with asyncio.timeout(TIMEOUT_S):
+                while not agent.of("spawn"):
+                    await asyncio.sleep(0.001)
+            assert worker.closed
+            world.worker("1-0", agent.of("spawn")[0]["worker"])
+            assert [slot.slot_id for slot in await request] == ["1-0"]
+
+        run(test, machine="m")
+
+    def test_one_that_reports_in_after_its_agent_was_lost_is_adopted_too(self) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            request = asyncio.create_task(world.pool.acquire(owner, 1, []))
+            await settle()
+            first = world.agent(0)
+            world.lose(first)
+            worker_id = first.of("spawn")[0]["worker"]
+            assert first.of("shutdown") == [{"type": "shutdown", "keep": [worker_id]}]
+            worker = world.worker("0-0", worker_id)
+            worker.send = lambda message: world.work(worker, message)  # type: ignore[method-assign]
+            world.automatic = True
+            (slot,) = await request
+            assert slot.worker is not None
+            assert slot.worker.worker_id == worker_id
+
+        run(test, automatic=False, machine="m")
+
+    def test_an_orphan_that_ended_is_forgotten(self) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            held = await world.pool.acquire(owner, 1, [])
+            await settle()
+            world.lose(world.agents["0-0"])
+            for worker in list(world.workers.values()):
+                world.lose(worker)
+            await world.pool.acquire(owner, 1, held)
+            assert world.agents["1-0"].of("adopt") == []
+
+        run(test, machine="m")
+
+    def test_a_stage_that_nobody_needs_keeps_no_workers(self) -> None:
+        async def test(world: World) -> None:
+            (slot,) = await world.pool.acquire(Owner(), 1, [])
+            await settle()
+            world.pool.release(slot)
+            world.pool._end_idle_stages(time.monotonic() + 100)
+            assert world.agents["0-0"].of("shutdown") == [{"type": "shutdown", "keep": []}]
+            assert all(worker.closed for worker in world.workers.values())
+
+        run(test, machine="m")
+
+    def test_a_pool_that_stops_lets_its_orphans_go(self) -> None:
+        async def test(world: World) -> None:
+            await world.pool.acquire(Owner(), 1, [])
+            await settle()
+            world.lose(world.agents["0-0"])
+            world.ended[0](0, RuntimeError("lost"))
+            await settle()
+            await world.pool.stop()
+            assert all(worker.closed for worker in world.workers.values())
+
+        run(test, machine="m")
+
+
+class TestSpares:
+    def test_they_come_after_all_workers_of_the_stage(self) -> None:
+        async def test(world: World) -> None:
+            request = asyncio.create_task(world.pool.acquire(Owner(), 2, []))
+            await settle()
+            first, second = world.agent(0, 0), world.agent(0, 1)
+            world.worker("0-0", first.of("spawn")[0]["worker"])
+            assert len(first.of("spawn")) == 1
+            world.worker("0-1", second.of("spawn")[0]["worker"])
+            assert len(first.of("spawn")) == len(second.of("spawn")) == 2
+            await request
+
+        run(test, automatic=False)
+
+    def test_they_wait_until_the_job_has_deployed(self) -> None:
+        async def test(world: World) -> None:
+            (slot,) = await world.pool.acquire(Owner(), 1, [])
+            await settle()
+            assert len(world.agents["0-0"].of("spawn")) == 1
+            async with asyncio.timeout(TIMEOUT_S):
+                while slot.spare is None:
+                    await asyncio.sleep(0.001)
+
+        run(test, spare_pause_s=0.05)
 
 
 class TestIdle:

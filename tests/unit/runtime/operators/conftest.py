@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ckpt_runtime.checkpoint.state_handles import OperatorListState
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore
 from ckpt_runtime.state.backend import RestoreSource
@@ -18,7 +19,9 @@ from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
 class Harness:
     """Opens an operator and is its output, clock and timer service."""
 
-    def __init__(self, operator: Operator, sources: Sequence[RestoreSource] = ()) -> None:
+    def __init__(
+        self, operator: Operator, sources: Sequence[RestoreSource] = (), lists: tuple[OperatorListState, ...] = ()
+    ) -> None:
         self.operator = operator
         self.now = 0
         self.timer: int | None = None
@@ -29,8 +32,8 @@ class Harness:
         self.backend.restore(sources)
         self.context = OperatorContext(
             job_id="j", uid="op", name="op", subtask_index=0, parallelism=1, max_parallelism=128, attempt=0,
-            key_groups=groups, operator_state=OperatorStateStore(), now_ms=lambda: self.now, set_timer=self._set_timer,
-            keyed_state=self.backend,
+            key_groups=groups, operator_state=OperatorStateStore(lists), now_ms=lambda: self.now,
+            set_timer=self._set_timer, keyed_state=self.backend,
         )  # fmt: skip
         operator.open(self.context, self)
 
@@ -63,6 +66,10 @@ class Harness:
     def take(self) -> list[Any]:
         events, self.events = self.events, []
         return events
+
+    def lists(self) -> tuple[OperatorListState, ...]:
+        self.operator.snapshot(1)
+        return self.context.operator_state.snapshot()
 
     def snapshot(self) -> list[RestoreSource]:
         snapshot = self.backend.snapshot(1)

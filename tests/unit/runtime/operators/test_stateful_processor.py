@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -323,3 +324,84 @@ def test_nanoseconds_are_refused_by_name(harness: Any) -> None:
     part = pa.record_batch({"k": ["x"], "t": pa.array([1], pa.timestamp("ns"))})
     with pytest.raises(TypeError, match="field 't': type timestamp.ns. is not supported; cast nanoseconds"):
         harness(operator(Simple())).process(part)
+
+
+class Arrivals(StatefulProcessor):
+    """Tells which rows got through, with the watermark they met."""
+
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for arrived in rows:
+            yield row(key, arrived.word, timerValues.getCurrentWatermarkInMs())
+
+    def close(self) -> None:
+        pass
+
+
+def timed(unit: str, *rows: tuple[str, int | None, str]) -> pa.RecordBatch:
+    keys, times, words = zip(*rows, strict=True)
+    factor = {"s": 1, "ms": 1000, "us": 1_000_000}[unit]
+    values = [None if time is None else time * factor // 1000 for time in times]
+    at = pa.array(values, pa.timestamp(unit, tz="UTC"))
+    return pa.record_batch({"k": list(keys), "at": at, "word": list(words)})
+
+
+def late_dropper(time_mode: str = "EventTime") -> StatefulProcessorOperator:
+    return StatefulProcessorOperator(ProcessSpec(("k",), Arrivals(), OUT, "Update", time_mode, "at"))
+
+
+@pytest.mark.row("io.2")
+@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+def test_late_rows_are_dropped_as_pyspark_drops_them(harness: Any, unit: str) -> None:
+    def event_time(r: Row) -> int:
+        return int(r.at.timestamp() * 1000)
+
+    tester = TwsTester(Arrivals(), timeMode="EventTime", eventTimeExtractor=event_time)
+    run = harness(late_dropper())
+    steps = [
+        (None, [("x", 0, "epoch"), ("x", 1000, "a"), ("y", 5000, "b")]),
+        (3000, [("x", 2000, "late"), ("x", 3000, "late"), ("y", 4000, "c"), ("z", -1000, "late")]),
+        (7000, [("z", 7000, "late"), ("x", 1000, "late")]),
+        (8000, [("x", 9000, "d")]),
+    ]
+    dropped = 0
+    for watermark, rows in steps:
+        if watermark is not None:
+            run.watermark(watermark)
+            tester.setWatermark(watermark)
+        part = timed(unit, *rows)
+        expected = answers_of(tester, part)
+        assert run.process(part) == expected
+        dropped += len(rows) - len(expected)
+    assert run.operator.late_rows_dropped == dropped == 6
+
+
+def test_rows_without_event_time_are_never_late(harness: Any) -> None:
+    run = harness(late_dropper())
+    run.watermark(50_000)
+    assert [r["what"] for r in run.process(timed("ms", ("x", None, "a"), ("x", 1, "late")))] == ["a"]
+    assert [r["what"] for r in run.process(timed("ms", ("x", None, "b")))] == ["b"]
+
+
+def test_nothing_is_late_in_another_time_mode(harness: Any) -> None:
+    run = harness(late_dropper("ProcessingTime"))
+    run.watermark(50_000)
+    assert [r["what"] for r in run.process(timed("ms", ("x", 1, "a")))] == ["a"]
+    assert run.lists() == ()
+    assert run.operator.late_rows_dropped == 0
+
+
+def test_the_watermark_survives_a_restore_but_not_the_end_of_data(harness: Any) -> None:
+    run = harness(late_dropper())
+    run.watermark(3000)
+    run.process(timed("ms", ("x", 4000, "a")))
+    run.watermark(MAX_WATERMARK)
+    (kept,) = run.lists()
+    assert kept.items == (3000,)
+    for items in ((3000,), (3000, 3000), (3000, 5000)):
+        restored = harness(late_dropper(), run.snapshot(), (replace(kept, items=items),))
+        assert [r["what"] for r in restored.process(timed("ms", ("x", 3000, "late"), ("x", 4000, "b")))] == ["b"]
+        restored.watermark(2000)
+        assert restored.process(timed("ms", ("x", 3000, "late"))) == []

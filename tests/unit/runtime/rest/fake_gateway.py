@@ -259,6 +259,8 @@ class FakeGateway:
 
     async def vertex_backpressure(self, job_id: str, vertex_id: str) -> g.VertexPressure:
         self._vertex(job_id, vertex_id)
+        if vertex_id == VERTICES[2]:
+            return g.VertexPressure(g.NOT_YET, ())
         return g.VertexPressure(self.now, (g.SubtaskPressure(0, 0, 0.7, 0.1, 0.2), g.SubtaskPressure(1, 0, 0.0, 1, 0)))
 
     async def exception_history(self, job_id: str, max_entries: int) -> g.ExceptionHistory:

@@ -90,6 +90,32 @@ def test_without_a_token_none_is_inherited(tmp_path: Path, monkeypatch: pytest.M
         stop_session(info)
 
 
+@pytest.mark.parametrize(
+    ("master", "slots", "given", "expected"),
+    [
+        ("spark://host:7077", 3, {}, ["spark.cores.max=3"]),
+        ("spark://host:7077", 3, {"spark.task.cpus": "2"}, ["spark.cores.max=6"]),
+        ("spark://host:7077", 3, {"spark.cores.max": "8"}, ["spark.cores.max=8"]),
+        ("spark://host:7077", None, {}, []),
+        ("yarn", 3, {}, []),
+        ("local", None, {}, []),
+    ],
+)
+def test_slots_limit_the_cores_taken_from_a_standalone_master(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_file: Path,
+    master: str, slots: int | None, given: dict[str, str], expected: list[str],
+) -> None:  # fmt: skip
+    use_spark_submit(tmp_path, monkeypatch, READY)
+    info = start_session(master, slots, log_file=log_file, spark_conf=given)
+    try:
+        arguments = seen(info)["argv"]
+        assert isinstance(arguments, list)
+        assert [argument for argument in arguments if "spark.cores.max" in argument] == expected
+        assert arguments[arguments.index("--master") + 1] == ("local[2]" if master == "local" else master)
+    finally:
+        stop_session(info)
+
+
 def test_a_start_that_fails_shows_the_end_of_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_file: Path
 ) -> None:

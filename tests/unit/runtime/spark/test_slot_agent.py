@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +15,10 @@ from typing import Any
 
 import pytest
 
+from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint, Message, Peer
 from ckpt_runtime.network.authentication import AuthenticationError
-from ckpt_runtime.spark import slot_agent
+from ckpt_runtime.spark import processes, slot_agent
 from ckpt_runtime.spark.slot_agent import AgentParameters, SlotAgent
 
 TIMEOUT_S = 20
@@ -93,7 +96,8 @@ def run(test: Callable[[Driver], Coroutine[Any, Any, None]], *, shut_down: bool 
             if shut_down:
                 driver.send(type="shutdown")
             await asyncio.wait_for(running, TIMEOUT_S)
-            assert agent._workers == {} or all(worker.poll() is not None for worker in agent._workers.values())
+            for worker in list(agent._workers.values()):
+                await asyncio.wait_for(asyncio.to_thread(worker.wait), TIMEOUT_S)
         finally:
             await endpoint.stop()
 
@@ -155,7 +159,7 @@ def test_a_worker_that_is_gone_before_it_reads_is_reported_like_any_other(
     use_worker: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_worker(FAILING)
-    real, pipe = slot_agent.subprocess.Popen, slot_agent.subprocess.PIPE
+    real, pipe = subprocess.Popen, subprocess.PIPE
 
     def start_and_wait(*arguments: Any, **settings: Any) -> Any:
         process = real(*arguments, **settings)
@@ -171,6 +175,146 @@ def test_a_worker_that_is_gone_before_it_reads_is_reported_like_any_other(
         assert await driver.next() == {"type": "heartbeat"}
 
     run(test)
+
+
+WRITING = """
+line = sys.stdin.readline()
+open(os.path.join(os.environ["TMPDIR"], "left"), "w").close()
+partial = os.path.join(os.path.dirname(__file__), "started.partial")
+open(partial, "w").write(line)
+os.rename(partial, os.path.dirname(__file__) + "/started")
+sys.stdin.read()
+"""
+
+
+class TestTemporaryFiles:
+    @pytest.fixture(autouse=True)
+    def elsewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        directory = tmp_path / "tmp"
+        directory.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(directory))
+        return directory
+
+    @pytest.mark.parametrize("by", ["kill", "shutdown"])
+    def test_they_go_with_their_worker(self, use_worker: Callable[[str], Path], elsewhere: Path, by: str) -> None:
+        started = use_worker(WRITING)
+
+        async def test(driver: Driver) -> None:
+            driver.send(type="spawn", worker="w1")
+            await until(started.exists)
+            directory = Path(json.loads(started.read_text())["directory"])
+            assert directory.parent == elsewhere
+            assert (directory / "left").exists()
+            if by == "kill":
+                driver.send(type="kill", worker="w1")
+                await until(lambda: not os.listdir(elsewhere))
+
+        run(test)
+        assert list(elsewhere.iterdir()) == []
+
+    def test_those_of_a_worker_that_is_kept_stay(self, use_worker: Callable[[str], Path], elsewhere: Path) -> None:
+        started = use_worker(WRITING + "open(os.path.dirname(__file__) + '/free', 'w').close()")
+
+        async def test(driver: Driver) -> None:
+            driver.send(type="spawn", worker="w1")
+            await until(started.exists)
+            driver.send(type="shutdown", keep=["w1"])
+            await until((started.parent / "free").exists)
+
+        run(test, shut_down=False)
+        assert len(list(elsewhere.glob("ckpt-worker-*/left"))) == 1
+
+    @pytest.mark.skipif(not processes.machine(), reason="no process descriptors here")
+    def test_an_adopting_agent_removes_them_and_nothing_else(self, tmp_path: Path, elsewhere: Path) -> None:
+        own, other = elsewhere / "ckpt-worker-x", elsewhere / "other"
+        own.mkdir()
+        other.mkdir()
+        strangers = [subprocess.Popen([sys.executable, "-IS", "-c", "input()"], stdin=subprocess.PIPE) for _ in "12"]
+
+        async def test(driver: Driver) -> None:
+            for process, directory in zip(strangers, (own, other), strict=True):
+                began = processes.started(process.pid)
+                driver.send(type="adopt", worker="w", pid=process.pid, started=began, directory=str(directory))
+                driver.send(type="kill", worker="w")
+                assert await driver.next() == {"type": "exited", "worker": "w", "code": None}
+
+        run(test)
+        for process in strangers:
+            process.communicate()
+        assert list(elsewhere.iterdir()) == [other]
+
+
+@pytest.mark.parametrize("lacking", ["space", "processes"])
+def test_a_worker_that_cannot_be_started_is_reported_and_the_agent_lives_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    def fail(*arguments: Any, **settings: Any) -> Any:
+        raise BlockingIOError("no more")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    name, place = ("mkdtemp", "tempfile") if lacking == "space" else ("Popen", "subprocess")
+    monkeypatch.setattr(slot_agent, place, SimpleNamespace(**{name: fail}, **{"PIPE": -1} if name == "Popen" else {}))
+
+    async def test(driver: Driver) -> None:
+        driver.send(type="spawn", worker="w1")
+        assert await driver.next() == {"type": "exited", "worker": "w1", "code": None}
+        driver.send(type="ping")
+        assert await driver.next() == {"type": "heartbeat"}
+
+    run(test)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_does_not_inherit_the_token_of_the_rest_api(
+    use_worker: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+    started = use_worker(f"sys.exit(9 if {TOKEN_VARIABLE!r} in os.environ else 8)")
+    assert not started.exists()
+
+    async def test(driver: Driver) -> None:
+        driver.send(type="spawn", worker="w1")
+        assert (await driver.next())["code"] == 8
+
+    run(test)
+
+
+@pytest.mark.skipif(not processes.machine(), reason="no process descriptors here")
+class TestAdoption:
+    def test_an_adopted_process_is_killed_reported_and_ended_like_a_child(self) -> None:
+        strangers = [subprocess.Popen([sys.executable, "-IS", "-c", "input()"], stdin=subprocess.PIPE) for _ in "12"]
+
+        async def test(driver: Driver) -> None:
+            for number, process in enumerate(strangers):
+                began = processes.started(process.pid)
+                driver.send(type="adopt", worker=f"w{number}", pid=process.pid, started=began, directory="")
+            driver.send(type="kill", worker="w0")
+            assert await driver.next() == {"type": "exited", "worker": "w0", "code": None}
+
+        run(test)
+        assert [process.wait(TIMEOUT_S) for process in strangers] == [-9, -9]
+        for process in strangers:
+            process.communicate()
+
+    def test_one_that_is_gone_is_reported_as_ended(self) -> None:
+        async def test(driver: Driver) -> None:
+            driver.send(type="adopt", worker="w1", pid=os.getpid(), started=0, directory="")
+            assert await driver.next() == {"type": "exited", "worker": "w1", "code": None}
+
+        run(test)
+
+    def test_workers_to_be_kept_survive_the_agent_and_see_their_pipe_closed(
+        self, use_worker: Callable[[str], Path]
+    ) -> None:
+        started = use_worker(OBEDIENT + "open(os.path.dirname(__file__) + '/free', 'w').close()")
+
+        async def test(driver: Driver) -> None:
+            driver.send(type="spawn", worker="w1")
+            await until(started.exists)
+            driver.send(type="shutdown", keep=["w1", "unknown"])
+            await until((started.parent / "free").exists)
+
+        run(test, shut_down=False)
 
 
 @pytest.mark.parametrize("by", ["shutdown", "hang-up"])

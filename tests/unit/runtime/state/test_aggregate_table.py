@@ -139,6 +139,30 @@ def test_added_aggregates_start_neutral_and_removed_ones_go(snapshots: Any, int_
     assert run(new, batch) == [[1, 1], [10.0, 20.0], [20, 40]]
 
 
+def test_a_sum_learns_of_nulls_when_the_first_one_comes(snapshots: Any, int_key: pa.Schema) -> None:
+    for kind in (pa.int64(), pa.float64()):
+        backend = snapshots.backend()
+        table = backend.aggregate_table("a", int_key, columns_of(kind, "sum"))
+        run(table, pa.record_batch({"k": [1, 2], "v": pa.array([10, 20], kind)}))
+        batch = pa.record_batch({"k": [1, 3, 3], "v": pa.array([None, None, 5], kind)})
+        assert run(table, batch) == [[10, None, 5]]
+        run(table, pa.record_batch({"k": [4], "v": pa.array([1], kind)}))
+        unknown = pa.record_batch({"k": [1, 2, 3, 4, 5], "v": pa.nulls(5, kind)})
+        assert run(table, unknown) == [[10, 20, 5, 1, None]]
+        again = snapshots.restored(snapshots.of(backend)).aggregate_table("a", int_key, columns_of(kind, "sum"))
+        assert run(again, unknown) == [[10, 20, 5, 1, None]]
+
+
+def test_a_sum_added_to_known_keys_is_null_until_their_next_value(snapshots: Any, int_key: pa.Schema) -> None:
+    backend = snapshots.backend()
+    backend.aggregate_table("a", int_key, columns_of(pa.int64(), "count")).update(
+        pa.record_batch({"k": [1, 2], "v": [10, 20]})
+    )
+    added = columns_of(pa.int64(), "count", "sum")
+    table = snapshots.restored(snapshots.of(backend)).aggregate_table("a", int_key, added)
+    assert run(table, pa.record_batch({"k": [1, 2], "v": pa.array([7, None])})) == [[2, 1], [7, None]]
+
+
 def test_changed_meaning_or_key_is_refused(snapshots: Any, int_key: pa.Schema) -> None:
     backend = snapshots.backend()
     backend.aggregate_table("a", int_key, columns_of(pa.int64(), "sum")).update(pa.record_batch({"k": [1], "v": [1]}))

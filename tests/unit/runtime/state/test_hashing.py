@@ -94,6 +94,27 @@ def test_split_gives_each_subtask_its_key_groups_in_order(parallelism: int) -> N
         assert part["text"].to_pylist() == [f"t{key}" for key in part["k"].to_pylist()]
 
 
+def test_split_moves_columns_of_every_width_together() -> None:
+    numbers = list(range(100, 200))
+    batch = pa.record_batch(
+        {
+            "k": numbers,
+            "i8": pa.array([n - 100 for n in numbers], pa.int8()),
+            "u16": pa.array(numbers, pa.uint16()),
+            "f32": pa.array(numbers, pa.float32()),
+            "f16": pa.array(np.array(numbers, dtype=np.float16)),
+            "at": pa.array(numbers, pa.timestamp("us", "UTC")),
+            "flag": [n % 3 == 0 for n in numbers],
+            "hole": [None if n % 5 == 0 else n for n in numbers],
+            "list": [[n] for n in numbers],
+        }
+    ).slice(3, 90)
+    parts = split_by_owner(batch, hash_columns(batch, ["k"]), 128, 3)
+    rows = [row for part in parts for row in part.to_pylist()]
+    assert sorted(rows, key=lambda row: row["k"]) == batch.to_pylist()
+    assert all(part.schema == batch.schema for part in parts)
+
+
 def test_split_of_one_owner_and_of_nothing() -> None:
     batch = pa.record_batch({"k": [5, 5, 5]})
     parts = split_by_owner(batch, hash_columns(batch, ["k"]), 128, 4)

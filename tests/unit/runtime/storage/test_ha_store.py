@@ -6,13 +6,16 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import pytest
+from fsspec import AbstractFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 
 from ckpt_runtime.configuration import JOB_CHECKPOINT_OVERRIDES
-from ckpt_runtime.storage import checkpoint_pointer_store, versioned_document
+from ckpt_runtime.storage import leader_store, versioned_document
+from ckpt_runtime.storage.checkpoint_pointer_store import Counters
 from ckpt_runtime.storage.documents import decode_document, encode_document
 from ckpt_runtime.storage.errors import (
     AlreadyExistsError,
@@ -194,9 +197,22 @@ def test_a_damaged_archive_is_refused_by_name(store: HaStore, root: Location) ->
 
 @pytest.mark.parametrize("job_id", ["..", "../" + "a" * 29, "A" * 32, ""])
 def test_job_ids_cannot_leave_the_directory(store: HaStore, job_id: str) -> None:
-    for call in (store.jobs.get, store.jobs.remove, store.pointers, store.counter, store.results.get):
+    for call in (store.jobs.get, store.jobs.remove, store.pointers, store.counters, store.results.get):
         with pytest.raises(InvalidLocationError):
             call(job_id)
+
+
+def test_a_disposal_takes_the_place_of_a_pointer_until_it_is_settled(store: HaStore) -> None:
+    pointers = store.pointers(JOB)
+    pointers.add(3, {"directory": "d"})
+    pointers.add(4, {"directory": "e"})
+    pointers.remove(3, {"directory": "d", "files": ["a"]})
+    assert [pointer.checkpoint_id for pointer in pointers.list()] == [4]
+    assert pointers.disposals() == {3: {"directory": "d", "files": ["a"]}}
+    pointers.remove(4)
+    pointers.settle(3)
+    pointers.settle(3)
+    assert (list(pointers.list()), dict(pointers.disposals())) == ([], {})
 
 
 def test_pointers_are_added_once_listed_in_order_and_removed(store: HaStore, root: Location) -> None:
@@ -207,20 +223,25 @@ def test_pointers_are_added_once_listed_in_order_and_removed(store: HaStore, roo
     pointers.add(10, {"directory": "chk-10"})
     with pytest.raises(AlreadyExistsError):
         pointers.add(10, {"directory": "elsewhere"})
-    assert [pointer.checkpoint_id for pointer in HaStore(root).pointers(JOB).list()] == [9, 10, 11]
-    assert pointers.get(10).document == {"directory": "chk-10"}
+    found = HaStore(root).pointers(JOB).list()
+    assert [pointer.checkpoint_id for pointer in found] == [9, 10, 11]
+    assert found[1].document == {"directory": "chk-10"}
     for _ in range(2):
         pointers.remove(10)
-    with pytest.raises(NotFoundError):
-        pointers.get(10)
+    assert [pointer.checkpoint_id for pointer in pointers.list()] == [9, 11]
 
 
 def test_a_damaged_pointer_is_named_and_never_left_out(store: HaStore, root: Location) -> None:
     pointers = store.pointers(JOB)
     pointers.add(1, {})
     pointers.add(2, {})
-    replace_file(root.child("default", "jobs", JOB, "checkpoints", f"{2:020d}.json"), b"{}")
+    directory = root.child("default", "jobs", JOB, "checkpoints")
+    replace_file(directory.child(f"{2:020d}.json"), b"{}")
     with pytest.raises(CorruptFileError, match=f"{2:020d}.json"):
+        pointers.list()
+    delete_tree(directory)
+    VersionedDocument(directory).write(0, {"nine": {}})
+    with pytest.raises(CorruptFileError, match="checkpoints"):
         pointers.list()
 
 
@@ -229,37 +250,93 @@ def test_a_pointer_whose_outcome_is_unknown_is_added_again(store: HaStore, monke
         publish(location, data)
         raise AmbiguousWriteError("no answer", location.url)
 
+    def fail(location: Location, data: bytes) -> None:
+        raise AmbiguousWriteError("no answer", location.url)
+
     pointers = store.pointers(JOB)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_pointer_store, "publish", publish_and_fail)
+        patch.setattr(versioned_document, "publish", fail)
         with pytest.raises(AmbiguousWriteError):
             pointers.add(1, {"a": 1})
+        assert pointers.list() == []
+        patch.setattr(versioned_document, "publish", publish_and_fail)
+        pointers.add(1, {"a": 1})
     pointers.add(1, {"a": 1})
     assert [pointer.document for pointer in pointers.list()] == [{"a": 1}]
 
 
-def test_ids_rise_and_are_never_given_twice(store: HaStore, root: Location) -> None:
-    counters = [HaStore(root).counter(JOB) for _ in range(4)]
-    assert counters[0].get() == 1
+def test_a_failure_after_an_unknown_outcome_leaves_it_unknown(
+    store: HaStore, root: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = [AmbiguousWriteError("no answer", "x"), StorageError("refused", "x")]
 
-    def take(index: int) -> Callable[[], object]:
-        return lambda: [counters[index].get_and_increment() for _ in range(5)]
+    def fail(file: Location, data: bytes) -> None:
+        raise errors.pop(0)
 
-    outcomes = run_together(*(take(index) for index in range(4)))
-    taken = [number for outcome in outcomes for number in outcome]  # type: ignore[attr-defined]
-    assert sorted(taken) == sorted(set(taken))
-    assert len(taken) == 20
-    assert store.counter(JOB).get() == max(taken) + 1
-    for outcome in outcomes:
-        assert outcome == sorted(outcome)  # type: ignore[type-var]
+    monkeypatch.setattr(versioned_document, "publish", fail)
+    with pytest.raises(AmbiguousWriteError, match="refused"):
+        store.pointers(JOB).add(1, {"directory": "x"})
 
 
-def test_the_counter_moves_forward_only(store: HaStore) -> None:
-    counter = store.counter(JOB)
-    counter.set_at_least(100)
-    counter.set_at_least(5)
-    assert counter.get_and_increment() == 100
-    assert counter.get() == 101
+def test_pointers_and_ids_that_change_at_once_are_all_kept(root: Location) -> None:
+    def add(number: int) -> Callable[[], object]:
+        def call() -> None:
+            HaStore(root).pointers(JOB).add(number, {})
+            HaStore(root).counters(JOB).reserve_checkpoint(number)
+
+        return call
+
+    assert run_together(*(add(number) for number in range(2, 8))) == [None] * 6
+    assert [pointer.checkpoint_id for pointer in HaStore(root).pointers(JOB).list()] == list(range(2, 8))
+    assert HaStore(root).counters(JOB).get() == Counters(next_checkpoint_id=8)
+
+
+def test_the_counters_move_forward_only(store: HaStore, root: Location) -> None:
+    counters = store.counters(JOB)
+    assert counters.get() == Counters(1, 0)
+    counters.reserve_checkpoint(99)
+    counters.reserve_checkpoint(5)
+    counters.reserve_attempt(3)
+    counters.reserve_attempt(2)
+    assert counters.get() == Counters(100, 4)
+    directory = root.child("default", "jobs", JOB, "counters")
+    delete_tree(directory)
+    VersionedDocument(directory).write(0, {"next_checkpoint_id": "many"})
+    with pytest.raises(CorruptFileError, match="counters"):
+        counters.get()
+
+
+def test_what_a_new_leader_has_adopted_no_earlier_one_can_change_however_late_its_fence_is(root: Location) -> None:
+    old, new = HaStore(root, epoch=3), HaStore(root, epoch=4)
+    old.jobs.put(PLAN)
+    old.pointers(JOB).add(1, {})
+    old.counters(JOB).reserve_checkpoint(1)
+    assert new.jobs.adopt(JOB).epoch == 4
+    assert [pointer.checkpoint_id for pointer in new.pointers(JOB).adopt()] == [1]
+    assert new.counters(JOB).adopt() == Counters(2, 0)
+    for change in (
+        lambda: old.jobs.update(JOB, lambda job: replace(job, version=2)),
+        lambda: old.pointers(JOB).add(2, {}),
+        lambda: old.pointers(JOB).remove(1),
+        lambda: old.counters(JOB).reserve_attempt(3),
+    ):
+        with pytest.raises(NotLeaderError, match="epoch 4"):
+            change()
+    new.pointers(JOB).add(2, {})
+    new.jobs.update(JOB, lambda job: replace(job, version=2))
+    assert [pointer.checkpoint_id for pointer in new.pointers(JOB).list()] == [1, 2]
+
+
+def test_a_pointer_that_was_on_its_way_when_the_leader_changed_is_in_or_out_for_both(root: Location) -> None:
+    """Whatever the order of both compare-and-sets: it was added and adopted, or it is refused."""
+    for _ in range(10):
+        old, new = HaStore(root, epoch=1), HaStore(root, epoch=2)
+        outcomes = run_together(lambda old=old: old.pointers(JOB).add(1, {}), new.pointers(JOB).adopt)
+        adopted = len(outcomes[1])  # type: ignore[arg-type]
+        assert len(new.pointers(JOB).list()) == adopted
+        assert isinstance(outcomes[0], (NotLeaderError, AmbiguousWriteError)[: 1 + adopted]) or adopted == 1
+        assert not (isinstance(outcomes[0], NotLeaderError) and adopted)
+        delete_tree(root)
 
 
 def test_a_late_writer_cannot_take_an_id_that_was_used_and_cleaned_up(root: Location) -> None:
@@ -332,6 +409,23 @@ def test_results_outlive_the_job_and_are_dirty_until_it_is_cleaned_up(store: HaS
         successor.mark_clean(OTHER)
 
 
+def test_a_former_leader_can_neither_store_nor_change_an_adopted_result(root: Location) -> None:
+    former, successor = HaStore(root, epoch=1).results, HaStore(root, epoch=2).results
+    former.create_dirty(OTHER, {"status": "FINISHED"})
+    for job_id in (JOB, OTHER):
+        successor.adopt(job_id)
+    assert successor.list_ids() == [OTHER]
+    assert not successor.has(JOB)
+    for change in (lambda: former.create_dirty(JOB, {"status": "FAILED"}), lambda: former.mark_clean(OTHER)):
+        with pytest.raises(NotLeaderError):
+            change()
+    with pytest.raises(NotFoundError):
+        successor.get(JOB)
+    successor.create_dirty(JOB, {"status": "CANCELED"})
+    successor.create_dirty(JOB, {"status": "CANCELED"})
+    assert successor.list_ids(dirty_only=True) == [JOB, OTHER]
+
+
 def test_one_of_many_drivers_becomes_the_leader_of_an_epoch(root: Location) -> None:
     stores = [HaStore(root).leader for _ in range(6)]
 
@@ -358,7 +452,7 @@ def test_the_fence_closes_when_another_driver_claims_the_next_epoch(store: HaSto
         lambda: fenced.jobs.remove(JOB),
         lambda: fenced.pointers(JOB).add(1, {}),
         lambda: fenced.pointers(JOB).remove(1),
-        lambda: fenced.counter(JOB).get_and_increment(),
+        lambda: fenced.counters(JOB).reserve_checkpoint(9),
         lambda: fenced.results.create_dirty(JOB, {}),
         lambda: store.leader.renew(first, 9),
     ):
@@ -374,6 +468,18 @@ def test_leases_belong_to_epochs(store: HaStore) -> None:
     assert store.leader.lease(1).sequence == 41
     store.leader.claim("http://b", "app-b", "1", after=1)
     assert store.leader.lease(2).sequence == 0
+
+
+def test_a_leader_that_ended_in_order_has_released_its_lease(store: HaStore) -> None:
+    first = store.leader.claim("http://a", "app-a", "1", after=0)
+    store.leader.renew(first, 1)
+    assert not store.leader.lease(1).released
+    store.leader.release(first)
+    assert store.leader.lease(1).released
+    second = store.leader.claim("http://b", "app-b", "1", after=1)
+    assert not store.leader.lease(second.epoch).released
+    with pytest.raises(NotLeaderError):
+        store.leader.release(first)
 
 
 @pytest.mark.row("air.1")
@@ -395,6 +501,55 @@ def test_a_claim_with_an_unknown_outcome_is_settled_by_reading(store: HaStore, m
 
     monkeypatch.setattr(versioned_document, "publish", publish_and_fail)
     assert store.leader.claim("http://a", "app-a", "1", after=0).epoch == 1
+
+
+def test_a_claim_holds_though_the_address_cannot_be_written(store: HaStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(location: Location, data: bytes) -> None:
+        raise StorageError("away", location.url)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(leader_store, "replace", fail)
+        info = store.leader.claim("http://a", "app-a", "1", after=0)
+    assert store.leader.current() == info
+    store.leader.renew(info, 1)
+    assert b"app-a" in read_bytes(store.root.child("leader.json"), 1_000)
+
+
+def test_leases_of_former_leaders_go(store: HaStore) -> None:
+    for epoch in range(3):
+        store.leader.renew(store.leader.claim("http://a", "app", str(epoch), after=epoch), 1)
+    assert [name for name in list_names(store.root) if name.startswith("lease-")] == [f"lease-{3:020d}.json"]
+
+
+class LooksFirst(MemoryFileSystem):
+    """As fsspec does it for every store that has no conditional put."""
+
+    protocol = "looksfirst"
+    store: ClassVar[dict[str, Any]] = {}
+    pipe_file = AbstractFileSystem.pipe_file
+
+
+class Overwrites(MemoryFileSystem):
+    """A server that does not know conditions."""
+
+    protocol = "overwrites"
+    store: ClassVar[dict[str, Any]] = {}
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        super().pipe_file(path, value, mode="overwrite", **kwargs)
+
+
+@pytest.mark.parametrize("filesystem", [LooksFirst, Overwrites])
+def test_a_store_without_exclusive_creation_is_refused(filesystem: type[MemoryFileSystem]) -> None:
+    store = HaStore(Location(filesystem(), "/ha", filesystem.protocol))
+    with pytest.raises(InvalidLocationError, match="cannot create a file only if it is absent"):
+        store.leader.prepare()
+    assert not list_names(store.root)
+
+
+def test_exclusive_creation_is_tried_without_leaving_a_trace(store: HaStore) -> None:
+    store.leader.prepare()
+    assert list_names(store.root) == []
 
 
 def test_cluster_ids_are_plain_names(root: Location) -> None:

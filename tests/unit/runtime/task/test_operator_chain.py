@@ -69,6 +69,51 @@ def test_dictionary_columns_are_sent_as_plain_ones(kit: Any) -> None:
     assert batch.to_pydict() == {"s": ["a", "b", "a"], "n": [1, 2, 3]}
 
 
+def _dictionary(*values: str | None) -> pa.Array:
+    return pa.array(values).dictionary_encode()
+
+
+NESTED = {
+    "struct": pa.StructArray.from_arrays([_dictionary("a", None, "a"), pa.array([1, 2, 3])], ["x", "y"]),
+    "list": pa.ListArray.from_arrays(pa.array([0, None, 2, 3], pa.int32()), _dictionary("a", "b", "a")),
+    "large_list": pa.LargeListArray.from_arrays([0, 1, 1, 3], _dictionary("a", "b", None)),
+    "fixed_list": pa.FixedSizeListArray.from_arrays(_dictionary("a", "b", "c", "a", "b", None), 2),
+    "map": pa.MapArray.from_arrays([0, 1, 1, 2], pa.array(["k", "l"]), _dictionary("a", "a")),
+    "deep": pa.ListArray.from_arrays(
+        [0, 1, 2, 2], pa.StructArray.from_arrays([pa.ListArray.from_arrays([0, 1, 2], _dictionary("u", "v"))], ["z"])
+    ),
+    "dictionary_of_structs": pa.DictionaryArray.from_arrays(
+        pa.array([0, 1, 0]), pa.StructArray.from_arrays([_dictionary("a", "b")], ["x"])
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", NESTED)
+def test_dictionaries_inside_of_nested_columns_are_decoded_too(kit: Any, kind: str) -> None:
+    out = kit.Sent()
+    end = ChainEnd([forward(out)])
+    column = NESTED[kind]
+    schema = pa.schema([pa.field("c", column.type, nullable=True), pa.field("n", pa.int64(), nullable=False)])
+    for _ in range(2):
+        end.emit(pa.record_batch([column, pa.array([1, 2, 3])], schema=schema))
+    for batch in out.batches:
+        assert "dictionary" not in str(batch.schema.field("c").type)
+        assert not batch.schema.field("n").nullable
+        batch.validate(full=True)
+        assert batch.column("c").to_pylist() == column.to_pylist()
+        message = batch.serialize()
+        assert pa.ipc.read_record_batch(message, batch.schema).equals(batch)
+
+
+def test_a_change_of_the_schema_is_noticed(kit: Any) -> None:
+    out = kit.Sent()
+    end = ChainEnd([forward(out)])
+    for column in (pa.array(["a"]), _dictionary("b"), pa.array(["c"]), pa.array([1])):
+        end.emit(pa.record_batch({"s": column}))
+    assert [batch.column("s").to_pylist() for batch in out.batches] == [["a"], ["b"], ["c"], [1]]
+    assert [batch.schema.types for batch in out.batches] == [[pa.string()]] * 3 + [[pa.int64()]]
+
+
 def test_every_outgoing_edge_gets_everything(kit: Any) -> None:
     outs = [kit.Sent(), kit.Sent(capacity=1)]
     end = ChainEnd([forward(out) for out in outs])

@@ -152,7 +152,7 @@ class TestRouting:
             self.act(part, action)
         part.flush()
         assert [flat(out) for out in outs] == [expected[index] for index in range(channels)]
-        assert part.rows == sum(sizes)
+        assert (part.rows, part.bytes) == (sum(sizes), 16 * sum(sizes))
 
     @given(SIZES, ACTIONS, st.integers(1, 4), st.integers(1, 20), st.sampled_from([0, 100]))
     @settings(deadline=None, max_examples=40)
@@ -180,6 +180,7 @@ class TestRouting:
             self.act(part, action)
         part.flush()
         assert all(flat(out) == list(range(sum(sizes))) for out in outs)
+        assert (part.rows, part.bytes) == (sum(sizes), 16 * sum(sizes) * channels)
 
     def test_large_batches_are_spread_evenly(self, kit: Any) -> None:
         outs = [kit.Sent() for _ in range(3)]

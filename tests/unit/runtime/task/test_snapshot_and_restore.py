@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.checkpoint.state_handles import KeyedSection, OperatorListState, OperatorStateMode
+from ckpt_runtime.checkpoint.state_handles import KeyedSection, KeyedStateHandle, OperatorListState, OperatorStateMode
 from ckpt_runtime.configuration.state_options import StateBackendType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
-from ckpt_runtime.storage.errors import CorruptFileError, StorageError
-from ckpt_runtime.task.restore import UnsupportedBackendError, create_keyed_backend
+from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.task.restore import StateRestoreError, UnsupportedBackendError, create_keyed_backend
 from ckpt_runtime.task.snapshot_writer import write_snapshot
 from ckpt_runtime.task.subtask import OperatorSnapshot
 
@@ -127,15 +128,70 @@ def test_what_was_written_is_restored_clipped_to_the_subtasks_key_groups(tmp_pat
     assert found == values
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    written = write_snapshot(str(tmp_path), [OperatorSnapshot("op", (), backend_with({1: 2}).snapshot(1))], ALL, 0)
-    handles = written.state.operators["op"].keyed
-    file = tmp_path / handles[0].file.path
+def _written(directory: Path, threshold: int = 0) -> list[KeyedStateHandle]:
+    snapshot = OperatorSnapshot("op", (), backend_with(dict.fromkeys(range(50), 2)).snapshot(1))
+    return list(write_snapshot(str(directory), [snapshot], ALL, threshold).state.operators["op"].keyed)
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "missing", "directory", "swap"])
+def test_a_damaged_file_is_named_with_its_operator(tmp_path: Path, damage: str) -> None:
+    first, second = (
+        _written(tmp_path),
+        write_snapshot(str(tmp_path), [OperatorSnapshot("op", (), backend_with({7: 8}).snapshot(1))], ALL, 0)
+        .state.operators["op"]
+        .keyed,
+    )
+    file, other = tmp_path / first[0].file.path, tmp_path / second[0].file.path
     content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    file.write_bytes(content)
-    with pytest.raises(CorruptFileError, match=file.name):
-        create_keyed_backend(HASHMAP, "op", ALL, 128, handles, str(tmp_path))
+    if damage == "flip":
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    elif damage in ("truncate", "empty"):
+        file.write_bytes(content[:-1] if damage == "truncate" else b"")
+    elif damage == "swap":
+        file.write_bytes(other.read_bytes())
+        other.write_bytes(content)
+    else:
+        file.unlink()
+        if damage == "directory":
+            file.mkdir()
+    with pytest.raises(StateRestoreError, match=f"state of operator 'op' cannot be restored.*{file.name}") as caught:
+        create_keyed_backend(HASHMAP, "op", ALL, 128, first, str(tmp_path))
+    assert file.name in caught.value.url
+
+
+def test_damaged_inline_state_is_named_by_its_snapshot(tmp_path: Path) -> None:
+    (handle,) = _written(tmp_path, 1 << 20)
+    assert handle.file.inline is not None
+    content = bytearray(handle.file.inline)
+    content[3] ^= 1
+    broken = replace(handle, file=replace(handle.file, inline=bytes(content)))
+    with pytest.raises(StateRestoreError, match=f"operator 'op' cannot be restored from {tmp_path}"):
+        create_keyed_backend(HASHMAP, "op", ALL, 128, [broken], str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"path": "../outside"},
+        {"checksum": "md5:0"},
+        {"length": -1},
+    ],
+)
+def test_a_handle_that_points_elsewhere_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    (handle,) = _written(tmp_path)
+    with pytest.raises(StateRestoreError, match="operator 'op'"):
+        create_keyed_backend(
+            HASHMAP, "op", ALL, 128, [replace(handle, file=replace(handle.file, **change))], str(tmp_path)
+        )
+
+
+def test_a_descriptor_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    (handle,) = _written(tmp_path)
+    (section,) = handle.sections
+    later = replace(handle, sections=(replace(section, descriptor={**section.descriptor, "format": 99}),))
+    with pytest.raises(StateRestoreError, match="operator 'op'.*native format 99"):
+        create_keyed_backend(HASHMAP, "op", ALL, 128, [later], str(tmp_path))
 
 
 def test_without_handles_the_backend_starts_empty() -> None:

@@ -11,6 +11,7 @@ from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CancelCheckpoint, EndOfData, EndOfPartition, Watermark
 from ckpt_runtime.operators.operator import MAX_WATERMARK, SourceStatus
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
+from ckpt_runtime.task.subtask import TaskState
 
 
 class TestSnapshot:
@@ -215,6 +216,23 @@ class TestEndOfData:
         assert bench.host.states == []
         bench.subtask.notify_complete(3)
         assert bench.host.states == ["FINISHED"]
+
+    @pytest.mark.row("147.2")
+    def test_of_three_pending_checkpoints_the_middle_one_ends_it(self, kit: Any) -> None:
+        """Whatever is notified first ends it; what comes later finds nothing to do."""
+        bench = kit.Bench().open()
+        bench.put(0, kit.rows(1), EndOfData(True), kit.barrier(42), kit.barrier(43), kit.barrier(44)).run()
+        assert bench.host.snapshot_ids == [42, 43, 44]
+        assert bench.subtask.state is TaskState.RUNNING
+        bench.subtask.notify_complete(43)
+        assert bench.subtask.state is TaskState.FINISHED
+        calls = [call[1:] for call in bench.calls if call[1] in ("complete", "close")]
+        assert calls == [("complete", 43), ("close",)]
+        for late in (42, 44):
+            bench.subtask.notify_complete(late)
+            bench.subtask.notify_aborted(late, None)
+        assert [call[1:] for call in bench.calls if call[1] in ("complete", "close", "abort")] == calls
+        assert bench.out.elements[-1] == EndOfPartition()
 
     def test_an_abort_that_heals_the_final_completion_ends_it(self, kit: Any) -> None:
         bench = kit.Bench().open()

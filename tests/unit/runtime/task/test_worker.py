@@ -30,12 +30,29 @@ def archive(**files: str) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
+class NoAgent:
+    """A tether that notes what is asked of it."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def identity(self) -> dict[str, str | int]:
+        return {"machine": "m", "pid": 12, "started": 34}
+
+    def begin_work(self) -> None:
+        self.calls.append("work")
+
+    def adopted_by(self, pid: int, began: int) -> None:
+        self.calls.append((pid, began))
+
+
 class Driver:
     """The driver's end."""
 
-    def __init__(self, connection: ControlConnection, worker: TaskWorker) -> None:
+    def __init__(self, connection: ControlConnection, worker: TaskWorker, tether: NoAgent) -> None:
         self.connection = connection
         self.worker = worker
+        self.tether = tether
         self.hello = connection.receive()
 
     def start(self) -> threading.Thread:
@@ -62,8 +79,9 @@ def driver() -> Iterator[Driver]:
     far = socket.create_connection(near.getsockname())
     accepted, _ = near.accept()
     near.close()
-    worker = TaskWorker(ControlConnection(far), "secret", slot="0-0", worker_id="w1")
-    driver = Driver(ControlConnection(accepted), worker)
+    tether = NoAgent()
+    worker = TaskWorker(ControlConnection(far), "secret", tether, slot="0-0", worker_id="w1")
+    driver = Driver(ControlConnection(accepted), worker, tether)
     yield driver
     driver.connection.close()
     worker.close()
@@ -77,6 +95,7 @@ def deployment(number: int = 1, program: str = "p", entry: str = "entry:pipeline
 def test_it_says_who_it_is(driver: Driver) -> None:
     hello = driver.hello
     assert (hello["type"], hello["role"], hello["slot"], hello["worker"]) == ("hello", "worker", "0-0", "w1")
+    assert (hello["machine"], hello["pid"], hello["started"]) == ("m", 12, 34)
     assert hello["data_address"][0] == "127.0.0.1"
 
 
@@ -94,6 +113,19 @@ def test_an_unknown_message_is_ignored(driver: Driver) -> None:
     assert driver.receive() == {"type": "canceled", "ended": True, "deployment": 3}
     driver.connection.send({"type": "shutdown"})
     thread.join(10)
+
+
+def test_it_follows_the_agent_that_adopts_it(driver: Driver) -> None:
+    driver.worker._handle({"type": "adopt", "pid": 5, "started": 6})
+    assert driver.receive() == {"type": "adopted"}
+    assert driver.tether.calls == [(5, 6)]
+
+
+def test_a_deployment_binds_it_to_its_agent_before_anything_runs(driver: Driver) -> None:
+    message = {"type": "deploy", "deployment": deployment().to_json()}
+    driver.worker._handle(message)
+    assert driver.tether.calls == ["work"]
+    assert driver.receive()["type"] == "deploy_failed"
 
 
 def test_triggers_for_another_deployment_are_declined(driver: Driver) -> None:

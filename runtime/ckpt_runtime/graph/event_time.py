@@ -1,0 +1,40 @@
+"""Which column of a stream is event time: found by following it through the plan, as Spark follows column metadata.
+
+An operator whose output is declared (``mapInArrow``, ``transformWithState``) or computed ends the trace, as in Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow.compute as pc
+
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.logical import LogicalInput, LogicalNode
+from ckpt_runtime.graph.specs import AggregateSpec, FilterSpec, ProjectSpec, WatermarkSpec
+
+
+def event_time_column(inputs: Sequence[LogicalInput]) -> str | None:
+    """The event time column that all ``inputs`` (more than one behind a union) have; None when it cannot be traced.
+
+    :raises PlanError: the united streams have different ones.
+    """
+    found = {_column_of(edge.node) for edge in inputs}
+    if len(found - {None}) > 1:
+        names = sorted(name for name in found if name is not None)
+        raise PlanError("union", f"the united streams have different event time columns {names}; rename one before")
+    return found.pop() if len(found) == 1 else None
+
+
+def _column_of(node: LogicalNode) -> str | None:
+    spec = node.spec
+    if isinstance(spec, WatermarkSpec):
+        return spec.column
+    if not isinstance(spec, FilterSpec | ProjectSpec | AggregateSpec):
+        return None
+    column = event_time_column(node.inputs)
+    if column is None or isinstance(spec, FilterSpec):
+        return column
+    if isinstance(spec, AggregateSpec):
+        return column if column in spec.keys else None
+    return next((name for name, expression in spec.columns if expression.equals(pc.field(column))), None)

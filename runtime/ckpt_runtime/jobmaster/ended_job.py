@@ -1,0 +1,121 @@
+"""A job that this driver does not run: one that ended under an earlier driver, or one that could not be recovered.
+
+Its stored form is a JSON document, made at the job's end and read by later drivers. It answers what REST asks of any
+job; figures of single subtasks and the history of checkpoints ended with the driver that ran it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.graph.job_graph import JobGraph
+from ckpt_runtime.jobmaster.exceptions_history import entry_of
+from ckpt_runtime.jobmaster.executions import ExecutionGraph
+from ckpt_runtime.jobmaster.gateway import (
+    NOT_YET,
+    EffectiveCheckpointConfig,
+    ExceptionHistory,
+    ExecutionResult,
+    ExecutionState,
+    FailureCause,
+    JobConfigInfo,
+    JobDetails,
+    JobOverview,
+    JobStatus,
+    RunRequest,
+)
+from ckpt_runtime.jobmaster.submission import request_of
+
+_TASKS = {JobStatus.FINISHED: ExecutionState.FINISHED, JobStatus.FAILED: ExecutionState.FAILED}
+
+
+class EndedJob:
+    """Read only."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        """Raises KeyError, TypeError or ValueError for a document of another shape."""
+        self.status = JobStatus(document["status"])
+        self.graph = JobGraph.from_json(document["graph"])
+        self.configuration = Configuration(document["configuration"])
+        self.executions = ExecutionGraph(self.graph)
+        self.executions.enter_all(_TASKS.get(self.status, ExecutionState.CANCELED))
+        timestamps = {JobStatus(name): int(time) for name, time in document["timestamps"].items()}
+        self._overview = JobOverview(
+            job_id=document["job_id"],
+            name=self.graph.name,
+            status=self.status,
+            start_time_ms=timestamps[JobStatus.INITIALIZING],
+            end_time_ms=timestamps[self.status] if self.status.is_globally_terminal else NOT_YET,
+            last_modification_ms=max(timestamps.values()),
+            tasks_by_state=self.executions.counts(),
+        )
+        self._timestamps = timestamps
+        self._exceptions = tuple(entry_of(entry) for entry in document["exceptions"])
+        self._failure = None if document["failure"] is None else FailureCause(**document["failure"])
+        self.request = request_of(document.get("request"))
+        self._restart_strategy = str(document["restart_strategy"])
+        shown = document["checkpoint_config"]
+        self._checkpoint_config = EffectiveCheckpointConfig(**{**shown, "overrides": tuple(shown["overrides"])})
+
+    def overview(self) -> JobOverview:
+        return self._overview
+
+    def details(self) -> JobDetails:
+        vertices = tuple(self.executions.vertex_details(vertex) for vertex in self.graph.vertices)
+        return JobDetails(self._overview, dict(self._timestamps), vertices, self.graph)
+
+    def config_info(self) -> JobConfigInfo:
+        parallelism = max(vertex.parallelism for vertex in self.graph.vertices)
+        shown = self.configuration.displayed()
+        return JobConfigInfo(self._overview.job_id, self.graph.name, self._restart_strategy, parallelism, shown)
+
+    def checkpoint_config(self) -> EffectiveCheckpointConfig:
+        return self._checkpoint_config
+
+    def checkpoint_statistics(self) -> CheckpointStatsSnapshot:
+        return CheckpointStatsSnapshot()
+
+    def metrics(self) -> dict[str, str]:
+        return {}
+
+    def exception_history(self, limit: int) -> ExceptionHistory:
+        return ExceptionHistory(self._exceptions[:limit], truncated=len(self._exceptions) > limit)
+
+    def result(self) -> ExecutionResult:
+        overview = self._overview
+        status = self.status if self.status.is_globally_terminal else None
+        return ExecutionResult(
+            overview.job_id, overview.name, status, overview.start_time_ms, overview.end_time_ms, self._failure
+        )
+
+
+def result_document(  # noqa: PLR0913 -- one parameter for each part of the document
+    *,
+    job_id: str,
+    status: JobStatus,
+    graph: JobGraph,
+    given: Configuration,
+    timestamps: Mapping[JobStatus, int],
+    failure: FailureCause | None,
+    exceptions: list[dict[str, Any]],
+    restart_strategy: str,
+    checkpoint_config: EffectiveCheckpointConfig,
+    request: RunRequest | None,
+) -> dict[str, Any]:
+    """The stored form."""
+    return {
+        "job_id": job_id,
+        "status": status.value,
+        "graph": graph.to_json(),
+        "configuration": given.to_dict(),
+        "timestamps": {known.value: time for known, time in timestamps.items()},
+        "failure": None if failure is None else asdict(failure),
+        "exceptions": exceptions,
+        "restart_strategy": restart_strategy,
+        "checkpoint_config": asdict(checkpoint_config),
+        "request": None if request is None else asdict(request),
+    }

@@ -1,0 +1,187 @@
+"""What a job master has to make durable, and where it goes: the high-availability directory, or nowhere.
+
+Every call blocks and belongs into a pool thread; each raises StorageError (AmbiguousWriteError when the outcome is
+unknown) and NotLeaderError once another driver leads. Then the change may have been made, but its caller must not act
+on it: the new leader has what counts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Protocol
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
+from ckpt_runtime.storage.crash_points import reach
+from ckpt_runtime.storage.disposal import SnapshotDisposal
+from ckpt_runtime.storage.errors import AlreadyExistsError, AmbiguousWriteError, NotFoundError, StorageError
+from ckpt_runtime.storage.ha_store import HaStore
+from ckpt_runtime.storage.job_store import StoredJob
+from ckpt_runtime.storage.leader_store import NotLeaderError
+
+logger = logging.getLogger(__name__)
+
+OverridesChange = Callable[[str | None], str | None]
+"""From the stored text of FLIP-571's overrides to the new one; None is no override. Its own result it leaves alone."""
+
+
+class JobRecord(Protocol):
+    """One job's durable side."""
+
+    def check(self) -> None:
+        """Raises NotLeaderError when this driver may change nothing of the job any more."""
+
+    def reserve(self, checkpoint_id: int) -> None:
+        """No later driver gives this id again. Before anything of the checkpoint exists."""
+
+    def begin_attempt(self, attempt: int) -> None:
+        """No later driver gives this number to a deployment again: its sinks tell by it what others left behind."""
+
+    def add(self, checkpoint: CompletedCheckpoint, owned: bool) -> None:
+        """Adds the pointer that makes a checkpoint restorable. The very same one again is fine."""
+
+    def contains(self, checkpoint_id: int) -> bool:
+        """Whether there is a pointer."""
+
+    def remove(self, checkpoint_id: int, disposal: SnapshotDisposal | None = None) -> None:
+        """Removes a pointer; one that is absent is fine. A later driver finds ``disposal`` until it is settled."""
+
+    def settle(self, checkpoint_id: int) -> None:
+        """The disposal that was left at the removal is done; none is fine."""
+
+    def change_overrides(self, change: OverridesChange) -> str | None:
+        """Fetches, modifies and writes under one lock; returns what is stored now. ``change`` may raise."""
+
+    def keep_failures(self, failures: Sequence[Mapping[str, Any]]) -> None:
+        """Replaces the exception history that a later driver shows."""
+
+    def end(self, result: Mapping[str, Any]) -> None:
+        """Stores the result of the job: no driver runs it again. Storing it again is fine."""
+
+    def forget(self) -> None:
+        """The last step: everything but the result goes."""
+
+
+class VolatileRecord:
+    """Without high availability a new driver recovers nothing, so there is nothing to write."""
+
+    def __init__(self) -> None:
+        self._overrides: str | None = None
+
+    def check(self) -> None:
+        return
+
+    def reserve(self, checkpoint_id: int) -> None:
+        return
+
+    def begin_attempt(self, attempt: int) -> None:
+        return
+
+    def add(self, checkpoint: CompletedCheckpoint, owned: bool) -> None:
+        return
+
+    def contains(self, checkpoint_id: int) -> bool:
+        return True
+
+    def remove(self, checkpoint_id: int, disposal: SnapshotDisposal | None = None) -> None:
+        return
+
+    def settle(self, checkpoint_id: int) -> None:
+        return
+
+    def change_overrides(self, change: OverridesChange) -> str | None:
+        self._overrides = change(self._overrides)
+        return self._overrides
+
+    def keep_failures(self, failures: Sequence[Mapping[str, Any]]) -> None:
+        return
+
+    def end(self, result: Mapping[str, Any]) -> None:
+        return
+
+    def forget(self) -> None:
+        return
+
+
+class DurableRecord:
+    """A job in the high-availability directory. The fence is asked before each write, and again after it."""
+
+    def __init__(self, store: HaStore, job_id: str) -> None:
+        """Touches nothing."""
+        self._store = store
+        self._job_id = job_id
+        self._pointers = store.pointers(job_id)
+        self._counters = store.counters(job_id)
+
+    def check(self) -> None:
+        self._store.fence()
+
+    def reserve(self, checkpoint_id: int) -> None:
+        with self._writing():
+            self._counters.reserve_checkpoint(checkpoint_id)
+
+    def begin_attempt(self, attempt: int) -> None:
+        with self._writing():
+            self._counters.reserve_attempt(attempt)
+
+    def add(self, checkpoint: CompletedCheckpoint, owned: bool) -> None:
+        with self._writing():
+            self._pointers.add(checkpoint.id, {"directory": checkpoint.directory, "owned": owned})
+
+    def contains(self, checkpoint_id: int) -> bool:
+        with self._writing():
+            return any(pointer.checkpoint_id == checkpoint_id for pointer in self._pointers.list())
+
+    def remove(self, checkpoint_id: int, disposal: SnapshotDisposal | None = None) -> None:
+        with self._writing():
+            self._pointers.remove(checkpoint_id, None if disposal is None else disposal.to_json())
+
+    def settle(self, checkpoint_id: int) -> None:
+        with self._writing():
+            self._pointers.settle(checkpoint_id)
+
+    def change_overrides(self, change: OverridesChange) -> str | None:
+        def changed(job: StoredJob) -> StoredJob:
+            configuration = dict(job.configuration)
+            text = change(configuration.pop(JOB_CHECKPOINT_OVERRIDES, None))
+            if text is not None:
+                configuration[JOB_CHECKPOINT_OVERRIDES] = text
+            return replace(job, configuration=configuration)
+
+        with self._writing():
+            return self._store.jobs.update(self._job_id, changed).checkpoint_overrides
+
+    def keep_failures(self, failures: Sequence[Mapping[str, Any]]) -> None:
+        with self._writing():
+            self._store.failures(self._job_id).change(lambda _: {"entries": [dict(entry) for entry in failures]})
+
+    def end(self, result: Mapping[str, Any]) -> None:
+        with self._writing():
+            try:
+                self._store.results.create_dirty(self._job_id, result)
+            except AlreadyExistsError:
+                logger.info("the result of job %s was stored before", self._job_id)
+
+    def forget(self) -> None:
+        with self._writing():
+            self._store.jobs.remove(self._job_id)
+            reach("forget-half")
+            try:
+                self._store.results.mark_clean(self._job_id)
+            except NotFoundError:
+                logger.info("the result of job %s is forgotten already", self._job_id)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Asks the fence when a write, or a look at one, is over: a driver may have been paused in the midst of it."""
+        yield
+        try:
+            self._store.fence()
+        except NotLeaderError:
+            raise
+        except StorageError as error:
+            message = f"the change is made, but it is not sure that this driver still leads: {error}"
+            raise AmbiguousWriteError(message, error.url, error) from error

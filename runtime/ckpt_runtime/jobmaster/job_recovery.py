@@ -1,0 +1,189 @@
+"""Reads what earlier drivers left in the high-availability directory, and closes it for them. Starts nothing.
+
+What cannot be read is never skipped: an older checkpoint, or none, in place of an unreadable one would silently repeat
+or lose rows. Such a job is left as it is, and is shown with the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.errors import ConfigurationError
+from ckpt_runtime.jobmaster.exceptions_history import entry_of
+from ckpt_runtime.jobmaster.gateway import ExceptionEntry
+from ckpt_runtime.jobmaster.job_record import DurableRecord
+from ckpt_runtime.jobmaster.submission import JobHistory, JobSubmission, request_of, submission_of
+from ckpt_runtime.storage.checkpoint_pointer_store import CheckpointPointer
+from ckpt_runtime.storage.crash_points import reach
+from ckpt_runtime.storage.disposal import SnapshotDisposal
+from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
+from ckpt_runtime.storage.ha_store import HaStore
+from ckpt_runtime.storage.job_store import StoredJob
+from ckpt_runtime.storage.leader_store import NotLeaderError
+from ckpt_runtime.storage.snapshot_metadata import read_metadata
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+_ATTEMPTS = 5
+_PAUSE_S = 0.5
+_PERMANENT = (NotFoundError, CorruptFileError, InvalidLocationError, NotLeaderError)
+
+
+class RecoveryError(RuntimeError):
+    """A job cannot be recovered now; its message says what is wrong with which file."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundJob:
+    """A job of an earlier driver.
+
+    ``result`` when it has ended; ``submission`` when there is anything left to run or to clean up; ``failure`` when it
+    should have a submission, but what is needed for it cannot be read.
+    """
+
+    job_id: str
+    submission: JobSubmission | None = None
+    result: Mapping[str, Any] | None = None
+    failure: str | None = None
+
+
+def find_jobs(store: HaStore, cluster: Configuration) -> list[FoundJob]:
+    """All jobs, those that ended first, oldest first as far as it is known. Blocks.
+
+    Raises StorageError when the directory itself cannot be read.
+    """
+    left = _patiently(store.jobs.list_ids)
+    for job_id in left:
+        with suppress(CorruptFileError):  # what cannot be read, an earlier driver cannot change either
+            _patiently(partial(store.results.adopt, job_id))
+    found = [_ended(store, job_id) for job_id in _patiently(store.results.list_ids)]
+    found.sort(key=lambda job: _end_time(job.result))
+    clean = {job.job_id for job in found if job.result is None or not store.results.is_dirty(job.job_id)}
+    ended = {job.job_id: job for job in found}
+    for job_id in left:
+        if job_id not in clean:
+            job = ended[job_id] = _find(store, job_id, cluster, ended[job_id].result if job_id in ended else None)
+    for job in found:
+        if job.job_id not in clean and ended[job.job_id] is job:  # nothing but the note is left
+            DurableRecord(store, job.job_id).forget()
+    return list(ended.values())
+
+
+def _ended(store: HaStore, job_id: str) -> FoundJob:
+    """A result. One that cannot be read still says that the job has ended."""
+    try:
+        return FoundJob(job_id, result=_patiently(lambda: store.results.get(job_id)))
+    except (CorruptFileError, KeyError) as error:
+        logger.error("the result of job %s cannot be read: %s", job_id, error)
+        return FoundJob(job_id, failure=str(error))
+
+
+def _end_time(result: Mapping[str, Any] | None) -> int:
+    times = {} if result is None else result.get("timestamps", {})
+    return max(times.values(), default=0)
+
+
+def _find(store: HaStore, job_id: str, cluster: Configuration, result: Mapping[str, Any] | None) -> FoundJob:
+    try:
+        return FoundJob(job_id, _recover(store, job_id, cluster, has_ended=result is not None), result)
+    except (RecoveryError, StorageError, ConfigurationError) as error:
+        failure = str(error)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        failure = f"the stored plan has another shape: {error!r}"
+    logger.error("job %s cannot be recovered: %s", job_id, failure)
+    return FoundJob(job_id, None, result, failure)
+
+
+def _recover(store: HaStore, job_id: str, cluster: Configuration, *, has_ended: bool) -> JobSubmission:
+    """Adopts first and reads then: what is read, no earlier driver can change any more."""
+    stored = _patiently(lambda: store.jobs.adopt(job_id))
+    reach("recovery-plan-adopted")
+    counters = _patiently(store.counters(job_id).adopt)
+    pointers = _patiently(store.pointers(job_id).adopt)
+    reach("recovery-adopted")
+    checkpoints = tuple(_retained(pointer) for pointer in pointers)
+    history = JobHistory(
+        overrides=stored.checkpoint_overrides,
+        checkpoints=checkpoints,
+        first_checkpoint_id=int(stored.properties["first_checkpoint_id"]),
+        next_checkpoint_id=max([counters.next_checkpoint_id, *(entry.checkpoint.id + 1 for entry in checkpoints)]),
+        next_attempt=counters.next_attempt,
+        disposals=_disposals(store, job_id),
+        failures=_failures(store, job_id),
+    )
+    archive = _patiently(lambda: store.jobs.read_archive(stored))
+    return submission_of(
+        stored,
+        cluster,
+        archive or b"",
+        DurableRecord(store, job_id),
+        history,
+        None if checkpoints or has_ended else _savepoint(stored),
+        store.snapshots.url,
+    )
+
+
+def _retained(pointer: CheckpointPointer) -> RetainedCheckpoint:
+    directory = str(pointer.document["directory"])
+    return RetainedCheckpoint(read_snapshot(directory), bool(pointer.document["owned"]))
+
+
+def _disposals(store: HaStore, job_id: str) -> dict[int, SnapshotDisposal]:
+    """What cannot be deleted safely is left where it is."""
+    found = {}
+    for checkpoint_id, document in _patiently(store.pointers(job_id).disposals).items():
+        try:
+            found[checkpoint_id] = SnapshotDisposal.from_json(document)
+        except (InvalidLocationError, KeyError, TypeError, ValueError, AttributeError) as error:
+            logger.warning("job %s: will not delete checkpoint %d: %r", job_id, checkpoint_id, error)
+    return found
+
+
+def _failures(store: HaStore, job_id: str) -> tuple[ExceptionEntry, ...]:
+    """For people to see only: a job runs on without it."""
+    try:
+        document = store.failures(job_id).read()
+        return tuple(entry_of(entry) for entry in document.get("entries", ()))
+    except (StorageError, KeyError, TypeError, ValueError, AttributeError) as error:
+        logger.warning("the exception history of job %s cannot be read: %r", job_id, error)
+        return ()
+
+
+def _savepoint(stored: StoredJob) -> CompletedCheckpoint | None:
+    """What the job was to start from, as long as it has nothing of its own."""
+    request = request_of(stored.properties.get("request"))
+    return None if request is None or request.savepoint_path is None else read_snapshot(request.savepoint_path)
+
+
+def read_snapshot(url: str) -> CompletedCheckpoint:
+    """Raises RecoveryError naming the snapshot."""
+    try:
+        found = _patiently(lambda: read_metadata(url))
+        return CompletedCheckpoint.from_json(found.document, found.directory.url)
+    except StorageError as error:
+        raise RecoveryError(str(error)) from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecoveryError(f"the metadata of {url} has another shape: {error!r}") from error
+
+
+def _patiently(read: Callable[[], T]) -> T:
+    """Storage may be away for a moment; what is missing or damaged stays so."""
+    for attempt in range(_ATTEMPTS - 1):
+        try:
+            return read()
+        except _PERMANENT:
+            raise
+        except StorageError as error:
+            logger.warning("will try again: %s", error)
+        time.sleep(_PAUSE_S * 2**attempt)
+    return read()

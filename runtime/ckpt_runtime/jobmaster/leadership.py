@@ -1,0 +1,138 @@
+"""Which driver leads: waits for the lease, renews it, and closes the fence in time when that fails.
+
+A leader counts itself out before a challenger may count it out: its claim is good for two thirds of the lease time
+from the beginning of its last renewal, a challenger waits for the whole of it after the last one that it saw. Both use
+monotonic clocks only. Blocking calls run in a thread of their own, so that slow storage calls of jobs delay no renewal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.leader_store import LeaderInfo, LeaderStore, NotLeaderError
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+LEASE_TIMEOUT_S = 10.0
+"""How long a leader may be silent before another driver takes over."""
+
+
+class Leadership:
+    """One driver's candidacy. Use :meth:`acquire` once."""
+
+    def __init__(self, store: LeaderStore, lease_timeout_s: float = LEASE_TIMEOUT_S) -> None:
+        self._store = store
+        self._lease_timeout_s = lease_timeout_s
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="lease")
+        self._info: LeaderInfo | None = None
+        self._valid_until = 0.0
+        self._lost = False
+        self._renewal: asyncio.Task[None] | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Of this driver's leadership; 0 before it leads."""
+        return 0 if self._info is None else self._info.epoch
+
+    def fence(self) -> None:
+        """Raises NotLeaderError when this driver does not lead, StorageError while it cannot be sure.
+
+        Reads storage; for pool threads.
+        """
+        info = self._info
+        if info is None or self._lost:
+            raise NotLeaderError("this driver does not lead", "")
+        if time.monotonic() >= self._valid_until:
+            raise StorageError("the lease of this driver has run out and is not renewed yet", "")
+        self._store.check(info)
+
+    async def acquire(self, rest_url: str, application_id: str, on_lost: Callable[[], None]) -> None:
+        """Waits until this driver leads; ``on_lost`` is called once when it no longer does.
+
+        Raises StorageError when the directory cannot be used from the beginning.
+        """
+        info = self._info = await self._win(rest_url, application_id)
+        logger.info("this driver leads (epoch %d)", info.epoch)
+        self._renewal = asyncio.get_running_loop().create_task(self._renew(info, on_lost))
+
+    async def _win(self, rest_url: str, application_id: str) -> LeaderInfo:
+        await self._in_pool(self._store.prepare)
+        attempt = uuid.uuid4().hex
+        seen: tuple[int, int] | None = None
+        since = 0.0
+        while True:
+            begun = time.monotonic()
+            try:
+                epoch, sequence, released = await self._in_pool(self._look)
+                if seen != (epoch, sequence):
+                    seen, since = (epoch, sequence), begun
+                if epoch == 0 or released or time.monotonic() - since >= self._lease_timeout_s:
+                    begun = time.monotonic()
+                    claim = partial(self._store.claim, rest_url, application_id, attempt, after=epoch)
+                    info = await self._in_pool(claim)
+                    self._prolong(begun)
+                    return info
+            except NotLeaderError:
+                logger.info("another driver was faster")
+            except StorageError as error:
+                if seen is None:
+                    raise
+                logger.warning("cannot see who leads: %s", error)
+            await asyncio.sleep(self._lease_timeout_s / 10)
+
+    async def release(self) -> None:
+        """Ends in order: the next driver need not wait."""
+        if self._renewal is not None:
+            self._renewal.cancel()
+        info, self._info = self._info, None
+        if info is not None:
+            try:
+                await asyncio.wait_for(self._in_pool(lambda: self._store.release(info)), self._lease_timeout_s)
+            except (OSError, TimeoutError) as error:
+                logger.warning("cannot release the lease: %s", error)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _look(self) -> tuple[int, int, bool]:
+        """Epoch of the present leader (0: none), its last sign of life, and whether it has ended in order."""
+        present = self._store.current()
+        if present is None:
+            return (0, 0, False)
+        lease = self._store.lease(present.epoch)
+        return (present.epoch, lease.sequence, lease.released)
+
+    def _prolong(self, begun: float) -> None:
+        self._valid_until = begun + self._lease_timeout_s * 2 / 3
+
+    async def _renew(self, info: LeaderInfo, on_lost: Callable[[], None]) -> None:
+        sequence = 0
+        while True:
+            sequence += 1
+            begun = time.monotonic()
+            try:
+                # A process that was frozen for long may find that nobody took over; its fence was closed meanwhile.
+                async with asyncio.timeout(max(self._lease_timeout_s / 5, self._valid_until - begun)):
+                    await self._in_pool(partial(self._store.renew, info, sequence))
+                self._prolong(begun)
+            except NotLeaderError as error:
+                logger.error("%s", error)
+                break
+            except (StorageError, TimeoutError) as error:
+                logger.warning("cannot renew the lease: %s", str(error) or "no answer")
+                if time.monotonic() >= self._valid_until:
+                    break
+            await asyncio.sleep(self._lease_timeout_s / 5)
+        self._lost = True
+        logger.error("this driver has lost its leadership")
+        on_lost()
+
+    async def _in_pool(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)

@@ -1,0 +1,145 @@
+"""The one owner of deletions of a job's snapshot files: what cannot be deleted now is deleted later.
+
+Storage that is away when a checkpoint is subsumed or aborted must not leave its files for ever. A deletion that failed
+is tried again with growing pauses, at once when a later checkpoint shows that storage answers again, and on after the
+end of the job. Decides nothing about what may be deleted: the coordinator does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError
+from ckpt_runtime.storage.fenced_document import Fence, no_fence
+from ckpt_runtime.storage.leader_store import NotLeaderError
+
+logger = logging.getLogger(__name__)
+
+RETRY_BASE_S = 0.5
+RETRY_MAX_S = 30.0
+MAX_WAITING = 10_000
+"""Deletions that are remembered; beyond it the oldest is given up, with its name in the log."""
+
+
+@dataclass(slots=True, eq=False)
+class _Deletion:
+    what: str
+    delete: Callable[[], None]
+    attempted: Callable[[], None] | None = None
+    failures: int = 0
+
+
+class SnapshotDeletions:
+    """One job's. Lives on one event loop; deletions run in ``pool``.
+
+    ``fence`` is called in the pool before each one and raises when this driver may not delete anything (any more).
+    """
+
+    def __init__(self, pool: Executor, fence: Fence = no_fence) -> None:
+        self._pool = pool
+        self._fence = fence
+        self._loop = asyncio.get_running_loop()
+        self._running = 0
+        self._waiting: list[_Deletion] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._when_done: Callable[[], None] | None = None
+        self._closed = False
+
+    @property
+    def unfinished(self) -> tuple[str, ...]:
+        """What failed so far and waits for its next attempt."""
+        return tuple(deletion.what for deletion in self._waiting)
+
+    def submit(self, what: str, delete: Callable[[], None], attempted: Callable[[], None] | None = None) -> None:
+        """Deletes in the background. ``delete`` may be called again after it failed, and then goes on.
+
+        ``attempted`` is called on the loop after the first attempt, whatever came of it: nobody waits for a retry.
+        """
+        self._start([_Deletion(what, delete, attempted)])
+
+    def retry(self) -> None:
+        """Storage answers: tries everything that waits, now."""
+        waiting, self._waiting = self._waiting, []
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if waiting:
+            self._start(waiting)
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Calls once when nothing is being deleted or waits for it, at once if so; never after :meth:`close`."""
+        self._when_done = call
+        self._check_done()
+
+    def close(self) -> None:
+        """Starts nothing any more. What is left is named in the log; a later driver may delete it."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for deletion in self._waiting:
+            logger.warning("could not %s before the end of this driver", deletion.what)
+        self._waiting.clear()
+
+    def _start(self, deletions: list[_Deletion]) -> None:
+        if self._closed:
+            return
+        self._running += 1
+        future = self._loop.run_in_executor(self._pool, self._attempt, deletions)
+        future.add_done_callback(lambda done: self._attempted(deletions, done))
+
+    def _attempt(self, deletions: list[_Deletion]) -> list[_Deletion]:
+        """In a pool thread. Returns those that failed and may succeed later."""
+        return [deletion for deletion in deletions if not self._is_settled(deletion)]
+
+    def _is_settled(self, deletion: _Deletion) -> bool:
+        try:
+            self._fence()
+            deletion.delete()
+        except NotFoundError:
+            return True
+        except (NotLeaderError, InvalidLocationError, CorruptFileError) as error:
+            logger.warning("will not %s: %s", deletion.what, error)
+        except OSError as error:
+            logger.warning("could not %s, will try again: %s", deletion.what, error)
+            return False
+        except Exception:
+            logger.exception("will not %s", deletion.what)
+        return True
+
+    def _attempted(self, deletions: list[_Deletion], done: asyncio.Future[list[_Deletion]]) -> None:
+        self._running -= 1
+        if self._closed or done.cancelled():
+            return
+        failed = done.result()
+        for deletion in deletions:
+            answer, deletion.attempted = deletion.attempted, None
+            if answer is not None:
+                answer()
+        if failed:
+            self._wait(failed)
+        self._check_done()
+
+    def _wait(self, failed: list[_Deletion]) -> None:
+        for deletion in failed:
+            deletion.failures += 1
+        self._waiting.extend(failed)
+        for given_up in self._waiting[:-MAX_WAITING]:
+            logger.error("gave up to %s: too many deletions wait", given_up.what)
+        del self._waiting[:-MAX_WAITING]
+        if self._timer is None and not self._closed:
+            least = min(deletion.failures for deletion in self._waiting)
+            pause = min(RETRY_MAX_S, RETRY_BASE_S * 2 ** min(least - 1, 16))
+            self._timer = self._loop.call_later(pause, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        self.retry()
+
+    def _check_done(self) -> None:
+        if self._when_done is not None and not self._running and not self._waiting and not self._closed:
+            call, self._when_done = self._when_done, None
+            call()

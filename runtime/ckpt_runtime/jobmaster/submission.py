@@ -1,0 +1,129 @@
+"""What a job starts from: a submission, or what an earlier driver left of it. Plain data; its stored form too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.option import OptionScope
+from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, find_option
+from ckpt_runtime.graph.job_graph import JobGraph
+from ckpt_runtime.jobmaster.executions import wall_clock_ms
+from ckpt_runtime.jobmaster.gateway import ClaimMode, ExceptionEntry, RunRequest
+from ckpt_runtime.jobmaster.job_record import JobRecord, VolatileRecord
+from ckpt_runtime.storage.disposal import SnapshotDisposal
+from ckpt_runtime.storage.job_store import StoredJob
+
+
+@dataclass(frozen=True, slots=True)
+class JobHistory:
+    """What happened to a job under earlier drivers; the default is that of a new one.
+
+    ``overrides`` is the stored text (FLIP-571). Ids from ``first_checkpoint_id`` on are the job's own, and those below
+    ``next_checkpoint_id`` may have been used, as may attempts below ``next_attempt``. ``disposals`` are deletions that
+    are not known to be done, by checkpoint id. ``failures`` are the exception history.
+    """
+
+    overrides: str | None = None
+    checkpoints: tuple[RetainedCheckpoint, ...] = ()
+    first_checkpoint_id: int = 1
+    next_checkpoint_id: int = 1
+    next_attempt: int = 0
+    disposals: Mapping[int, SnapshotDisposal] = field(default_factory=dict)
+    failures: tuple[ExceptionEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobSubmission:
+    """Everything that a job starts from.
+
+    ``given`` is the job's submitted configuration: what its pipeline set, under what came with the request.
+    ``configuration`` is that over the cluster's.
+    ``archive`` is the zip of the pipeline's files.
+    """
+
+    job_id: str
+    graph: JobGraph
+    configuration: Configuration
+    given: Configuration
+    archive: bytes
+    program_id: str
+    entry: str
+    arguments: tuple[str, ...]
+    default_checkpoint_directory: str
+    savepoint: CompletedCheckpoint | None = None
+    claim_mode: ClaimMode = ClaimMode.NO_CLAIM
+    allow_non_restored_state: bool = False
+    request: RunRequest | None = None
+    record: JobRecord = field(default_factory=VolatileRecord)
+    history: JobHistory = field(default_factory=JobHistory)
+    submitted_at_ms: int = field(default_factory=wall_clock_ms)
+
+    def to_stored(self, first_checkpoint_id: int) -> StoredJob:
+        """The execution plan as it is kept; the archive lies beside it."""
+        properties = {
+            "program_id": self.program_id,
+            "entry": self.entry,
+            "arguments": list(self.arguments),
+            "claim_mode": self.claim_mode.value,
+            "allow_non_restored_state": self.allow_non_restored_state,
+            "cluster_configuration": options_of_jobs(self.configuration),
+            "first_checkpoint_id": first_checkpoint_id,
+            "submitted_at_ms": self.submitted_at_ms,
+            "request": None if self.request is None else asdict(self.request),
+        }
+        return StoredJob(self.job_id, self.graph.to_json(), self.given.to_dict(), properties=properties)
+
+
+def submission_of(
+    stored: StoredJob,
+    cluster: Configuration,
+    archive: bytes,
+    record: JobRecord,
+    history: JobHistory,
+    savepoint: CompletedCheckpoint | None,
+    default_checkpoint_directory: str,
+) -> JobSubmission:
+    """The job of a stored plan. Raises KeyError, TypeError or ValueError for a plan of another shape."""
+    properties = stored.properties
+    given = Configuration(stored.configuration).without(INTERNAL_PREFIX)
+    return JobSubmission(
+        job_id=stored.job_id,
+        graph=JobGraph.from_json(dict(stored.graph)),
+        configuration=Configuration.merge(cluster, Configuration(properties["cluster_configuration"]), given),
+        given=given,
+        archive=archive,
+        program_id=str(properties["program_id"]),
+        entry=str(properties["entry"]),
+        arguments=tuple(properties["arguments"]),
+        default_checkpoint_directory=default_checkpoint_directory,
+        savepoint=savepoint,
+        claim_mode=ClaimMode(properties["claim_mode"]),
+        allow_non_restored_state=bool(properties["allow_non_restored_state"]),
+        request=request_of(properties.get("request")),
+        record=record,
+        history=history,
+        submitted_at_ms=int(properties["submitted_at_ms"]),
+    )
+
+
+def request_of(document: Mapping[str, Any] | None) -> RunRequest | None:
+    """The request of its stored form. Raises KeyError, TypeError or ValueError for another shape."""
+    if document is None:
+        return None
+    values = {**document, "arguments": tuple(document["arguments"]), "claim_mode": ClaimMode(document["claim_mode"])}
+    return RunRequest(**values)
+
+
+def options_of_jobs(configuration: Configuration) -> dict[str, str]:
+    """What decides how the job runs. Options of the cluster itself are each driver's own; secrets are never stored."""
+
+    def concerns_jobs(key: str) -> bool:
+        option = find_option(key)
+        return option is None or (option.scope is OptionScope.JOB and not option.secret)
+
+    return {key: value for key, value in configuration.items() if concerns_jobs(key)}

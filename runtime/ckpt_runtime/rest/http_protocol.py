@@ -1,0 +1,110 @@
+"""HTTP/1.1 on one connection, with what uvicorn leaves open closed: a head must come in time, and errors are JSON.
+
+Connections are bounded in number: one too many gets 503 to its first bytes, and none at all when those are many, too.
+
+h11 bounds the size of a request's head (64 KiB) and is strict about its syntax. Bodies are bounded by ``json_body``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEAD_TIMEOUT_S = 30.0
+"""From the first byte of a connection or request to the end of the request's head."""
+
+REFUSED_TIMEOUT_S = 5.0
+"""The same for a connection that is one too many."""
+
+MAX_REFUSED = 64
+"""Connections that wait for a 503 at most; more are closed without an answer."""
+
+_CLOSED = (h11.ERROR, h11.CLOSED, h11.MUST_CLOSE)
+
+
+class BoundedHttpProtocol(H11Protocol):
+    """For ``uvicorn.Config(http=...)``."""
+
+    def __init__(self, *arguments: Any, max_connections: int, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._max_connections = max_connections
+        self.is_refused = False
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        refused = sum(isinstance(known, BoundedHttpProtocol) and known.is_refused for known in self.connections)
+        self.is_refused = len(self.connections) - refused > self._max_connections
+        if self.is_refused and refused >= MAX_REFUSED:
+            transport.abort()
+        else:
+            self._watch_head()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing() or self.conn.our_state in _CLOSED:
+            return
+        if self.is_refused:
+            self._refuse()
+            return
+        super().data_received(data)
+        self._watch_head()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """A client that sends no more may still read: true keeps the connection open for the answer under way."""
+        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body or self.scheme == "https":
+            return False
+        self.cycle.keep_alive = False
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def _watch_head(self) -> None:
+        """The client's state is idle until a whole head has come."""
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_watching()
+        elif self._head_timer is None:
+            timeout = REFUSED_TIMEOUT_S if self.is_refused else HEAD_TIMEOUT_S
+            self._head_timer = self.loop.call_later(timeout, self._head_is_late)
+
+    def _stop_watching(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """To bytes that are no HTTP request; closes the connection."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            # The request's own handler waits for the rest of the body: it must not answer as well.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()
+            return
+        self._answer_and_close(400, b"Bad Request", msg, [])
+
+    def _refuse(self) -> None:
+        """An answer before the request would be lost when the connection closes on what the client then sends."""
+        message = f"the server has {self._max_connections} connections already; try again"
+        self._answer_and_close(503, b"Service Unavailable", message, [(b"retry-after", b"1")])
+
+    def _answer_and_close(self, status: int, reason: bytes, message: str, headers: list[tuple[bytes, bytes]]) -> None:
+        body = json.dumps({"errors": [message]}).encode("ascii")
+        common = [
+            (b"content-type", b"application/json; charset=UTF-8"),
+            (b"content-length", str(len(body)).encode("ascii")),
+            (b"connection", b"close"),
+        ]
+        head = self.conn.send(h11.Response(status_code=status, headers=common + headers, reason=reason))
+        self.transport.write((head or b"") + body)
+        self.transport.close()

@@ -1,0 +1,72 @@
+"""Holding on to processes of this machine that are no children: told apart from whoever gets their pid next.
+
+Linux only. Elsewhere :func:`machine` is empty, and nobody tries.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import weakref
+from contextlib import suppress
+from pathlib import Path
+
+
+def machine() -> str:
+    """Equal for two processes that see each other's pids: the same boot of a kernel, the same pid namespace."""
+    if not hasattr(os, "pidfd_open"):
+        return ""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def started(pid: int) -> int:
+    """When a process began, in clock ticks since boot. Raises ProcessLookupError."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError) as error:
+        raise ProcessLookupError(f"process {pid} is gone") from error
+
+
+def identity() -> dict[str, str | int]:
+    """What another process of the session needs to hold this one. ``started`` is 0 where it cannot."""
+    here = machine()
+    return {"machine": here, "pid": os.getpid(), "started": started(os.getpid()) if here else 0}
+
+
+def hold(pid: int, began: int) -> int:
+    """A descriptor that becomes readable when the process ends. Raises OSError when it is gone or another one."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        if started(pid) != began:
+            raise ProcessLookupError(f"process {pid} is another one by now")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+class AdoptedProcess:
+    """A process that another one started; can be waited for and killed like a child. Raises OSError when it is gone."""
+
+    def __init__(self, pid: int, began: int) -> None:
+        self._descriptor = hold(pid, began)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Blocks until it has ended; its exit code is for its parent alone."""
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        poll.poll()
+
+    def let_go(self) -> None:
+        """It lives on without this process."""

@@ -1,0 +1,28 @@
+"""What waits in a subtask's input gate, for an operator that decides whether to look at it now."""
+
+from __future__ import annotations
+
+from ckpt_runtime.network.elements import CheckpointBarrier, EndOfData, EndOfPartition
+from ckpt_runtime.network.gate import InputGate
+from ckpt_runtime.operators.operator import WaitingInput
+
+
+def waiting_input(gate: InputGate) -> WaitingInput:
+    """Called from the subtask's thread; producers may append meanwhile. Meant for gates that hold few elements.
+
+    A savepoint that the job stops with comes behind a drained end of data if its barrier can be seen here, so it waits
+    for all rows; other barriers do not.
+    """
+    found = WaitingInput.NOTHING
+    for channel in gate.channels:
+        for element in tuple(channel.queue):
+            match element:
+                case CheckpointBarrier(options=options) if options.properties.is_synchronous:
+                    break
+                case CheckpointBarrier() | EndOfData(drain=False) | EndOfPartition() | BaseException():
+                    return WaitingInput.BARRIER
+                case EndOfData():
+                    continue
+                case _:
+                    found = WaitingInput.ROWS
+    return found

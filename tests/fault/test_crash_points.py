@@ -1,0 +1,268 @@
+"""The driver dies at each step of what it does to a job's checkpoints; the next one finds nothing lost, nothing over.
+
+Each case crashes one driver after the other at the points of one procedure, with the same job.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import CkptClientError
+from ckpt_runtime.client.models import RunOptions
+from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, read_metadata
+from tests.support.driver_processes import Sessions
+from tests.support.jobs import PIPELINES, fast
+from tests.support.outputs import assert_sequence
+from tests.support.spark_sessions import wait_until
+
+START_INTERVAL_MS = 200
+
+
+@dataclass
+class Job:
+    """One job and the driver that runs it now."""
+
+    sessions: Sessions
+    directory: Path
+    client: CkptClient
+    id: str = ""
+
+    @property
+    def out(self) -> Path:
+        return self.directory / "out"
+
+    @property
+    def snapshots(self) -> Path:
+        return self.directory / "ha" / "default" / "snapshots" / self.id
+
+    def start(self) -> None:
+        arguments = ("--output", str(self.out), "--rows", "0", "--rate", "1000", "--batch", "64")
+        configuration = fast(
+            execution__checkpointing__interval=f"{START_INTERVAL_MS} ms",
+            state__storage__fs__memory_threshold="0",
+            execution__checkpointing__num_retained="2",
+        )
+        options = RunOptions(
+            entry_point="sequence:pipeline", arguments=arguments, parallelism=1, configuration=configuration
+        )
+        self.id = self.client.run_pipeline(self.client.upload_pipeline(*pack_pipeline(PIPELINES)), options)
+        self.running()
+        self.next_checkpoints(3)
+
+    def running(self) -> None:
+        self.client.wait_for_state(self.id, ["RUNNING"], timeout_s=60, poll_interval_s=0.05)
+
+    def next_checkpoints(self, number: int = 1) -> None:
+        known = self.client.checkpoint_statistics(self.id).counts.completed
+        wait_until(
+            lambda: self.client.checkpoint_statistics(self.id).counts.completed >= known + number, "checkpoints", 30
+        )
+
+    def crash(self, point: str, act: Callable[[], object] | None = None) -> None:
+        """Lets the driver die at the point; ``act`` makes it get there, and its caller hears of no success."""
+        self.sessions.arm(point)
+        if act is not None:
+            with pytest.raises(CkptClientError):
+                act()
+        self.sessions.crashed()
+        self.check_latest()
+        self.client = self.sessions.start()
+
+    def check_latest(self) -> None:
+        """With no driver alive: every checkpoint that has a pointer is readable, and all its files are there."""
+        for pointer in self.sessions.store.pointers(self.id).list():
+            self._assert_complete(pointer.document["directory"])
+
+    def recovered(self) -> None:
+        """The job runs from its latest checkpoint, takes the next one, and nothing of the dead driver is left."""
+        self.running()
+        assert self.client.checkpoint_statistics(self.id).latest_restored is not None
+        self.next_checkpoints()
+        wait_until(self._nothing_is_over, "the files of checkpoints to be those that the pointers lead to", 15)
+
+    def _nothing_is_over(self) -> bool:
+        """Checkpoints come and go meanwhile: says yes when pointers and files agree at one moment."""
+        pointers = self.sessions.store.pointers(self.id)
+        before = [pointer.document["directory"] for pointer in pointers.list()]
+        names = sorted(entry.name for entry in self.snapshots.iterdir() if entry.name.startswith("chk-"))
+        after = [pointer.document["directory"] for pointer in pointers.list()]
+        own = sorted(directory.rpartition("/")[2] for directory in before if str(self.snapshots) in directory)
+        if before != after or own != names:
+            return False
+        try:
+            for directory in before:
+                self._assert_complete(directory)
+        except OSError:  # subsumed meanwhile
+            return False
+        others = [entry for name in ("shared", "taskowned") for entry in (self.snapshots / name).iterdir()]
+        return not others
+
+    @staticmethod
+    def _assert_complete(directory: str) -> None:
+        """The directory holds exactly the files that its metadata refers to."""
+        found = read_metadata(directory)
+        checkpoint = CompletedCheckpoint.from_json(found.document, found.directory.url)
+        files = {file.path for state in checkpoint.states.values() for file in state.files()}
+        path = Path(found.directory.path)
+        present = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
+        assert present == files | {METADATA_NAME}
+
+    def patch(self, timeout_ms: int) -> None:
+        self.client.patch_checkpoint_config(self.id, CheckpointConfigPatch(timeout_ms=timeout_ms))
+
+    def pause_checkpoints(self) -> None:
+        """Until :meth:`resume_checkpoints`, by the next driver perhaps."""
+        self.client.patch_checkpoint_config(self.id, CheckpointConfigPatch(interval_ms=3_600_000))
+        wait_until(lambda: self.client.checkpoint_statistics(self.id).counts.in_progress == 0, "the last checkpoint")
+
+    def resume_checkpoints(self) -> None:
+        self.client.reset_checkpoint_config(self.id)
+
+    def stop(self) -> None:
+        trigger = self.client.stop_with_savepoint(self.id, str(self.directory / "savepoints"))
+        self.client.wait_for_operation("savepoint", trigger, self.id, timeout_s=60, poll_interval_s=0.05)
+
+    def stop_unheard(self) -> None:
+        """Never hears of its success. Raises Unreachable when the driver is gone."""
+        trigger = self.client.stop_with_savepoint(self.id, str(self.directory / "savepoints"))
+        while True:
+            assert not self.client.operation_status("savepoint", trigger, self.id).done
+            time.sleep(0.05)
+
+    def stopped(self) -> None:
+        """Ends the job in order: every row came out once, and nothing of the job is left but its savepoint."""
+        self.stop()
+        self.finished()
+
+    def finished(self) -> None:
+        self.client.wait_for_state(self.id, ["FINISHED"], timeout_s=60, poll_interval_s=0.05)
+        wait_until(lambda: not self.snapshots.exists(), "the clean-up")
+        wait_until(lambda: self.id not in self.sessions.store.jobs.list_ids(), "the job to be forgotten")
+        assert_sequence(self.out)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    sessions = Sessions(tmp_path)
+    try:
+        started = Job(sessions, tmp_path, sessions.start())
+        started.start()
+        yield started
+    finally:
+        sessions.end()
+
+
+@pytest.mark.slow
+@pytest.mark.row("571.5")
+@pytest.mark.row("571.6")
+@pytest.mark.timeout(150)
+def test_a_patch_is_there_or_not(job: Job) -> None:
+    """Before it is stored it leaves no trace, from then on it holds; in no case is its caller told of a success."""
+    holds = job.client.checkpoint_config(job.id).timeout_ms
+    for timeout_ms, point, is_stored in (
+        (71_000, "patch-before", False),
+        (72_000, "patch-persisted", True),
+        (73_000, "patch-applied", True),
+    ):
+        job.crash(point, partial(job.patch, timeout_ms))
+        holds = timeout_ms if is_stored else holds
+        assert job.client.checkpoint_config(job.id).timeout_ms == holds, point
+        job.recovered()
+    job.stopped()
+
+
+COMPLETION = ("metadata-before", "metadata-after", "pointer-after")
+SUBSUMPTION = ("removal-before", "removal-after", "checkpoint-half-deleted", "checkpoint-deleted")
+MORE = ("checkpoint-reserved", "checkpoint-located", "pointer-before", "notify-before", "notify-after")
+"""Between two points of the completion nothing durable happens but to other things."""
+
+
+@pytest.mark.slow
+@pytest.mark.row("571.6")
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "points",
+    [
+        pytest.param(COMPLETION, id="completion"),
+        pytest.param(SUBSUMPTION, id="subsumption", marks=pytest.mark.long),
+        pytest.param(MORE, id="more", marks=pytest.mark.long),
+    ],
+)
+def test_a_checkpoint_is_complete_or_gone(job: Job, points: tuple[str, ...]) -> None:
+    for point in points:
+        job.crash(point)
+        job.recovered()
+    job.stopped()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.row("571.5")
+@pytest.mark.timeout(240)
+def test_a_recovery_that_crashes_is_recovered(job: Job) -> None:
+    job.patch(74_000)
+    for point in ("recovery-plan-adopted", "recovery-adopted", "attempt-recorded", "deploy-before"):
+        job.sessions.kill()
+        job.sessions.arm(point)
+        job.sessions.launch()
+        job.sessions.crashed()
+        job.check_latest()
+        job.client = job.sessions.start()
+        job.recovered()
+        assert job.client.checkpoint_config(job.id).timeout_ms == 74_000, point
+    job.stopped()
+
+
+@pytest.mark.slow
+@pytest.mark.row("147.5")
+@pytest.mark.timeout(150)
+def test_a_stop_whose_savepoint_is_not_complete_has_not_happened(job: Job) -> None:
+    """The periodic checkpoints are off meanwhile, so that it is the savepoint that gets to the point."""
+    for point in ("metadata-before", "metadata-after"):
+        job.pause_checkpoints()
+        job.crash(point, job.stop_unheard)
+        job.resume_checkpoints()
+        job.recovered()
+    job.stopped()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.row("147.5")
+@pytest.mark.timeout(150)
+def test_a_complete_savepoint_of_a_stop_is_what_the_job_goes_on_from(job: Job) -> None:
+    """Its sinks may have committed: rows that came out before the crash must not come out again."""
+    for point in ("pointer-after", "notify-before", "notify-after", "end-before"):
+        job.pause_checkpoints()
+        job.crash(point, job.stop_unheard)
+        job.running()
+        restored = job.client.checkpoint_statistics(job.id).latest_restored
+        assert restored is not None
+        assert restored.is_savepoint, point
+        job.resume_checkpoints()
+        job.recovered()
+    job.stopped()
+
+
+@pytest.mark.slow
+@pytest.mark.row("571.7")
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("point", [pytest.param("end-stored", marks=pytest.mark.long), "forget-half"])
+def test_a_job_whose_end_is_stored_does_not_run_again(job: Job, point: str) -> None:
+    job.pause_checkpoints()
+    job.sessions.arm(point)
+    job.client.stop_with_savepoint(job.id, str(job.directory / "savepoints"))
+    job.sessions.crashed()
+    job.client = job.sessions.start()
+    job.finished()
+    assert [known.state for known in job.client.list_jobs()] == ["FINISHED"]

@@ -1,0 +1,162 @@
+"""The driver is killed; a new one with the same high-availability directory goes on. Output is exact to the row."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.models import RunOptions
+from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.spark.launch import start_session, stop_session
+from tests.support.driver_processes import Sessions, high_availability
+from tests.support.flights import assert_carriers, assert_rotations, read_flights, write_slice
+from tests.support.jobs import PIPELINES, fast
+from tests.support.outputs import assert_sequence, hidden, visible
+from tests.support.processes import children, command_line, living
+from tests.support.spark_sessions import FlightsJob, wait_until
+
+ROWS = 30_000
+
+
+@pytest.fixture
+def sessions(tmp_path: Path) -> Iterator[Sessions]:
+    started = Sessions(tmp_path)
+    yield started
+    started.end()
+
+
+def submit(client: CkptClient, directory: Path) -> str:
+    arguments = ("--output", str(directory / "out"), "--rows", str(ROWS), "--rate", "2000", "--batch", "64")
+    arguments += ("--faults", str(directory))
+    options = RunOptions(
+        entry_point="sequence:pipeline",
+        arguments=arguments,
+        parallelism=2,
+        configuration=fast(execution__checkpointing__num_retained="2"),
+    )
+    job_id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(PIPELINES)), options)
+    client.wait_for_state(job_id, ["RUNNING"], timeout_s=60)
+    return job_id
+
+
+def wait_for_checkpoints(client: CkptClient, job_id: str) -> None:
+    """Two more than now."""
+    known = client.checkpoint_statistics(job_id).counts.completed
+    wait_until(lambda: client.checkpoint_statistics(job_id).counts.completed > known + 1, "checkpoints")
+
+
+@pytest.mark.slow
+@pytest.mark.row("571.5")
+@pytest.mark.timeout(240)
+def test_killed_drivers_lose_no_job_no_patch_and_no_row(sessions: Sessions, tmp_path: Path) -> None:
+    client = sessions.start()
+    job_id = submit(client, tmp_path)
+    client.patch_checkpoint_config(job_id, CheckpointConfigPatch(interval_ms=300, timeout_ms=77_000))
+    for _ in range(2):
+        wait_for_checkpoints(client, job_id)
+        sessions.kill()
+        client = sessions.start()
+        client.wait_for_state(job_id, ["RUNNING"], timeout_s=60)
+        shown = client.checkpoint_config(job_id)
+        assert (shown.interval_ms, shown.timeout_ms) == (300, 77_000)
+        assert client.checkpoint_statistics(job_id).counts.restored == 1
+    client.wait_for_state(job_id, ["FINISHED"], timeout_s=120)
+    assert_sequence(tmp_path / "out", rows=ROWS)
+    snapshots = tmp_path / "ha" / "default" / "snapshots"
+    wait_until(lambda: not (snapshots / job_id).exists(), "the clean-up")
+    sessions.kill()
+    client = sessions.start()
+    assert [job.state for job in client.list_jobs()] == ["FINISHED"]
+
+
+@pytest.mark.slow
+@pytest.mark.row("571.7")
+@pytest.mark.timeout(180)
+def test_a_cancelled_job_stays_cancelled(sessions: Sessions, tmp_path: Path) -> None:
+    client = sessions.start()
+    job_id = submit(client, tmp_path)
+    client.cancel_job(job_id)
+    client.wait_for_state(job_id, ["CANCELED"], timeout_s=60)
+    sessions.kill()
+    client = sessions.start()
+    assert client.job_status(job_id) == "CANCELED"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_driver_killed_between_a_stop_s_savepoint_and_the_end_commits_nothing_twice(
+    sessions: Sessions, tmp_path: Path
+) -> None:
+    """The tasks have heard of the savepoint and cannot end; the next driver goes on from it, not from before it."""
+    client = sessions.start()
+    job_id = submit(client, tmp_path)
+    wait_for_checkpoints(client, job_id)
+    held = tmp_path / "close-held"
+    held.touch()
+    client.stop_with_savepoint(job_id, str(tmp_path / "savepoints"))
+    pointers = tmp_path / "ha" / "default" / "jobs" / job_id / "checkpoints"
+    wait_until(lambda: any("savepoint-" in text for text in contents(pointers)), "the savepoint's pointer")
+    sessions.kill()
+    held.unlink()
+    client = sessions.start()
+    client.wait_for_state(job_id, ["RUNNING"], timeout_s=60)
+    restored = client.checkpoint_statistics(job_id).latest_restored
+    assert restored is not None
+    assert restored.is_savepoint
+    (savepoint,) = (tmp_path / "savepoints").iterdir()
+    assert restored.external_path == savepoint.as_uri()
+    client.wait_for_state(job_id, ["FINISHED"], timeout_s=120)
+    assert_sequence(tmp_path / "out", rows=ROWS)
+    assert (savepoint / "_metadata").exists()
+
+
+def contents(directory: Path) -> list[str]:
+    """Of documents that come and go."""
+    found = []
+    for path in directory.glob("*.json"):
+        with suppress(FileNotFoundError):
+            found.append(path.read_text())
+    return found
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.row("571.5")
+@pytest.mark.timeout(300)
+def test_a_killed_driver_in_spark(tmp_path: Path) -> None:
+    source = write_slice(tmp_path / "flights.parquet", 20_000)
+    configuration = high_availability(tmp_path)
+    first = start_session("local", 2, log_file=tmp_path / "first.log", conf=configuration)
+    job = FlightsJob(first, CkptClient(first.rest_url), source, tmp_path)
+    try:
+        job.start(1000)
+        job.client.patch_checkpoint_config(job.job_id, CheckpointConfigPatch(timeout_ms=77_000))
+        job.wait_for_checkpoint()
+        job.wait_for_checkpoint()
+    finally:
+        processes = [first.pid, *children(first.pid)]
+        drivers = [pid for pid in processes if "main.py" in command_line(pid) and "java" not in command_line(pid)]
+        for pid in drivers or [first.pid]:
+            os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not living(processes), "the processes of the killed session to end", 60)
+    second = start_session("local", 2, log_file=tmp_path / "second.log", conf=configuration)
+    try:
+        job.client = CkptClient(second.rest_url)
+        job.client.wait_for_state(job.job_id, ["RUNNING"], timeout_s=90)
+        assert job.client.checkpoint_config(job.job_id).timeout_ms == 77_000
+        job.wait_for_checkpoint()
+        job.finished()
+        flights = read_flights(source)
+        assert hidden(job.out) == []
+        assert_rotations(visible(job.out / "rotations"), flights)
+        assert_carriers(visible(job.out / "carrier_delays"), flights)
+    finally:
+        stop_session(second)

@@ -1,0 +1,169 @@
+"""State files that are damaged, missing or swapped: a restore refuses them by name and changes nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.jobmaster.gateway import CheckpointKind, JobStatus
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import SequenceJob, fast
+from tests.support.outputs import assert_sequence
+
+FILES = fast(
+    state__storage__fs__memory_threshold="0",
+    execution__checkpointing__externalized_checkpoint_retention="RETAIN_ON_CANCELLATION",
+)
+
+
+def _flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def _truncate(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 1)
+
+
+def _append(file: Path) -> None:
+    with file.open("ab") as stream:
+        stream.write(b"\0")
+
+
+def _swap(file: Path) -> None:
+    """With the file of another subtask."""
+    other = next(path for path in _state_files(file.parent) if path.name != file.name)
+    aside = file.with_name("aside")
+    file.rename(aside)
+    other.rename(file)
+    aside.rename(other)
+
+
+def _directory(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "flipped": _flip,
+    "truncated": _truncate,
+    "empty": lambda file: os.truncate(file, 0),
+    "longer": _append,
+    "missing": Path.unlink,
+    "swapped": _swap,
+    "directory": _directory,
+}
+
+
+def _state_files(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.iterdir() if path.name != "_metadata")
+
+
+def _content(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def _assert_refused(job: SequenceJob, names: list[str]) -> None:
+    job.cluster.wait_for_status(job.job_id, JobStatus.FAILED)
+    failure = job.cluster.call(job.cluster.dispatcher.execution_result(job.job_id)).failure
+    assert failure is not None
+    assert "StateRestoreError" in failure.exception
+    assert any(name in failure.message for name in names), failure.message
+    assert "operator 'order'" in failure.message or "operator 'counts'" in failure.message
+
+
+@pytest.fixture(scope="module")
+def bystander(cluster: MiniCluster, tmp_path_factory: pytest.TempPathFactory) -> SequenceJob:
+    """A job that runs all the time in the same session."""
+    job = SequenceJob(cluster, tmp_path_factory.mktemp("bystander"))
+    job.start(parallelism=1, rate=200)
+    job.running()
+    return job
+
+
+@pytest.fixture(scope="module")
+def savepoint(cluster: MiniCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A savepoint of the ``sequence`` pipeline at parallelism 2 with a file for each keyed state."""
+    job = SequenceJob(cluster, tmp_path_factory.mktemp("savepoint"))
+    job.start(configuration=FILES)
+    job.running()
+    job.has_output()
+    found = Path(cluster.savepoint(job.job_id, job.directory / "savepoints", stop=True).removeprefix("file://"))
+    assert len(_state_files(found)) == 4
+    return found
+
+
+@pytest.mark.row("203.10")
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_savepoint_is_refused_by_name_and_left_alone(
+    job: SequenceJob, bystander: SequenceJob, savepoint: Path, damage: str
+) -> None:
+    copy = job.directory / "copy"
+    shutil.copytree(savepoint, copy)
+    victim = _state_files(copy)[0]
+    DAMAGES[damage](victim)
+    names = [path.name for path in _state_files(savepoint)] if damage == "swapped" else [victim.name]
+    before = _content(copy)
+    job.start(configuration=FILES, savepoint=str(copy))
+    _assert_refused(job, names)
+    assert int(job.cluster.call(job.cluster.dispatcher.job_metrics(job.job_id))["numRestarts"]) == 0
+    assert _content(copy) == before
+    assert not list(job.out.rglob("*.parquet"))
+    assert bystander.cluster.status(bystander.job_id) is JobStatus.RUNNING
+    bystander.cluster.wait_for_checkpoints(bystander.job_id, 1)
+
+
+@pytest.mark.row("203.10")
+@pytest.mark.parametrize("retention", ["NO_EXTERNALIZED_CHECKPOINTS", "RETAIN_ON_CANCELLATION"])
+def test_a_damaged_savepoint_that_was_to_be_claimed_is_left_alone(
+    job: SequenceJob, savepoint: Path, retention: str
+) -> None:
+    copy = job.directory / "copy"
+    shutil.copytree(savepoint, copy)
+    victim = _state_files(copy)[0]
+    _flip(victim)
+    before = _content(copy)
+    own = {
+        "execution.state-recovery.claim-mode": "CLAIM",
+        "execution.checkpointing.externalized-checkpoint-retention": retention,
+    }
+    job.start(configuration={**FILES, **own}, savepoint=str(copy))
+    _assert_refused(job, [victim.name])
+    job.assert_retained()
+    assert _content(copy) == before
+
+
+@pytest.mark.row("203.10")
+def test_the_same_savepoint_undamaged_restores(job: SequenceJob, savepoint: Path) -> None:
+    before = _content(savepoint)
+    job.start(rows=3000, configuration=FILES, savepoint=str(savepoint))
+    job.finished()
+    assert _content(savepoint) == before
+
+
+@pytest.mark.parametrize("damage", ["flipped", "missing"])
+def test_a_running_job_whose_latest_checkpoint_is_damaged_fails_by_name_and_keeps_it(
+    job: SequenceJob, savepoint: Path, tmp_path: Path, damage: str
+) -> None:
+    job.start(configuration={**FILES, "execution.checkpointing.interval": "600 s"})
+    job.running()
+    job.cluster.call(job.cluster.dispatcher.trigger_checkpoint(job.job_id, CheckpointKind.CONFIGURED, None))
+    job.cluster.wait_until(lambda: job.cluster.completed_checkpoints(job.job_id) == 1, "the checkpoint")
+    (checkpoint,) = (job.checkpoints / job.job_id).glob("chk-*")
+    victim = _state_files(checkpoint)[-1]
+    DAMAGES[damage](victim)
+    before = _content(checkpoint)
+    assert job.cluster.status(job.job_id) is JobStatus.RUNNING
+    job.inject("map-raise")
+    _assert_refused(job, [victim.name])
+    assert _content(checkpoint) == before
+
+
+def test_the_bystander_lost_nothing(bystander: SequenceJob) -> None:
+    bystander.cluster.savepoint(bystander.job_id, bystander.directory / "savepoints", stop=True)
+    assert_sequence(bystander.out)

@@ -1,0 +1,130 @@
+"""FLIP-571's example on Spark, scaled down: 19 of 20 subtasks are done when a checkpoint is about to expire.
+
+Its timeout is extended, and it completes with all that was written for it, each time of 200 (20 in the suite).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointConfigPatch
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.models import RunOptions
+from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.jobmaster.executions import wall_clock_ms
+from ckpt_runtime.spark.launch import start_session, stop_session
+from tests.support.jobs import PIPELINES, fast
+from tests.support.spark_sessions import wait_until
+
+MAX_LATE = 60
+"""Rounds in which this test itself was too slow to ask in time, on a busy machine; they count neither way."""
+TIMEOUT_MS = 150
+MARGIN_MS = 40
+"""How long before the deadline the PATCH is sent."""
+EXTENDED_MS = 600_000
+SUBTASKS = 20
+
+
+class HeldJob:
+    """The ``held`` pipeline in Spark."""
+
+    def __init__(self, client: CkptClient, directory: Path) -> None:
+        self.client = client
+        self.directory = directory
+        self._rounds = 0
+        configuration = fast(
+            execution__checkpointing__interval="1h",
+            execution__checkpointing__timeout=f"{TIMEOUT_MS} ms",
+            execution__checkpointing__tolerable_failed_checkpoints="1000",
+            execution__checkpointing__dir=str(directory / "checkpoints"),
+            execution__buffer_timeout="10 ms",
+        )
+        options = RunOptions(
+            entry_point="held:pipeline", arguments=(str(directory),), parallelism=2, configuration=configuration
+        )
+        self.id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(PIPELINES)), options)
+        client.wait_for_state(self.id, ["RUNNING"], timeout_s=90)
+
+    def latest(self) -> Checkpoint:
+        return self.client.checkpoint_statistics(self.id).history[0]
+
+    def round(self) -> bool:
+        """One rescue; False when the PATCH came too late. Raises AssertionError for a checkpoint that was lost."""
+        hold, holding = self.directory / "hold", self.directory / "holding"
+        hold.touch()
+        wait_until(holding.exists, "a subtask to stand still")
+        self.client.trigger_checkpoint(self.id)
+        self._rounds += 1
+        wait_until(lambda: self._is_pending() or self._has_expired(), "19 of 20 subtasks")
+        pending = self.latest()
+        try:
+            if pending.status != "IN_PROGRESS":
+                return False
+            deadline = pending.deadline_ms
+            assert deadline is not None
+            _sleep_until(deadline - MARGIN_MS)
+            self.client.patch_checkpoint_config(self.id, CheckpointConfigPatch(timeout_ms=EXTENDED_MS))
+            in_time = wall_clock_ms() < deadline
+            extended = self.latest()
+            if not in_time and extended.status == "FAILED":
+                return False
+            assert extended.deadline_ms == deadline - TIMEOUT_MS + EXTENDED_MS
+            _sleep_until(deadline + 10)
+            assert self.latest().status == "IN_PROGRESS"
+        finally:
+            hold.unlink()
+        wait_until(lambda: self.latest().status != "IN_PROGRESS", "the checkpoint to end")
+        done = self.latest()
+        assert (done.id, done.status, done.num_acknowledged) == (pending.id, "COMPLETED", SUBTASKS)
+        assert done.triggered_at_ms == pending.triggered_at_ms
+        return True
+
+    def settle(self) -> None:
+        """Back to the short timeout, with everything moving."""
+        wait_until(lambda: not (self.directory / "holding").exists(), "the subtask to go on")
+        wait_until(lambda: self.client.checkpoint_statistics(self.id).counts.in_progress == 0, "no checkpoint")
+        self.client.patch_checkpoint_config(self.id, CheckpointConfigPatch(timeout_ms=TIMEOUT_MS))
+
+    def _is_pending(self) -> bool:
+        found = self.client.checkpoint_statistics(self.id).history[:1]
+        return bool(found) and found[0].status == "IN_PROGRESS" and found[0].num_acknowledged == SUBTASKS - 1
+
+    def _has_expired(self) -> bool:
+        counts = self.client.checkpoint_statistics(self.id).counts
+        return counts.in_progress == 0 and counts.total == self._rounds
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[HeldJob]:
+    session = start_session("local", 2, log_file=tmp_path / "session.log")
+    try:
+        with CkptClient(session.rest_url) as client:
+            yield HeldJob(client, tmp_path)
+    finally:
+        stop_session(session)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.row("571.3")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("rescues", [20, pytest.param(200, marks=pytest.mark.long)])
+def test_every_extended_checkpoint_completes(job: HeldJob, rescues: int) -> None:
+    rescued = late = 0
+    while rescued < rescues:
+        in_time = job.round()
+        rescued, late = rescued + in_time, late + (not in_time)
+        assert late <= MAX_LATE, f"{late} rounds were late, {rescued} rescued"
+        job.settle()
+    print(f"{rescued} of {rescued} rescued; {late} rounds were late")
+    statistics = job.client.checkpoint_statistics(job.id)
+    assert statistics.counts.completed == rescues
+    assert statistics.counts.failed == late
+
+
+def _sleep_until(wall_ms: int) -> None:
+    time.sleep(max(0.0, (wall_ms - wall_clock_ms()) / 1000))

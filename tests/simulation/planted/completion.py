@@ -1,0 +1,235 @@
+"""Planted bugs between the first acknowledgement and the notification: completion, subsumption, files of tasks."""
+
+from __future__ import annotations
+
+from ckpt_runtime.checkpoint import effects as out
+from ckpt_runtime.checkpoint.aborted_checkpoints import AbortedCheckpoints
+from ckpt_runtime.checkpoint.cleaner import CheckpointCleaner
+from ckpt_runtime.checkpoint.completed_checkpoint_store import CompletedCheckpointStore
+from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
+from ckpt_runtime.checkpoint.coordinator_base import CoordinatorBase
+from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.pending_checkpoint import AckResult, PendingCheckpoint, PendingState
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.shared_state_registry import SharedStateRegistry, is_shared
+from tests.simulation.planted.registry import also, bug, nothing
+
+# --- completion, subsumption, unknown outcomes
+
+
+@bug("a checkpoint that is being published can be aborted", "FLINK-16770")
+def _():
+    return [(PendingCheckpoint, "can_abort", property(lambda self: True))]
+
+
+@bug("an unknown pointer is taken for a failure", "FLINK-22494")
+def _():
+    def unknown(self, event, now):
+        self._on_store_failed(event, now)
+
+    return [(CheckpointCoordinator, "_on_store_unknown", unknown)]
+
+
+@bug("an unknown pointer is taken for a success", "FLINK-28265")
+def _():
+    def unknown(self, event, now):
+        self._on_store_added(event, now)
+
+    return [(CheckpointCoordinator, "_on_store_unknown", unknown)]
+
+
+@bug("unknown metadata is taken for a success", "I8")
+def _():
+    def unknown(self, event, now):
+        self._on_metadata_written(event, now)
+
+    return [(CheckpointCoordinator, "_on_metadata_unknown", unknown)]
+
+
+@bug("completed without its pointer", "1.4")
+def _():
+    def written(self, event, now):
+        self._complete(self._finalizing(event.checkpoint_id, PendingState.WRITING, event), now)
+
+    return [(CheckpointCoordinator, "_on_metadata_written", written)]
+
+
+@bug("the savepoint of a stop leaves no pointer", "FLINK-26783, with a crash")
+def _():
+    original = CheckpointCoordinator._on_metadata_written
+
+    def written(self, event, now):
+        pending = self._finalizing(event.checkpoint_id, PendingState.WRITING, event)
+        if pending.request.properties.is_synchronous:
+            self._complete(pending, now)
+        else:
+            original(self, event, now)
+
+    return [(CheckpointCoordinator, "_on_metadata_written", written)]
+
+
+@bug("complete without everybody's acknowledgement", "I7")
+def _():
+    original = PendingCheckpoint.acknowledge
+
+    def acknowledge(self, execution, state, finished_operators):
+        original(self, execution, state, finished_operators)
+        if len(self.awaited) == 1 and len(self.acknowledged) > 1:
+            self.awaited.clear()
+
+    return [(PendingCheckpoint, "acknowledge", acknowledge)]
+
+
+@bug("older pending checkpoints are not subsumed", "I6")
+def _():
+    original = CheckpointCoordinator._complete
+
+    def complete(self, pending, now):
+        older = {n: p for n, p in self._pending.items() if n < pending.id}
+        for number in older:
+            del self._pending[number]
+        self._pending.update(older)
+        abort = self._abort
+        self._abort = lambda one, reason, *rest: (
+            None if reason is Reason.CHECKPOINT_SUBSUMED else abort(one, reason, *rest)
+        )
+        try:
+            original(self, pending, now)
+        finally:
+            del self._abort
+
+    return [(CheckpointCoordinator, "_complete", complete)]
+
+
+@bug("a newer checkpoint subsumes savepoints", "1.3")
+def _():
+    def extra(self, pending, now):
+        if pending.request.properties.notifies_and_subsumes:
+            for older in self._abortable():
+                if older.id < pending.id:
+                    self._abort(older, Reason.CHECKPOINT_SUBSUMED, now)
+
+    return [also(CheckpointCoordinator, "_complete", extra)]
+
+
+@bug("a completed checkpoint subsumes younger ones", "1.3")
+def _():
+    def extra(self, pending, now):
+        if pending.request.properties.notifies_and_subsumes:
+            for other in self._abortable():
+                if not other.request.properties.is_savepoint:
+                    self._abort(other, Reason.CHECKPOINT_SUBSUMED, now)
+
+    return [also(CheckpointCoordinator, "_complete", extra)]
+
+
+@bug("a plain savepoint notifies and subsumes", "FLINK-25191")
+def _():
+    return [(CheckpointProperties, "notifies_and_subsumes", property(lambda self: True))]
+
+
+@bug("restore and publishing do not wait for writes in flight", "protocols 10.4")
+def _():
+    return [(CoordinatorBase, "_is_finalizing", lambda self: False)]
+
+
+@bug("an abort names itself as the latest completed", "FLINK-10377")
+def _():
+    return [
+        (
+            CompletedCheckpointStore,
+            "latest_id",
+            property(lambda self: self._entries[-1].checkpoint.id + 1 if self._entries else -1),
+        )
+    ]
+
+
+# --- acknowledgements and files
+
+
+@bug("late state leaks", "protocols 10.7")
+def _():
+    return [(CheckpointCoordinator, "_discard_state", nothing)]
+
+
+@bug("a repeated acknowledgement discards state in use", "protocols 10.7")
+def _():
+    original = PendingCheckpoint.classify
+
+    def classify(self, execution):
+        result = original(self, execution)
+        return AckResult.UNKNOWN if result is AckResult.DUPLICATE else result
+
+    return [(PendingCheckpoint, "classify", classify)]
+
+
+@bug("a repetition after completion discards state in use", "protocols 10.7")
+def _():
+    return [(AbortedCheckpoints, "__contains__", lambda self, number: True)]
+
+
+@bug("an aborted checkpoint takes shared files along", "FLINK-25395")
+def _():
+    def extra(self, pending, reason, now, detail="", reporter=None):
+        files = [f.path for s in pending.acknowledged.values() for f in s.files() if is_shared(f)]
+        if files:
+            self._emit(out.DeleteSharedFiles(tuple(sorted(files))))
+
+    return [also(CheckpointCoordinator, "_abort", extra)]
+
+
+@bug("a late acknowledgement's shared files are deleted", "FLINK-25395")
+def _():
+    def extra(self, event):
+        files = tuple(sorted(file.path for file in event.state.files() if is_shared(file)))
+        if event.checkpoint_id in self._aborted and files:
+            self._emit(out.DeleteSharedFiles(files))
+
+    return [also(CheckpointCoordinator, "_on_late_acknowledgement", extra)]
+
+
+@bug("shared files go that only older retained checkpoints use", "protocols 10.11")
+def _():
+    def lowest(self):
+        return self._entries[-1].checkpoint.id if self._entries else None
+
+    return [(CompletedCheckpointStore, "lowest_retained", lowest)]
+
+
+@bug("shared files of a recovered checkpoint are not registered", "FLINK-26985, FLINK-7268")
+def _():
+    return [(SharedStateRegistry, "register_all", nothing)]
+
+
+@bug("shared files go before the pointer", "2.1")
+def _():
+    return [
+        (CheckpointCleaner, "pointers_are_gone", property(lambda self: True)),
+        also(CheckpointCoordinator, "_retire", lambda self, entry, discard: self._delete_unused_shared_files()),
+    ]
+
+
+@bug("no checkpoint after NO_CLAIM is full", "protocols 10.12")
+def _():
+    return [(CompletedCheckpointStore, "latest_is_owned", property(lambda self: True))]
+
+
+@bug("checkpoints may refer to a snapshot of the user's", "protocols 2.3")
+def _():
+    original = SharedStateRegistry._conflict
+
+    return [
+        (CompletedCheckpointStore, "latest_is_owned", property(lambda self: True)),
+        (SharedStateRegistry, "_conflict", lambda self, file, entry, deletable: original(self, file, entry, False)),
+    ]
+
+
+@bug("a task builds on files that are gone", "2.2, placeholders")
+def _():
+    return [(SharedStateRegistry, "_conflict", lambda self, file, entry, deletable: None)]
+
+
+@bug("a snapshot restored with NO_CLAIM is deleted", "I16")
+def _():
+    original = CheckpointCleaner.retire
+    return [(CheckpointCleaner, "retire", lambda self, checkpoint, discard: original(self, checkpoint, True))]

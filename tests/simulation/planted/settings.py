@@ -1,0 +1,287 @@
+"""Planted bugs of what is to be triggered when: deadlines, live settings, requests, and failures that count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
+from ckpt_runtime.checkpoint.failure_manager import CheckpointFailureManager
+from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.periodic_trigger import PeriodicTrigger
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.request_decider import CheckpointRequestDecider, TriggerRequest
+from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.testing.simulation import driver as simulated_driver
+from ckpt_runtime.testing.simulation.config_endpoint import ConfigEndpoint
+from tests.simulation.planted.registry import bug, nothing
+
+# --- deadlines and settings
+
+
+@bug("an old canceller kills an extended checkpoint", "571.3")
+def _():
+    def on_canceller(self, checkpoint_id, generation, now):
+        pending = self._pending.get(checkpoint_id)
+        if pending is not None and pending.can_abort:
+            self._abort(pending, Reason.CHECKPOINT_EXPIRED, now)
+            self._decide(now)
+
+    return [(CheckpointCoordinator, "_on_canceller", on_canceller)]
+
+
+@bug("a new timeout counts from the change", "571.3")
+def _():
+    def move(self, pending, now):
+        pending.deadline = now.rel_ms + self._configuration.timeout_ms
+        pending.generation += 1
+        self._schedule_canceller(pending)
+
+    return [(CheckpointCoordinator, "_move_deadline", move)]
+
+
+@bug("a new timeout leaves pending checkpoints alone", "571.3")
+def _():
+    return [(CheckpointCoordinator, "_move_deadline", nothing)]
+
+
+@bug("a checkpoint without a deadline", "1.1, step 5")
+def _():
+    return [(CheckpointCoordinator, "_schedule_canceller", nothing)]
+
+
+@bug("deadlines by the wall clock", "FLINK-17073, reliability 2.4 b")
+def _():
+    original = CheckpointCoordinator.handle
+
+    def handle(self, event, now):
+        return original(self, event, type(now)(now.abs_ms - 1_700_000_000_000, now.abs_ms))
+
+    return [(CheckpointCoordinator, "handle", handle)]
+
+
+@bug("a longer interval waits for the next tick", "571.4")
+def _():
+    original = PeriodicTrigger._rephase
+
+    def rephase(self, now):
+        before = self.next_at
+        if before is not None and self.interval_ms is not None and self._base + self.interval_ms > before:
+            return False
+        return original(self, now)
+
+    return [(PeriodicTrigger, "_rephase", rephase)]
+
+
+@bug("a new interval counts from the change", "571.4")
+def _():
+    original = PeriodicTrigger._rephase
+
+    def rephase(self, now):
+        self._base = now
+        return original(self, now)
+
+    return [(PeriodicTrigger, "_rephase", rephase)]
+
+
+@bug("overrides are applied before they are stored", "571.5")
+def _():
+    original = ConfigEndpoint._persist
+
+    def persist(self, document, revision):
+        self.apply(document)
+        original(self, document, revision)
+
+    return [(ConfigEndpoint, "_persist", persist)]
+
+
+@bug("overrides are answered before they are stored", "571.6")
+def _():
+    original = ConfigEndpoint._persist
+
+    def persist(self, document, revision):
+        self._world.checker.clients.confirmed(self._driver, document)
+        original(self, document, revision)
+
+    return [(ConfigEndpoint, "_persist", persist)]
+
+
+@bug("overrides are lost with their driver", "571.5")
+def _():
+    class Forgetful:
+        @staticmethod
+        def from_document(document):
+            return CheckpointOverrides()
+
+    return [(simulated_driver, "CheckpointOverrides", Forgetful)]
+
+
+@bug("overrides are stored and not applied", "571.2")
+def _():
+    return [(ConfigEndpoint, "apply", nothing)]
+
+
+@bug("one override drops the others", "571.1")
+def _():
+    return [(CheckpointOverrides, "merged_with", lambda self, later: later)]
+
+
+@bug("an unknown outcome of storing overrides is an error", "I8")
+def _():
+    original = ConfigEndpoint._persisted
+
+    def persisted(self, document, revision, outcome):
+        failed = type(outcome).FAILED
+        original(self, document, revision, failed if outcome is type(outcome).UNKNOWN else outcome)
+
+    return [(ConfigEndpoint, "_persisted", persisted)]
+
+
+# --- requests
+
+
+@bug("too many at the same time", "1.2")
+def _():
+    original = CheckpointRequestDecider.next
+    return [(CheckpointRequestDecider, "next", lambda self, load, now: original(self, replace(load, pending=0), now))]
+
+
+@bug("triggers do not wait for clean-up", "1.2")
+def _():
+    original = CheckpointRequestDecider.next
+    return [(CheckpointRequestDecider, "next", lambda self, load, now: original(self, replace(load, cleaning=0), now))]
+
+
+@bug("two trigger cycles at once", "1.1")
+def _():
+    original = CheckpointRequestDecider.next
+    return [
+        (CheckpointRequestDecider, "next", lambda self, load, now: original(self, replace(load, triggering=False), now))
+    ]
+
+
+@bug("no pause between checkpoints", "FLINK-18856")
+def _():
+    return [(PeriodicTrigger, "pause_ends_at", property(lambda self: 0))]
+
+
+@bug("the pause does not begin with a completion", "FLINK-18856")
+def _():
+    return [(PeriodicTrigger, "completed", nothing)]
+
+
+@bug("ticks of earlier schedules live on", "protocols 10.14")
+def _():
+    return [(CheckpointCoordinator, "_on_tick", _careless_tick)]
+
+
+def _careless_tick(self, generation, now):
+    if self._periodic.running and self._periodic.next_at is not None:
+        self._periodic.tick(now.rel_ms)
+        self._offer(TriggerRequest(None, CheckpointProperties(), now.rel_ms, periodic=True), now)
+        self._schedule_tick()
+        self._decide(now)
+
+
+@bug("savepoints wait behind checkpoints", "1.2")
+def _():
+    return [(TriggerRequest, "priority", property(lambda self: (self.requested_at, self.sequence)))]
+
+
+@bug("periodic checkpoints go before those of users", "1.2")
+def _():
+    def priority(self):
+        return (not self.properties.is_savepoint, not self.forced, not self.periodic, self.requested_at, self.sequence)
+
+    return [(TriggerRequest, "priority", property(priority))]
+
+
+@bug("a savepoint is forced beside an unaligned checkpoint", "1.2, 3.6")
+def _():
+    def offer(self, request, now):
+        self._sequence += 1
+        request = replace(request, forced=request.properties.is_savepoint, sequence=self._sequence)
+        dropped = self._decider.offer(request)
+        if dropped is not None:
+            self._fail_request(dropped.request_id, Reason.TOO_MANY_CHECKPOINT_REQUESTS)
+
+    return [(CheckpointCoordinator, "_offer", offer)]
+
+
+@bug("queued requests are forgotten when the tasks leave", "1.3")
+def _():
+    original = CheckpointRequestDecider.drain
+
+    def drain(self):
+        original(self)
+        return []
+
+    return [(CheckpointRequestDecider, "drain", drain)]
+
+
+@bug("a failed request is not answered", "every request ends")
+def _():
+    return [(CheckpointCoordinator, "_fail_request", nothing)]
+
+
+# --- failures
+
+
+@bug("every failure counts", "1.5")
+def _():
+    return [(Reason, "is_counted", property(lambda self: True))]
+
+
+@bug("expired checkpoints do not count", "1.5")
+def _():
+    original = Reason.is_counted.fget
+    return [(Reason, "is_counted", property(lambda self: self is not Reason.CHECKPOINT_EXPIRED and original(self)))]
+
+
+@bug("a success does not reset the count", "1.5")
+def _():
+    return [(CheckpointFailureManager, "on_success", nothing)]
+
+
+@bug("a restart does not reset the count", "1.5")
+def _():
+    def on_failure(self, *arguments, **more):
+        return _ON_FAILURE(self, *arguments, **more)
+
+    return [
+        (CheckpointFailureManager, "on_restart", nothing),
+        (CheckpointFailureManager, "on_failure", on_failure),
+    ]
+
+
+_ON_FAILURE = CheckpointFailureManager.on_failure
+
+
+@bug("one failure too many is tolerated", "1.5")
+def _():
+    def on_failure(self, *arguments, **more):
+        self.tolerable_failures += 1
+        try:
+            return _ON_FAILURE(self, *arguments, **more)
+        finally:
+            self.tolerable_failures -= 1
+
+    return [(CheckpointFailureManager, "on_failure", on_failure)]
+
+
+@bug("failed savepoints count", "1.5")
+def _():
+    def on_failure(self, reason, properties, checkpoint_id=None, **more):
+        return _ON_FAILURE(self, reason, CheckpointProperties(), checkpoint_id, **more)
+
+    return [(CheckpointFailureManager, "on_failure", on_failure)]
+
+
+@bug("a declined savepoint of a stop is tolerated", "1.5, 6.3")
+def _():
+    def on_failure(self, reason, properties, checkpoint_id=None, **more):
+        if properties.is_synchronous:
+            properties = CheckpointProperties(CheckpointType.SAVEPOINT)
+        return _ON_FAILURE(self, reason, properties, checkpoint_id, **more)
+
+    return [(CheckpointFailureManager, "on_failure", on_failure)]

@@ -1,0 +1,210 @@
+"""Planted bugs of what is durable: the store of checkpoints, its clean-up, and drivers that take over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ckpt_runtime.checkpoint import effects as out
+from ckpt_runtime.checkpoint.cleaner import CheckpointCleaner
+from ckpt_runtime.checkpoint.completed_checkpoint_store import CompletedCheckpointStore
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
+from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
+from ckpt_runtime.checkpoint.coordinator_base import CoordinatorState
+from ckpt_runtime.testing.simulation import driver as simulated_driver
+from ckpt_runtime.testing.simulation.driver_storage import StorageShell
+from ckpt_runtime.testing.simulation.world import World
+from tests.simulation.planted.registry import also, bug, nothing
+
+# --- the store and its clean-up
+
+
+@bug("files go before the pointer", "2.1")
+def _():
+    original = CheckpointCleaner.retire
+
+    def retire(self, checkpoint, discard):
+        if discard:
+            self._deleting[checkpoint.id] += 1
+            self._emit(out.DiscardCheckpoint(checkpoint))
+        original(self, checkpoint, False)
+
+    return [(CheckpointCleaner, "retire", retire)]
+
+
+@bug("a pointer whose removal failed counts as gone", "I8")
+def _():
+    def failed(self, event, now):
+        self._on_store_removed(event, now)
+
+    return [(CheckpointCoordinator, "_on_store_remove_failed", failed)]
+
+
+@bug("subsumed checkpoints are not deleted", "I15")
+def _():
+    original = CheckpointCleaner.retire
+    return [(CheckpointCleaner, "retire", lambda self, checkpoint, discard: original(self, checkpoint, False))]
+
+
+@bug("one retained checkpoint too few", "retention")
+def _():
+    original = CompletedCheckpointStore.add
+
+    def add(self, entry):
+        subsumed = original(self, entry)
+        if len(self._entries) > 1 or self.retained == 1:
+            subsumed.append(self._entries.pop(0))
+        return subsumed
+
+    return [(CompletedCheckpointStore, "add", add)]
+
+
+@bug("aborted checkpoints stay", "I15, FLINK-35784")
+def _():
+    return [(CheckpointCleaner, "discard_location", nothing)]
+
+
+@bug("a directory that was made too late stays", "1.1, step 6")
+def _():
+    original = CheckpointCoordinator._on_location_ready
+
+    def ready(self, event, now):
+        if event.checkpoint_id in self._pending:
+            original(self, event, now)
+
+    return [(CheckpointCoordinator, "_on_location_ready", ready)]
+
+
+@bug("what an earlier driver left stays", "2.1, the gaps")
+def _():
+    return [(CheckpointCoordinator, "_sweep_leftovers", nothing)]
+
+
+@bug("leftovers go before a checkpoint of this driver is complete", "K14")
+def _():
+    return [also(CheckpointCoordinator, "_on_leftovers_found", lambda self, event, now: self._sweep_leftovers())]
+
+
+@bug("retention on cancellation is ignored", "retention")
+def _():
+    return [(CheckpointConfiguration, "discards_on", lambda self, status: True)]
+
+
+@bug("nothing is deleted at the end", "retention")
+def _():
+    return [(CheckpointConfiguration, "discards_on", lambda self, status: False)]
+
+
+@bug("the end of the job does not wait for writes in flight", "1.7")
+def _():
+    original = CheckpointCoordinator._continue_closing
+
+    def closing(self):
+        pending, self._pending = self._pending, {}
+        original(self)
+        if self._state is not CoordinatorState.CLOSED:
+            self._pending = pending
+
+    return [(CheckpointCoordinator, "_continue_closing", closing)]
+
+
+# --- drivers
+
+
+@bug("ids start again with each driver", "protocols 10.5")
+def _():
+    def next_id(self):
+        self._own = getattr(self, "_own", 0) + 1
+        return self._own
+
+    return [(simulated_driver._HaIds, "next_id", next_id)]
+
+
+@bug("the counter is not moved past a restored id", "protocols 10.5")
+def _():
+    return [(simulated_driver._HaIds, "advance_to", nothing)]
+
+
+@bug("a new driver ignores the recovered checkpoints", "FLINK-34518, K13")
+def _():
+    original = CheckpointCoordinator.__init__
+
+    def init(self, job_id, graph, configuration, ids, recovered, **more):
+        original(self, job_id, graph, configuration, ids, (), **more)
+
+    return [(CheckpointCoordinator, "__init__", init)]
+
+
+@bug("the savepoint of the submission beats recovered checkpoints", "1.7")
+def _():
+    return [(CompletedCheckpointStore, "latest", property(_only_savepoints))]
+
+
+def _only_savepoints(self):
+    own = [entry.checkpoint for entry in self._entries]
+    return own[0] if own else None
+
+
+@bug("a driver that lost its lease completes checkpoints", "FLINK-9494, K14")
+def _():
+    original = StorageShell.write
+
+    def write(self, what, effect, answer, *, fenced=True, faults=0.06):
+        original(self, what, effect, answer, fenced=False, faults=faults)
+
+    return [(StorageShell, "write", write)]
+
+
+@bug("the fence is only asked before a write", "FLINK-25486, K14")
+def _():
+    original = StorageShell._answered
+
+    def answered(self, what, answer, told, refused, fenced):
+        original(self, what, answer, told, refused, False)
+
+    return [(StorageShell, "_answered", answered)]
+
+
+@bug("a driver that lost its lease tidies up", "I12")
+def _():
+    original = CheckpointCoordinator._on_shutdown
+    return [
+        (
+            CheckpointCoordinator,
+            "_on_shutdown",
+            lambda self, event, now: original(self, replace(event, fenced=False), now),
+        )
+    ]
+
+
+@bug("a new leader does not close the plan to the old one", "I12")
+def _():
+    original = World._lead
+
+    def lead(self):
+        self.ha.revision -= 1
+        original(self)
+
+    return [(World, "_lead", lead), (StorageShell, "_answered", _careless_answer)]
+
+
+def _careless_answer(self, what, answer, told, refused, fenced):
+    _ANSWERED(self, what, answer, told, refused, fenced and what != "overrides")
+
+
+_ANSWERED = StorageShell._answered
+
+
+@bug("the job's files go before its result is stored", "K13")
+def _():
+    def ended(self, effect):
+        from ckpt_runtime.checkpoint import events as on
+        from ckpt_runtime.scheduler.job_status import JobStatus
+
+        self.ended = effect
+        self.tell(on.Shutdown(effect.status.value))
+        if effect.status is not JobStatus.SUSPENDED:
+            self.storage.store_result(effect.status.value, lambda: None)
+
+    from ckpt_runtime.scheduler import job_effects as job_out
+
+    return [(simulated_driver._EXECUTE, job_out.JobEnded, ended)]

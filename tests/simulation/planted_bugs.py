@@ -1,0 +1,14 @@
+"""Bugs to plant, each a small patch of the cores or of the simulated shell, after the pitfalls that other engines met.
+
+They lie in ``planted``, by subject; importing them lists them. The simulator is graded with them: one that it does not
+find within ``ENOUGH`` seeds is a defect of the simulator.
+"""
+
+from __future__ import annotations
+
+from tests.simulation.planted import completion, settings, storage, tasks
+from tests.simulation.planted.registry import BUGS, PlantedBug
+
+__all__ = ["BUGS", "ENOUGH", "PlantedBug", "completion", "settings", "storage", "tasks"]
+
+ENOUGH = 2_000

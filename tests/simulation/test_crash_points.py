@@ -1,0 +1,73 @@
+"""Every crash point, and every pair of them, of a run with PATCH, completion, subsumption, a stop and recovery."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
+from ckpt_runtime.graph.job_graph import Partitioning
+from ckpt_runtime.testing.simulation.scenario import Action, Scenario, simple_graph
+from ckpt_runtime.testing.simulation.world import World
+
+SETTINGS = CheckpointConfiguration(interval_ms=50, timeout_ms=500, tolerable_failures=1_000, retained=1)
+
+
+def scenario(*actions: Action, end: int) -> Scenario:
+    return Scenario(
+        graph=simple_graph(2, 1, (Partitioning.HASH,)),
+        submitted=SETTINGS,
+        calm=False,
+        incremental=True,
+        chaos_ms=end,
+        calm_ms=250,
+        actions=actions,
+        fault_scale=0.0,
+    )
+
+
+POINTS = 36
+"""So many of a run's points; what follows repeats them."""
+
+RUNS = {
+    "patch": scenario(Action(30, "patch", 7), Action(60, "reset overrides", 0), end=90),
+    "completion and subsumption": scenario(end=150),
+    "savepoint and recovery": scenario(Action(40, "savepoint", 0), Action(70, "fail a task", 3), end=130),
+    "stop with savepoint": scenario(Action(90, "stop", 1), end=200),
+    "cancel": scenario(Action(90, "cancel", 1), end=130),
+}
+
+
+def points_of(run: Scenario) -> list[str]:
+    world = World(1, run, plain=True)
+    world.run()
+    return world.crash_points
+
+
+@pytest.mark.row("571.6")
+@pytest.mark.parametrize("name", RUNS)
+def test_every_pair_of_crash_points(name: str) -> None:
+    """The second point is counted on from the first, so that it may lie in the recovery."""
+    run = RUNS[name]
+    points = points_of(run)
+    relevant = range(min(len(points), POINTS))
+    for pair in [*((point,) for point in relevant), *combinations(relevant, 2)]:
+        world = World(1, run, plain=True, crash_at=frozenset(pair))
+        try:
+            world.run()
+        except Exception as error:
+            names = [world.crash_points[number] for number in pair if number < len(world.crash_points)]
+            raise AssertionError(f"{name}: crashed {names} (points {pair}): {error}") from error
+
+
+def test_the_points_are_those_of_the_protocols() -> None:
+    """Guards against runs in which nothing durable happens."""
+    everything = {
+        point.rpartition(" ")[0] if point[-1].isdigit() else point for run in RUNS.values() for point in points_of(run)
+    }
+    for what in ("metadata", "pointer", "removal"):
+        assert {f"before {what}", f"after {what}", f"answered {what}"} <= everything
+    assert {"before overrides", "after overrides", "answered overrides", "before the answer"} <= everything
+    assert {"before result", "after result", "before the job is removed"} <= everything
+    assert {"before discard", "after discard", "before shared files"} <= everything

@@ -1,0 +1,98 @@
+"""Drivers without Spark, each in a process that can be killed, or that dies at a point named by the test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.storage.crash_points import VARIABLE
+from ckpt_runtime.storage.ha_store import HaStore
+from tests.support.processes import children, living
+from tests.support.spark_sessions import wait_until
+
+
+def high_availability(directory: Path) -> dict[str, str]:
+    return {"high-availability.type": "filesystem", "high-availability.storageDir": str(directory / "ha")}
+
+
+@dataclass
+class Sessions:
+    """One session after the other, each in a process that can be killed."""
+
+    directory: Path
+    number: int = 0
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    clients: list[CkptClient] = field(default_factory=list)
+
+    @property
+    def store(self) -> HaStore:
+        """What the drivers leave to each other; to be read only."""
+        return HaStore(str(self.directory / "ha"))
+
+    @property
+    def _crash_point(self) -> Path:
+        return self.directory / "crash-point"
+
+    def start(self) -> CkptClient:
+        """Returns a client once the session leads."""
+        ready = self.launch()
+        wait_until(ready.exists, "the session to lead")
+        self._close_clients()
+        self.clients.append(CkptClient(ready.read_text()))
+        return self.clients[-1]
+
+    def launch(self) -> Path:
+        """Waits for nothing; returns the file that will hold the session's address."""
+        self.number += 1
+        ready = self.directory / f"ready-{self.number}"
+        options = [f"{key}={value}" for key, value in high_availability(self.directory).items()]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        environment[VARIABLE] = str(self._crash_point)
+        with (self.directory / f"session-{self.number}.log").open("wb") as log:
+            command = [sys.executable, "-m", "tests.support.mini_session", str(ready), *options]
+            self.processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
+        return ready
+
+    def end(self) -> None:
+        """Kills the driver that still runs."""
+        self._close_clients()
+        for process in self.processes:
+            if process.poll() is None:
+                self.kill()
+
+    def _close_clients(self) -> None:
+        while self.clients:
+            self.clients.pop().close()
+
+    def kill(self) -> None:
+        """The driver alone; its agents and workers have to notice."""
+        process = self.processes[-1]
+        orphans = children(process.pid)
+        process.kill()
+        process.wait()
+        wait_until(lambda: not living(orphans), "the slots of the killed driver to end", 30)
+
+    def arm(self, point: str) -> None:
+        """The present or the next driver dies where it gets to this point first."""
+        partial = self._crash_point.with_suffix(".partial")
+        partial.write_text(point)
+        partial.replace(self._crash_point)
+
+    def crashed(self) -> None:
+        """Waits for the end of the present driver at the point that it was armed with, and of what belonged to it."""
+        process = self.processes[-1]
+        orphans: list[int] = []
+
+        def ended() -> bool:
+            orphans.extend(pid for pid in children(process.pid) if pid not in orphans)
+            return process.poll() is not None
+
+        wait_until(ended, "the driver to reach its crash point", 30)
+        assert process.returncode == -signal.SIGKILL
+        assert not self._crash_point.exists()
+        wait_until(lambda: not living(orphans), "the slots of the crashed driver to end", 30)

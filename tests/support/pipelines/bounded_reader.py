@@ -1,0 +1,52 @@
+"""A PySpark reader that gives all there is as one range, slowly, and then ends. Arguments: OUTPUT ROWS FAULTS."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from injected import act
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+from ckpt_runtime.api import StreamSession
+
+ROWS_PER_PARTITION = 10
+PAUSE_S = 0.05
+
+
+class SlowReader(DataSourceStreamReader):
+    """A pause for each partition."""
+
+    def __init__(self, options: Any) -> None:
+        self.rows, self.faults = int(options["rows"]), options["faults"]
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {"n": 0}
+
+    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
+        return {"n": self.rows}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        return [InputPartition(n) for n in range(start["n"], end["n"], ROWS_PER_PARTITION)]
+
+    def read(self, partition: Any) -> Iterator[Any]:
+        act(self.faults, "read")
+        time.sleep(PAUSE_S)
+        yield from ((n,) for n in range(partition.value, min(partition.value + ROWS_PER_PARTITION, self.rows)))
+
+
+class Slow(DataSource):
+    """The reader's source."""
+
+    def schema(self) -> str:
+        return "n BIGINT"
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:
+        return SlowReader(self.options)
+
+
+def pipeline(session: StreamSession, output: str, rows: str, faults: str) -> None:
+    """Builds the job."""
+    source = session.readStream.format(Slow).option("rows", rows).option("faults", faults).option("availableNow", True)
+    source.load().uid("slow").writeStream.format("parquet").uid("sink").start(output)

@@ -1,0 +1,58 @@
+"""One offset range that takes seconds to read, as a reader without a read limit makes it at its start."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+from ckpt_runtime.api import StreamSession
+
+PARTITIONS = 3
+BATCHES = 60
+BATCH_ROWS = 20
+SCHEMA = pa.schema([("part", pa.int64()), ("n", pa.int64())])
+
+
+class BulkReader(DataSourceStreamReader):
+    """Gives everything at once, slowly."""
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {"ranges": 0}
+
+    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
+        return {"ranges": 2}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        return [InputPartition(number) for number in range(PARTITIONS)]
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        for batch in range(BATCHES):
+            time.sleep(0.02)
+            numbers = range(batch * BATCH_ROWS, (batch + 1) * BATCH_ROWS)
+            columns = [pa.array([partition.value] * BATCH_ROWS), pa.array(numbers, pa.int64())]
+            yield pa.record_batch(columns, schema=SCHEMA)
+
+
+class Bulk(DataSource):
+    """The reader's source."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "bulk"
+
+    def schema(self) -> str:
+        return "part BIGINT, n BIGINT"
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:
+        return BulkReader()
+
+
+def pipeline(session: StreamSession, output: str) -> None:
+    """Builds the job."""
+    session.dataSource.register(Bulk)
+    rows = session.readStream.format("bulk").option("orderedReads", True).load().uid("bulk")
+    rows.writeStream.format("parquet").uid("sink").start(output)

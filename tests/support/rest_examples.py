@@ -1,0 +1,185 @@
+"""Writes the examples of the OpenAPI document: real answers of the REST application over the dispatcher in memory.
+
+``python -m tests.support.rest_examples`` prints them, ``make docs`` stores them. Each path has one answer or more, by
+the situation that it shows; what clients may rely on is inferred from all of them (``ckpt_runtime.rest.openapi``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.jobmaster import gateway as g
+from tests.unit.runtime.rest.conftest import send_to
+from tests.unit.runtime.rest.fake_gateway import START_MS, VERTICES, FakeGateway, Operation
+
+RUNNING = "fa461ac280c9aa36bde4a060aa97618c"
+NEW = "3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c"
+FINISHED = "0d9e2c5c8f0f1b2a0d9e2c5c8f0f1b2a"
+FAILED = "7e1d2c3b4a5968778695a4b3c2d1e0f9"
+DONE, PENDING, BROKEN = "a" * 32, "b" * 32, "c" * 32
+NOW_MS = START_MS + 60_000
+PIPELINE = "5bfa03f3a0324da19bf4d4cb96cbace4_p"
+CAUSE = g.FailureCause("ckpt_runtime.storage.StorageError", "no space left", "StorageError: no space left")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request. ``template`` is the path as the document spells it; ``values`` fill it in, ``query`` follows."""
+
+    method: str
+    template: str
+    situation: str = "an answer"
+    values: Mapping[str, str] = field(default_factory=dict)
+    query: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        given = {"jobid": RUNNING, "vertexid": VERTICES[1], "jarid": PIPELINE, "checkpointid": "2", "triggerid": DONE}
+        return self.template.format(**given | dict(self.values)) + self.query
+
+
+def dispatcher() -> FakeGateway:
+    """Three jobs: one runs and has had checkpoints of all kinds, one has finished, one has failed."""
+    fake = FakeGateway()
+    fake.pipelines[PIPELINE] = g.StoredPipeline(PIPELINE, "flights.py", fake.now, ("flights:pipeline",))
+    for job_id in (FINISHED, FAILED, NEW, RUNNING):
+        fake.add_job(job_id, "flights")
+    job = fake.jobs[RUNNING]
+    job.tracker.report_restored(1, fake.now, True, "file:/data/savepoints/savepoint-0d9e2c-1a2b3c4d5e6f")
+    fake.complete_checkpoint(job)
+    fake.complete_checkpoint(job)
+    fake.complete_checkpoint(job, CheckpointType.SAVEPOINT, "NATIVE")
+    job.tracker.report_failed(fake.start_checkpoint(job), fake.now + 5, "Checkpoint expired before completing.")
+    fake.start_checkpoint(job)
+    job.exceptions = [g.ExceptionEntry(CAUSE, fake.now, "count (1/2)", "localhost:37401", "agent-0")]
+    fake.jobs[FAILED].exceptions = [g.ExceptionEntry(CAUSE, fake.now)]
+    job.request = g.RunRequest(PIPELINE, configuration={"execution.checkpointing.interval": "2s"})
+    fake.move(FINISHED, g.JobStatus.FINISHED)
+    fake.move(FAILED, g.JobStatus.FAILED)
+    add_operations(fake)
+    return fake
+
+
+def add_operations(fake: FakeGateway) -> None:
+    fake.polls_until_done = 10**9
+    outcomes = {
+        g.OperationKind.CHECKPOINT: g.OperationStatus(True, checkpoint_id=2),
+        g.OperationKind.SAVEPOINT: g.OperationStatus(
+            True, location="file:/data/savepoints/savepoint-fa461a-5dcf0ae7b2f1"
+        ),
+        g.OperationKind.SAVEPOINT_DISPOSAL: g.OperationStatus(True),
+    }
+    for number, (kind, done) in enumerate(outcomes.items()):
+        job_id = None if kind is g.OperationKind.SAVEPOINT_DISPOSAL else RUNNING
+        broken = g.OperationStatus(True, failure=CAUSE)
+        for trigger, status in ((DONE, done), (PENDING, g.OperationStatus(False)), (BROKEN, broken)):
+            key = trigger_id(trigger, number)
+            fake.operations[key] = Operation(kind, job_id, 10**9, None, status)
+
+
+def trigger_id(trigger: str, kind: int) -> str:
+    """One id for each kind of operation and each outcome."""
+    return trigger[:-1] + str(kind)
+
+
+def polls(template: str, kind: int) -> list[Call]:
+    situations = {"completed": DONE, "in progress": PENDING, "failed": BROKEN}
+    return [
+        Call("GET", template, situation, {"triggerid": trigger_id(trigger, kind)})
+        for situation, trigger in situations.items()
+    ]
+
+
+JOB, CHECKPOINTS, VERTEX = "/jobs/{jobid}", "/jobs/{jobid}/checkpoints", "/jobs/{jobid}/vertices/{vertexid}"
+DETAILS = CHECKPOINTS + "/details/{checkpointid}"
+CALLS = [
+    Call("GET", "/overview"),
+    Call("GET", "/config"),
+    Call("GET", "/jobmanager/config"),
+    Call("DELETE", "/cluster"),
+    Call("POST", "/jars/upload", arguments={"files": {"jarfile": ("flights.py", b"x = 1")}}),
+    Call("GET", "/jars"),
+    Call("POST", "/jars/{jarid}/run", arguments={"json": {"jobId": "1" * 32}}),
+    Call("DELETE", "/jars/{jarid}"),
+    Call("GET", "/jobs"),
+    Call("GET", "/jobs/overview"),
+    Call("GET", "/jobs/metrics", "names"),
+    Call("GET", "/jobs/metrics", "values", query="?get=uptime"),
+    Call("GET", "/jobs/metrics", "one aggregation", query="?get=uptime&agg=max"),
+    Call("GET", JOB, "running"),
+    Call("GET", JOB, "finished", {"jobid": FINISHED}),
+    Call("PATCH", JOB, query="?mode=cancel", values={"jobid": NEW}),
+    Call("GET", JOB + "/status"),
+    Call("GET", JOB + "/plan"),
+    Call("GET", JOB + "/config", "submitted with an option"),
+    Call("GET", JOB + "/config", "submitted without", {"jobid": NEW}),
+    Call("GET", JOB + "/jobmanager/config"),
+    Call("GET", JOB + "/metrics", "names"),
+    Call("GET", JOB + "/metrics", "values", query="?get=uptime,numberOfCompletedCheckpoints"),
+    Call("GET", JOB + "/accumulators"),
+    Call("GET", JOB + "/exceptions", "a failure of a task"),
+    Call("GET", JOB + "/exceptions", "a failure of the job", {"jobid": FAILED}),
+    Call("GET", JOB + "/exceptions", "none", {"jobid": FINISHED}),
+    Call("GET", JOB + "/execution-result", "running"),
+    Call("GET", JOB + "/execution-result", "finished", {"jobid": FINISHED}),
+    Call("GET", JOB + "/execution-result", "failed", {"jobid": FAILED}),
+    Call("GET", VERTEX),
+    Call("GET", VERTEX + "/subtasktimes"),
+    Call("GET", VERTEX + "/backpressure", "measured"),
+    Call("GET", VERTEX + "/backpressure", "not measured yet", {"vertexid": VERTICES[2]}),
+    Call("GET", VERTEX + "/metrics", "names"),
+    Call("GET", VERTEX + "/metrics", "values", query="?get=0.numRecordsIn"),
+    Call("GET", VERTEX + "/subtasks/metrics", "names"),
+    Call("GET", VERTEX + "/subtasks/metrics", "values", query="?get=numRecordsIn"),
+    Call("GET", VERTEX + "/subtasks/metrics", "one aggregation", query="?get=numRecordsIn&agg=sum"),
+    Call("GET", CHECKPOINTS, "some"),
+    Call("GET", CHECKPOINTS, "none", {"jobid": NEW}),
+    Call("GET", DETAILS, "completed"),
+    Call("GET", DETAILS, "failed", {"checkpointid": "4"}),
+    Call("GET", DETAILS, "in progress", {"checkpointid": "5"}),
+    Call("GET", DETAILS + "/subtasks/{vertexid}", "completed"),
+    Call("GET", DETAILS + "/subtasks/{vertexid}", "in progress", {"checkpointid": "5"}),
+    Call("GET", CHECKPOINTS + "/config"),
+    Call("GET", CHECKPOINTS + "/configuration"),
+    Call("PATCH", CHECKPOINTS + "/configuration", arguments={"json": {"checkpointTimeout": 900_000}}),
+    Call("DELETE", CHECKPOINTS + "/configuration"),
+    Call("POST", CHECKPOINTS, arguments={"json": {"triggerId": "2" * 32}}),
+    *polls(CHECKPOINTS + "/{triggerid}", 0),
+    Call("POST", JOB + "/savepoints", arguments={"json": {"target-directory": "/s", "triggerId": "3" * 32}}),
+    Call("POST", JOB + "/stop", arguments={"json": {"targetDirectory": "/s", "triggerId": "4" * 32}}),
+    *polls(JOB + "/savepoints/{triggerid}", 1),
+    Call("POST", "/savepoint-disposal", arguments={"json": {"savepoint-path": "/s/1", "triggerId": "5" * 32}}),
+    *polls("/savepoint-disposal/{triggerid}", 2),
+]
+
+
+def answers() -> dict[str, dict[str, Any]]:
+    """``"GET /jobs"`` and so on, to the answers by situation."""
+    found: dict[str, dict[str, Any]] = {}
+    handlers = "ckpt_runtime.rest.handlers"
+    with patch(f"{handlers}.jobs.now_ms", lambda: NOW_MS), patch(f"{handlers}.vertices.now_ms", lambda: NOW_MS):
+        for call in CALLS:
+            response = send_to(dispatcher())(call.method, call.path, **call.arguments)
+            if response.status_code not in (200, 202):
+                raise AssertionError(f"{call.method} {call.path}: {response.text}")
+            found.setdefault(f"{call.method} {call.template}", {})[call.situation] = response.json()
+    return found
+
+
+def text() -> str:
+    """The file's content: one line for each answer."""
+    paths = []
+    for path, situations in answers().items():
+        lines = [f"  {json.dumps(name)}: {json.dumps(answer)}" for name, answer in situations.items()]
+        paths.append(f"{json.dumps(path)}: {{\n" + ",\n".join(lines) + "\n}")
+    return "{\n" + ",\n".join(paths) + "\n}\n"
+
+
+if __name__ == "__main__":
+    print(text(), end="")

@@ -1,0 +1,205 @@
+"""What passes from driver to driver: ids, leftovers, the savepoint of a stop; and the races at the end of a job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ckpt_runtime.checkpoint import effects as out
+from ckpt_runtime.checkpoint import events as on
+from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
+from ckpt_runtime.checkpoint.configuration import CheckpointRetention
+from ckpt_runtime.checkpoint.coordinator import CoordinatorState, UnexpectedEventError
+from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter, CheckpointIdUnavailableError
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from tests.unit.runtime.checkpoint.checkpoint_driver import SAVEPOINT, SYNC_SAVEPOINT, Driver, state_with_file
+
+FINAL = on.TimerKind.FINAL_CHECKPOINT
+
+
+class Stubborn(CheckpointIdCounter):
+    """Gives no id while ``closed``."""
+
+    closed = True
+
+    def next_id(self) -> int:
+        if self.closed:
+            raise CheckpointIdUnavailableError("no connection")
+        return super().next_id()
+
+
+class TestIds:
+    def test_without_an_id_the_request_fails_and_counts_each_time(self):
+        driver = Driver(ids=Stubborn(), tolerable_failures=1).run()
+        driver.step(on.TriggerRequested("a", CheckpointProperties()))
+        failed = driver.one(out.RequestFailed)
+        assert (failed.reason, failed.checkpoint_id) == (Reason.IO_EXCEPTION, None)
+        assert "no connection" in failed.message
+        assert not driver.of(out.FailJob)
+        driver.step(on.TriggerRequested("b", CheckpointProperties()))
+        assert driver.one(out.FailJob).reason is Reason.IO_EXCEPTION
+
+    def test_a_savepoint_without_an_id_does_not_count(self):
+        driver = Driver(ids=Stubborn()).run()
+        driver.step(on.TriggerRequested("a", SAVEPOINT))
+        assert driver.one(out.RequestFailed)
+        assert not driver.of(out.FailJob)
+
+    def test_the_next_one_may_succeed(self):
+        ids = Stubborn()
+        driver = Driver(ids=ids, tolerable_failures=1).run()
+        driver.step(on.TriggerRequested("a", CheckpointProperties()))
+        ids.closed = False
+        assert driver.request() == 1
+
+
+class TestLeftovers:
+    def started(self, **settings: object) -> Driver:
+        driver = Driver(ids=CheckpointIdCounter(7), **settings)
+        driver.step(on.RestoreRequested("x"))
+        assert driver.of(out.FindLeftovers)
+        return driver
+
+    def test_they_go_after_the_first_own_checkpoint_and_their_pointers_first(self):
+        driver = self.started()
+        driver.step(on.LeftoversFound(((3, "dir/3"), (5, "dir/5")), ("/s/old",)))
+        driver.run()
+        driver.trigger()
+        driver.ack_all(7)
+        driver.step(on.MetadataWritten(7))
+        driver.step(on.StoreAdded(7))
+        assert [effect.checkpoint_id for effect in driver.of(out.RemoveFromStore)] == [3, 5]
+        assert not driver.of(out.DeleteSharedFiles)
+        driver.step(on.StoreRemoved(3))
+        assert driver.last == [out.DiscardLocation(3, "dir/3")]
+        driver.step(on.StoreRemoved(5))
+        assert driver.last == [out.DiscardLocation(5, "dir/5"), out.DeleteSharedFiles(("/s/old",))]
+
+    def test_retained_ones_and_their_files_stay(self):
+        before = Driver().run()
+        before.trigger()
+        before.ack_all(1)
+        checkpoint = before.one(out.WriteMetadata).checkpoint
+        driver = Driver(recovered=[RetainedCheckpoint(checkpoint)], retained=2)
+        driver.step(on.RestoreRequested("x"))
+        driver.step(on.LeftoversFound(((1, "dir/1"),)))
+        driver.run()
+        driver.complete()
+        assert not driver.of(out.RemoveFromStore)
+
+    def test_only_once(self):
+        driver = self.started()
+        driver.step(on.RestoreRequested("y"))
+        assert not driver.of(out.FindLeftovers)
+
+    def test_own_checkpoints_and_what_they_may_have_shared_are_none(self):
+        driver = self.started().run()
+        driver.trigger()
+        driver.step(on.LeftoversFound(((3, "dir/3"), (7, "dir/7")), ("/s/perhaps-of-7",)))
+        driver.ack_all(7)
+        driver.step(on.MetadataWritten(7))
+        driver.step(on.StoreAdded(7))
+        assert driver.one(out.RemoveFromStore).checkpoint_id == 3
+        driver.step(on.StoreRemoved(3))
+        assert driver.last == [out.DiscardLocation(3, "dir/3")]
+
+
+class TestStop:
+    def test_the_savepoint_has_a_pointer_before_anything_is_committed(self):
+        driver = Driver().run()
+        driver.complete()
+        driver.trigger("stop", SYNC_SAVEPOINT)
+        driver.ack_all(2)
+        driver.step(on.MetadataWritten(2))
+        assert not driver.of(out.NotifyComplete)
+        driver.step(on.StoreUnknown(2))
+        assert not driver.one(out.ResolveStore).owned
+        driver.step(on.StoreAdded(2))
+        assert driver.one(out.NotifyComplete).checkpoint_id == 2
+        assert driver.coordinator.retained[-1].owned is False
+
+    def test_it_is_never_deleted(self):
+        driver = Driver().run()
+        driver.trigger("stop", SYNC_SAVEPOINT)
+        driver.ack_all(1)
+        driver.step(on.MetadataWritten(1))
+        driver.step(on.StoreAdded(1))
+        driver.step(on.Shutdown("FINISHED"))
+        assert driver.one(out.RemoveFromStore).checkpoint_id == 1
+        driver.step(on.StoreRemoved(1))
+        assert driver.last == [out.ShutdownComplete(keeps_nothing=True)]
+
+
+class TestEnd:
+    def test_settings_that_come_too_late_change_nothing(self):
+        driver = Driver().run()
+        driver.step(on.Shutdown("CANCELED"))
+        before = driver.coordinator.configuration
+        assert driver.step(on.ConfigurationPatched(replace(before, timeout_ms=5_000))) == []
+        assert driver.coordinator.configuration == before
+
+    def test_leadership_may_be_lost_while_closing(self):
+        driver = Driver().run()
+        driver.trigger()
+        driver.ack_all(1)
+        driver.step(on.Shutdown("CANCELED"))
+        assert driver.coordinator.state is CoordinatorState.CLOSING
+        with pytest.raises(UnexpectedEventError):
+            driver.step(on.Shutdown("CANCELED"))
+        assert driver.step(on.Shutdown("SUSPENDED", fenced=True))[-1] == out.ShutdownComplete()
+        assert driver.step(on.StoreAdded(1)) == []
+        assert driver.step(on.TasksLeftRunning()) == []
+
+    def test_a_directory_in_the_making_is_awaited_and_removed(self):
+        driver = Driver().run()
+        driver.request()
+        driver.step(on.Shutdown("CANCELED"))
+        assert not driver.of(out.ShutdownComplete)
+        driver.step(on.LocationReady(1, "dir/1"))
+        assert driver.last == [out.DiscardLocation(1, "dir/1")]
+        driver.step(on.CleanupDone(1))
+        assert driver.of(out.ShutdownComplete)
+
+    @pytest.mark.parametrize("retention", list(CheckpointRetention))
+    def test_shared_files_end_with_a_job_that_keeps_nothing(self, retention):
+        driver = Driver(retention=retention).run()
+        driver.trigger()
+        for execution in driver.executions:
+            driver.ack(1, execution, state=state_with_file(f"/s/{execution.vertex_id}-{execution.subtask}"))
+        driver.publish(1)
+        driver.step(on.Shutdown("CANCELED"))
+        driver.step(on.StoreRemoved(1))
+        keeps = retention is CheckpointRetention.RETAIN_ON_CANCELLATION
+        assert bool(driver.of(out.DeleteSharedFiles)) is not keeps
+
+
+class TestLastCheckpoint:
+    """FLIP-147: without a period nobody else would ever trigger it again."""
+
+    def at_end_of_data(self, driver: Driver) -> None:
+        for execution in driver.executions:
+            driver.step(on.EndOfDataReached(execution))
+
+    def test_one_that_was_queued_when_a_stop_came_to_nothing(self):
+        driver = Driver(max_concurrent=1).run()
+        driver.trigger("user")
+        self.at_end_of_data(driver)
+        driver.step(on.PeriodicTriggerStopped())
+        timer = driver.timer(FINAL)
+        driver.fire(timer)
+        again = driver.timer(FINAL)
+        assert again.generation > timer.generation
+        driver.step(on.PeriodicTriggerStarted())
+        driver.fire(again)
+        assert driver.of(out.InitializeLocation)
+
+    def test_one_that_failed_while_there_was_a_period_that_is_gone(self):
+        driver = Driver(interval_ms=60_000).run()
+        self.at_end_of_data(driver)
+        driver.step(on.LocationFailed(1, "no"))
+        assert not [e for e in driver.trace if isinstance(e, out.ScheduleTimer) and e.timer.kind is FINAL]
+        driver.step(on.ConfigurationPatched(replace(driver.coordinator.configuration, interval_ms=None)))
+        driver.fire(driver.timer(FINAL))
+        assert driver.one(out.InitializeLocation).checkpoint_id == 2

@@ -1,0 +1,74 @@
+"""Drivers one after the other on one directory: a job in high availability, its driver's end, what the next finds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.jobmaster import (
+    checkpoint_shell,
+    job_checkpoints,
+    job_master,
+    job_recovery,
+    snapshot_deletions,
+    stored_submissions,
+)
+from ckpt_runtime.jobmaster.gateway import CheckpointKind
+from ckpt_runtime.jobmaster.job_master import JobMaster
+from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs
+from ckpt_runtime.storage.ha_store import HaStore
+from tests.unit.runtime.jobmaster.fake_slots import JOB, World
+
+
+def run(directory: Path, test: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    async def inside() -> None:
+        async with World.start(directory) as world:
+            await test(world)
+
+    asyncio.run(inside())
+
+
+def make_hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All pauses before a retry are short."""
+    monkeypatch.setattr(checkpoint_shell, "_RETRY_BASE_S", 0.001)
+    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_S", 0.001)
+    monkeypatch.setattr(job_master, "_RETRY_BASE_S", 0.001)
+    monkeypatch.setattr(job_checkpoints, "_UNKNOWN_PAUSE_S", 0.001)
+    monkeypatch.setattr(stored_submissions, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(job_recovery, "_PAUSE_S", 0.001)
+
+
+def driver(directory: Path, epoch: int = 1) -> HaStore:
+    return HaStore(str(directory / "ha"), epoch=epoch)
+
+
+def found_by(store: HaStore) -> FoundJob:
+    """The only job that a new driver finds."""
+    (found,) = find_jobs(store, Configuration())
+    return found
+
+
+async def crash(job: JobMaster) -> None:
+    """The driver is gone: nothing that it still wants to do happens."""
+    await job.suspend(fenced=True)
+
+
+async def checkpoint(job: JobMaster) -> int:
+    done = await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
+    assert done.checkpoint_id is not None
+    return done.checkpoint_id
+
+
+def names(directory: Path) -> list[str]:
+    root = directory / "checkpoints" / JOB
+    return sorted(path.name for path in root.glob("chk-*")) if root.exists() else []
+
+
+def files_in(directory: Path) -> list[str]:
+    """Names of all files below a directory."""
+    return sorted(path.name for path in directory.rglob("*") if path.is_file())

@@ -1,0 +1,305 @@
+"""Slot agents and workers that are coroutines: they dial the real control endpoint and speak the real protocol.
+
+What a worker answers is written down here; everything on the driver's side of the socket is real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
+from ckpt_runtime.graph.key_groups import key_group_range
+from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
+from ckpt_runtime.jobmaster.gateway import ClaimMode, JobStatus
+from ckpt_runtime.jobmaster.job_master import JobMaster
+from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord, VolatileRecord
+from ckpt_runtime.jobmaster.slot_pool import SlotPool
+from ckpt_runtime.jobmaster.stored_submissions import store_job
+from ckpt_runtime.jobmaster.submission import JobSubmission
+from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, Handshake
+from ckpt_runtime.network.connections import ControlConnection, encode_message, message_length
+from ckpt_runtime.storage.ha_store import HaStore
+
+Message = dict[str, Any]
+TIMEOUT_S = 10
+JOB = "0123456789abcdef" * 2
+SOURCE = JobVertex("s", (OperatorNode("numbers", "numbers", "source"),), 2)
+COUNT = JobVertex("k", (OperatorNode("count", "count", "aggregate", stateful=True),), 2)
+GRAPH = JobGraph("job", (SOURCE, COUNT), (JobEdge("s", "k", Partitioning.HASH, ("key",)),))
+
+
+class FakePeer:
+    """The far end of one control connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: Message) -> None:
+        self.hello = hello
+        self.received: list[Message] = []
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def dial(cls, port: int, secret: str, **hello: Any) -> FakePeer:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        handshake = Handshake(secret, "client", ControlConnection.PURPOSE)
+        writer.write(handshake.preface())
+        preface = await reader.readexactly(PREFACE_BYTES)
+        writer.write(handshake.proof(preface))
+        handshake.verify(preface, await reader.readexactly(PROOF_BYTES))
+        peer = cls(reader, writer, hello)
+        peer.send(type="hello", **hello)
+        return peer
+
+    def send(self, **message: Any) -> None:
+        self._writer.write(encode_message(message))
+
+    async def receive(self) -> Message:
+        length = message_length(await self._reader.readexactly(4))
+        message: Message = orjson.loads(await self._reader.readexactly(length))
+        self.received.append(message)
+        return message
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def of(self, kind: str) -> list[Message]:
+        return [message for message in self.received if message["type"] == kind]
+
+
+@dataclass
+class FakeWorker:
+    """Runs what it is given at once, acknowledges every checkpoint with one file per stateful subtask.
+
+    ``behaviour`` may take a message and return True: then nothing else is done with it.
+    """
+
+    peer: FakePeer
+    index: int
+    behaviour: Callable[[FakeWorker, Message], bool]
+    deployment: Message = field(default_factory=dict)
+
+    @property
+    def subtasks(self) -> list[tuple[str, int]]:
+        return [(task["vertex_id"], task["subtask_index"]) for task in self.deployment["subtasks"]]
+
+    def report(self, **message: Any) -> None:
+        self.peer.send(**message, deployment=self.deployment["deployment"])
+
+    def state(self, state: str, error: Message | None = None, only: str | None = None) -> None:
+        for vertex_id, subtask in self.subtasks:
+            if only in (None, vertex_id):
+                self.report(type="state", vertex_id=vertex_id, subtask=subtask, state=state, error=error)
+
+    def fail(self, message: str = "boom", recoverable: bool = True, only: str | None = None) -> None:
+        error = {"exception": "ValueError", "message": message, "stack_trace": "", "recoverable": recoverable}
+        self.state("FAILED", error, only)
+
+    async def run(self) -> None:
+        try:
+            while True:
+                message = await self.peer.receive()
+                if not self.behaviour(self, message):
+                    self.obey(message)
+        except (OSError, EOFError):
+            return
+
+    def obey(self, message: Message) -> None:
+        match message["type"]:
+            case "deploy":
+                self.deployment = message["deployment"]
+                self.state("INITIALIZING")
+                self.state("RUNNING")
+            case "trigger":
+                self.acknowledge(message)
+            case "cancel":
+                self.report(type="canceled", ended=True)
+
+    def acknowledge(self, message: Message) -> None:
+        directory = message["options"]["directory"]
+        for vertex_id, subtask in self.subtasks:
+            state = SubtaskState()
+            if vertex_id == "k":
+                name = f"state-{subtask}"
+                (Path(directory.removeprefix("file://")) / name).write_bytes(b"state")
+                handle = KeyedStateHandle(key_group_range(128, 2, subtask), StateFile(name, 5, "xxh64:0"), ())
+                state = SubtaskState({"count": OperatorSubtaskState((handle,))}, 5)
+            self.report(
+                type="ack", vertex_id=vertex_id, subtask=subtask, checkpoint_id=message["checkpoint_id"],
+                directory=directory, state=state.to_json(), metrics={}, finished_operators=False,
+            )  # fmt: skip
+
+
+class FakeSlots:
+    """A ``SlotProvider``: each stage's agents and workers are tasks of this loop."""
+
+    def __init__(self, behaviour: Callable[[FakeWorker, Message], bool]) -> None:
+        self.behaviour = behaviour
+        self.workers: list[FakeWorker] = []
+        self.agents: list[FakePeer] = []
+        self.launched: list[int] = []
+        self.launch_error: Exception | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def launch(self, stage_id: int, slots: int, control_port: int, secret: str, ended: Any) -> None:
+        if self.launch_error is not None:
+            raise self.launch_error
+        self.launched.append(slots)
+        for index in range(slots):
+            self.spawn(self._agent(stage_id, index, control_port, secret))
+
+    def cancel(self, stage_id: int) -> None:
+        return
+
+    def spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _agent(self, stage: int, index: int, port: int, secret: str) -> None:
+        slot = f"{stage}-{index}"
+        agent = await FakePeer.dial(port, secret, role="agent", slot=slot, stage=stage, host="127.0.0.1", cpus=[0, 1])
+        self.agents.append(agent)
+        own: dict[str, FakeWorker] = {}
+        try:
+            while True:
+                message = await agent.receive()
+                if message["type"] == "spawn":
+                    self.spawn(self._worker(own, index, slot, message["worker"], port, secret))
+                elif message["type"] == "kill" and message["worker"] in own:
+                    own[message["worker"]].peer.close()
+        except (OSError, EOFError):
+            return
+
+    async def _worker(
+        self, own: dict[str, FakeWorker], index: int, slot: str, worker_id: str, port: int, secret: str
+    ) -> None:
+        hello = {"role": "worker", "slot": slot, "worker": worker_id, "pid": 1, "data_address": ["127.0.0.1", 9]}
+        worker = FakeWorker(await FakePeer.dial(port, secret, **hello), index, self.behaviour)
+        own[worker_id] = worker
+        self.workers.append(worker)
+        await worker.run()
+
+    async def stop(self) -> None:
+        for peer in [*self.agents, *(worker.peer for worker in self.workers)]:
+            peer.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class World:
+    """A control endpoint, a slot pool, and workers that do what ``behaviour`` leaves to them."""
+
+    def __init__(self, directory: Path, pool: ThreadPoolExecutor) -> None:
+        self.directory = directory
+        self.pool = pool
+        self.ignored: set[str] = set()
+        self.on_message: Callable[[FakeWorker, Message], bool] = lambda worker, message: False
+        self.slots = FakeSlots(
+            lambda worker, message: message["type"] in self.ignored or self.on_message(worker, message)
+        )
+
+    @classmethod
+    @asynccontextmanager
+    async def start(cls, directory: Path, **times: float) -> AsyncIterator[World]:
+        with ThreadPoolExecutor(2) as pool:
+            world = cls(directory, pool)
+            defaults = {
+                "heartbeat_interval_s": 60, "heartbeat_timeout_s": 60, "idle_timeout_s": 60, "request_timeout_s": 10,
+            }  # fmt: skip
+            world.slot_pool = SlotPool(world.slots, "secret", **{**defaults, **times})
+            endpoint = ControlEndpoint("127.0.0.1", "secret", world.slot_pool.welcome)
+            world.slot_pool.start(await endpoint.start())
+            world.jobs = []
+            try:
+                async with asyncio.timeout(TIMEOUT_S):
+                    yield world
+            finally:
+                for job in world.jobs:
+                    await job.suspend()
+                if world.slot_pool._watch is not None:
+                    world.slot_pool._watch.cancel()
+                await world.slots.stop()
+                await endpoint.stop()
+
+    slot_pool: SlotPool
+    jobs: list[JobMaster]
+
+    def submission(
+        self,
+        *,
+        savepoint: CompletedCheckpoint | None = None,
+        graph: JobGraph = GRAPH,
+        record: JobRecord | None = None,
+        claim_mode: ClaimMode = ClaimMode.NO_CLAIM,
+        **options: str,
+    ) -> JobSubmission:
+        """Options as keywords: double underscores stand for dots, single ones for dashes."""
+        given = Configuration({key.replace("__", ".").replace("_", "-"): value for key, value in options.items()})
+        return JobSubmission(
+            job_id=JOB,
+            graph=graph,
+            configuration=given,
+            given=given,
+            archive=b"archive",
+            program_id="program",
+            entry="module:pipeline",
+            arguments=(),
+            default_checkpoint_directory=str(self.directory / "checkpoints"),
+            savepoint=savepoint,
+            claim_mode=claim_mode,
+            record=VolatileRecord() if record is None else record,
+        )
+
+    def start_job(self, **arguments: Any) -> JobMaster:
+        job = JobMaster(self.submission(**arguments), self.slot_pool, self.pool)
+        job.prepare_storage()
+        self.jobs.append(job)
+        job.start()
+        return job
+
+    def submit_durably(self, store: HaStore, **arguments: Any) -> JobMaster:
+        """As the dispatcher does it, with the checkpoint directory of the others. Raises NotReady."""
+        arguments["execution__checkpointing__dir"] = str(self.directory / "checkpoints")
+        submission = self.submission(record=DurableRecord(store, JOB), **arguments)
+        job = JobMaster(submission, self.slot_pool, self.pool)
+        store_job(store, submission, job.prepare_storage())
+        self.jobs.append(job)
+        job.start()
+        return job
+
+    def recover_job(self, submission: JobSubmission) -> JobMaster:
+        """As a new driver does it."""
+        job = JobMaster(submission, self.slot_pool, self.pool)
+        self.jobs.append(job)
+        job.start()
+        return job
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Lets the loop run until it holds; the test's own time limit ends it otherwise."""
+        while not condition():
+            await asyncio.sleep(0.001)
+
+    async def status(self, job: JobMaster, status: JobStatus) -> None:
+        await self.until(lambda: job.status is status)
+
+    async def running(self, job: JobMaster) -> None:
+        """All subtasks run."""
+        await self.until(lambda: set(job.executions.counts()) == {"RUNNING"})
+
+    def active(self) -> list[FakeWorker]:
+        """The workers with the newest deployment, by subtask index."""
+        deployed = [worker for worker in self.slots.workers if worker.deployment]
+        newest = max((worker.deployment["deployment"] for worker in deployed), default=-1)
+        present = [worker for worker in deployed if worker.deployment["deployment"] == newest]
+        return sorted(present, key=lambda worker: worker.index)

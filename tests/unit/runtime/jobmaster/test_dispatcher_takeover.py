@@ -1,0 +1,247 @@
+"""A dispatcher that does not lead yet, takes over, and loses its leadership."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.jobmaster import dispatcher as dispatcher_module
+from ckpt_runtime.jobmaster import job_recovery
+from ckpt_runtime.jobmaster.dispatcher import Dispatcher
+from ckpt_runtime.jobmaster.gateway import (
+    CheckpointConfigPatch,
+    CheckpointKind,
+    JobAlreadyExists,
+    JobNotFound,
+    JobStatus,
+    JobTerminated,
+    NotReady,
+    RunRequest,
+)
+from ckpt_runtime.jobmaster.job_master import JobMaster
+from ckpt_runtime.jobmaster.job_record import DurableRecord
+from ckpt_runtime.jobmaster.program_store import ProgramStore
+from ckpt_runtime.jobmaster.stored_submissions import store_job
+from ckpt_runtime.scheduler.job_effects import JobEnded
+from ckpt_runtime.storage.ha_store import HaStore
+from tests.unit.runtime.jobmaster.fake_slots import JOB, World
+
+OTHER = "fedcba9876543210" * 2
+REQUEST = RunRequest("program", "module:pipeline", ("--x", "1"), 2, {"acme.x": "y"}, job_id=JOB)
+
+
+class Session:
+    """A world, and a dispatcher that waits for its leadership."""
+
+    def __init__(self, world: World, directory: Path) -> None:
+        self.world = world
+        self.directory = directory
+        self.ended = asyncio.Event()
+        self.dispatcher = Dispatcher(
+            world.slot_pool,
+            ProgramStore(directory / "uploads"),
+            Configuration(),
+            directory,
+            world.pool,
+            self.ended.set,
+            leads=False,
+        )
+
+    def store(self, epoch: int) -> HaStore:
+        return HaStore(str(self.directory / "ha"), epoch=epoch)
+
+    async def crashed_job(self, **options: str) -> JobMaster:
+        """A job of the first driver, with a checkpoint, whose driver is gone."""
+        store = self.store(1)
+        submission = self.world.submission(**options)
+        directory = store.snapshots.url
+        submission = replace(
+            submission, request=REQUEST, record=DurableRecord(store, JOB), default_checkpoint_directory=directory
+        )
+        job = JobMaster(submission, self.world.slot_pool, self.world.pool)
+        store_job(store, submission, job.prepare_storage())
+        self.world.jobs.append(job)
+        job.start()
+        await self.world.running(job)
+        await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
+        return job
+
+
+def run(directory: Path, test: Callable[[Session], Coroutine[Any, Any, None]]) -> None:
+    async def inside() -> None:
+        async with World.start(directory) as world:
+            session = Session(world, directory)
+            try:
+                await test(session)
+            finally:
+                await session.dispatcher.stop()
+
+    asyncio.run(inside())
+
+
+def test_before_it_leads_it_answers_nothing_about_jobs(tmp_path: Path) -> None:
+    async def test(session: Session) -> None:
+        dispatcher = session.dispatcher
+        for call in (
+            dispatcher.list_jobs(),
+            dispatcher.job_status(JOB),
+            dispatcher.run_pipeline(REQUEST),
+            dispatcher.dispose_savepoint("/x", None),
+            dispatcher.patch_checkpoint_config(JOB, CheckpointConfigPatch(timeout_ms=20)),
+        ):
+            with pytest.raises(NotReady, match="does not lead"):
+                await call
+        await dispatcher.take_over(session.store(1))
+        assert await dispatcher.list_jobs() == ()
+        with pytest.raises(JobNotFound):
+            await dispatcher.job_status(JOB)
+
+    run(tmp_path, test)
+
+
+@pytest.mark.row("571.5")
+def test_it_goes_on_with_jobs_and_knows_their_requests_again(tmp_path: Path) -> None:
+    async def test(session: Session) -> None:
+        job = await session.crashed_job()
+        await job.patch_checkpoint_config(CheckpointConfigPatch(timeout_ms=77_000))
+        await job.suspend(fenced=True)
+        dispatcher = session.dispatcher
+        await dispatcher.take_over(session.store(2))
+        while await dispatcher.job_status(JOB) is not JobStatus.RUNNING:
+            await asyncio.sleep(0.001)
+        assert (await dispatcher.checkpoint_config(JOB)).timeout_ms == 77_000
+        assert await dispatcher.run_pipeline(REQUEST) == JOB
+        with pytest.raises(JobAlreadyExists):
+            await dispatcher.run_pipeline(replace(REQUEST, arguments=()))
+        await dispatcher.cancel_job(JOB)
+        while await dispatcher.job_status(JOB) is not JobStatus.CANCELED:
+            await asyncio.sleep(0.001)
+
+    run(tmp_path, test)
+
+
+def test_ended_jobs_are_listed_and_what_is_left_of_them_is_cleaned_up(tmp_path: Path) -> None:
+    async def test(session: Session) -> None:
+        job = await session.crashed_job()
+        result = job._result_document(replace_end(job))
+        session.store(1).results.create_dirty(JOB, result)
+        await job.suspend(fenced=True)
+        dispatcher, store = session.dispatcher, session.store(2)
+        await dispatcher.take_over(store)
+        assert await dispatcher.job_status(JOB) is JobStatus.FINISHED
+        (overview,) = await dispatcher.list_jobs()
+        assert overview.status is JobStatus.FINISHED
+        assert (await dispatcher.job_details(JOB)).overview == overview
+        vertex = (await dispatcher.job_details(JOB)).vertices[0].vertex_id
+        assert await dispatcher.vertex_metrics(JOB, vertex) == {}
+        assert (await dispatcher.execution_result(JOB)).status is JobStatus.FINISHED
+        with pytest.raises(JobTerminated):
+            await dispatcher.cancel_job(JOB)
+        with pytest.raises(JobTerminated):
+            await dispatcher.trigger_checkpoint(JOB, CheckpointKind.FULL, None)
+        assert await dispatcher.run_pipeline(REQUEST) == JOB
+        await session.world.until(lambda: store.jobs.list_ids() == [] and store.results.list_ids(dirty_only=True) == [])
+        assert not (tmp_path / "ha" / "default" / "snapshots" / JOB).exists()
+
+    run(tmp_path, test)
+
+
+def replace_end(job: JobMaster) -> Any:
+    """The effect with which a finished job ends."""
+    return JobEnded(JobStatus.FINISHED, job.overview().start_time_ms + 5)
+
+
+@pytest.mark.parametrize("spoilt", ["plan", "overrides"])
+def test_a_job_that_cannot_be_recovered_is_shown_with_the_reason_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoilt: str
+) -> None:
+    monkeypatch.setattr(job_recovery, "_PAUSE_S", 0.001)
+
+    async def test(session: Session) -> None:
+        job = await session.crashed_job()
+        await job.suspend(fenced=True)
+        store = session.store(1)
+        changes = {
+            "plan": {"properties": {}},
+            "overrides": {"configuration": {"$internal.job-checkpoint-overrides": '{"futureField": 1}'}},
+        }[spoilt]
+        store.jobs.update(JOB, lambda present: replace(present, **changes))  # type: ignore[arg-type]
+        dispatcher = session.dispatcher
+        await dispatcher.take_over(session.store(2))
+        (overview,) = await dispatcher.list_jobs()
+        assert (overview.job_id, overview.status) == (JOB, JobStatus.RECONCILING)
+        with pytest.raises(NotReady, match=f"{JOB} cannot be recovered: .*(first_checkpoint_id|futureField)"):
+            await dispatcher.job_details(JOB)
+        assert store.jobs.list_ids() == [JOB]
+        assert list((tmp_path / "ha" / "default" / "snapshots" / JOB).glob("chk-*"))
+
+    run(tmp_path, test)
+
+
+def test_losing_the_leadership_suspends_the_jobs_and_ends_the_session(tmp_path: Path) -> None:
+    async def test(session: Session) -> None:
+        job = await session.crashed_job()
+        await job.suspend(fenced=True)
+        dispatcher = session.dispatcher
+        await dispatcher.take_over(session.store(2))
+        while await dispatcher.job_status(JOB) is not JobStatus.RUNNING:
+            await asyncio.sleep(0.001)
+        await dispatcher.lose_leadership()
+        assert session.ended.is_set()
+        with pytest.raises(NotReady):
+            await dispatcher.job_status(JOB)
+        found = job_recovery.find_jobs(session.store(3), Configuration())
+        assert [known.job_id for known in found if known.submission is not None] == [JOB]
+
+    run(tmp_path, test)
+
+
+def test_a_leadership_that_is_lost_while_jobs_are_looked_for_starts_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looking, go_on = threading.Event(), threading.Event()
+
+    def find(*arguments: Any) -> Any:
+        looking.set()
+        go_on.wait()
+        return job_recovery.find_jobs(*arguments)
+
+    monkeypatch.setattr(dispatcher_module, "find_jobs", find)
+
+    async def test(session: Session) -> None:
+        job = await session.crashed_job()
+        await job.suspend(fenced=True)
+        dispatcher = session.dispatcher
+        taking_over = asyncio.create_task(dispatcher.take_over(session.store(2)))
+        await session.world.until(looking.is_set)
+        await dispatcher.lose_leadership()
+        go_on.set()
+        await taking_over
+        with pytest.raises(NotReady):
+            await dispatcher.list_jobs()
+        assert dispatcher._jobs == {}
+
+    run(tmp_path, test)
+
+
+def test_results_of_jobs_that_ended_long_ago_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher_module, "MAX_ENDED_JOBS", 0)
+
+    async def test(session: Session) -> None:
+        job = await session.crashed_job()
+        job.cancel()
+        store = session.store(1)
+        await session.world.until(lambda: store.jobs.list_ids() == [] and not store.results.list_ids(dirty_only=True))
+        await session.dispatcher.take_over(session.store(2))
+        session.dispatcher._forget_old_jobs()
+        await session.world.until(lambda: store.results.list_ids() == [])
+        assert await session.dispatcher.list_jobs() == ()
+
+    run(tmp_path, test)

@@ -1,0 +1,499 @@
+"""What a former leader can still do, and what the next driver does with what it left: as the simulation assumes it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
+from ckpt_runtime.graph.key_groups import key_group_range
+from ckpt_runtime.jobmaster import checkpoint_shell
+from ckpt_runtime.jobmaster.gateway import CheckpointConfigPatch, JobStatus, NotReady, SavepointFormat
+from ckpt_runtime.jobmaster.job_checkpoints import JobCheckpoints
+from ckpt_runtime.jobmaster.job_record import DurableRecord
+from ckpt_runtime.jobmaster.operations import OperationFailed
+from ckpt_runtime.jobmaster.task_gateway import TaskGateway
+from ckpt_runtime.storage import versioned_document
+from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
+from ckpt_runtime.storage.ha_store import HaStore
+from ckpt_runtime.storage.leader_store import NotLeaderError
+from tests.unit.runtime.jobmaster.drivers import checkpoint, crash, driver, found_by, make_hasty, names, run
+from tests.unit.runtime.jobmaster.fake_slots import JOB, FakeWorker, Message, World
+
+PATCH = CheckpointConfigPatch(timeout_ms=77_000)
+TOLERANT = {"execution__checkpointing__tolerable_failed_checkpoints": "9"}
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_hasty(monkeypatch)
+
+
+class Fence:
+    """``error`` is raised from then on; :meth:`close_after` closes it when a document has been written."""
+
+    def __init__(self) -> None:
+        self.error: StorageError | None = None
+
+    def __call__(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def close_after(self, monkeypatch: pytest.MonkeyPatch, document: str, error: StorageError) -> None:
+        publish = versioned_document.publish
+
+        def published(location: Any, data: bytes) -> None:
+            publish(location, data)
+            if f"/{document}/" in location.path:
+                self.error = error
+
+        monkeypatch.setattr(versioned_document, "publish", published)
+
+
+LOST = NotLeaderError("another driver leads", "x")
+
+
+class TestFormerLeader:
+    """It was paused, another driver leads, and it does not know."""
+
+    def test_a_pointer_that_came_in_time_is_not_acted_on_without_the_lead(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its checkpoint is complete for the new leader to go on from; the old one tells nobody and deletes nothing."""
+        fence = Fence()
+
+        async def test(world: World) -> None:
+            job = world.submit_durably(HaStore(str(tmp_path / "ha"), fence=fence, epoch=1), **TOLERANT)
+            await world.running(job)
+            await checkpoint(job)
+            workers = world.active()
+            fence.close_after(monkeypatch, "checkpoints", LOST)
+            with pytest.raises(OperationFailed):
+                await checkpoint(job)
+            await world.status(job, JobStatus.SUSPENDED)
+            for worker in workers:
+                assert [message["checkpoint_id"] for message in worker.peer.of("complete")] == [1]
+            assert names(tmp_path) == ["chk-1", "chk-2"]
+            found = found_by(driver(tmp_path, 2))
+            assert found.submission is not None
+            assert [entry.checkpoint.id for entry in found.submission.history.checkpoints] == [1, 2]
+
+        run(tmp_path, test)
+
+    def test_a_refused_pointer_is_no_failed_checkpoint(self, tmp_path: Path) -> None:
+        """Nothing but the epoch in the document refuses it: no fence would keep its files from being deleted."""
+
+        async def test(world: World) -> None:
+            job = world.submit_durably(driver(tmp_path), **TOLERANT)
+            await world.running(job)
+            world.ignored = {"trigger"}
+            late = asyncio.create_task(checkpoint(job))
+            await world.until(lambda: all(worker.peer.of("trigger") for worker in world.active()))
+            workers = world.active()
+            found_by(driver(tmp_path, 2))
+            for worker in workers:
+                worker.acknowledge(worker.peer.of("trigger")[-1])
+            with pytest.raises(OperationFailed):
+                await late
+            await world.status(job, JobStatus.SUSPENDED)
+            assert (tmp_path / "checkpoints" / JOB / "chk-1" / "_metadata").exists()
+            for worker in workers:
+                assert worker.peer.of("complete") == []
+
+        run(tmp_path, test)
+
+    def test_a_lease_that_is_not_renewed_in_time_leaves_the_outcome_open(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fence = Fence()
+
+        async def test(world: World) -> None:
+            job = world.submit_durably(HaStore(str(tmp_path / "ha"), fence=fence, epoch=1))
+            await world.running(job)
+            fence.close_after(monkeypatch, "checkpoints", StorageError("the lease has run out", "x"))
+            pending = asyncio.create_task(checkpoint(job))
+            await world.until(lambda: fence.error is not None)
+            monkeypatch.undo()
+            make_hasty(monkeypatch)
+            await asyncio.sleep(0.01)
+            assert not pending.done()
+            fence.error = None
+            assert await pending == 1
+            assert names(tmp_path) == ["chk-1"]
+
+        run(tmp_path, test)
+
+    @pytest.mark.parametrize(
+        ("document", "write"),
+        [
+            ("counters", lambda record: record.reserve(5)),
+            ("counters", lambda record: record.begin_attempt(5)),
+            ("checkpoints", lambda record: record.remove(1)),
+            ("plan", lambda record: record.change_overrides(lambda text: '{"checkpointTimeout": 5}')),
+            (JOB, lambda record: record.end({"status": "FINISHED"})),
+        ],
+    )
+    def test_no_write_of_its_record_counts_without_the_lead(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, document: str, write: Callable[[DurableRecord], Any]
+    ) -> None:
+        fence = Fence()
+
+        async def test(world: World) -> None:
+            job = world.submit_durably(driver(tmp_path))
+            await world.running(job)
+            await checkpoint(job)
+            await crash(job)
+            record = DurableRecord(HaStore(str(tmp_path / "ha"), fence=fence, epoch=1), JOB)
+            fence.close_after(monkeypatch, document, LOST)
+            with pytest.raises(NotLeaderError):
+                write(record)
+
+        run(tmp_path, test)
+
+    @pytest.mark.row("571.5")
+    @pytest.mark.row("571.6")
+    def test_its_patch_cannot_land_behind_the_back_of_the_new_leader(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It has passed the fence and read the plan; then the new leader takes over; then its write goes out."""
+        publish = versioned_document.publish
+        arrived, go_on = threading.Event(), threading.Event()
+
+        def held(location: Any, data: bytes) -> None:
+            if b"77000" in data:
+                arrived.set()
+                go_on.wait()
+            publish(location, data)
+
+        async def test(world: World) -> None:
+            job = world.submit_durably(driver(tmp_path), execution__checkpointing__timeout="1 min")
+            await world.running(job)
+            monkeypatch.setattr(versioned_document, "publish", held)
+            patching = asyncio.create_task(job.patch_checkpoint_config(PATCH))
+            await world.until(arrived.is_set)
+            successor = driver(tmp_path, 2)
+            found = found_by(successor)
+            go_on.set()
+            with pytest.raises(NotReady):
+                await patching
+            assert found.submission is not None
+            assert found.submission.history.overrides is None
+            assert successor.jobs.get(JOB).checkpoint_overrides is None
+
+        run(tmp_path, test)
+
+    def test_it_acknowledges_no_submission(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The new leader may have looked for jobs just before."""
+        fence = Fence()
+
+        async def test(world: World) -> None:
+            fence.close_after(monkeypatch, "plan", LOST)
+            with pytest.raises(NotReady, match="another driver leads"):
+                world.submit_durably(HaStore(str(tmp_path / "ha"), fence=fence, epoch=1))
+
+        run(tmp_path, test)
+
+    def test_its_result_cannot_end_a_job_that_the_new_leader_runs(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A third driver would take the job for ended in the midst of its run."""
+        publish = versioned_document.publish
+        arrived, go_on, refused = threading.Event(), threading.Event(), threading.Event()
+
+        def held(location: Any, data: bytes) -> None:
+            if b'"CANCELED"' in data:
+                arrived.set()
+                go_on.wait()
+                try:
+                    publish(location, data)
+                finally:
+                    refused.set()
+            else:
+                publish(location, data)
+
+        async def test(world: World) -> None:
+            job = world.submit_durably(driver(tmp_path))
+            await world.running(job)
+            monkeypatch.setattr(versioned_document, "publish", held)
+            job.cancel()
+            await world.until(arrived.is_set)
+            successor = driver(tmp_path, 2)
+            found = found_by(successor)
+            assert found.result is None
+            assert found.submission is not None
+            go_on.set()
+            await world.until(refused.is_set)
+            assert successor.results.list_ids() == []
+            assert found_by(driver(tmp_path, 3)).submission is not None
+            assert job.status is JobStatus.CANCELLING
+
+        run(tmp_path, test)
+
+
+def test_the_result_is_stored_before_anything_of_the_job_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash before it is stored leaves a job that goes on from its checkpoint, not one that starts from nothing."""
+    publish = versioned_document.publish
+    away = [True]
+    refused: list[str] = []
+
+    def refuse(location: Any, data: bytes) -> None:
+        if away and "/results/" in location.path:
+            refused.append(location.path)
+            raise StorageError("away", "x")
+        publish(location, data)
+
+    async def test(world: World) -> None:
+        monkeypatch.setattr(versioned_document, "publish", refuse)
+        job = world.submit_durably(driver(tmp_path))
+        await world.running(job)
+        await checkpoint(job)
+        job.cancel()
+        await world.until(lambda: len(refused) > 2)
+        await crash(job)
+        away.clear()
+        found = found_by(driver(tmp_path, 2))
+        assert found.result is None
+        assert found.submission is not None
+        assert [entry.checkpoint.id for entry in found.submission.history.checkpoints] == [1]
+        assert names(tmp_path) == ["chk-1"]
+
+    run(tmp_path, test)
+
+
+def shared_state(directory: Path) -> Callable[[FakeWorker, Message], bool]:
+    """Workers whose stateful subtasks refer to a shared file each, by a path without a scheme."""
+
+    def acknowledge(worker: FakeWorker, message: Message) -> bool:
+        if message["type"] != "trigger":
+            return False
+        for vertex_id, subtask in worker.subtasks:
+            state = SubtaskState()
+            if vertex_id == "k":
+                file = directory / f"used-{subtask}"
+                file.write_bytes(b"state")
+                handle = KeyedStateHandle(key_group_range(128, 2, subtask), StateFile(str(file), 5, "xxh64:0"), ())
+                state = SubtaskState({"count": OperatorSubtaskState((handle,))}, 5)
+            worker.report(
+                type="ack", vertex_id=vertex_id, subtask=subtask, checkpoint_id=message["checkpoint_id"],
+                directory=message["options"]["directory"], state=state.to_json(), metrics={}, finished_operators=False,
+            )  # fmt: skip
+        return True
+
+    return acknowledge
+
+
+class TestLeftovers:
+    def test_they_go_with_the_first_completion_and_what_is_referred_to_stays(self, tmp_path: Path) -> None:
+        root = tmp_path / "checkpoints" / JOB
+        shared = root / "shared"
+
+        async def test(world: World) -> None:
+            world.on_message = shared_state(shared)
+            job = world.submit_durably(driver(tmp_path))
+            await world.running(job)
+            await checkpoint(job)
+            await crash(job)
+            half = root / "chk-2"
+            half.mkdir()
+            (half / "state-0").write_bytes(b"half")
+            (shared / "unused").write_bytes(b"state")
+            driver(tmp_path).counters(JOB).reserve_checkpoint(2)
+            found = found_by(driver(tmp_path, 2))
+            assert found.submission is not None
+            recovered = world.recover_job(found.submission)
+            await world.running(recovered)
+            assert names(tmp_path) == ["chk-1", "chk-2"]
+            assert await checkpoint(recovered) == 3
+            await world.until(lambda: names(tmp_path) == ["chk-3"] and not (shared / "unused").exists())
+            assert sorted(path.name for path in shared.iterdir()) == ["used-0", "used-1"]
+
+        run(tmp_path, test)
+
+    def test_storage_that_is_away_is_asked_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        find, errors = checkpoint_shell.find_leftovers, [StorageError("away", "x")] * 3
+
+        def refuse(*arguments: Any) -> Any:
+            if errors:
+                raise errors.pop()
+            return find(*arguments)
+
+        async def test(world: World) -> None:
+            job = world.submit_durably(driver(tmp_path))
+            await world.running(job)
+            await checkpoint(job)
+            await crash(job)
+            (tmp_path / "checkpoints" / JOB / "chk-2").mkdir()
+            driver(tmp_path).counters(JOB).reserve_checkpoint(2)
+            monkeypatch.setattr(checkpoint_shell, "find_leftovers", refuse)
+            found = found_by(driver(tmp_path, 2))
+            assert found.submission is not None
+            recovered = world.recover_job(found.submission)
+            await world.running(recovered)
+            await world.until(lambda: not errors)
+            await checkpoint(recovered)
+            await checkpoint(recovered)
+            await world.until(lambda: names(tmp_path) == ["chk-4"])
+
+        run(tmp_path, test)
+
+
+class TestDirectoryOfAnEndedJob:
+    def litter(self, tmp_path: Path) -> list[Path]:
+        """What a driver may leave that crashed in the midst of deleting."""
+        root = tmp_path / "checkpoints" / JOB
+        files = [root / "chk-77" / "_metadata", root / "shared" / "state", root / "taskowned" / "state"]
+        for file in files:
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(b"x")
+        return files
+
+    def test_it_goes_as_a_whole_and_no_other_job_s(self, tmp_path: Path) -> None:
+        other = tmp_path / "checkpoints" / ("f" * 32) / "chk-1" / "_metadata"
+        other.parent.mkdir(parents=True)
+        other.touch()
+
+        async def test(world: World) -> None:
+            job = world.submit_durably(driver(tmp_path))
+            await world.running(job)
+            await checkpoint(job)
+            self.litter(tmp_path)
+            job.cancel()
+            await world.until(lambda: not (tmp_path / "checkpoints" / JOB).exists())
+            assert other.exists()
+
+        run(tmp_path, test)
+
+    def test_the_next_driver_finishes_it(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            store = driver(tmp_path)
+            job = world.submit_durably(store)
+            await world.running(job)
+            await checkpoint(job)
+            await crash(job)
+            self.litter(tmp_path)
+            store.results.create_dirty(JOB, {"status": "FINISHED"})
+            found = found_by(driver(tmp_path, 2))
+            assert found.submission is not None
+            ended = JobCheckpoints(found.submission, TaskGateway(b""), lambda event: None, world.pool)
+            ended.shut_down(JobStatus.FINISHED)
+            await world.until(lambda: not store.jobs.list_ids() and not store.results.list_ids(dirty_only=True))
+            assert not (tmp_path / "checkpoints" / JOB).exists()
+
+        run(tmp_path, test)
+
+    def test_what_an_earlier_job_of_this_id_or_a_user_left_in_it_stays(self, tmp_path: Path) -> None:
+        root = tmp_path / "checkpoints" / JOB
+        kept = [root / "chk-3" / "_metadata", root / "shared" / "theirs", root / "savepoint-1" / "_metadata"]
+        for file in kept:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(b"x")
+
+        async def test(world: World) -> None:
+            store = driver(tmp_path)
+            job = world.submit_durably(store)
+            await world.running(job)
+            assert await checkpoint(job) == 4
+            job.cancel()
+            await world.until(lambda: not store.jobs.list_ids() and names(tmp_path) == ["chk-3"])
+            assert all(file.exists() for file in kept)
+
+        run(tmp_path, test)
+
+    def test_what_is_retained_stays_whole(self, tmp_path: Path) -> None:
+        retain = {"execution__checkpointing__externalized_checkpoint_retention": "RETAIN_ON_CANCELLATION"}
+
+        async def test(world: World) -> None:
+            store = driver(tmp_path)
+            job = world.submit_durably(store, **retain)
+            await world.running(job)
+            await checkpoint(job)
+            shared = self.litter(tmp_path)[1]
+            job.cancel()
+            await world.until(lambda: not store.jobs.list_ids())
+            assert names(tmp_path) == ["chk-1", "chk-77"]
+            assert shared.exists()
+
+        run(tmp_path, test)
+
+
+class TestStopWithSavepoint:
+    @staticmethod
+    def files(directory: str) -> dict[str, bytes]:
+        root = Path(directory.removeprefix("file://"))
+        return {path.name: path.read_bytes() for path in root.iterdir()}
+
+    def test_a_driver_that_dies_before_the_job_has_ended_hands_over_the_savepoint(self, tmp_path: Path) -> None:
+        """What the savepoint committed must not be committed again: the next driver goes on from it."""
+
+        async def test(world: World) -> None:
+            store = driver(tmp_path)
+            job = world.submit_durably(store)
+            await world.running(job)
+            await checkpoint(job)
+            workers = world.active()
+            stopping = asyncio.create_task(
+                job.stop_with_savepoint(str(tmp_path / "savepoints"), SavepointFormat.NATIVE, drain=False)
+            )
+            await world.until(lambda: all(len(worker.peer.of("complete")) == 2 for worker in workers))
+            await world.until(lambda: [p.checkpoint_id for p in store.pointers(JOB).list()] == [2])
+            await crash(job)
+            with pytest.raises(OperationFailed):
+                await stopping
+
+            found = found_by(driver(tmp_path, 2))
+            assert found.submission is not None
+            (entry,) = found.submission.history.checkpoints
+            directory = entry.checkpoint.directory
+            assert "/savepoints/savepoint-" in directory
+            assert not entry.owned
+            before = self.files(directory)
+            recovered = world.recover_job(found.submission)
+            await world.running(recovered)
+            assert world.active()[0].deployment["snapshot_directory"] == directory
+            assert await checkpoint(recovered) == 3
+            await world.until(lambda: [p.checkpoint_id for p in store.pointers(JOB).list()] == [3])
+            for worker in world.active():
+                worker.state("FINISHED")
+            await world.status(recovered, JobStatus.FINISHED)
+            await world.until(lambda: not (tmp_path / "checkpoints" / JOB).exists())
+            assert self.files(directory) == before
+
+        run(tmp_path, test)
+
+    def test_no_task_hears_of_it_before_its_pointer_is_durable(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        publish = versioned_document.publish
+        away = [True]
+        refused: list[str] = []
+
+        def unsure(location: Any, data: bytes) -> None:
+            if away and "/checkpoints/" in location.path:
+                refused.append(location.path)
+                raise AmbiguousWriteError("timeout", "x")
+            publish(location, data)
+
+        async def test(world: World) -> None:
+            job = world.submit_durably(driver(tmp_path))
+            await world.running(job)
+            workers = world.active()
+            monkeypatch.setattr(versioned_document, "publish", unsure)
+            stopping = asyncio.create_task(
+                job.stop_with_savepoint(str(tmp_path / "savepoints"), SavepointFormat.NATIVE, drain=False)
+            )
+            await world.until(lambda: len(refused) > 10)
+            assert all(worker.peer.of("complete") == [] for worker in workers)
+            away.clear()
+            await world.until(lambda: all(worker.peer.of("complete") for worker in workers))
+            for worker in workers:
+                worker.state("FINISHED")
+            done = await stopping
+            assert job.status is JobStatus.FINISHED
+            assert set(self.files(str(done.location))) == {"_metadata", "state-0", "state-1"}
+
+        run(tmp_path, test)

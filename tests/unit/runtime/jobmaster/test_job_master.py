@@ -1,0 +1,395 @@
+"""One job on a real loop, slot pool and control endpoint; only the far ends of the sockets are played."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
+from ckpt_runtime.jobmaster.gateway import (
+    CheckpointConfigPatch,
+    CheckpointKind,
+    InvalidRequest,
+    JobStatus,
+    SavepointFormat,
+)
+from ckpt_runtime.jobmaster.operations import OperationFailed
+from ckpt_runtime.storage.snapshot_metadata import read_metadata
+from tests.unit.runtime.jobmaster.fake_slots import JOB, FakeWorker, Message, World
+
+RESTARTING = {
+    "restart_strategy__type": "fixed-delay",
+    "restart_strategy__fixed_delay__attempts": "3",
+    "restart_strategy__fixed_delay__delay": "0 ms",
+}
+
+
+def run(directory: Path, test: Callable[[World], Coroutine[Any, Any, None]], **times: float) -> None:
+    async def inside() -> None:
+        async with World.start(directory, **times) as world:
+            await test(world)
+
+    asyncio.run(inside())
+
+
+def test_a_job_gets_slots_is_deployed_and_runs(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        job = world.start_job()
+        assert job.status is JobStatus.CREATED
+        await world.running(job)
+        assert world.slots.launched == [2]
+        first, second = world.active()
+        assert (first.subtasks, second.subtasks) == ([("s", 0), ("k", 0)], [("s", 1), ("k", 1)])
+        assert [len(worker.peer.of("deploy")) for worker in (first, second)] == [1, 1]
+        assert job.details().state_timestamps_ms[JobStatus.RUNNING] > 0
+        assert job.result().status is None
+
+    run(tmp_path, test)
+
+
+def test_a_cancelled_job_ends_when_its_workers_say_so_and_gives_its_slots_back(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        job = world.start_job()
+        await world.running(job)
+        world.ignored = {"cancel"}
+        job.cancel()
+        assert job.status is JobStatus.CANCELLING
+        for worker in world.active():
+            worker.report(type="canceled", ended=True)
+        await world.status(job, JobStatus.CANCELED)
+        assert world.slot_pool.available == 2
+        assert job.result().status is JobStatus.CANCELED
+        assert job.exception_history(10).entries == ()
+
+    run(tmp_path, test)
+
+
+def test_a_job_that_ends_while_it_waits_for_slots_asks_for_none_any_more(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        job = world.start_job(restart_strategy__type="fixed-delay", restart_strategy__fixed_delay__delay="1 ms")
+        await world.running(job)
+        launch, world.slots.launch = world.slots.launch, lambda *arguments: None  # type: ignore[method-assign]
+        world.slots.agents[0].close()
+        await world.until(lambda: job.status is JobStatus.RESTARTING)
+        job.cancel()
+        await world.status(job, JobStatus.CANCELED)
+        await world.until(lambda: not job._background)
+        assert all(slot.owner is None for slot in world.slot_pool.all())
+        world.slots.launch = launch  # type: ignore[method-assign]
+
+    run(tmp_path, test)
+
+
+def test_a_worker_that_cannot_end_its_subtasks_is_replaced(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        job = world.start_job()
+        await world.running(job)
+        world.ignored = {"cancel"}
+        job.cancel()
+        for worker in world.active():
+            worker.report(type="canceled", ended=False)
+        await world.status(job, JobStatus.CANCELED)
+        await world.until(lambda: all(agent.of("kill") for agent in world.slots.agents))
+
+    run(tmp_path, test)
+
+
+def test_a_finished_job_leaves_no_checkpoint(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        job = world.start_job()
+        await world.running(job)
+        await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
+        for worker in world.active():
+            worker.state("FINISHED")
+        await world.status(job, JobStatus.FINISHED)
+        await world.until(lambda: not (world.directory / "checkpoints" / JOB).exists())
+
+    run(tmp_path, test)
+
+
+class TestFailures:
+    def test_a_failed_task_restarts_the_job_from_its_latest_checkpoint(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            job = world.start_job(**RESTARTING)
+            await world.running(job)
+            done = await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
+            world.active()[0].fail(only="k")
+            await world.until(lambda: job.metrics()["numRestarts"] == "1")
+            await world.running(job)
+            for worker in world.active():
+                assert worker.deployment["restored_checkpoint_id"] == done.checkpoint_id
+                assert worker.deployment["attempt"] == 1
+            (entry,) = job.exception_history(10).entries
+            assert (entry.failure.message, entry.task_name) == ("boom", "count (1/2)")
+            assert [worker.peer.of("deploy")[-1].get("archive") for worker in world.active()] == [None, None]
+
+        run(tmp_path, test)
+
+    def test_failures_that_come_along_belong_to_the_first(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            job = world.start_job(**RESTARTING)
+            await world.running(job)
+            world.ignored = {"cancel"}
+            first, second = world.active()
+            first.fail("first", only="s")
+            await world.status(job, JobStatus.RESTARTING)
+            second.fail("second", only="s")
+            await world.until(lambda: bool(job.exception_history(10).entries[0].concurrent))
+            for worker in (first, second):
+                worker.report(type="canceled", ended=True)
+            await world.running(job)
+            (entry,) = job.exception_history(10).entries
+            assert [other.failure.message for other in entry.concurrent] == ["second"]
+
+        run(tmp_path, test)
+
+    def test_without_a_strategy_the_job_fails_with_the_cause(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            job = world.start_job()
+            await world.running(job)
+            world.active()[0].fail(only="s")
+            await world.status(job, JobStatus.FAILED)
+            failure = job.result().failure
+            assert failure is not None
+            assert failure.message == "boom"
+
+        run(tmp_path, test)
+
+    def test_what_no_restart_can_help_ends_the_job(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            job = world.start_job(**RESTARTING)
+            await world.running(job)
+            world.active()[0].fail("another plan", recoverable=False, only="s")
+            await world.status(job, JobStatus.FAILED)
+            assert job.metrics()["numRestarts"] == "0"
+
+        run(tmp_path, test)
+
+    def test_a_lost_worker_is_replaced_by_the_spare(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            job = world.start_job(**RESTARTING)
+            await world.running(job)
+            await world.until(lambda: len(world.slots.workers) == 4)
+            known = world.active()[0].peer.hello["worker"]
+            world.active()[0].peer.close()
+            await world.until(lambda: job.metrics()["numRestarts"] == "1")
+            await world.running(job)
+            assert world.active()[0].peer.hello["worker"] != known
+            assert job.exception_history(1).entries[0].failure.exception == "WorkerLostException"
+            assert "archive" in world.active()[0].peer.of("deploy")[0]
+            assert "archive" not in world.active()[1].peer.of("deploy")[-1]
+
+        run(tmp_path, test)
+
+    def test_a_deployment_that_fails_is_a_failure_of_its_subtasks(self, tmp_path: Path) -> None:
+        def fail_once(worker: FakeWorker, message: Message) -> bool:
+            if message["type"] != "deploy" or message["deployment"]["attempt"] or worker.index:
+                return False
+            worker.deployment = message["deployment"]
+            error = {"exception": "ImportError", "message": "no", "stack_trace": "", "recoverable": True}
+            worker.report(type="deploy_failed", error=error)
+            return True
+
+        async def test(world: World) -> None:
+            world.on_message = fail_once
+            job = world.start_job(**RESTARTING)
+            await world.until(lambda: job.metrics()["numRestarts"] == "1")
+            await world.running(job)
+            assert job.exception_history(1).entries[0].failure.exception == "ImportError"
+
+        run(tmp_path, test)
+
+    def test_slots_that_cannot_be_had_are_in_the_history(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            world.slots.launch_error = RuntimeError("no cores")
+            job = world.start_job(**RESTARTING)
+            await world.status(job, JobStatus.FAILED)
+            history = job.exception_history(10).entries
+            assert [entry.failure.exception for entry in history] == ["NoResourceAvailableException"] * 4
+            assert all("no cores" in entry.failure.message and entry.task_name is None for entry in history)
+
+        run(tmp_path, test)
+
+    def test_state_that_does_not_fit_is_in_the_history_and_ends_the_job(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            savepoint = await self.savepoint(world)
+            other = JobGraph("other", (JobVertex("x", (OperatorNode("x", "x", "source"),), 1),), ())
+            job = world.start_job(savepoint=savepoint, graph=other, **RESTARTING)
+            await world.status(job, JobStatus.FAILED)
+            (entry,) = job.exception_history(10).entries
+            assert entry.failure.exception == "NonRestoredStateError"
+            assert "count" in entry.failure.message
+
+        run(tmp_path, test)
+
+    def test_a_message_of_an_earlier_deployment_changes_nothing(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            job = world.start_job(**RESTARTING)
+            await world.running(job)
+            worker = world.active()[0]
+            error = {"exception": "E", "message": "late", "stack_trace": "", "recoverable": True}
+            late = {"type": "state", "vertex_id": "s", "subtask": 0, "state": "FAILED", "error": error}
+            worker.peer.send(**late, deployment=worker.deployment["deployment"] - 1)
+            await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
+            assert job.exception_history(10).entries == ()
+
+        run(tmp_path, test)
+
+    @staticmethod
+    async def savepoint(world: World) -> CompletedCheckpoint:
+        job = world.start_job()
+        await world.running(job)
+        done = await job.trigger_savepoint(str(world.directory / "savepoints"), SavepointFormat.NATIVE, True)
+        await world.status(job, JobStatus.CANCELED)
+        await world.until(lambda: not (world.directory / "checkpoints" / JOB).exists())
+        assert done.location is not None
+        return CompletedCheckpoint.from_json(read_metadata(done.location).document, done.location)
+
+
+class TestCheckpoints:
+    def test_tasks_are_told_of_a_complete_checkpoint(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            job = world.start_job()
+            await world.running(job)
+            done = await job.trigger_checkpoint(CheckpointKind.FULL)
+            assert done.checkpoint_id == 1
+            await world.until(lambda: all(worker.peer.of("complete") for worker in world.active()))
+            for worker in world.active():
+                (trigger,) = worker.peer.of("trigger")
+                assert trigger["tasks"] == [["s", worker.index]]
+                assert sorted(worker.peer.of("complete")[0]["tasks"]) == [["k", worker.index], ["s", worker.index]]
+            assert job.checkpoint_statistics().counts.completed == 1
+
+        run(tmp_path, test)
+
+    def test_a_declined_checkpoint_is_aborted_everywhere_and_fails_the_request(self, tmp_path: Path) -> None:
+        def decline(worker: FakeWorker, message: Message) -> bool:
+            if message["type"] != "trigger" or worker.index == 1:
+                return False
+            worker.report(
+                type="decline", vertex_id="k", subtask=0, checkpoint_id=message["checkpoint_id"],
+                reason="CHECKPOINT_DECLINED", message="not now",
+            )  # fmt: skip
+            return True
+
+        async def test(world: World) -> None:
+            world.on_message = decline
+            job = world.start_job(execution__checkpointing__tolerable_failed_checkpoints="9")
+            await world.running(job)
+            with pytest.raises(OperationFailed, match="not now"):
+                await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
+            await world.until(lambda: all(worker.peer.of("abort") for worker in world.active()))
+            assert job.status is JobStatus.RUNNING
+
+        run(tmp_path, test)
+
+    def test_too_many_failed_checkpoints_are_a_failure_of_the_job(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            world.ignored = {"trigger"}
+            job = world.start_job(execution__checkpointing__timeout="10 ms")
+            await world.running(job)
+            with pytest.raises(OperationFailed, match="expired"):
+                await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
+            await world.status(job, JobStatus.FAILED)
+            assert "tolerable" in job.exception_history(1).entries[0].failure.message
+
+        run(tmp_path, test)
+
+    def test_a_request_before_all_tasks_run_is_refused(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            world.ignored = {"deploy"}
+            job = world.start_job()
+            with pytest.raises(OperationFailed, match="Not all required tasks"):
+                await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
+            with pytest.raises(OperationFailed, match="not running"):
+                await job.stop_with_savepoint(str(tmp_path), SavepointFormat.NATIVE, drain=False)
+
+        run(tmp_path, test)
+
+    def test_a_stop_is_answered_when_all_tasks_have_finished_after_the_savepoint(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            job = world.start_job()
+            await world.running(job)
+            stopping = asyncio.create_task(
+                job.stop_with_savepoint(str(tmp_path / "savepoints"), SavepointFormat.NATIVE, drain=True)
+            )
+            await world.until(lambda: all(worker.peer.of("complete") for worker in world.active()))
+            assert not stopping.done()
+            assert world.active()[0].peer.of("trigger")[0]["options"]["properties"]["drain"]
+            for worker in world.active():
+                worker.state("FINISHED")
+            done = await stopping
+            assert job.status is JobStatus.FINISHED
+            assert done.location is not None
+            assert (Path(done.location.removeprefix("file://")) / "_metadata").exists()
+
+        run(tmp_path, test)
+
+    def test_a_stop_whose_tasks_fail_names_the_savepoint(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            job = world.start_job(**RESTARTING)
+            await world.running(job)
+            target = str(tmp_path / "savepoints")
+            stopping = asyncio.create_task(job.stop_with_savepoint(target, SavepointFormat.NATIVE, drain=False))
+            await world.until(lambda: all(worker.peer.of("complete") for worker in world.active()))
+            world.active()[0].fail("commit", only="k")
+            with pytest.raises(OperationFailed, match=r"savepoint: .*savepoint-"):
+                await stopping
+            assert job.status is JobStatus.FAILED
+
+        run(tmp_path, test)
+
+    def test_end_of_data_that_comes_while_others_are_deployed_is_not_lost(self, tmp_path: Path) -> None:
+        def ends_early(worker: FakeWorker, message: Message) -> bool:
+            if message["type"] != "deploy" or worker.index == 1:
+                return False
+            worker.obey(message)
+            for vertex_id, subtask in worker.subtasks:
+                worker.report(type="end_of_data", vertex_id=vertex_id, subtask=subtask)
+            return True
+
+        async def test(world: World) -> None:
+            world.on_message = ends_early
+            job = world.start_job()
+            await world.running(job)
+            for vertex_id in ("s", "k"):
+                world.active()[1].report(type="end_of_data", vertex_id=vertex_id, subtask=1)
+            await world.until(lambda: job.checkpoint_statistics().counts.completed == 1)
+
+        run(tmp_path, test)
+
+    def test_a_patch_holds_at_once_and_a_reset_returns(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            job = world.start_job(execution__checkpointing__timeout="1 min")
+            await world.running(job)
+            shown = await job.patch_checkpoint_config(CheckpointConfigPatch(timeout_ms=5000))
+            assert (shown.timeout_ms, shown.overrides) == (5000, ("timeout_ms",))
+            shown = await job.patch_checkpoint_config(CheckpointConfigPatch(min_pause_ms=7))
+            assert (shown.timeout_ms, shown.min_pause_ms) == (5000, 7)
+            with pytest.raises(InvalidRequest, match="unalignedEnabled"):
+                await job.patch_checkpoint_config(CheckpointConfigPatch(unaligned=True))
+            with pytest.raises(InvalidRequest, match="at least 10"):
+                await job.patch_checkpoint_config(CheckpointConfigPatch(timeout_ms=1))
+            assert job.checkpoint_config().timeout_ms == 5000
+            shown = await job.patch_checkpoint_config(None)
+            assert (shown.timeout_ms, shown.overrides) == (60_000, ())
+
+        run(tmp_path, test)
+
+
+def test_suspending_tells_the_tasks_and_keeps_the_checkpoints(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        job = world.start_job()
+        await world.running(job)
+        await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
+        await job.suspend()
+        assert job.status is JobStatus.SUSPENDED
+        await world.until(lambda: all(worker.peer.of("cancel") for worker in world.active()))
+        assert (world.directory / "checkpoints" / JOB / "chk-1" / "_metadata").exists()
+
+    run(tmp_path, test)

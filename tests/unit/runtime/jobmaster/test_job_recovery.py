@@ -1,0 +1,937 @@
+"""Jobs outlive their driver: crashes at every write, unknown outcomes, clean-up that the next driver finishes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.configuration import JOB_CHECKPOINT_OVERRIDES
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.jobmaster import job_recovery, stored_submissions
+from ckpt_runtime.jobmaster.ended_job import EndedJob
+from ckpt_runtime.jobmaster.exceptions_history import MAX_STORED, MAX_STORED_TRACE, FailureLog, entry_of
+from ckpt_runtime.jobmaster.gateway import (
+    CheckpointConfigPatch,
+    ClaimMode,
+    ExceptionEntry,
+    FailureCause,
+    InvalidRequest,
+    JobStatus,
+    JobTerminated,
+    NotReady,
+    SavepointFormat,
+    UpdateInProgress,
+)
+from ckpt_runtime.jobmaster.job_checkpoints import JobCheckpoints
+from ckpt_runtime.jobmaster.job_master import JobMaster
+from ckpt_runtime.jobmaster.job_record import DurableRecord, OverridesChange
+from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs
+from ckpt_runtime.jobmaster.operations import OperationFailed
+from ckpt_runtime.jobmaster.task_gateway import TaskGateway
+from ckpt_runtime.storage import disposal, job_store, snapshot_metadata, versioned_document
+from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
+from ckpt_runtime.storage.ha_store import HaStore
+from ckpt_runtime.storage.leader_store import NotLeaderError
+from tests.unit.runtime.jobmaster.drivers import checkpoint, crash, driver, files_in, found_by, make_hasty, names, run
+from tests.unit.runtime.jobmaster.fake_slots import JOB, World
+
+PATCH = CheckpointConfigPatch(timeout_ms=77_000)
+RETAIN = {"execution__checkpointing__externalized_checkpoint_retention": "RETAIN_ON_CANCELLATION"}
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_hasty(monkeypatch)
+
+
+@pytest.mark.row("571.5")
+def test_a_new_driver_goes_on_with_overrides_from_the_latest_checkpoint(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        job = world.submit_durably(driver(tmp_path), execution__checkpointing__timeout="1 min")
+        await world.running(job)
+        assert (await job.patch_checkpoint_config(PATCH)).timeout_ms == 77_000
+        await checkpoint(job)
+        latest = await checkpoint(job)
+        await crash(job)
+
+        found = found_by(driver(tmp_path, 2))
+        assert found.submission is not None
+        assert found.submission.archive == b"archive"
+        recovered = world.recover_job(found.submission)
+        await world.running(recovered)
+        assert world.active()[0].deployment["restored_checkpoint_id"] == latest
+        assert world.active()[0].deployment["attempt"] == 1
+        assert recovered.metrics()["numRestarts"] == "0"
+        shown = recovered.checkpoint_config()
+        assert (shown.timeout_ms, shown.overrides) == (77_000, ("timeout_ms",))
+        assert recovered.overview().start_time_ms == job.overview().start_time_ms
+        assert await checkpoint(recovered) > latest
+        assert (await recovered.patch_checkpoint_config(None)).timeout_ms == 60_000
+        await crash(recovered)
+        third = found_by(driver(tmp_path, 3)).submission
+        assert third is not None
+        assert third.history.overrides is None
+
+    run(tmp_path, test)
+
+
+@pytest.mark.row("571.7")
+def test_a_job_stored_without_overrides_recovers(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        store = driver(tmp_path)
+        job = world.submit_durably(store)
+        await world.running(job)
+        await crash(job)
+        assert JOB_CHECKPOINT_OVERRIDES not in store.jobs.get(JOB).configuration
+        found = found_by(driver(tmp_path, 2))
+        assert found.submission is not None
+        recovered = world.recover_job(found.submission)
+        await world.running(recovered)
+        assert recovered.checkpoint_config().overrides == ()
+        assert world.active()[0].deployment["restored_checkpoint_id"] is None
+
+    run(tmp_path, test)
+
+
+def test_a_job_without_a_checkpoint_of_its_own_starts_from_its_savepoint_again(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        first = world.start_job()
+        await world.running(first)
+        done = await first.trigger_savepoint(str(tmp_path / "savepoints"), SavepointFormat.NATIVE, cancel_job=True)
+        await world.status(first, JobStatus.CANCELED)
+        assert done.location is not None
+        await world.until(lambda: not (tmp_path / "checkpoints" / JOB).exists())
+        store = driver(tmp_path)
+        job = world.submit_durably(store, savepoint=job_recovery.read_snapshot(done.location))
+        await world.running(job)
+        assert [pointer.document["owned"] for pointer in store.pointers(JOB).list()] == [False]
+        await crash(job)
+        found = found_by(driver(tmp_path, 2))
+        assert found.submission is not None
+        recovered = world.recover_job(found.submission)
+        await world.running(recovered)
+        assert world.active()[0].deployment["snapshot_directory"] == done.location
+        await checkpoint(recovered)
+        assert (Path(done.location.removeprefix("file://")) / "_metadata").exists()
+
+    run(tmp_path, test)
+
+
+def test_what_a_crashed_driver_did_not_delete_the_next_one_does_and_nothing_else(tmp_path: Path) -> None:
+    foreign = tmp_path / "checkpoints" / JOB / "chk-3"
+    foreign.mkdir(parents=True)
+    (foreign / "_metadata").touch()
+
+    async def test(world: World) -> None:
+        job = world.submit_durably(driver(tmp_path))
+        await world.running(job)
+        latest = await checkpoint(job)
+        assert latest == 4
+        await world.until(lambda: "chk-4" in names(tmp_path))
+        await crash(job)
+        root = foreign.parent
+        shutil.copytree(root / "chk-4", root / "chk-5")  # completed, but its pointer never was
+        (root / "chk-6").mkdir()  # never completed
+        driver(tmp_path).counters(JOB).reserve_checkpoint(6)
+        (root / "chk-9").mkdir()  # somebody else's
+        found = found_by(driver(tmp_path, 2))
+        assert found.submission is not None
+        recovered = world.recover_job(found.submission)
+        await world.running(recovered)
+        assert names(tmp_path) == ["chk-3", "chk-4", "chk-5", "chk-6", "chk-9"]
+        assert await checkpoint(recovered) == 7
+        await world.until(lambda: names(tmp_path) == ["chk-3", "chk-7", "chk-9"])
+
+    run(tmp_path, test)
+
+
+@pytest.mark.row("203.6")
+@pytest.mark.parametrize("crash_at", ["first file", "settling"])
+def test_a_claimed_snapshot_whose_deletion_a_crash_interrupted_is_deleted_by_the_next_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash_at: str
+) -> None:
+    """It lies outside the job's directory, and its metadata, which knows its files, goes first."""
+    crashed = threading.Event()
+    execute, delete = disposal.SnapshotDisposal.execute, disposal.delete_file
+
+    def dies(file: Any) -> None:
+        if crashed.is_set():
+            raise StorageError("the driver is gone", "x")
+        delete(file)
+        crashed.set()
+
+    def dies_at_its_end(order: disposal.SnapshotDisposal) -> None:
+        execute(order)
+        crashed.set()
+        raise StorageError("the driver is gone", "x")
+
+    async def test(world: World) -> None:
+        first = world.start_job()
+        await world.running(first)
+        done = await first.trigger_savepoint(str(tmp_path / "savepoints"), SavepointFormat.NATIVE, cancel_job=True)
+        await world.status(first, JobStatus.CANCELED)
+        assert done.location is not None
+        await world.until(lambda: not (tmp_path / "checkpoints" / JOB).exists())
+        claimed = Path(done.location.removeprefix("file://"))
+        assert len(files_in(claimed)) > 1
+        (claimed / "notes.txt").write_text("somebody else's")
+        store = driver(tmp_path)
+        snapshot = job_recovery.read_snapshot(done.location)
+        job = world.submit_durably(store, savepoint=snapshot, claim_mode=ClaimMode.CLAIM)
+        await world.running(job)
+        with monkeypatch.context() as patch:
+            if crash_at == "first file":
+                patch.setattr(disposal, "delete_file", dies)
+            else:
+                patch.setattr(disposal.SnapshotDisposal, "execute", dies_at_its_end)
+            latest = await checkpoint(job)
+            await world.until(crashed.is_set)
+            await crash(job)
+        assert list(store.pointers(JOB).disposals()) == [snapshot.id]
+        assert not (claimed / "_metadata").exists()
+
+        later = driver(tmp_path, 2)
+        found = found_by(later)
+        assert found.submission is not None
+        recovered = world.recover_job(found.submission)
+        await world.running(recovered)
+        assert world.active()[0].deployment["restored_checkpoint_id"] == latest
+        await world.until(lambda: not later.pointers(JOB).disposals())
+        assert files_in(claimed) == ["notes.txt"]
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("noted", [{"directory": 7}, {"directory": "/x", "files": ["../y"]}, {}])
+def test_a_disposal_that_cannot_be_trusted_deletes_nothing_and_stops_no_job(
+    tmp_path: Path, noted: dict[str, Any]
+) -> None:
+    async def test(world: World) -> None:
+        job = world.submit_durably(driver(tmp_path))
+        await world.running(job)
+        await checkpoint(job)
+        await crash(job)
+        driver(tmp_path).pointers(JOB).remove(99, noted)
+        found = found_by(driver(tmp_path, 2))
+        assert found.submission is not None
+        assert not found.submission.history.disposals
+        await world.running(world.recover_job(found.submission))
+
+    run(tmp_path, test)
+
+
+class TestHistory:
+    """What a new driver shows of the time before it."""
+
+    def test_retained_checkpoints_are_shown(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            job = world.submit_durably(driver(tmp_path), execution__checkpointing__num_retained="2")
+            await world.running(job)
+            ids = [await checkpoint(job) for _ in range(3)]
+            before = {stats.id: stats for stats in job.checkpoint_statistics().history}
+            await crash(job)
+            found = found_by(driver(tmp_path, 2))
+            assert found.submission is not None
+            recovered = world.recover_job(found.submission)
+            await world.running(recovered)
+            shown = recovered.checkpoint_statistics()
+            assert [stats.id for stats in shown.history] == [ids[2], ids[1]]
+            for stats in shown.history:
+                old = before[stats.id]
+                assert (stats.status, stats.checkpoint_type) == (old.status, old.checkpoint_type)
+                assert (stats.trigger_timestamp, stats.external_path) == (old.trigger_timestamp, old.external_path)
+                assert (stats.state_size, stats.num_subtasks) == (old.state_size, old.num_subtasks)
+                assert stats.num_acknowledged_subtasks == old.num_acknowledged_subtasks
+                assert stats.vertices.keys() == old.vertices.keys()
+            assert shown.latest_completed == shown.history[0]
+            assert shown.latest_restored is not None
+            assert (shown.latest_restored.id, shown.counts.completed) == (ids[2], 0)
+            newest = await checkpoint(recovered)
+            later = recovered.checkpoint_statistics()
+            assert [stats.id for stats in later.history] == [newest, ids[2], ids[1]]
+            assert [stats.discarded for stats in later.history] == [False, False, True]
+
+        run(tmp_path, test)
+
+    def test_failures_are_shown(self, tmp_path: Path) -> None:
+        restarting = {
+            "restart_strategy__type": "fixed-delay",
+            "restart_strategy__fixed_delay__attempts": "99",
+            "restart_strategy__fixed_delay__delay": "0 ms",
+        }
+
+        async def test(world: World) -> None:
+            store = driver(tmp_path)
+            job = world.submit_durably(store, **restarting)
+            for number in range(3):
+                await world.until(lambda: job.metrics()["numRestarts"] == str(number))  # noqa: B023
+                await world.running(job)
+                world.active()[0].peer.close()
+                await world.until(lambda: len(job.exception_history(99).entries) == number + 1)  # noqa: B023
+            entries = job.exception_history(99).entries
+            await world.until(lambda: len(store.failures(JOB).read().get("entries", ())) == 3)
+            await crash(job)
+            found = found_by(driver(tmp_path, 2))
+            assert found.submission is not None
+            recovered = world.recover_job(found.submission)
+            await world.running(recovered)
+            shown = recovered.exception_history(99)
+            assert [entry.timestamp_ms for entry in shown.entries] == [entry.timestamp_ms for entry in entries]
+            assert [entry.failure for entry in shown.entries] == [entry.failure for entry in entries]
+            assert recovered.exception_history(2).truncated
+            recovered.cancel()
+            await world.status(recovered, JobStatus.CANCELED)
+            await world.until(lambda: not (tmp_path / "ha" / "default" / "jobs" / JOB).exists())
+
+        run(tmp_path, test)
+
+    def test_a_history_that_cannot_be_read_stops_no_job(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            store = driver(tmp_path)
+            job = world.submit_durably(store)
+            await world.running(job)
+            await crash(job)
+            store.failures(JOB).change(lambda _: {"entries": [{"failure": 7}]})
+            found = found_by(driver(tmp_path, 2))
+            assert found.submission is not None
+            assert found.submission.history.failures == ()
+
+        run(tmp_path, test)
+
+    def test_what_is_stored_of_failures_is_bounded(self) -> None:
+        log = FailureLog(1_000)
+        for number in range(40):
+            cause = FailureCause("ValueError", "no", "x" * 10 * MAX_STORED_TRACE)
+            log.add(ExceptionEntry(cause, number), concurrent=False)
+            log.add(ExceptionEntry(cause, number), concurrent=True)
+        stored = log.to_stored()
+        assert [entry["timestamp_ms"] for entry in stored] == list(range(39, 39 - MAX_STORED, -1))
+        (entry,) = entry_of(stored[0]).concurrent
+        assert len(entry.failure.stack_trace) == MAX_STORED_TRACE
+
+
+class TestCrashAtEveryWrite:
+    """The script of a job's life; storage stops answering before or after the n-th write, and a new driver comes."""
+
+    class Storage:
+        def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+            self.left = 1_000_000
+            self.after = False
+            self.writes = 0
+            self.dead = False
+            self._lock = threading.Lock()
+            for module in (versioned_document, job_store, snapshot_metadata):
+                monkeypatch.setattr(module, "publish", self.wrap(module.publish))
+
+        def wrap(self, publish: Callable[..., None]) -> Callable[..., None]:
+            def wrapped(location: Any, data: bytes) -> None:
+                with self._lock:
+                    self.check()
+                    self.writes += 1
+                    self.left -= 1
+                    self.dead = self.left <= 0
+                    if not self.dead or self.after:
+                        publish(location, data)
+                if self.dead:
+                    raise (AmbiguousWriteError if self.after else StorageError)("storage is away", "x")
+
+            return wrapped
+
+        def check(self) -> None:
+            if self.dead:
+                raise StorageError("storage is away", "x")
+
+    async def life(self, world: World, store: HaStore) -> dict[str, Any]:
+        """Up to the first step that fails; returns what the user was told."""
+        told: dict[str, Any] = {}
+        try:
+            async with asyncio.timeout(1.0):
+                job = world.submit_durably(store)
+                told["submitted"] = True
+                await world.running(job)
+                told["checkpoint"] = await checkpoint(job)
+                await job.patch_checkpoint_config(PATCH)
+                told["patched"] = True
+                told["checkpoint"] = await checkpoint(job)
+                for worker in world.active():
+                    worker.state("FINISHED")
+                await world.status(job, JobStatus.FINISHED)
+                told["finished"] = True
+                await world.until(
+                    lambda: JOB not in store.jobs.list_ids() and not store.results.list_ids(dirty_only=True)
+                )
+        except (TimeoutError, NotReady, OperationFailed):
+            pass
+        for job in world.jobs:
+            await crash(job)
+        return told
+
+    @pytest.mark.row("571.6")
+    @pytest.mark.parametrize("after", [False, True])
+    @pytest.mark.parametrize("writes", range(1, 20))
+    def test_what_the_user_was_told_holds(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int, after: bool
+    ) -> None:
+        storage = self.Storage(monkeypatch)
+        storage.left, storage.after = writes, after
+
+        async def test(world: World) -> None:
+            told = await self.life(world, HaStore(str(tmp_path / "ha"), fence=storage.check, epoch=1))
+            storage.left, storage.dead = 1_000_000, False
+            successor = driver(tmp_path, 2)
+            jobs = find_jobs(successor, Configuration())
+            if not jobs:
+                assert "submitted" not in told
+                return
+            (found,) = jobs
+            assert found.failure is None
+            if found.result is not None:
+                assert "checkpoint" in told
+                assert EndedJob(found.result).result().status is JobStatus.FINISHED
+                if found.submission is not None:
+                    await self.finish(world, found)
+                assert successor.jobs.list_ids() == []
+                assert successor.results.list_ids(dirty_only=True) == []
+                assert names(tmp_path) == []
+                return
+            assert "finished" not in told
+            assert found.submission is not None
+            overrides = CheckpointOverrides.from_document(found.submission.history.overrides)
+            assert overrides.timeout_ms == 77_000 or "patched" not in told
+            latest = max((entry.checkpoint.id for entry in found.submission.history.checkpoints), default=0)
+            assert latest >= told.get("checkpoint", 0)
+            recovered = world.recover_job(found.submission)
+            await world.running(recovered)
+            restored = world.active()[0].deployment
+            assert (restored["restored_checkpoint_id"] or 0) == latest
+            if latest:
+                files = os.listdir(restored["snapshot_directory"].removeprefix("file://"))
+                assert sorted(files) == ["_metadata", "state-0", "state-1"]
+            newest = await checkpoint(recovered)
+            assert newest > latest
+            await world.until(lambda: names(tmp_path) == [f"chk-{newest}"])
+
+        run(tmp_path, test)
+
+    @staticmethod
+    async def finish(world: World, found: FoundJob) -> None:
+        """What the dispatcher does with a job that ended and was not cleaned up."""
+        assert found.submission is not None
+        checkpoints = JobCheckpoints(found.submission, TaskGateway(b""), lambda event: None, world.pool)
+        checkpoints.sweep(JobStatus.FINISHED)
+        checkpoints.shut_down(JobStatus.FINISHED)
+        store = driver(world.directory, 2)
+        await world.until(lambda: not store.jobs.list_ids() and not store.results.list_ids(dirty_only=True))
+
+    def test_the_script_has_no_more_writes_than_are_tried(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        storage = self.Storage(monkeypatch)
+
+        async def test(world: World) -> None:
+            told = await self.life(world, HaStore(str(tmp_path / "ha"), fence=storage.check, epoch=1))
+            assert told == {"submitted": True, "checkpoint": 2, "patched": True, "finished": True}
+            assert storage.writes <= 19
+
+        run(tmp_path, test)
+
+
+class Record(DurableRecord):
+    """Changes of overrides that fail: ``errors`` are raised in turn, after the change was stored where ``happens``."""
+
+    def __init__(self, store: HaStore, *errors: Exception, happens: bool = False) -> None:
+        super().__init__(store, JOB)
+        self.errors = list(errors)
+        self.happens = happens
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def change_overrides(self, change: OverridesChange) -> str | None:
+        self.gate.wait()
+        if not self.errors:
+            return super().change_overrides(change)
+        if self.happens:
+            super().change_overrides(change)
+        raise self.errors.pop(0)
+
+
+class TestPatch:
+    def with_record(
+        self, directory: Path, record: Callable[[HaStore], Record], test: Callable[..., Coroutine[Any, Any, None]]
+    ) -> None:
+        async def inside(world: World) -> None:
+            store = driver(directory)
+            submission = replace(world.submission(execution__checkpointing__timeout="1 min"), record=record(store))
+            job = JobMaster(submission, world.slot_pool, world.pool)
+            stored_submissions.store_job(store, submission, job.prepare_storage())
+            world.jobs.append(job)
+            job.start()
+            await world.running(job)
+            await test(job, store, submission.record, world)
+
+        run(directory, inside)
+
+    @pytest.mark.row("571.6")
+    def test_a_crash_before_the_write_is_an_error_and_leaves_no_trace(self, tmp_path: Path) -> None:
+        async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
+            with pytest.raises(NotReady, match="nothing has changed: no space"):
+                await job.patch_checkpoint_config(PATCH)
+            assert job.checkpoint_config().timeout_ms == 60_000
+            assert store.jobs.get(JOB).checkpoint_overrides is None
+            assert (await job.patch_checkpoint_config(PATCH)).timeout_ms == 77_000
+
+        self.with_record(tmp_path, lambda store: Record(store, StorageError("no space", "x")), test)
+
+    @pytest.mark.row("571.6")
+    def test_after_a_crash_between_write_and_apply_the_next_driver_applies(self, tmp_path: Path) -> None:
+        async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
+            with pytest.raises(RuntimeError, match="crash"):
+                await job.patch_checkpoint_config(PATCH)
+            assert job.checkpoint_config().timeout_ms == 60_000
+            await crash(job)
+            found = found_by(driver(tmp_path, 2))
+            assert found.submission is not None
+            recovered = world.recover_job(found.submission)
+            await world.running(recovered)
+            assert recovered.checkpoint_config().timeout_ms == 77_000
+
+        self.with_record(tmp_path, lambda store: Record(store, RuntimeError("crash"), happens=True), test)
+
+    @pytest.mark.row("571.6")
+    @pytest.mark.parametrize("happens", [True, False])
+    def test_an_unknown_outcome_is_settled(self, tmp_path: Path, happens: bool) -> None:
+        async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
+            assert (await job.patch_checkpoint_config(PATCH)).timeout_ms == 77_000
+            assert store.jobs.get(JOB).checkpoint_overrides == '{"checkpointTimeout": 77000}'
+
+        unknown = [AmbiguousWriteError("timeout", "x"), StorageError("away", "x"), AmbiguousWriteError("timeout", "x")]
+        self.with_record(tmp_path, lambda store: Record(store, *unknown, happens=happens), test)
+
+    @pytest.mark.row("571.6")
+    @pytest.mark.parametrize("happens", [True, False])
+    def test_one_that_stays_unknown_is_said_to_be_and_is_applied_if_it_happened(
+        self, tmp_path: Path, happens: bool
+    ) -> None:
+        async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
+            with pytest.raises(NotReady, match="unknown whether the change is stored"):
+                await job.patch_checkpoint_config(PATCH)
+            with pytest.raises(UpdateInProgress):
+                await job.patch_checkpoint_config(PATCH)
+            record.errors.clear()
+            if happens:
+                await world.until(lambda: job.checkpoint_config().timeout_ms == 77_000)
+            later = CheckpointConfigPatch(min_pause_ms=5)
+            while job.checkpoint_config().min_pause_ms != 5:
+                try:
+                    await job.patch_checkpoint_config(later)
+                except UpdateInProgress:
+                    await asyncio.sleep(0.001)
+            assert job.checkpoint_config().timeout_ms == (77_000 if happens else 60_000)
+
+        unknown = [AmbiguousWriteError("timeout", "x")] * 1000
+        self.with_record(tmp_path, lambda store: Record(store, *unknown, happens=happens), test)
+
+    def test_one_that_stays_unknown_is_given_up_with_the_job(self, tmp_path: Path) -> None:
+        async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
+            with pytest.raises(NotReady, match="unknown whether the change is stored"):
+                await job.patch_checkpoint_config(PATCH)
+            job.cancel()
+            await world.until(lambda: store.jobs.list_ids() == [])
+            settling = job._checkpoints._settling
+            assert settling is not None
+            record.errors.clear()
+            await settling
+
+        self.with_record(tmp_path, lambda store: Record(store, *[AmbiguousWriteError("timeout", "x")] * 1000), test)
+
+    @pytest.mark.row("571.6")
+    def test_of_two_concurrent_calls_the_second_is_refused(self, tmp_path: Path) -> None:
+        async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
+            record.gate.clear()
+            first = asyncio.create_task(job.patch_checkpoint_config(PATCH))
+            await asyncio.sleep(0)
+            with pytest.raises(UpdateInProgress, match=JOB):
+                await job.patch_checkpoint_config(None)
+            record.gate.set()
+            assert (await first).timeout_ms == 77_000
+
+        self.with_record(tmp_path, Record, test)
+
+    @pytest.mark.row("571.1")
+    @pytest.mark.parametrize("errors", [(), (StorageError("away", "x"),), (NotLeaderError("another leads", "x"),)])
+    def test_a_job_that_ends_meanwhile_says_so(self, tmp_path: Path, errors: tuple[Exception, ...]) -> None:
+        async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
+            record.gate.clear()
+            patching = asyncio.create_task(job.patch_checkpoint_config(PATCH))
+            await asyncio.sleep(0)
+            job.cancel()
+            await world.status(job, JobStatus.CANCELED)
+            record.gate.set()
+            with pytest.raises(JobTerminated, match="CANCELED"):
+                await patching
+
+        self.with_record(tmp_path, lambda store: Record(store, *errors), test)
+
+    def test_what_would_break_the_next_start_is_never_stored(self, tmp_path: Path) -> None:
+        async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
+            with pytest.raises(InvalidRequest, match="timeout_ms is 3"):
+                await job.patch_checkpoint_config(CheckpointConfigPatch(timeout_ms=3))
+            assert store.jobs.get(JOB).checkpoint_overrides is None
+
+        self.with_record(tmp_path, Record, test)
+
+    def test_overrides_that_cannot_be_read_are_not_dropped(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            store = driver(tmp_path)
+            job = world.submit_durably(store)
+            await crash(job)
+            spoilt = {JOB_CHECKPOINT_OVERRIDES: '{"futureField": 1}'}
+            store.jobs.update(JOB, lambda present: replace(present, configuration=spoilt))
+            found = found_by(driver(tmp_path, 2))
+            assert found.submission is not None
+            with pytest.raises(CheckpointConfigurationError, match="futureField"):
+                JobMaster(found.submission, world.slot_pool, world.pool)
+
+        run(tmp_path, test)
+
+
+class TestZombie:
+    """A driver that does not know yet that another one leads."""
+
+    def test_it_can_complete_no_checkpoint(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            job = world.submit_durably(driver(tmp_path), execution__checkpointing__tolerable_failed_checkpoints="9")
+            await world.running(job)
+            first = await checkpoint(job)
+            world.ignored = {"trigger"}
+            late = asyncio.create_task(checkpoint(job))
+            await world.until(lambda: all(len(worker.peer.of("trigger")) == 2 for worker in world.active()))
+            found = found_by(driver(tmp_path, 2))
+            assert found.submission is not None
+            assert [entry.checkpoint.id for entry in found.submission.history.checkpoints] == [first]
+            for worker in world.active():
+                worker.acknowledge(worker.peer.of("trigger")[-1])
+            with pytest.raises(OperationFailed, match="shutdown"):
+                await late
+            with pytest.raises(NotReady, match="epoch"):
+                await job.patch_checkpoint_config(PATCH)
+            for worker in world.active():
+                assert [message["checkpoint_id"] for message in worker.peer.of("complete")] == [first]
+            with pytest.raises(OperationFailed, match="shutdown"):
+                await checkpoint(job)
+
+        run(tmp_path, test)
+
+    def test_it_can_end_no_job_however_late_its_fence_is(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            store = driver(tmp_path)
+            job = world.submit_durably(store)
+            await world.running(job)
+            assert found_by(driver(tmp_path, 2)).submission is not None
+            for worker in world.active():
+                worker.state("FINISHED")
+            await world.until(lambda: set(job.executions.counts()) == {"FINISHED"} and not job._background)
+            assert job.status is JobStatus.RUNNING
+            assert store.results.list_ids() == []
+            again = found_by(driver(tmp_path, 3))
+            assert again.submission is not None
+            assert again.result is None
+
+        run(tmp_path, test)
+
+    def test_it_deletes_nothing_once_its_fence_is_closed(self, tmp_path: Path) -> None:
+        leads = [True]
+
+        def fence() -> None:
+            if not leads:
+                raise NotLeaderError("another driver leads", "x")
+
+        async def test(world: World) -> None:
+            store = HaStore(str(tmp_path / "ha"), fence=fence, epoch=1)
+            job = world.submit_durably(store)
+            await world.running(job)
+            await checkpoint(job)
+            leads.clear()
+            job.cancel()
+            await world.until(lambda: all(worker.peer.of("cancel") for worker in world.active()))
+            with pytest.raises(OperationFailed):
+                await checkpoint(job)
+            assert names(tmp_path) == ["chk-1"]
+            found = found_by(driver(tmp_path, 2))
+            assert found.result is None
+            assert job.status is JobStatus.CANCELLING
+
+        run(tmp_path, test)
+
+
+class TestStop:
+    """What a stop's savepoint holds is committed: no driver goes on from anything older."""
+
+    async def stopping(self, world: World, job: JobMaster) -> asyncio.Task[Any]:
+        """All tasks have acknowledged the savepoint, none has ended."""
+        await world.running(job)
+        await checkpoint(job)
+        target = str(world.directory / "savepoints")
+        task = asyncio.create_task(job.stop_with_savepoint(target, SavepointFormat.NATIVE, drain=False))
+        await world.until(lambda: all(len(worker.peer.of("trigger")) == 2 for worker in world.active()))
+        return task
+
+    def test_a_driver_that_crashes_behind_the_savepoint_is_followed_from_there(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            job = world.submit_durably(driver(tmp_path))
+            stopping = await self.stopping(world, job)
+            await world.until(lambda: all(len(worker.peer.of("complete")) == 2 for worker in world.active()))
+            await crash(job)
+            with pytest.raises(OperationFailed):
+                await stopping
+            (savepoint,) = (tmp_path / "savepoints").iterdir()
+            found = found_by(driver(tmp_path, 2))
+            assert found.submission is not None
+            recovered = world.recover_job(found.submission)
+            await world.running(recovered)
+            assert world.active()[0].deployment["snapshot_directory"] == f"file://{savepoint}"
+            assert await checkpoint(recovered) == 3
+            await world.until(lambda: names(tmp_path) == ["chk-3"])
+            assert (savepoint / "_metadata").exists()
+
+        run(tmp_path, test)
+
+    def test_a_driver_that_does_not_lead_any_more_commits_nothing(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            job = world.submit_durably(driver(tmp_path))
+            world.on_message = lambda worker, message: (
+                message["type"] == "trigger" and message["options"]["properties"]["type"] == "SYNC_SAVEPOINT"
+            )
+            stopping = await self.stopping(world, job)
+            find_jobs(driver(tmp_path, 2), Configuration())
+            for worker in world.active():
+                worker.acknowledge(worker.peer.of("trigger")[-1])
+            with pytest.raises(OperationFailed, match="shutdown"):
+                await stopping
+            assert all(len(worker.peer.of("complete")) == 1 for worker in world.active())
+
+        run(tmp_path, test)
+
+
+class TestResults:
+    def test_a_cancelled_job_is_listed_by_the_next_driver_and_keeps_what_it_retains(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            store = driver(tmp_path)
+            job = world.submit_durably(store, **RETAIN)
+            await world.running(job)
+            await checkpoint(job)
+            job.cancel()
+            await world.until(lambda: store.results.list_ids() == [JOB] and not store.results.list_ids(dirty_only=True))
+            assert store.jobs.list_ids() == []
+            assert names(tmp_path) == ["chk-1"]
+            found = found_by(driver(tmp_path, 2))
+            assert found.submission is None
+            assert found.result is not None
+            ended = EndedJob(found.result)
+            assert ended.status is JobStatus.CANCELED
+            assert ended.overview().end_time_ms > 0
+            assert ended.config_info().configuration == job.config_info().configuration
+            assert ended.checkpoint_config() == job.checkpoint_config()
+            assert [vertex.name for vertex in ended.details().vertices] == ["numbers", "count"]
+            assert ended.result() == job.result()
+
+        run(tmp_path, test)
+
+    def test_a_failed_job_keeps_its_exceptions(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            store = driver(tmp_path)
+            job = world.submit_durably(store)
+            await world.running(job)
+            world.active()[0].fail(only="s")
+            await world.status(job, JobStatus.FAILED)
+            await world.until(lambda: store.results.list_ids() == [JOB] and not store.results.list_ids(dirty_only=True))
+            found = found_by(driver(tmp_path, 2))
+            assert found.result is not None
+            ended = EndedJob(found.result)
+            assert ended.exception_history(5) == job.exception_history(5)
+            assert ended.result() == job.result()
+            assert ended.metrics() == {}
+            assert ended.checkpoint_statistics().history == ()
+
+        run(tmp_path, test)
+
+    def test_an_end_that_cannot_be_stored_is_no_end_yet(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def test(world: World) -> None:
+            store = driver(tmp_path)
+            job = world.submit_durably(store)
+            await world.running(job)
+            away = [True]
+            attempts = []
+            publish = versioned_document.publish
+
+            def refuse(*arguments: Any) -> None:
+                attempts.append(1)
+                if away:
+                    raise StorageError("away", "x")
+                publish(*arguments)
+
+            monkeypatch.setattr(versioned_document, "publish", refuse)
+            job.cancel()
+            await world.until(lambda: len(attempts) > 2)
+            assert job.status is JobStatus.CANCELLING
+            assert job.result().status is None
+            away.clear()
+            await world.status(job, JobStatus.CANCELED)
+
+        run(tmp_path, test)
+
+
+class TestUnreadable:
+    """Never an older checkpoint, or none, in place of one that cannot be read."""
+
+    @pytest.mark.parametrize("victim", ["plan", "result"])
+    def test_a_damaged_file_of_one_job_does_not_keep_the_others_from_being_found(
+        self, tmp_path: Path, victim: str
+    ) -> None:
+        async def test(world: World) -> None:
+            job = world.submit_durably(driver(tmp_path))
+            await world.running(job)
+            await crash(job)
+
+        run(tmp_path, test)
+        store = driver(tmp_path)
+        other = "fedcba9876543210" * 2
+        store.jobs.put(replace(store.jobs.get(JOB), job_id=other))
+        store.results.create_dirty(other, {})
+        (tmp_path / "ha" / "default" / "jobs" / ("x" * 32)).mkdir()
+        folder = "jobs/" + other + "/plan" if victim == "plan" else "results/" + other
+        for file in (tmp_path / "ha" / "default" / folder).iterdir():
+            file.write_bytes(file.read_bytes()[:-9])
+        found = {job.job_id: job for job in find_jobs(driver(tmp_path, 2), Configuration())}
+        assert found[JOB].submission is not None
+        assert found[other].submission is None
+        assert found[other].failure is not None
+        assert "damaged" in found[other].failure
+        assert sorted(found) == [JOB, other]
+
+    def test_an_ended_job_needs_no_savepoint_for_its_clean_up(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            job = world.submit_durably(driver(tmp_path))
+            await world.running(job)
+            await crash(job)
+
+        run(tmp_path, test)
+        store = driver(tmp_path)
+        request = {"pipeline_id": "p", "arguments": [], "claim_mode": "NO_CLAIM", "savepoint_path": "/gone"}
+        properties = {**store.jobs.get(JOB).properties, "request": request}
+        store.jobs.update(JOB, lambda job: replace(job, properties=properties))
+        assert found_by(driver(tmp_path, 2)).failure is not None
+        DurableRecord(driver(tmp_path, 2), JOB).end({"status": "CANCELED"})
+        found = found_by(driver(tmp_path, 3))
+        assert (found.failure, found.result) == (None, {"status": "CANCELED"})
+        assert found.submission is not None
+
+    @pytest.mark.parametrize("victim", ["metadata", "archive", "pointers"])
+    def test_a_job_whose_data_is_damaged_is_left_alone_and_named(self, tmp_path: Path, victim: str) -> None:
+        async def test(world: World) -> None:
+            job = world.submit_durably(driver(tmp_path), execution__checkpointing__num_retained="2")
+            await world.running(job)
+            await checkpoint(job)
+            await checkpoint(job)
+            await crash(job)
+            stored = tmp_path / "ha" / "default" / "jobs" / JOB
+            damaged = {
+                "metadata": tmp_path / "checkpoints" / JOB / "chk-2" / "_metadata",
+                "archive": next(stored.glob("archive-*")),
+                "pointers": max((stored / "checkpoints").iterdir()),
+            }[victim]
+            damaged.write_bytes(b"spoilt")
+            found = found_by(driver(tmp_path, 2))
+            assert found.submission is None
+            assert found.failure is not None
+            assert str(damaged) in found.failure
+            assert names(tmp_path) == ["chk-1", "chk-2"]
+
+        run(tmp_path, test)
+
+    def test_storage_that_is_away_for_a_moment_is_waited_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def test(world: World) -> None:
+            job = world.submit_durably(driver(tmp_path))
+            await world.running(job)
+            await checkpoint(job)
+            await crash(job)
+            errors = [StorageError("away", "x")] * 3
+            read = job_recovery.read_metadata
+
+            def refuse(url: str) -> Any:
+                if errors:
+                    raise errors.pop()
+                return read(url)
+
+            monkeypatch.setattr(job_recovery, "read_metadata", refuse)
+            assert found_by(driver(tmp_path, 2)).failure is None
+
+        run(tmp_path, test)
+
+
+def test_a_submission_is_not_acknowledged_by_a_driver_that_does_not_lead_any_more(tmp_path: Path) -> None:
+    """Its successor may have looked for jobs before this one was stored: nobody would run it."""
+    stores: list[HaStore] = []
+
+    def fence() -> None:
+        if stores and stores[0].jobs.list_ids():
+            raise NotLeaderError("another driver leads", "x")
+
+    async def test(world: World) -> None:
+        stores.append(driver(tmp_path))
+        with pytest.raises(NotReady, match="may not run it: another driver leads"):
+            world.submit_durably(HaStore(str(tmp_path / "ha"), fence=fence, epoch=1))
+
+    run(tmp_path, test)
+
+
+def test_a_job_id_that_is_taken_is_not_taken_over(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        store = driver(tmp_path)
+        job = world.submit_durably(store)
+        with pytest.raises(NotReady, match="stored already"):
+            world.submit_durably(store)
+        await world.running(job)
+        job.cancel()
+        await world.until(lambda: store.jobs.list_ids() == [] and store.results.list_ids() == [JOB])
+        with pytest.raises(NotReady, match="ended before"):
+            world.submit_durably(store)
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("happens", [True, False])
+def test_a_submission_whose_outcome_is_unknown_is_settled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, happens: bool
+) -> None:
+    publish = versioned_document.publish
+    errors = [AmbiguousWriteError("timeout", "x")]
+
+    def unsure(*arguments: Any) -> None:
+        if errors and "plan" in arguments[0].path:
+            if happens:
+                publish(*arguments)
+            raise errors.pop()
+        publish(*arguments)
+
+    async def test(world: World) -> None:
+        monkeypatch.setattr(versioned_document, "publish", unsure)
+        store = driver(tmp_path)
+        job = world.submit_durably(store)
+        await world.running(job)
+        assert errors == []
+        assert store.jobs.list_ids() == [JOB]
+
+    run(tmp_path, test)

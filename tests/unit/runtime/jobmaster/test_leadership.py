@@ -1,0 +1,182 @@
+"""Who leads, and when a leader stops to believe it does: real files, short leases."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_runtime.jobmaster.leadership import Leadership
+from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.filesystem import resolve
+from ckpt_runtime.storage.leader_store import LeaderInfo, LeaderStore, NotLeaderError
+
+LEASE_S = 0.5
+TIMEOUT_S = 20
+
+
+class Store(LeaderStore):
+    """Can be made to fail."""
+
+    away = False
+
+    def renew(self, info: LeaderInfo, sequence: int) -> None:
+        if self.away:
+            raise StorageError("away", "x")
+        super().renew(info, sequence)
+
+
+class Candidate:
+    """A driver that may lead."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self.name = name
+        self.store = Store(resolve(directory / "ha"))
+        self.leadership = Leadership(self.store, LEASE_S)
+        self.lost = asyncio.Event()
+
+    async def acquire(self) -> None:
+        await self.leadership.acquire(f"http://{self.name}", self.name, self.lost.set)
+
+    async def die(self) -> None:
+        """As by SIGKILL: no release."""
+        assert self.leadership._renewal is not None
+        self.leadership._renewal.cancel()
+
+
+def run(directory: Path, test: Callable[[Callable[[str], Candidate]], Coroutine[Any, Any, None]]) -> None:
+    async def inside() -> None:
+        candidates: list[Candidate] = []
+
+        def candidate(name: str) -> Candidate:
+            candidates.append(Candidate(directory, name))
+            return candidates[-1]
+
+        async with asyncio.timeout(TIMEOUT_S):
+            await test(candidate)
+        for known in candidates:
+            await known.leadership.release()
+
+    asyncio.run(inside())
+
+
+def test_the_first_leads_at_once_and_clients_find_it(tmp_path: Path) -> None:
+    async def test(candidate: Callable[[str], Candidate]) -> None:
+        first = candidate("a")
+        with pytest.raises(NotLeaderError):
+            first.leadership.fence()
+        await first.acquire()
+        first.leadership.fence()
+        assert first.leadership.epoch == 1
+        present = first.store.current()
+        assert present is not None
+        assert present.rest == "http://a"
+
+    run(tmp_path, test)
+
+
+def test_a_second_waits_as_long_as_the_first_renews(tmp_path: Path) -> None:
+    async def test(candidate: Callable[[str], Candidate]) -> None:
+        first, second = candidate("a"), candidate("b")
+        await first.acquire()
+        waiting = asyncio.create_task(second.acquire())
+        await asyncio.sleep(3 * LEASE_S)
+        assert not waiting.done()
+        first.leadership.fence()
+        assert not first.lost.is_set()
+        waiting.cancel()
+
+    run(tmp_path, test)
+
+
+@pytest.mark.row("571.5")
+def test_a_dead_leader_is_followed_when_its_lease_has_run_out(tmp_path: Path) -> None:
+    async def test(candidate: Callable[[str], Candidate]) -> None:
+        first, second = candidate("a"), candidate("b")
+        await first.acquire()
+        await first.die()
+        begun = time.monotonic()
+        await second.acquire()
+        assert time.monotonic() - begun >= LEASE_S * 2 / 3
+        assert second.leadership.epoch == 2
+        second.leadership.fence()
+        with pytest.raises(StorageError):
+            first.leadership.fence()
+
+    run(tmp_path, test)
+
+
+def test_one_that_ended_in_order_is_followed_at_once(tmp_path: Path) -> None:
+    async def test(candidate: Callable[[str], Candidate]) -> None:
+        first, second = candidate("a"), candidate("b")
+        await first.acquire()
+        await first.leadership.release()
+        with pytest.raises(NotLeaderError):
+            first.leadership.fence()
+        begun = time.monotonic()
+        await second.acquire()
+        assert time.monotonic() - begun < LEASE_S
+
+    run(tmp_path, test)
+
+
+def test_a_leader_that_cannot_renew_stops_before_another_one_starts(tmp_path: Path) -> None:
+    async def test(candidate: Callable[[str], Candidate]) -> None:
+        first, second = candidate("a"), candidate("b")
+        await first.acquire()
+        first.store.away = True
+        waiting = asyncio.create_task(second.acquire())
+        await first.lost.wait()
+        assert not waiting.done()
+        with pytest.raises(NotLeaderError):
+            first.leadership.fence()
+        await waiting
+
+    run(tmp_path, test)
+
+
+def test_a_leader_whose_epoch_is_over_hears_of_it(tmp_path: Path) -> None:
+    async def test(candidate: Callable[[str], Candidate]) -> None:
+        first = candidate("a")
+        await first.acquire()
+        LeaderStore(resolve(tmp_path / "ha")).claim("http://b", "b", "1", after=1)
+        with pytest.raises(NotLeaderError, match="b"):
+            first.leadership.fence()
+        await first.lost.wait()
+
+    run(tmp_path, test)
+
+
+def test_one_that_was_frozen_for_long_goes_on_if_nobody_took_over(tmp_path: Path) -> None:
+    async def test(candidate: Callable[[str], Candidate]) -> None:
+        first = candidate("a")
+        await first.acquire()
+        time.sleep(2 * LEASE_S)  # noqa: ASYNC251 -- the whole process stands still
+        with pytest.raises(StorageError, match="run out"):
+            first.leadership.fence()
+        while True:
+            await asyncio.sleep(0.01)
+            try:
+                first.leadership.fence()
+                break
+            except NotLeaderError:
+                raise
+            except StorageError:
+                continue
+        assert not first.lost.is_set()
+
+    run(tmp_path, test)
+
+
+def test_a_directory_that_cannot_be_used_is_an_error_at_once(tmp_path: Path) -> None:
+    (tmp_path / "ha").write_text("in the way")
+
+    async def test(candidate: Callable[[str], Candidate]) -> None:
+        with pytest.raises(StorageError, match="ha"):
+            await candidate("a").acquire()
+
+    run(tmp_path, test)

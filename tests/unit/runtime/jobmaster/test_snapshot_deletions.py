@@ -1,0 +1,193 @@
+"""Deletions that fail are tried again until they are done; nobody else deletes, and a fenced driver deletes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from ckpt_runtime.jobmaster import snapshot_deletions
+from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
+from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
+from ckpt_runtime.storage.leader_store import NotLeaderError
+
+TIMEOUT_S = 10
+
+
+class Storage:
+    """Deletes by noting the name; ``errors`` are raised one after the other first."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.attempts = 0
+        self.deleted: list[str] = []
+
+    def delete(self, name: str = "x") -> Callable[[], None]:
+        def call() -> None:
+            self.attempts += 1
+            if self.errors:
+                raise self.errors.pop(0)
+            self.deleted.append(name)
+
+        return call
+
+
+def away() -> StorageError:
+    return StorageError("no answer", "x")
+
+
+def run(
+    test: Callable[[SnapshotDeletions], Coroutine[Any, Any, None]], fence: Callable[[], None] | None = None
+) -> None:
+    async def inside() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            deletions = SnapshotDeletions(pool) if fence is None else SnapshotDeletions(pool, fence)
+            try:
+                async with asyncio.timeout(TIMEOUT_S):
+                    await test(deletions)
+            finally:
+                deletions.close()
+
+    asyncio.run(inside())
+
+
+async def done(deletions: SnapshotDeletions) -> None:
+    event = asyncio.Event()
+    deletions.when_done(event.set)
+    await event.wait()
+
+
+async def attempted(deletions: SnapshotDeletions, delete: Callable[[], None], what: str = "delete x") -> None:
+    """Up to the first attempt's end."""
+    event = asyncio.Event()
+    deletions.submit(what, delete, event.set)
+    await event.wait()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No retry by the clock within a test."""
+    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_S", 1000.0)
+    monkeypatch.setattr(snapshot_deletions, "RETRY_MAX_S", 1000.0)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_S", 0.001)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_deletion_that_failed_is_tried_again_by_the_clock() -> None:
+    storage = Storage(away(), away(), away())
+
+    async def test(deletions: SnapshotDeletions) -> None:
+        deletions.submit("delete x", storage.delete())
+        await done(deletions)
+        assert (storage.attempts, storage.deleted) == (4, ["x"])
+        assert deletions.unfinished == ()
+
+    run(test)
+
+
+@pytest.mark.usefixtures("patient")
+def test_the_first_attempt_is_reported_whatever_came_of_it_and_only_once() -> None:
+    storage = Storage(away())
+
+    async def test(deletions: SnapshotDeletions) -> None:
+        answers: list[int] = []
+        deletions.submit("delete x", storage.delete(), lambda: answers.append(1))
+        await attempted(deletions, storage.delete("y"))
+        assert answers == [1]
+        assert deletions.unfinished == ("delete x",)
+        deletions.retry()
+        await done(deletions)
+        assert answers == [1]
+        assert storage.deleted == ["y", "x"]
+
+    run(test)
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize(
+    ("error", "finished"),
+    [
+        (NotFoundError("gone", "x"), True),
+        (InvalidLocationError("not there", "x"), True),
+        (CorruptFileError("damaged", "x"), True),
+        (RuntimeError("a bug"), True),
+        (away(), False),
+        (PermissionError("read-only"), False),
+    ],
+)
+def test_what_cannot_ever_succeed_is_not_tried_again(error: Exception, finished: bool) -> None:
+    storage = Storage(error)
+
+    async def test(deletions: SnapshotDeletions) -> None:
+        await attempted(deletions, storage.delete())
+        assert (deletions.unfinished == ()) is finished
+        deletions.retry()
+        await done(deletions)
+        assert storage.attempts == (1 if finished else 2)
+
+    run(test)
+
+
+def test_a_driver_that_lost_its_lease_deletes_nothing() -> None:
+    storage = Storage()
+
+    def closed() -> None:
+        raise NotLeaderError("another driver leads", "x")
+
+    async def test(deletions: SnapshotDeletions) -> None:
+        await attempted(deletions, storage.delete())
+        assert storage.attempts == 0
+        await done(deletions)
+
+    run(test, closed)
+
+
+@pytest.mark.usefixtures("patient")
+def test_the_end_comes_after_everything_that_waits() -> None:
+    storage = Storage(away())
+
+    async def test(deletions: SnapshotDeletions) -> None:
+        await attempted(deletions, storage.delete("first"))
+        deletions.when_done(lambda: deletions.submit("last", storage.delete("last")))
+        assert storage.deleted == []
+        deletions.retry()
+        while storage.deleted != ["first", "last"]:
+            await asyncio.sleep(0)
+
+    run(test)
+
+
+@pytest.mark.usefixtures("patient")
+def test_after_closing_nothing_is_deleted(caplog: pytest.LogCaptureFixture) -> None:
+    storage = Storage(away())
+
+    async def test(deletions: SnapshotDeletions) -> None:
+        await attempted(deletions, storage.delete())
+        deletions.close()
+        deletions.retry()
+        deletions.submit("delete y", storage.delete("y"))
+        assert storage.attempts == 1
+
+    run(test)
+    assert "could not delete x before the end" in caplog.text
+
+
+@pytest.mark.usefixtures("patient")
+def test_the_backlog_is_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(snapshot_deletions, "MAX_WAITING", 2)
+    storage = Storage(*(away() for _ in range(3)))
+
+    async def test(deletions: SnapshotDeletions) -> None:
+        for name in "abc":
+            await attempted(deletions, storage.delete(), f"delete {name}")
+        assert deletions.unfinished == ("delete b", "delete c")
+
+    run(test)
+    assert "gave up to delete a" in caplog.text

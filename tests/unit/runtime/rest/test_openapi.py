@@ -1,0 +1,96 @@
+"""The OpenAPI document: it describes what is served, and its examples are true."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+import jsonschema
+import pytest
+
+from ckpt_runtime.rest.app import create_app
+from ckpt_runtime.rest.response_schemas import schema_of
+from tests.support import rest_examples
+from tests.unit.runtime.rest.conftest import Send, send_to, sender
+from tests.unit.runtime.rest.fake_gateway import FakeGateway
+
+DOCUMENT = create_app(FakeGateway(), token=None).openapi()
+OPERATIONS = [
+    (method.upper(), path, operation)
+    for path, operations in DOCUMENT["paths"].items()
+    for method, operation in operations.items()
+]
+NAMES = [f"{method} {path}" for method, path, _ in OPERATIONS]
+
+
+def test_it_describes_what_is_served(send: Send) -> None:
+    assert send("GET", "/openapi.json").json() == DOCUMENT
+    patch = DOCUMENT["paths"]["/jobs/{jobid}/checkpoints/configuration"]["patch"]
+    schema = patch["requestBody"]["content"]["application/json"]["schema"]
+    assert schema["additionalProperties"] is False
+    assert schema["properties"]["checkpointInterval"]["minimum"] == 1
+    assert set(patch["responses"]) == {"200", "400", "401", "403", "404", "408", "409", "413", "503"}
+    assert all("422" not in operation["responses"] for _, _, operation in OPERATIONS)
+
+
+def test_a_token_is_part_of_it() -> None:
+    secured = sender(create_app(FakeGateway(), token="t"))(
+        "GET", "/openapi.json", headers={"authorization": "Bearer t"}
+    )
+    assert secured.json()["security"] == [{"bearer": []}]
+
+
+def test_the_examples_are_what_the_application_answers() -> None:
+    """``make docs`` writes the file again after a change of the answers."""
+    assert files("ckpt_runtime.rest").joinpath("examples.json").read_text("utf-8") == rest_examples.text()
+
+
+@pytest.mark.parametrize(("method", "path", "operation"), OPERATIONS, ids=NAMES)
+def test_every_operation_has_examples_that_fit_their_schemas(method: str, path: str, operation: dict[str, Any]) -> None:
+    for status, answer in operation["responses"].items():
+        content = answer["content"]["application/json"]
+        examples = [item["value"] for item in content.get("examples", {}).values()] or [content["example"]]
+        for example in examples:
+            jsonschema.validate(example, content["schema"])
+        assert status.startswith("2") or list(examples[0]) == ["errors"]
+    for parameter in operation.get("parameters", []):
+        if parameter["in"] == "path" and parameter["name"] != "jarid":
+            assert parameter["schema"]["examples"]
+
+
+@pytest.mark.parametrize(("method", "path", "operation"), OPERATIONS, ids=NAMES)
+def test_examples_of_bodies_are_accepted(method: str, path: str, operation: dict[str, Any]) -> None:
+    content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    for example in content.get("examples", {}).values():
+        jsonschema.validate(example["value"], content["schema"])
+        fake = rest_examples.dispatcher()
+        fake.jobs[rest_examples.RUNNING].savepoint_directory = "file:///data/savepoints"
+        if path.endswith("/run"):
+            del fake.jobs[rest_examples.RUNNING]
+        url = rest_examples.Call(method, path).path
+        status = send_to(fake)(method, url, json=example["value"]).status_code
+        assert status in (200, 202), example
+
+
+def test_schemas_promise_what_all_examples_have_in_common() -> None:
+    schema = schema_of([{"a": 1, "b": None, "p50": "NaN"}, {"a": 2, "b": "x", "c": [True, {"d": 1.5}]}])
+    assert schema == {
+        "type": "object",
+        "properties": {
+            "a": {"type": "number"},
+            "b": {"type": ["null", "string"]},
+            "p50": {"anyOf": [{"type": "number"}, {"const": "NaN"}]},
+            "c": {
+                "type": "array",
+                "items": {
+                    "type": ["boolean", "object"],
+                    "properties": {"d": {"type": "number"}},
+                    "required": ["d"],
+                },
+            },
+        },
+        "required": ["a", "b"],
+    }
+    assert schema_of([{"f" * 32: 1}, {}]) == {"type": "object", "additionalProperties": {"type": "number"}}
+    assert schema_of([]) == {}
+    assert schema_of([None]) == {}

@@ -1,0 +1,57 @@
+"""Real processes that are held without being children."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from ckpt_runtime.spark import processes
+
+pytestmark = pytest.mark.skipif(not processes.machine(), reason="no process descriptors here")
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-IS", "-c", "input()"], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_process_says_how_to_hold_it() -> None:
+    own = processes.identity()
+    assert (own["machine"], own["pid"]) == (processes.machine(), os.getpid())
+    assert own["started"] == processes.started(os.getpid())
+
+
+def test_where_there_are_no_process_descriptors_nobody_is_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    assert processes.identity() == {"machine": "", "pid": os.getpid(), "started": 0}
+
+
+def test_an_adopted_process_is_killed_and_waited_for(sleeper: subprocess.Popen[bytes]) -> None:
+    adopted = processes.AdoptedProcess(sleeper.pid, processes.started(sleeper.pid))
+    adopted.kill()
+    adopted.wait()
+    assert sleeper.wait() == -9
+    adopted.kill()
+    adopted.wait()
+
+
+def test_another_process_with_the_same_pid_is_not_taken_for_it(sleeper: subprocess.Popen[bytes]) -> None:
+    with pytest.raises(ProcessLookupError, match="is another one by now"):
+        processes.AdoptedProcess(sleeper.pid, processes.started(sleeper.pid) - 1)
+
+
+def test_one_that_is_gone_is_not_found(sleeper: subprocess.Popen[bytes]) -> None:
+    began = processes.started(sleeper.pid)
+    sleeper.kill()
+    sleeper.wait()
+    with pytest.raises(ProcessLookupError):
+        processes.hold(sleeper.pid, began)
+    with pytest.raises(ProcessLookupError):
+        processes.started(sleeper.pid)
