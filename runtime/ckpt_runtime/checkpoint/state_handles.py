@@ -131,27 +131,111 @@ class OperatorSubtaskState:
 
 
 @dataclass(frozen=True, slots=True)
+class ChannelStateSegment:
+    """Consecutive in-flight elements of one channel: a run of whole frames inside a channel state file (FLIP-76).
+
+    ``key_groups`` says which rows of it are meant; the others belong to another subtask. None means all rows.
+    """
+
+    file: StateFile
+    offset: int
+    length: int
+    key_groups: KeyGroupRange | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        groups = None if self.key_groups is None else [self.key_groups.first, self.key_groups.last]
+        return {"file": self.file.to_json(), "offset": self.offset, "length": self.length, "key_groups": groups}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> ChannelStateSegment:
+        groups = document["key_groups"]
+        return cls(
+            StateFile.from_json(document["file"]),
+            document["offset"],
+            document["length"],
+            None if groups is None else KeyGroupRange(*groups),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelStateStream:
+    """The in-flight elements of one channel, in the order in which they have to be processed.
+
+    ``edge`` is the position of the job edge among the vertex's inputs (of an output stream: among its outputs), ``peer``
+    the index of the subtask at the channel's other end. ``schema`` is the rows' Arrow IPC schema message in base64,
+    empty when the stream has no rows.
+    """
+
+    edge: int
+    peer: int
+    schema: str
+    segments: tuple[ChannelStateSegment, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(segment.length for segment in self.segments)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "edge": self.edge,
+            "peer": self.peer,
+            "schema": self.schema,
+            "segments": [segment.to_json() for segment in self.segments],
+        }
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> ChannelStateStream:
+        return cls(
+            document["edge"],
+            document["peer"],
+            document["schema"],
+            tuple(ChannelStateSegment.from_json(segment) for segment in document["segments"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class SubtaskState:
-    """What one subtask acknowledges: the state of its operators by uid. ``bytes`` is what this snapshot holds."""
+    """What one subtask acknowledges: the state of its operators by uid. ``bytes`` is what this snapshot holds.
+
+    ``inputs`` and ``outputs`` are in-flight data of an unaligned checkpoint: what the barrier overtook in the subtask's
+    input channels and in its output queues. Several streams may have the same edge and peer; they go in this order.
+    """
 
     operators: dict[str, OperatorSubtaskState] = field(default_factory=dict)
     bytes: int = 0
+    inputs: tuple[ChannelStateStream, ...] = ()
+    outputs: tuple[ChannelStateStream, ...] = ()
+
+    @property
+    def has_channel_state(self) -> bool:
+        return bool(self.inputs or self.outputs)
 
     def files(self) -> list[StateFile]:
-        """Files written for this state (inline content has none), in a stable order, each once."""
+        """Files that this state refers to (inline content has none), in a stable order, each once."""
         found: dict[str, StateFile] = {}
         for operator in self.operators.values():
             for handle in operator.keyed:
                 if handle.file.inline is None:
                     found[handle.file.path] = handle.file
+        for stream in (*self.inputs, *self.outputs):
+            for segment in stream.segments:
+                if segment.file.inline is None:
+                    found[segment.file.path] = segment.file
         return list(found.values())
 
     def to_json(self) -> dict[str, Any]:
-        return {"operators": {uid: s.to_json() for uid, s in self.operators.items()}, "bytes": self.bytes}
+        return {
+            "operators": {uid: s.to_json() for uid, s in self.operators.items()},
+            "bytes": self.bytes,
+            "inputs": [stream.to_json() for stream in self.inputs],
+            "outputs": [stream.to_json() for stream in self.outputs],
+        }
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> SubtaskState:
         return cls(
             {uid: OperatorSubtaskState.from_json(state) for uid, state in document["operators"].items()},
             document["bytes"],
+            tuple(ChannelStateStream.from_json(stream) for stream in document.get("inputs", [])),
+            tuple(ChannelStateStream.from_json(stream) for stream in document.get("outputs", [])),
         )

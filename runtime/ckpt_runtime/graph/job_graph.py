@@ -24,6 +24,9 @@ class Partitioning(StrEnum):
     BROADCAST = "BROADCAST"
 
 
+_ALIGNED_ONLY = ("range_reader", "committer")
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorNode:
     """One operator of a chain. ``uid`` is what its state is kept under; ``uid_given`` is false when it was derived."""
@@ -78,6 +81,14 @@ class JobGraph:
 
     def inputs(self, vertex_id: str) -> list[JobEdge]:
         return [edge for edge in self.edges if edge.target == vertex_id]
+
+    def overtakes(self, edge: JobEdge) -> bool:
+        """Whether a barrier may overtake data on that edge.
+
+        Not to a reader of offset ranges or a committer: what is on its way to them is work that checkpoints count
+        (all parts of a range, all committables of a checkpoint), little of it, and meant to be taken in order.
+        """
+        return self.vertex(edge.target).operators[0].kind not in _ALIGNED_ONLY
 
     def outputs(self, vertex_id: str) -> list[JobEdge]:
         return [edge for edge in self.edges if edge.source == vertex_id]
