@@ -69,7 +69,8 @@ class InputChannel:
         """Called by the producer's thread."""
         self.queue.append(element)
         if self.overtakes and (
-            isinstance(element, EndOfPartition) or (isinstance(element, CheckpointBarrier) and element.options.unaligned)
+            isinstance(element, EndOfPartition)
+            or (isinstance(element, CheckpointBarrier) and element.options.unaligned)
         ):
             self._gate.announced(self, element)
         self._gate.arrived(self.index)
@@ -83,29 +84,6 @@ class InputChannel:
             if isinstance(element, pa.RecordBatch | pa.Buffer | Watermark):
                 found.append(element)
         return found if or_all else []
-
-    def on_credit(self, give_back: Callable[[int], None]) -> None:
-        """``give_back(count)`` returns credit to the sender; set before the first buffer arrives."""
-        self._give_back = give_back
-
-    def put(self, element: Element) -> None:
-        """Called by the producer's thread."""
-        self.queue.append(element)
-        if self.overtakes and (
-            isinstance(element, EndOfPartition) or (isinstance(element, CheckpointBarrier) and element.options.unaligned)
-        ):
-            self._gate.announced(self, element)
-        self._gate.arrived(self.index)
-
-    def queued_before(self, end: CheckpointBarrier | None) -> list[InFlightData]:
-        """Rows and watermarks in front of a barrier in the queue, all of them with None."""
-        found: list[InFlightData] = []
-        for element in tuple(self.queue):
-            if element is end:
-                break
-            if isinstance(element, pa.RecordBatch | pa.Buffer | Watermark):
-                found.append(element)
-        return found
 
     def buffer_consumed(self) -> None:
         """Called by the subtask after it took a data buffer."""

@@ -67,7 +67,7 @@ class ChainEnd:
             partition.send_control(element)
 
     def overtake(self, barrier: CheckpointBarrier, limit: int | None) -> list[CapturedChannel]:
-        """Sends a barrier ahead of what waits on this side, at most ``limit`` bytes of it, and returns what that was."""
+        """Sends a barrier ahead of what waits on this side, ``limit`` bytes of it at most; returns what that was."""
         return self._capture(lambda partition, share: partition.overtake(barrier, share), limit)
 
     def turn_unaligned(self, checkpoint_id: int, limit: int | None) -> list[CapturedChannel]:

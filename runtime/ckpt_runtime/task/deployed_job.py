@@ -28,7 +28,7 @@ from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.task.chain import ChainEnd, OperatorChain
 from ckpt_runtime.task.deployment import Deployment, OutputDescriptor, Program, SubtaskDescriptor
 from ckpt_runtime.task.operator_factory import create_operator, is_keyed
-from ckpt_runtime.task.output import LocalSubpartition, ResultPartition, Subpartition
+from ckpt_runtime.task.output import BufferLimits, LocalSubpartition, ResultPartition, Subpartition
 from ckpt_runtime.task.restore import create_keyed_backend
 from ckpt_runtime.task.restored_input import EdgeKeys, RestoredInput, check_schema
 from ckpt_runtime.task.subtask import Subtask, SubtaskHost
@@ -192,9 +192,11 @@ class DeployedJob:
             output.keys,
             output.max_parallelism,
             subpartitions,
-            buffer_rows=self._buffer_rows(edge.target),
-            buffer_bytes=self._configuration.get(TaskManagerOptions.BUFFER_BYTES),
-            buffer_timeout_ms=0 if ranges else self._configuration.get(ExecutionOptions.BUFFER_TIMEOUT),
+            limits=BufferLimits(
+                rows=self._buffer_rows(edge.target),
+                bytes=self._configuration.get(TaskManagerOptions.BUFFER_BYTES),
+                timeout_ms=0 if ranges else self._configuration.get(ExecutionOptions.BUFFER_TIMEOUT),
+            ),
             now_ms=self._host.monotonic_ms,
             peers=[index] if edge.partitioning is Partitioning.FORWARD else None,
             overtakes=self.deployment.graph.overtakes(edge),

@@ -107,4 +107,3 @@ class PersistedBuffers:
                 del self._places[key]
 
         self._places[key] = (weakref.ref(buffer, forget), place)
-

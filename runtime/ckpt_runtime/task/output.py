@@ -8,6 +8,7 @@ any work that may emit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
@@ -113,13 +114,23 @@ class _Gathering:
         return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
+@dataclass(frozen=True, slots=True)
+class BufferLimits:
+    """What bounds a buffer; one row larger than ``bytes`` gets a buffer of its own.
+
+    ``timeout_ms`` is how long rows are gathered; 0 sends each batch at once.
+    """
+
+    rows: int
+    bytes: int
+    timeout_ms: int
+
+
 class ResultPartition:
     """All channels of one job edge, on the producing side.
 
-    ``buffer_rows`` and ``buffer_bytes`` bound a buffer; one row larger than that gets a buffer of its own.
-    ``buffer_timeout_ms`` bounds how long rows are gathered; 0 sends each batch at once. ``rows`` counts each row taken
-    once, ``bytes`` what goes to each channel. ``peers`` are the consumers' subtask indexes, in order unless given.
-    Barriers stay in order unless ``overtakes``.
+    ``rows`` counts each row taken once, ``bytes`` what goes to each channel. ``peers`` are the consumers'
+    subtask indexes, in order unless given. Barriers stay in order unless ``overtakes``.
     """
 
     def __init__(
@@ -129,9 +140,7 @@ class ResultPartition:
         max_parallelism: int,
         subpartitions: Sequence[Subpartition],
         *,
-        buffer_rows: int,
-        buffer_bytes: int,
-        buffer_timeout_ms: int,
+        limits: BufferLimits,
         now_ms: Callable[[], float],
         peers: Sequence[int] | None = None,
         overtakes: bool = True,
@@ -142,9 +151,7 @@ class ResultPartition:
         self._peers = list(range(len(self._subpartitions)) if peers is None else peers)
         self._overtakes = overtakes
         self._gathering = [_Gathering() for _ in subpartitions]
-        self._buffer_rows = buffer_rows
-        self._buffer_bytes = buffer_bytes
-        self._buffer_timeout_ms = buffer_timeout_ms
+        self._limits = limits
         self._now_ms = now_ms
         self._sizer = BatchSizer()
         self._flush_at: float | None = None
@@ -264,7 +271,7 @@ class ResultPartition:
     def _rebalance(self, batch: pa.RecordBatch) -> None:
         """Slices large batches evenly; rotates small ones whole, since tiny buffers cost as much as full ones."""
         channels = len(self._subpartitions)
-        if batch.num_rows < self._buffer_rows:
+        if batch.num_rows < self._limits.rows:
             self._add(self._next, batch)
             self._next = (self._next + 1) % channels
             return
@@ -275,7 +282,7 @@ class ResultPartition:
 
     def _add(self, index: int, batch: pa.RecordBatch) -> None:
         size = self._sizer.of(batch)
-        if batch.num_rows > 1 and (batch.num_rows > self._buffer_rows * 2 or size > self._buffer_bytes * 2):
+        if batch.num_rows > 1 and (batch.num_rows > self._limits.rows * 2 or size > self._limits.bytes * 2):
             half = batch.num_rows // 2
             self._add(index, batch.slice(0, half))
             self._add(index, batch.slice(half))
@@ -286,9 +293,9 @@ class ResultPartition:
         gathering.rows += batch.num_rows
         gathering.bytes += size
         if (
-            gathering.rows * 2 >= self._buffer_rows
-            or gathering.bytes * 2 >= self._buffer_bytes
-            or not self._buffer_timeout_ms
+            gathering.rows * 2 >= self._limits.rows
+            or gathering.bytes * 2 >= self._limits.bytes
+            or not self._limits.timeout_ms
         ):
             self._subpartitions[index].send_batch(gathering.take())
         else:
@@ -296,4 +303,4 @@ class ResultPartition:
 
     def _hold(self) -> None:
         if self._flush_at is None:
-            self._flush_at = self._now_ms() + self._buffer_timeout_ms
+            self._flush_at = self._now_ms() + self._limits.timeout_ms

@@ -1,4 +1,4 @@
-"""The buffer that a subtask works on, a slice at a time, so that a barrier never waits for a whole buffer of slow rows."""
+"""The buffer that a subtask works on, a slice at a time: no barrier waits for a whole buffer of slow rows."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _GROWTH = 8
 class RowsInWork:
     """One buffer at most. Slices are as long as :data:`SLICE_MS` lasts at the cost per row of the one before.
 
-    ``now_ms`` is a monotonic clock. What is left of the buffer is in-flight data of ``channel`` (FLIP-76), which is None
-    for rows that were read back from a checkpoint.
+    ``now_ms`` is a monotonic clock. What is left of the buffer is in-flight data of ``channel`` (FLIP-76), which is
+    None for rows that were read back from a checkpoint.
     """
 
     __slots__ = ("_batch", "_now_ms", "_offset", "_rows", "channel", "input_index")

@@ -1,4 +1,4 @@
-"""The asynchronous part of a subtask's snapshot: writes keyed state and in-flight data, so that it can be acknowledged."""
+"""The asynchronous part of a subtask's snapshot: writes keyed state and in-flight data before the acknowledgement."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def write_snapshot(
     In-flight data that ``persisted`` knows in files of completed checkpoints is referred to. Releases the frozen states
     whatever happens. Raises what the storage raises; nothing is left behind then.
     """
-    directory = resolve(snapshot.barrier.options.directory)
     states: dict[str, OperatorSubtaskState] = {}
     total = 0
     try:
+        directory = resolve(snapshot.barrier.options.directory)
         for operator in snapshot.operators:
             handles, length = _write_keyed(directory, operator, key_groups, inline_threshold)
             total += length

@@ -153,24 +153,25 @@ class Subtask:
             self.backpressured = True
             return False
         self.backpressured = False
+        return self._work_on_rows()
+
+    def _work_on_rows(self) -> bool:
+        """What may emit: timers, the end of data, the source or the inputs."""
         if self._next_timer is not None and self._next_timer <= self._host.now_ms():
             self._fire_timers()
-            return True
-        if self._end_is_due and not self.chain.has_work_left:
+        elif self._end_is_due and not self.chain.has_work_left:
             self._end_data(drain=True)
-            return True
-        if self._source is not None:
+        elif self._source is not None:
             return not self._data_ended and self._poll_source(self._source)
-        if not self._work.is_empty:
+        elif not self._work.is_empty:
             self._process_slice()
-            return True
-        if self._restored is not None:
+        elif self._restored is not None:
             self._read_back(self._restored)
-            return True
-        arrived = self.gate.poll()
-        if arrived is None:
-            return False
-        self._process(*arrived)
+        else:
+            arrived = self.gate.poll()
+            if arrived is None:
+                return False
+            self._process(*arrived)
         return True
 
     @property
@@ -307,9 +308,9 @@ class Subtask:
     def _process_slice(self) -> None:
         """Goes on with the rows in work. A reader of ranges takes its buffer whole: one row of it is hours of work."""
         channel = self._work.channel
-        if self._work.process(self.chain.head.process_batch, whole=channel is not None and not channel.overtakes):
-            if channel is not None:
-                channel.buffer_consumed()
+        done = self._work.process(self.chain.head.process_batch, whole=channel is not None and not channel.overtakes)
+        if done and channel is not None:
+            channel.buffer_consumed()
         self.checkpoints.rows_processed()
 
     def _read_back(self, restored: RestoredInput) -> None:
@@ -409,4 +410,3 @@ class Subtask:
     def _change(self, state: TaskState, error: BaseException | None = None) -> None:
         self.state = state
         self._host.state_changed(self, error)
-

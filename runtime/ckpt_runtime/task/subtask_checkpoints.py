@@ -18,6 +18,7 @@ from ckpt_runtime.checkpoint.barrier_handler import (
     AbortedByCoordinator,
     AllBarriersReceived,
     BarrierAnnounced,
+    BarrierEffect,
     BarrierEvent,
     BarrierHandler,
     BarrierReceived,
@@ -160,11 +161,12 @@ class SubtaskCheckpoints:
     @property
     def deadline_ms(self) -> int | None:
         """Wall clock of the next thing that :meth:`work` does by itself."""
-        due = [] if self._handler.next_deadline_ms is None else [self._handler.next_deadline_ms]
+        due = self._handler.next_deadline_ms
         for snapshot in self._open.values():
             if snapshot.waits_for_outputs:
-                due.append(_deadline(snapshot.snapshot.barrier))
-        return min(due) if due else None
+                turns = _deadline(snapshot.snapshot.barrier)
+                due = turns if due is None else min(due, turns)
+        return due
 
     def barrier(self, channel: InputChannel, barrier: CheckpointBarrier) -> None:
         """A barrier came in order."""
@@ -174,29 +176,34 @@ class SubtaskCheckpoints:
 
     def handle(self, event: BarrierEvent) -> None:
         """Lets the handler decide on an event, and does that."""
-        following: BarrierEvent | None = event
-        while following is not None:
-            event, following = following, None
-            for effect in self._handler.handle(event, self._subtask.now()):
-                match effect:
-                    case BlockChannel((_, index)):
-                        self._subtask.gate.block(index)
-                    case ResumeChannels(channels):
-                        for _, index in channels:
-                            if self._subtask.gate.channels[index].blocked:
-                                self._subtask.gate.resume(index)
-                    case TriggerCheckpoint():
-                        self._trigger(effect)
-                    case StopRecording(checkpoint_id, (_, index)):
-                        self._stop_recording(checkpoint_id, index, isinstance(event, EndOfPartitionAnnounced))
-                    case AllBarriersReceived(checkpoint_id, alignment_ms):
-                        self._all_barriers(checkpoint_id, alignment_ms)
-                    case AbortCheckpoint(checkpoint_id, reason):
-                        if not self._discard(checkpoint_id) and checkpoint_id > self._latest:
-                            self._subtask.chain.end.send_control(CancelCheckpoint(checkpoint_id))
-                        self._subtask.decline(checkpoint_id, reason.name, reason.message)
-                    case MeasureInFlight():
-                        following = InFlightMeasured(self._in_flight_bytes())
+        measure = False
+        for effect in self._handler.handle(event, self._subtask.now()):
+            if isinstance(effect, MeasureInFlight):
+                measure = True
+            else:
+                self._carry_out(effect, ended=isinstance(event, EndOfPartitionAnnounced))
+        if measure:
+            self.handle(InFlightMeasured(self._in_flight_bytes()))
+
+    def _carry_out(self, effect: BarrierEffect, *, ended: bool) -> None:
+        gate = self._subtask.gate
+        match effect:
+            case BlockChannel((_, index)):
+                gate.block(index)
+            case ResumeChannels(channels):
+                for _, index in channels:
+                    if gate.channels[index].blocked:
+                        gate.resume(index)
+            case TriggerCheckpoint():
+                self._trigger(effect)
+            case StopRecording(checkpoint_id, (_, index)):
+                self._stop_recording(checkpoint_id, index, ended)
+            case AllBarriersReceived(checkpoint_id, alignment_ms):
+                self._all_barriers(checkpoint_id, alignment_ms)
+            case AbortCheckpoint(checkpoint_id, reason):
+                if not self._discard(checkpoint_id) and checkpoint_id > self._latest:
+                    self._subtask.chain.end.send_control(CancelCheckpoint(checkpoint_id))
+                self._subtask.decline(checkpoint_id, reason.name, reason.message)
 
     def rows_processed(self) -> None:
         """Room may have come for a checkpoint that waits for the limit of its in-flight data."""
