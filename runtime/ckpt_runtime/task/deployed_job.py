@@ -21,7 +21,7 @@ from ckpt_runtime.graph.specs import ProcessSpec, RangeReaderSpec
 from ckpt_runtime.network.framing import channel_id
 from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.network.transport import DataTransport
-from ckpt_runtime.operators.operator import OperatorContext, OperatorStateStore
+from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore
 from ckpt_runtime.state.backend import KeyedStateBackend
 from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
 from ckpt_runtime.storage.filesystem import resolve
@@ -132,10 +132,7 @@ class DeployedJob:
                 for edge, output in zip(edges, descriptor.outputs, strict=True)
             ]
         )
-        operators = [
-            create_operator(self._plan.specs[node.uid], self._plan.input_schemas.get(node.uid))
-            for node in vertex.operators
-        ]
+        operators = [self._operator(node.uid) for node in vertex.operators]
         holder: list[Subtask] = []
         contexts = [self._context(descriptor, vertex, position, holder) for position in range(len(operators))]
         subtask = Subtask(
@@ -162,6 +159,9 @@ class DeployedJob:
         head = self.deployment.graph.vertex(target).operators[0]
         return min(rows, ROW_MODE_BUFFER_ROWS) if isinstance(self._plan.specs[head.uid], ProcessSpec) else rows
 
+    def _operator(self, uid: str) -> Operator:
+        return create_operator(self._plan.specs[uid], self._plan.input_schemas.get(uid))
+
     def _restored_input(self, descriptor: SubtaskDescriptor, vertex: JobVertex) -> RestoredInput | None:
         """Raises UnreadableInFlightDataError when rows of the restored checkpoint are not what the vertex takes now."""
         if not descriptor.in_flight:
@@ -173,7 +173,7 @@ class DeployedJob:
         edges = self.deployment.graph.inputs(vertex.id)
         return RestoredInput(
             descriptor.in_flight,
-            lambda stream: ChannelStateReader(location, stream),
+            lambda stream: ChannelStateReader(location, stream, foreign=not self.deployment.snapshot_owned),
             [EdgeKeys(edge.keys, vertex.max_parallelism) for edge in edges],
         )
 
