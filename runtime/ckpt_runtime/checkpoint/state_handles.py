@@ -130,6 +130,10 @@ class OperatorSubtaskState:
         )
 
 
+NO_PEER = -1
+"""``peer`` of in-flight data whose channel the job has no more, since it was rescaled."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChannelStateSegment:
     """Consecutive in-flight elements of one channel: a run of whole frames inside a channel state file (FLIP-76).
@@ -162,8 +166,8 @@ class ChannelStateStream:
     """The in-flight elements of one channel, in the order in which they have to be processed.
 
     ``edge`` is the position of the job edge among the vertex's inputs (of an output stream: among its outputs),
-    ``peer`` the index of the subtask at the channel's other end. ``schema`` is the rows' Arrow IPC schema message in
-    base64, empty when the stream has no rows.
+    ``peer`` the index of the subtask at the channel's other end, or :data:`NO_PEER`. ``schema`` is the rows' Arrow IPC
+    schema message in base64, empty when the stream has no rows.
     """
 
     edge: int
