@@ -35,6 +35,7 @@ EXTRAS_REQUIRE = {
         "pandas>=2.2",
         "pytest>=8.0",
         "pytest-timeout>=2.3",
+        "pytest-xdist>=3.6",
         "schemathesis>=4.0",
     ],
     "dev": [
