@@ -1,7 +1,7 @@
-"""FLIP-76's topology: source, map, map, sleepy map, measuring map, with rows shuffled on every way between two of them.
+"""FLIP-76's topology: source, map, map, sleepy map, measuring map, with rows shuffled between any two of them.
 
-A row is its number, the time at which it was made, and a payload that begins with a hash of the number. Two maps add one
-to the number, the last one takes it off again and compares the payload; the sink keeps a digest of the numbers.
+A row is its number, the time at which it was made, and a payload that begins with a hash of the number. Two maps add
+one to the number, the last one takes it off again and compares the payload; the sink keeps a digest of the numbers.
 """
 
 from __future__ import annotations
