@@ -49,8 +49,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="length of the measured window")
     parser.add_argument("--wait-s", type=not_negative, default=30.0, help="wait for checkpoints of the window")
     parser.add_argument("--all", action="store_true", help="all --policies at all --sleeps")
-    parser.add_argument("--policies", type=_policies, default=POLICIES, help="of --all, separated by commas")
-    parser.add_argument("--sleeps", type=_sleeps, default=SLEEPS_MS, help="of --all, ms, separated by commas")
+    parser.add_argument("--policies", type=policies, default=POLICIES, help="of --all, separated by commas")
+    parser.add_argument("--sleeps", type=sleeps, default=SLEEPS_MS, help="of --all, ms, separated by commas")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="of --all: where to write table, JSON and charts")
     options = parser.parse_args()
     if options.plot and not options.all:
@@ -63,7 +63,8 @@ def main() -> None:
     emit(NAME, _without(options, _OF_ALL), measures, measures.pop("peak_rss_mb"))
 
 
-def _policies(text: str) -> tuple[str, ...]:
+def policies(text: str) -> tuple[str, ...]:
+    """An argument that lists policies."""
     chosen = tuple(text.split(","))
     unknown = [policy for policy in chosen if policy not in POLICIES]
     if unknown:
@@ -71,7 +72,8 @@ def _policies(text: str) -> tuple[str, ...]:
     return chosen
 
 
-def _sleeps(text: str) -> tuple[float, ...]:
+def sleeps(text: str) -> tuple[float, ...]:
+    """An argument that lists sleeps in ms."""
     return tuple(not_negative(part) for part in text.split(","))
 
 
