@@ -64,7 +64,7 @@ def contests(options: argparse.Namespace) -> list[Contest]:
 def backpressure(policy: str, sleep_ms: float, options: argparse.Namespace) -> Contest:
     """One policy at one sleep. Both sides warm up alike, and wait alike for a checkpoint behind the window."""
     work = ("--sleep-ms", f"{sleep_ms:g}", "--seconds", f"{options.seconds:g}")
-    mode = ("--mode", "unaligned" if policy == "timeout" else policy)
+    mode: tuple[str, ...] = ("--mode", "unaligned" if policy == "timeout" else policy)
     if policy == "timeout":
         mode += ("--aligned-timeout", f"{ALIGNED_TIMEOUT_MS}ms")
     limit = f"{options.seconds + WAIT_S:g}"
