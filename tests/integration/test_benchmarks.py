@@ -122,7 +122,8 @@ def test_backpressure_measures_and_checks_itself() -> None:
 @pytest.mark.row("76.10")
 @pytest.mark.timeout(240)
 def test_progress_measures_and_checks_itself() -> None:
-    done = run("benchmarks.progress", "--minutes", "0.1", "--fail-every-s", "2", *SMALL_TOPOLOGY)
+    times = ("--minutes", "0.12", "--fail-every-s", "3", "--sleep-ms", "0.01")
+    done = run("benchmarks.progress", *times, *SMALL_TOPOLOGY)
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
     document: dict[str, Any] = json.loads(line)
