@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.backpressure_plot import table, write_plots
+from benchmarks.backpressure_plot import table, write_charts, write_table
 from benchmarks.harness import (
     BenchmarkError,
     BenchmarkJob,
@@ -82,7 +82,8 @@ def _measure_all(options: argparse.Namespace) -> None:
     runs = measure_cells([(policy, sleep) for sleep in options.sleeps for policy in options.policies], options)
     progress(table(runs))
     if options.plot:
-        write_plots(options.plot, runs)
+        write_table(options.plot, runs)
+        write_charts(options.plot, runs)
     emit(
         NAME,
         _without(options, _OF_ONE_RUN),
@@ -116,8 +117,10 @@ def measure_cells(cells: Sequence[tuple[str, float]], options: argparse.Namespac
                     runs.append(run)
                     cell = argparse.Namespace(**{**vars(options), **run})
                     run |= measure(running, cell)
+                    if options.plot:
+                        write_table(options.plot, runs)  # what there is, should a later run be interrupted
         except (BenchmarkError, CkptClientError, OSError) as error:
-            if not runs or "rows_per_s" in runs[-1]:
+            if not runs or runs[-1].keys() & {"rows_per_s", "error"}:
                 raise  # of the session, not of a run
             runs[-1]["error"] = str(error).strip().splitlines()[0]
             progress(f"failed: {error}")

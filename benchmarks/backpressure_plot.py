@@ -76,11 +76,15 @@ def _cell(run: Run, column: str) -> str:
     return f"{bound}{value:,.0f}"
 
 
-def write_plots(directory: Path, runs: Sequence[Run]) -> None:
-    """Writes ``backpressure.json``, ``.md``, and both charts as SVG and PNG into the directory."""
+def write_table(directory: Path, runs: Sequence[Run]) -> None:
+    """Writes ``backpressure.json`` and ``backpressure.md`` into the directory."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "backpressure.json").write_text(json.dumps(list(runs), indent=1) + "\n")
     (directory / "backpressure.md").write_text(table(runs) + "\n")
+
+
+def write_charts(directory: Path, runs: Sequence[Run]) -> None:
+    """Writes ``checkpoint_duration`` and ``throughput`` as SVG and PNG into the directory, which is there."""
     labels = [f"{sleep:g}" for sleep in sleeps(runs)]
     _chart(directory / "checkpoint_duration", lines(runs, DURATION), labels, "checkpoint duration, ms (median)")
     _chart(directory / "throughput", lines(runs, THROUGHPUT), labels, "rows per second")

@@ -66,7 +66,8 @@ def test_the_table_marks_lower_bounds_and_names_failures() -> None:
 
 def test_charts_are_written_as_svg_and_png(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    backpressure_plot.write_plots(tmp_path, RUNS)
+    backpressure_plot.write_table(tmp_path, RUNS)
+    backpressure_plot.write_charts(tmp_path, RUNS)
     assert sorted(file.name for file in tmp_path.iterdir()) == [
         "backpressure.json",
         "backpressure.md",
