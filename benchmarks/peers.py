@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.backpressure import SLEEPS_MS, policies, sleeps
 from benchmarks.harness import BenchmarkError, parser_for, positive_int, progress, run_main
-from benchmarks.shuffle_run import POLICIES
+from benchmarks.shuffle_run import POLICIES, setting
 
 NAME = "peers"
 TIMEOUT_S = 900
@@ -73,6 +73,7 @@ def backpressure(policy: str, sleep_ms: float, options: argparse.Namespace) -> C
         (
             *("backpressure", "--policy", policy, *work, "--interval-ms", str(options.interval_ms)),
             *("--timeout-ms", str(ALIGNED_TIMEOUT_MS), "--wait-s", f"{WAIT_S:g}"),
+            *(part for text in options.conf or () for part in ("--conf", text)),
         ),
         (
             *("b2/run.sh", *mode, *work, "--interval", f"{options.interval_ms}ms"),
@@ -94,6 +95,7 @@ def main() -> None:
     parser.add_argument("--interval-ms", type=int, default=1000, help="checkpoint interval; 0 means no checkpoints")
     parser.add_argument("--java-rows", type=positive_int, default=30_000_000, help="rows of a Java job")
     parser.add_argument("--python-rows", type=positive_int, default=1_000_000, help="rows of a PyFlink job")
+    parser.add_argument("--conf", type=setting, action="append", metavar="KEY=VALUE", help="of our side's backpressure")
     options = parser.parse_args()
     if options.flink_dir is None and not options.spark:
         parser.error("give --flink-dir DIR, --spark, or both")

@@ -253,11 +253,13 @@ def test_peers_of_backpressure_do_the_same_work() -> None:
         what="backpressure", policies=("aligned", "timeout"), sleeps=(0.1,), seconds=8.0, interval_ms=500
     )
     options.java_rows = options.python_rows = 1
+    options.conf = ["taskmanager.network.buffer.max-rows=256"]
     aligned, timeout = peers.contests(options)
     assert aligned.flink[:5] == ("b2/run.sh", "--mode", "aligned", "--sleep-ms", "0.1")
     assert timeout.flink[:5] == ("b2/run.sh", "--mode", "unaligned", "--aligned-timeout", "100ms")
     assert timeout.flink[timeout.flink.index("--interval") + 1] == "500ms"
     assert timeout.ours[:3] == ("backpressure", "--policy", "timeout")
+    assert timeout.ours[-2:] == ("--conf", "taskmanager.network.buffer.max-rows=256")
     assert peers.rate_of({"rec_s": 5, "e2e_ms_median": 7}) == 5
     assert peers.duration_of({"rec_s": 5, "e2e_ms_median": 7}) == 7
     assert peers.duration_of({"rows_per_s": 5, "checkpoint_ms_p50": 9, "censored": True}) is None
