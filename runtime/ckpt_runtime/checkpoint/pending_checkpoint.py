@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, EdgeDescriptor, VertexDescriptor
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.checkpoint.plan_calculator import CheckpointPlan
 from ckpt_runtime.checkpoint.request_decider import TriggerRequest
@@ -48,6 +48,7 @@ class PendingCheckpoint:
     generation: int = 0
     state: PendingState = PendingState.LOCATING
     directory: str | None = None
+    shared_directory: str = ""
     acknowledged: dict[ExecutionId, SubtaskState] = field(default_factory=dict)
     finished_operators: set[ExecutionId] = field(default_factory=set)
     awaited: set[ExecutionId] = field(init=False)
@@ -98,8 +99,10 @@ class PendingCheckpoint:
                 return vertex.name
         return None
 
-    def complete(self, job_id: str, vertices: tuple[VertexDescriptor, ...], now_abs: int) -> CompletedCheckpoint:
-        """The metadata of this checkpoint; finished subtasks get a marker instead of a state."""
+    def complete(
+        self, job_id: str, vertices: tuple[VertexDescriptor, ...], edges: tuple[EdgeDescriptor, ...], now_abs: int
+    ) -> CompletedCheckpoint:
+        """The metadata of this checkpoint; of finished subtasks it has a marker, and in-flight data if there is any."""
         assert self.directory is not None
         on_restore = self.plan.finished_on_restore
         finished: set[SubtaskKey] = set(self.plan.finished)
@@ -115,13 +118,18 @@ class PendingCheckpoint:
             properties=self.request.properties,
             vertices=vertices,
             states={
-                execution.key: state
+                execution.key: _in_flight_only(state) if execution.key in finished else state
                 for execution, state in sorted(self.acknowledged.items())
-                if execution.key not in finished
+                if execution.key not in finished or state.has_channel_state
             },
             finished=frozenset(finished),
+            edges=edges,
         )
         return self.completed
+
+
+def _in_flight_only(state: SubtaskState) -> SubtaskState:
+    return SubtaskState(bytes=state.in_flight_bytes, inputs=state.inputs, outputs=state.outputs)
 
 
 def _has_union_state(state: SubtaskState) -> bool:

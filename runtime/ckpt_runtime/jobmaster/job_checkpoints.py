@@ -26,7 +26,8 @@ from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, RestoreMode
 from ckpt_runtime.checkpoint.properties import SavepointFormat as SnapshotFormat
-from ckpt_runtime.checkpoint.state_assignment import StateAssignmentError, assign_states
+from ckpt_runtime.checkpoint.state_assignment import assign_states
+from ckpt_runtime.checkpoint.state_assignment_error import StateAssignmentError
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot, CheckpointType
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
@@ -151,8 +152,6 @@ class JobCheckpoints:
         Raises UpdateInProgress, InvalidRequest when the values clash with other settings, NotReady when the change
         could not be stored or when that is unknown. Whether the job has ended meanwhile is for its master to say.
         """
-        if patch is not None:
-            _check_available(patch)
         if self._updating:
             raise UpdateInProgress(self._submission.job_id)
         self._updating = True
@@ -400,16 +399,11 @@ class JobCheckpoints:
         """A job's own checkpoint may lack operators of the savepoint it began with; that was decided at submission."""
         allowed = self._submission.allow_non_restored_state or self._submission.savepoint is not checkpoint
         assignment = assign_states(checkpoint, self._submission.graph, allowed)
-        return RestoredState(checkpoint.id, checkpoint.directory, assignment.subtasks, assignment.finished_vertices)
-
-
-def _check_available(patch: CheckpointConfigPatch) -> None:
-    """A setting that would have no effect is refused."""
-    unavailable = {
-        "unalignedEnabled": patch.unaligned,
-        "alignedCheckpointTimeout": patch.aligned_timeout_ms,
-        "maxInflightDataBytes": patch.max_inflight_data_bytes,
-    }
-    for field, value in unavailable.items():
-        if value:
-            raise InvalidRequest(field, value, "this version aligns barriers")
+        return RestoredState(
+            checkpoint.id,
+            checkpoint.directory,
+            assignment.subtasks,
+            assignment.finished_vertices,
+            assignment.in_flight,
+            owned=self._shell.coordinator.latest_is_owned,
+        )
