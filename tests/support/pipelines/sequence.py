@@ -59,6 +59,8 @@ def pipeline(session: StreamSession, *arguments: str) -> None:
     parser.add_argument("--uids", default="")
     options = parser.parse_args(arguments)
 
+    counter = SeenCounter(options.faults, float(options.sleep_ms))
+
     def pass_through(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             act(options.faults, "map")
@@ -77,7 +79,7 @@ def pipeline(session: StreamSession, *arguments: str) -> None:
     )
     (
         rows.groupBy("source")
-        .transformWithState(SeenCounter(options.faults, float(options.sleep_ms)), "source BIGINT, n BIGINT, seen BIGINT", "Append", "None")
+        .transformWithState(counter, "source BIGINT, n BIGINT, seen BIGINT", "Append", "None")
         .uid(f"order{options.uids}")
         .writeStream.format("parquet")
         .uid(f"order-sink{options.uids}")
