@@ -94,6 +94,7 @@ class Model:
         self.totals = {key: self._totals(one.elements) for key, one in inputs.items()}
         self.all_end = all(one.elements[-1] == END for one in inputs.values())
         self.now = 0
+        self.sent = 0
         self.taken: dict[int, Taken] = {}
         self.given_up: list[int] = []
         self.silently: set[int] = set()
@@ -137,14 +138,21 @@ class Model:
                     assert checkpoint_id not in self.silently
                     assert checkpoint_id not in self.taken or not self.taken[checkpoint_id].complete
                     self.given_up.append(checkpoint_id)
+                    if checkpoint_id not in self.taken:
+                        self._send(checkpoint_id)
                 case MeasureInFlight():
                     assert self.handler.waits_for_room
         assert {key for key, one in self.inputs.items() if one.blocked} == set(self.handler.blocked_channels)
         assert self.handler.pending_checkpoint is not None or not self.handler.blocked_channels
 
+    def _send(self, checkpoint_id: int) -> None:
+        """A barrier, or the cancellation of one: this subtask keeps the rule of the senders as well."""
+        assert checkpoint_id > self.sent
+        self.sent = checkpoint_id
+
     def _trigger(self, effect: TriggerCheckpoint) -> None:
         number = effect.checkpoint_id
-        assert not self.taken or number > max(self.taken), "ids of triggers rise"
+        self._send(number)
         assert number not in self.given_up
         assert number not in self.silently
         recorded = Counter({channel: self.inputs[channel].queued_before(number) for channel in effect.captured})
