@@ -21,7 +21,7 @@ from ckpt_runtime.graph.specs import ProcessSpec, RangeReaderSpec
 from ckpt_runtime.network.framing import channel_id
 from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.network.transport import DataTransport
-from ckpt_runtime.operators.operator import OperatorContext, OperatorStateStore
+from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore
 from ckpt_runtime.state.backend import KeyedStateBackend
 from ckpt_runtime.task.chain import ChainEnd, OperatorChain
 from ckpt_runtime.task.deployment import Deployment, OutputDescriptor, Program, SubtaskDescriptor
@@ -122,10 +122,7 @@ class DeployedJob:
                 for edge, output in zip(edges, descriptor.outputs, strict=True)
             ]
         )
-        operators = [
-            create_operator(self._plan.specs[node.uid], self._plan.input_schemas.get(node.uid))
-            for node in vertex.operators
-        ]
+        operators = [self._operator(node.uid) for node in vertex.operators]
         holder: list[Subtask] = []
         contexts = [self._context(descriptor, vertex, position, holder) for position in range(len(operators))]
         subtask = Subtask(
@@ -139,6 +136,9 @@ class DeployedJob:
         )
         holder.append(subtask)
         self.subtasks[key] = subtask
+
+    def _operator(self, uid: str) -> Operator:
+        return create_operator(self._plan.specs[uid], self._plan.input_schemas.get(uid))
 
     def _reads_ranges(self, vertex_id: str) -> bool:
         """Whether a buffer to that vertex is hours of work: as few as possible may be under way, and none gathered."""
