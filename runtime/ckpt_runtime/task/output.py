@@ -47,6 +47,8 @@ class LocalSubpartition:
         self._wake_producer = wake_producer
         self._sent = 0
         self._consumed = 0
+        # Credit comes back in halves of the window: of a window beyond the capacity, half may be all there is.
+        receiver.credit.window = min(receiver.credit.window, capacity)
         receiver.on_credit(self._give_back)
 
     @property
