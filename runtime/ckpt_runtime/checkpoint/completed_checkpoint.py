@@ -9,7 +9,7 @@ from typing import Any
 from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
-from ckpt_runtime.graph.job_graph import JobVertex
+from ckpt_runtime.graph.job_graph import JobEdge, JobVertex, Partitioning
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,39 @@ class VertexDescriptor:
 
 
 @dataclass(frozen=True, slots=True)
+class EdgeDescriptor:
+    """What a snapshot remembers of one edge: in-flight data can only be given to the same edge again."""
+
+    source: str
+    target: str
+    partitioning: Partitioning
+    keys: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, edge: JobEdge) -> EdgeDescriptor:
+        return cls(edge.source, edge.target, edge.partitioning, edge.keys)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "target": self.target,
+            "partitioning": self.partitioning.value,
+            "keys": list(self.keys),
+        }
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> EdgeDescriptor:
+        partitioning = Partitioning(document["partitioning"])
+        return cls(document["source"], document["target"], partitioning, tuple(document["keys"]))
+
+
+@dataclass(frozen=True, slots=True)
 class CompletedCheckpoint:
     """``timestamp`` is the trigger time that travelled in the barriers, ``completion_timestamp`` when it was finalised.
 
     ``directory`` is the external path; paths in ``states`` are relative to it unless absolute. A subtask is in
-    ``states`` or in ``finished`` (its operators had finished, FLIP-147), never in both.
+    ``states`` or in ``finished`` (its operators had finished, FLIP-147), never in both. ``edges`` are those of the
+    job, in its order; none in snapshots from before there was in-flight data.
     """
 
     id: int
@@ -64,6 +92,7 @@ class CompletedCheckpoint:
     vertices: tuple[VertexDescriptor, ...]
     states: Mapping[SubtaskKey, SubtaskState] = field(default_factory=dict)
     finished: frozenset[SubtaskKey] = frozenset()
+    edges: tuple[EdgeDescriptor, ...] = ()
 
     @property
     def is_savepoint(self) -> bool:
@@ -96,6 +125,7 @@ class CompletedCheckpoint:
             "directory": self.directory,
             "properties": self.properties.to_json(),
             "vertices": [vertex.to_json() for vertex in self.vertices],
+            "edges": [edge.to_json() for edge in self.edges],
             "states": [
                 {"vertex": vertex, "subtask": subtask, "state": self.states[vertex, subtask].to_json()}
                 for vertex, subtask in sorted(self.states)
@@ -122,4 +152,5 @@ class CompletedCheckpoint:
                 for entry in document["states"]
             },
             finished=frozenset((vertex, int(subtask)) for vertex, subtask in document["finished"]),
+            edges=tuple(EdgeDescriptor.from_json(edge) for edge in document.get("edges", [])),
         )

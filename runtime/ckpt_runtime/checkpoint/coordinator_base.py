@@ -12,7 +12,7 @@ from enum import Enum
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint.aborted_checkpoints import AbortedCheckpoints
 from ckpt_runtime.checkpoint.cleaner import CheckpointCleaner
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, EdgeDescriptor, VertexDescriptor
 from ckpt_runtime.checkpoint.completed_checkpoint_store import CompletedCheckpointStore, RetainedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.effects import Effect
@@ -67,6 +67,7 @@ class CoordinatorBase:
     ) -> None:
         self._job_id = job_id
         self._vertices = tuple(VertexDescriptor.of(vertex) for vertex in graph.vertices)
+        self._edges = tuple(EdgeDescriptor.of(edge) for edge in graph.edges)
         self._configuration = configuration.effective()
         self._ids = CheckpointIdCounter() if ids is None else ids
         self._stats = CheckpointStatsTracker() if statistics is None else statistics

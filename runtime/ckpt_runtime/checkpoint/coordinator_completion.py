@@ -145,7 +145,7 @@ class CompletionLayer(TriggeringLayer):
             if vertex is None:
                 pending.state = PendingState.WRITING
                 self._emit(out.CancelTimer(TimerId(TimerKind.CANCELLER, pending.id)))
-                self._emit(out.WriteMetadata(pending.complete(self._job_id, self._vertices, now.abs_ms)))
+                self._emit(out.WriteMetadata(pending.complete(self._job_id, self._vertices, self._edges, now.abs_ms)))
             else:
                 detail = f"only some subtasks of {vertex!r}, which has union list state, have finished"
                 self._abort(pending, Reason.CHECKPOINT_DECLINED_TASK_CLOSING, now, detail)

@@ -225,6 +225,7 @@ class TriggeringLayer(CoordinatorBase):
             self._cleaner.discard_location(event.checkpoint_id, event.directory)
             return
         pending.directory = event.directory
+        pending.shared_directory = event.shared_directory
         pending.state = PendingState.PENDING
         self._triggering = None
         self._emit(out.TriggerSources(pending.id, pending.timestamp, self._options(pending), pending.plan.to_trigger))
@@ -245,6 +246,7 @@ class TriggeringLayer(CoordinatorBase):
             configuration.unaligned_enabled,
             configuration.aligned_timeout_ms,
             configuration.max_inflight_data_bytes,
+            pending.shared_directory,
         )
 
     def _on_location_failed(self, event: on.LocationFailed, now: Instant) -> None:

@@ -153,10 +153,11 @@ class TimerFired:
 
 @dataclass(frozen=True, slots=True)
 class LocationReady:
-    """Answers InitializeLocation: the directory exists and is this checkpoint's alone."""
+    """Answers InitializeLocation: the directory exists and is this checkpoint's alone. Savepoints share none."""
 
     checkpoint_id: int
     directory: str
+    shared_directory: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, EdgeDescriptor, VertexDescriptor
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.checkpoint.plan_calculator import CheckpointPlan
 from ckpt_runtime.checkpoint.request_decider import TriggerRequest
@@ -48,6 +48,7 @@ class PendingCheckpoint:
     generation: int = 0
     state: PendingState = PendingState.LOCATING
     directory: str | None = None
+    shared_directory: str = ""
     acknowledged: dict[ExecutionId, SubtaskState] = field(default_factory=dict)
     finished_operators: set[ExecutionId] = field(default_factory=set)
     awaited: set[ExecutionId] = field(init=False)
@@ -98,7 +99,9 @@ class PendingCheckpoint:
                 return vertex.name
         return None
 
-    def complete(self, job_id: str, vertices: tuple[VertexDescriptor, ...], now_abs: int) -> CompletedCheckpoint:
+    def complete(
+        self, job_id: str, vertices: tuple[VertexDescriptor, ...], edges: tuple[EdgeDescriptor, ...], now_abs: int
+    ) -> CompletedCheckpoint:
         """The metadata of this checkpoint; finished subtasks get a marker instead of a state."""
         assert self.directory is not None
         on_restore = self.plan.finished_on_restore
@@ -120,6 +123,7 @@ class PendingCheckpoint:
                 if execution.key not in finished
             },
             finished=frozenset(finished),
+            edges=edges,
         )
         return self.completed
 

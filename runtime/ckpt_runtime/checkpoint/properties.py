@@ -68,7 +68,8 @@ class CheckpointProperties:
 class CheckpointOptions:
     """Travels in trigger messages and barriers.
 
-    ``directory`` is where the tasks write; a task names it again in its acknowledgement. ``unaligned`` and
+    ``directory`` is where the tasks write; a task names it again in its acknowledgement. ``shared_directory`` takes the
+    files that later checkpoints may refer to (empty for savepoints, which share nothing). ``unaligned`` and
     ``aligned_timeout_ms`` are the alignment policy of this one checkpoint (savepoints are always aligned).
     """
 
@@ -77,6 +78,7 @@ class CheckpointOptions:
     unaligned: bool = False
     aligned_timeout_ms: int = 0
     max_inflight_data_bytes: int | None = None
+    shared_directory: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -85,6 +87,7 @@ class CheckpointOptions:
             "unaligned": self.unaligned,
             "aligned_timeout_ms": self.aligned_timeout_ms,
             "max_inflight_data_bytes": self.max_inflight_data_bytes,
+            "shared_directory": self.shared_directory,
         }
 
     @classmethod
@@ -95,4 +98,5 @@ class CheckpointOptions:
             document["unaligned"],
             document["aligned_timeout_ms"],
             document["max_inflight_data_bytes"],
+            document["shared_directory"],
         )

@@ -161,9 +161,9 @@ class ChannelStateSegment:
 class ChannelStateStream:
     """The in-flight elements of one channel, in the order in which they have to be processed.
 
-    ``edge`` is the position of the job edge among the vertex's inputs (of an output stream: among its outputs), ``peer``
-    the index of the subtask at the channel's other end. ``schema`` is the rows' Arrow IPC schema message in base64,
-    empty when the stream has no rows.
+    ``edge`` is the position of the job edge among the vertex's inputs (of an output stream: among its outputs),
+    ``peer`` the index of the subtask at the channel's other end. ``schema`` is the rows' Arrow IPC schema message in
+    base64, empty when the stream has no rows.
     """
 
     edge: int

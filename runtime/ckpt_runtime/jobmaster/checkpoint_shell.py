@@ -297,16 +297,18 @@ class CheckpointShell:
         try:
             self._record.reserve(effect.checkpoint_id)
             reach("checkpoint-reserved")
+            shared = ""
             if effect.properties.is_savepoint:
                 location = initialize_savepoint(effect.target_directory or "", self._job_id)
             else:
                 location = self._storage.initialize_checkpoint(effect.checkpoint_id)
+                shared = self._storage.shared.url
         except NotLeaderError as error:
             return self._lost(error)
         except Exception as error:
             return on.LocationFailed(effect.checkpoint_id, str(error))
         reach("checkpoint-located")
-        return on.LocationReady(effect.checkpoint_id, location.url)
+        return on.LocationReady(effect.checkpoint_id, location.url, shared)
 
     def _write_metadata(self, checkpoint: CompletedCheckpoint) -> CoordinatorEvent:
         try:

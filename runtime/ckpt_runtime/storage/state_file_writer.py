@@ -30,8 +30,10 @@ class StateFileWriter:
     unless it was finished. Not thread-safe.
     """
 
-    def __init__(self, directory: Location, memory_threshold: int = DEFAULT_MEMORY_THRESHOLD) -> None:
-        self._location = directory.child(str(uuid4()))
+    def __init__(
+        self, directory: Location, memory_threshold: int = DEFAULT_MEMORY_THRESHOLD, name_prefix: str = ""
+    ) -> None:
+        self._location = directory.child(f"{name_prefix}{uuid4()}")
         self._threshold = memory_threshold
         self._checksum = RunningChecksum()
         self._held = bytearray()
@@ -39,6 +41,11 @@ class StateFileWriter:
         self._ended = False
         self.bytes_written = 0
         self.stream: BinaryIO = cast(BinaryIO, _WriterStream(self))
+
+    @property
+    def location(self) -> Location:
+        """Where the file is, or would be if it became one."""
+        return self._location
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Appends bytes. Raises :class:`StorageError` naming the file; the writer must then be aborted."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckpt_runtime.checkpoint.state_handles import OperatorSubtaskState
+from ckpt_runtime.checkpoint.state_handles import ChannelStateStream, OperatorSubtaskState
 from ckpt_runtime.graph.job_graph import JobGraph, Partitioning
 
 Address = tuple[str, int]
@@ -51,6 +51,7 @@ class SubtaskDescriptor:
     outputs: tuple[OutputDescriptor, ...]
     state: dict[str, OperatorSubtaskState] = field(default_factory=dict)
     finished: bool = False
+    in_flight: tuple[ChannelStateStream, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

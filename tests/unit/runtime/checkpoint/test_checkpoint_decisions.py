@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ckpt_runtime.checkpoint.aborted_checkpoints import REMEMBERED, AbortedCheckpoints
@@ -292,5 +294,7 @@ def test_aborted_ids_are_bounded():
 
 
 def test_options_survive_json():
-    options = CheckpointOptions(SYNC_SAVEPOINT, "dir", unaligned=True, aligned_timeout_ms=3, max_inflight_data_bytes=9)
+    options = CheckpointOptions(SYNC_SAVEPOINT, "dir", True, aligned_timeout_ms=3, shared_directory="shared")
+    assert CheckpointOptions.from_json(options.to_json()) == options
+    options = replace(options, max_inflight_data_bytes=9)
     assert CheckpointOptions.from_json(options.to_json()) == options

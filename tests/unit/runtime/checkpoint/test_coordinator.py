@@ -8,7 +8,7 @@ import pytest
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, EdgeDescriptor
 from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointRetention
 from ckpt_runtime.checkpoint.coordinator import CoordinatorState
@@ -59,6 +59,25 @@ def test_metadata_survives_json():
     assert CompletedCheckpoint.from_json(metadata.to_json()) == metadata
     moved = CompletedCheckpoint.from_json(metadata.to_json(), "elsewhere")
     assert moved == metadata.moved_to("elsewhere")
+
+
+def test_metadata_remembers_the_edges_and_older_metadata_has_none():
+    driver = Driver().run()
+    driver.trigger()
+    driver.ack_all(1)
+    metadata = driver.one(out.WriteMetadata).checkpoint
+    (edge,) = driver.graph.edges
+    assert metadata.edges == (EdgeDescriptor(edge.source, edge.target, edge.partitioning, edge.keys),)
+    document = metadata.to_json()
+    del document["edges"]
+    assert CompletedCheckpoint.from_json(document) == replace(metadata, edges=())
+
+
+def test_tasks_hear_where_shared_files_go():
+    driver = Driver().run()
+    driver.request()
+    driver.step(on.LocationReady(1, "dir/1", "shared"))
+    assert driver.one(out.TriggerSources).options.shared_directory == "shared"
 
 
 def test_requests_without_running_tasks_fail():

@@ -186,6 +186,17 @@ def test_a_checkpoint_ends_as_files_with_metadata_and_a_pointer(tmp_path: Path) 
     run(tmp_path, test)
 
 
+def test_shared_files_of_checkpoints_go_to_the_jobs_shared_directory_and_savepoints_have_none(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        _, options = await bench.trigger()
+        assert options.shared_directory == (bench.directory / "shared").as_uri()
+        assert (bench.directory / "shared").is_dir()
+        _, options = await bench.trigger(CheckpointType.SAVEPOINT, str(tmp_path / "savepoints"))
+        assert options.shared_directory == ""
+
+    run(tmp_path, test, max_concurrent=2)
+
+
 def test_a_newer_checkpoint_takes_the_place_of_the_older(tmp_path: Path) -> None:
     async def test(bench: Bench) -> None:
         for _ in range(3):
