@@ -87,7 +87,7 @@ class Connection:
         elif kind is FrameKind.CONTROL:
             receiver.put(decode_element(body))
         elif kind is FrameKind.SCHEMA:
-            receiver.schema = pa.ipc.read_schema(body)
+            receiver.schema = pa.ipc.read_schema(pa.py_buffer(body))
 
     def _credit(self) -> None:
         channel, count = self.returning.popleft()

@@ -74,13 +74,15 @@ class StorageShell:
     def _initialize(self, effect: out.InitializeLocation) -> on.CoordinatorEvent:
         if self._world.choices.fault("no location", 0.01):
             return on.LocationFailed(effect.checkpoint_id, "simulated")
+        shared = ""
         if effect.properties.is_savepoint:
             target = effect.target_directory or ""
             token = f"{self._master.number:06x}{effect.checkpoint_id:06x}"
             location = initialize_savepoint(target, self._master.job_id, lambda: token)
         else:
             location = self._storage.initialize_checkpoint(effect.checkpoint_id)
-        return on.LocationReady(effect.checkpoint_id, location.url)
+            shared = self._storage.shared.url
+        return on.LocationReady(effect.checkpoint_id, location.url, shared)
 
     def _write_metadata(self, checkpoint: CompletedCheckpoint) -> on.CoordinatorEvent:
         try:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.events import CheckpointMetrics
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
-from ckpt_runtime.checkpoint.properties import CheckpointOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.state_options import StateOptions
 from ckpt_runtime.graph.compiler import CompiledPlan
@@ -23,7 +21,8 @@ from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.task.deployed_job import DeployedJob
 from ckpt_runtime.task.deployment import Deployment, SubtaskDescriptor
 from ckpt_runtime.task.snapshot_writer import write_snapshot
-from ckpt_runtime.task.subtask import OperatorSnapshot, SnapshotMeasures, Subtask, TaskState
+from ckpt_runtime.task.subtask import Subtask, TaskState
+from ckpt_runtime.task.subtask_checkpoints import Snapshot
 from ckpt_runtime.task.task_thread import TaskThread
 from ckpt_runtime.task.wakeup import Wakeup
 from ckpt_runtime.testing.job_simulation.network import SimulatedTransport
@@ -203,43 +202,40 @@ class SimulatedWorker:
     def decline(self, subtask: Subtask, checkpoint_id: int, reason: str, message: str) -> None:
         self._report_subtask(subtask, "decline", checkpoint_id, CheckpointFailureReason[reason], message)
 
-    def write_snapshot(
-        self,
-        subtask: Subtask,
-        barrier: CheckpointBarrier,
-        operators: list[OperatorSnapshot],
-        measures: SnapshotMeasures,
-    ) -> None:
-        self.world.note("snapshot %s of %s", barrier.checkpoint_id, subtask.name)
-        self.world.asynchronously("snapshot", self._write_snapshot, subtask, barrier, operators, measures, owner=self)
+    def write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
+        self.world.note("snapshot %s of %s", snapshot.barrier.checkpoint_id, subtask.name)
+        self.world.asynchronously("snapshot", self._write_snapshot, subtask, snapshot, owner=self)
 
-    def _write_snapshot(
-        self,
-        subtask: Subtask,
-        barrier: CheckpointBarrier,
-        operators: list[OperatorSnapshot],
-        measures: SnapshotMeasures,
-    ) -> None:
+    def _write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
         job = self.job
         if job is None:
+            snapshot.release()
             return
         vertex = job.deployment.graph.vertex(subtask.vertex_id)
         threshold = Configuration(job.deployment.graph.configuration).get(StateOptions.FS_MEMORY_THRESHOLD)
         key_groups = key_group_range(vertex.max_parallelism, vertex.parallelism, subtask.index)
-        options: CheckpointOptions = barrier.options
+        barrier, measures = snapshot.barrier, snapshot.measures
         try:
-            written = write_snapshot(options.directory, operators, key_groups, threshold)
+            written = write_snapshot(snapshot, key_groups, threshold, subtask.checkpoints.persisted)
         except StorageError as error:
             self.decline(subtask, barrier.checkpoint_id, "IO_EXCEPTION", str(error))
             return
         metrics = CheckpointMetrics(
             checkpointed_size=written.written_bytes,
             processed_data=measures.processed_bytes,
+            persisted_data=written.in_flight_bytes,
             alignment_duration=measures.alignment_ms,
             start_delay=measures.start_delay_ms,
+            unaligned=measures.unaligned,
         )
         self._report_subtask(
-            subtask, "ack", barrier.checkpoint_id, options.directory, written.state, metrics, subtask.data_ended
+            subtask,
+            "ack",
+            barrier.checkpoint_id,
+            barrier.options.directory,
+            written.state,
+            metrics,
+            measures.finished_operators,
         )
 
     def _report_subtask(self, subtask: Subtask, kind: str, *content: Any) -> None:
@@ -257,4 +253,3 @@ class SimulatedWorker:
             self.world.to_driver(self, kind, deployment, execution, *content)
 
 
-__all__ = ["LIVE", "Runner", "SimulatedJob", "SimulatedWorker", "on"]
