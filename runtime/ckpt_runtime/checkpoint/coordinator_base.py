@@ -107,6 +107,11 @@ class CoordinatorBase:
         return self._store.latest
 
     @property
+    def latest_is_owned(self) -> bool:
+        """False while what a restore would use is a snapshot that stays the user's."""
+        return self._store.latest_is_owned
+
+    @property
     def retained(self) -> tuple[RetainedCheckpoint, ...]:
         """Oldest first."""
         return self._store.entries

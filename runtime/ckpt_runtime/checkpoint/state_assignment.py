@@ -10,9 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ckpt_runtime.checkpoint.channel_state_assignment import (
+    assign_channel_state,
+    broadcast_origin,
+    keyed_channel_targets,
+)
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.executions import SubtaskKey
+from ckpt_runtime.checkpoint.state_assignment_error import StateAssignmentError
 from ckpt_runtime.checkpoint.state_handles import (
+    ChannelStateStream,
     KeyedStateHandle,
     OperatorListState,
     OperatorStateMode,
@@ -20,10 +27,6 @@ from ckpt_runtime.checkpoint.state_handles import (
 )
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range
-
-
-class StateAssignmentError(ValueError):
-    """A checkpoint does not fit a job graph; nothing may be deployed from it."""
 
 
 class NonRestoredStateError(StateAssignmentError):
@@ -74,19 +77,22 @@ class StateAssignment:
     """State by subtask and operator uid; operators without state have no entry, every subtask has one.
 
     ``finished_vertices`` had finished in the checkpoint: they are deployed without running their operators.
+    ``in_flight`` is what a subtask has to process before anything that it receives; most have none.
     """
 
     subtasks: Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]
     finished_vertices: frozenset[str] = frozenset()
+    in_flight: Mapping[SubtaskKey, tuple[ChannelStateStream, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _OperatorState:
-    """One operator in the checkpoint: the states of its subtasks by index."""
+    """One operator in the checkpoint: the states of its subtasks by index. ``alive`` had not finished, ascending."""
 
     parallelism: int
     max_parallelism: int
     finished: _Finished
+    alive: tuple[int, ...] = ()
     subtasks: dict[int, OperatorSubtaskState] = field(default_factory=dict)
 
     @property
@@ -121,12 +127,15 @@ def assign_states(
             for index, assigned in enumerate(_spread(state, vertex)):
                 if assigned.keyed or assigned.lists:
                     subtasks[vertex.id, index][node.uid] = assigned
-    return StateAssignment(subtasks, finished)
+    return StateAssignment(subtasks, finished, assign_channel_state(checkpoint, graph))
 
 
 def restored_max_parallelism(checkpoint: CompletedCheckpoint) -> dict[str, int]:
-    """By operator uid, of operators with keyed state: what a job that sets none explicitly should take over."""
-    return {uid: state.max_parallelism for uid, state in _states_by_uid(checkpoint).items() if state.handles}
+    """By operator uid, of what is kept or on its way by key: what a job that sets none explicitly should take over."""
+    found = {uid: state.max_parallelism for uid, state in _states_by_uid(checkpoint).items() if state.handles}
+    for vertex in keyed_channel_targets(checkpoint):
+        found.update(dict.fromkeys(vertex.operator_uids, vertex.max_parallelism))
+    return found
 
 
 def _states_by_uid(checkpoint: CompletedCheckpoint) -> dict[str, _OperatorState]:
@@ -135,8 +144,9 @@ def _states_by_uid(checkpoint: CompletedCheckpoint) -> dict[str, _OperatorState]
         ended = sum((vertex.id, index) in checkpoint.finished for index in range(vertex.parallelism))
         finished = _Finished.NONE if ended == 0 else _Finished.PARTLY
         finished = _Finished.FULLY if ended == vertex.parallelism else finished
+        alive = tuple(index for index in range(vertex.parallelism) if (vertex.id, index) in checkpoint.states)
         for uid in vertex.operator_uids:
-            operators[uid] = _OperatorState(vertex.parallelism, vertex.max_parallelism, finished)
+            operators[uid] = _OperatorState(vertex.parallelism, vertex.max_parallelism, finished, alive)
         for index in range(vertex.parallelism):
             state = checkpoint.states.get((vertex.id, index))
             for uid, operator_state in (state.operators if state is not None else {}).items():
@@ -190,7 +200,8 @@ def _spread_lists(state: _OperatorState, parallelism: int) -> list[list[Operator
             everything = tuple(item for items in copies.values() for item in items)
             parts = [everything] * parallelism
         elif mode is OperatorStateMode.BROADCAST:
-            parts = _broadcast(copies, parallelism, state.parallelism)
+            origins = [broadcast_origin(i, parallelism, state.parallelism, state.alive) for i in range(parallelism)]
+            parts = [copies.get(origin, ()) for origin in origins]
         elif parallelism == state.parallelism:
             parts = [copies.get(index, ()) for index in range(parallelism)]
         else:
@@ -201,15 +212,6 @@ def _spread_lists(state: _OperatorState, parallelism: int) -> list[list[Operator
             if part:
                 result[index].append(OperatorListState(name, mode, part))
     return result
-
-
-def _broadcast(copies: Mapping[int, tuple[object, ...]], parallelism: int, before: int) -> list[tuple[object, ...]]:
-    """Each subtask gets one copy: its own when the parallelism is the same and it left one."""
-    available = list(copies.values())
-    return [
-        copies[index] if parallelism == before and index in copies else available[index % len(available)]
-        for index in range(parallelism)
-    ]
 
 
 def _finished_vertices(operators: Mapping[str, _OperatorState], graph: JobGraph) -> frozenset[str]:

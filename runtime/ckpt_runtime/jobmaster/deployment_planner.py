@@ -7,10 +7,10 @@ producing subtasks and consuming subtasks, so both ends of a channel know it by 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ckpt_runtime.checkpoint.executions import SubtaskKey
-from ckpt_runtime.checkpoint.state_handles import OperatorSubtaskState
+from ckpt_runtime.checkpoint.state_handles import ChannelStateStream, OperatorSubtaskState
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, Partitioning
 from ckpt_runtime.task.deployment import (
     Address,
@@ -33,12 +33,18 @@ class SlotPlacement:
 
 @dataclass(frozen=True, slots=True)
 class RestoredState:
-    """What a deployment starts from: state by subtask and operator uid, and the subtasks that had finished."""
+    """What a deployment starts from: state by subtask and operator uid, and the subtasks that had finished.
+
+    ``in_flight`` is what subtasks have to process first. Without ``owned`` the snapshot stays the user's: nothing new
+    may refer to its files.
+    """
 
     checkpoint_id: int
     directory: str
     states: Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]
     finished_vertices: frozenset[str] = frozenset()
+    in_flight: Mapping[SubtaskKey, tuple[ChannelStateStream, ...]] = field(default_factory=dict)
+    owned: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,7 @@ def plan_deployments(
             ),
             restored_checkpoint_id=None if restored is None else restored.checkpoint_id,
             snapshot_directory="" if restored is None else restored.directory,
+            snapshot_owned=restored is None or restored.owned,
             pin_cpu=placement.pin_cpu,
         )
         for slot, placement in enumerate(slots)
@@ -134,7 +141,8 @@ def _subtask(
     ]
     state = {} if restored is None else dict(restored.states.get(key, {}))
     finished = restored is not None and vertex_id in restored.finished_vertices
-    return SubtaskDescriptor(vertex_id, index, tuple(inputs), tuple(outputs), state, finished)
+    in_flight = () if restored is None else restored.in_flight.get(key, ())
+    return SubtaskDescriptor(vertex_id, index, tuple(inputs), tuple(outputs), state, finished, in_flight)
 
 
 def place(workers: Sequence[tuple[str, Address, Sequence[int]]], *, pin: bool) -> list[SlotPlacement]:

@@ -21,7 +21,8 @@ from ckpt_runtime.api.plan_process import plan_in_process
 from ckpt_runtime.api.plan_result import PlanRequest
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
-from ckpt_runtime.checkpoint.state_assignment import StateAssignmentError, assign_states, restored_max_parallelism
+from ckpt_runtime.checkpoint.state_assignment import assign_states, restored_max_parallelism
+from ckpt_runtime.checkpoint.state_assignment_error import StateAssignmentError
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
 from ckpt_runtime.configuration.checkpointing_options import (
     CheckpointingOptions,

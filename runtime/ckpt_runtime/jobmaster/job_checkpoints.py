@@ -26,7 +26,8 @@ from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, RestoreMode
 from ckpt_runtime.checkpoint.properties import SavepointFormat as SnapshotFormat
-from ckpt_runtime.checkpoint.state_assignment import StateAssignmentError, assign_states
+from ckpt_runtime.checkpoint.state_assignment import assign_states
+from ckpt_runtime.checkpoint.state_assignment_error import StateAssignmentError
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot, CheckpointType
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
@@ -400,7 +401,14 @@ class JobCheckpoints:
         """A job's own checkpoint may lack operators of the savepoint it began with; that was decided at submission."""
         allowed = self._submission.allow_non_restored_state or self._submission.savepoint is not checkpoint
         assignment = assign_states(checkpoint, self._submission.graph, allowed)
-        return RestoredState(checkpoint.id, checkpoint.directory, assignment.subtasks, assignment.finished_vertices)
+        return RestoredState(
+            checkpoint.id,
+            checkpoint.directory,
+            assignment.subtasks,
+            assignment.finished_vertices,
+            assignment.in_flight,
+            owned=self._shell.coordinator.latest_is_owned,
+        )
 
 
 def _check_available(patch: CheckpointConfigPatch) -> None:

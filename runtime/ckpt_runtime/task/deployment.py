@@ -43,7 +43,11 @@ class OutputDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class SubtaskDescriptor:
-    """One subtask. ``state`` is what the restored snapshot assigns to it, by operator uid."""
+    """One subtask. ``state`` is what the restored snapshot assigns to it, by operator uid.
+
+    ``in_flight`` has to be processed, in this order, before anything that its channels deliver; ``edge`` of a stream is
+    its input gate.
+    """
 
     vertex_id: str
     subtask_index: int
@@ -65,7 +69,10 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Everything that one worker runs of one attempt of a job."""
+    """Everything that one worker runs of one attempt of a job.
+
+    Without ``snapshot_owned`` the files of the restored snapshot stay the user's: no new one may refer to them.
+    """
 
     job_id: str
     deployment: int
@@ -75,6 +82,7 @@ class Deployment:
     subtasks: tuple[SubtaskDescriptor, ...]
     restored_checkpoint_id: int | None = None
     snapshot_directory: str = ""
+    snapshot_owned: bool = True
     pin_cpu: int | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -87,6 +95,7 @@ class Deployment:
             "subtasks": [_subtask_to_json(subtask) for subtask in self.subtasks],
             "restored_checkpoint_id": self.restored_checkpoint_id,
             "snapshot_directory": self.snapshot_directory,
+            "snapshot_owned": self.snapshot_owned,
             "pin_cpu": self.pin_cpu,
         }
 
@@ -102,6 +111,7 @@ class Deployment:
             subtasks=tuple(_subtask_from_json(subtask) for subtask in document["subtasks"]),
             restored_checkpoint_id=document["restored_checkpoint_id"],
             snapshot_directory=document["snapshot_directory"],
+            snapshot_owned=document["snapshot_owned"],
             pin_cpu=document["pin_cpu"],
         )
 
@@ -122,6 +132,7 @@ def _subtask_to_json(subtask: SubtaskDescriptor) -> dict[str, Any]:
         ],
         "state": {uid: state.to_json() for uid, state in subtask.state.items()},
         "finished": subtask.finished,
+        "in_flight": [stream.to_json() for stream in subtask.in_flight],
     }
 
 
@@ -144,4 +155,5 @@ def _subtask_from_json(document: dict[str, Any]) -> SubtaskDescriptor:
         ),
         state={uid: OperatorSubtaskState.from_json(state) for uid, state in document["state"].items()},
         finished=document["finished"],
+        in_flight=tuple(ChannelStateStream.from_json(stream) for stream in document["in_flight"]),
     )

@@ -5,7 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode, OperatorSubtaskState
+from ckpt_runtime.checkpoint.state_handles import (
+    ChannelStateSegment,
+    ChannelStateStream,
+    OperatorListState,
+    OperatorStateMode,
+    OperatorSubtaskState,
+    StateFile,
+)
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.jobmaster.deployment_planner import RestoredState, SlotPlacement, place, plan_deployments
 from ckpt_runtime.task.deployment import Deployment, Program
@@ -109,11 +116,17 @@ def test_channels_of_any_graph_are_numbered_once(parallelisms: list[int], data: 
 
 def test_restored_state_reaches_its_subtask_and_finished_vertices_are_marked() -> None:
     state = OperatorSubtaskState((), (OperatorListState("x", OperatorStateMode.SPLIT, (1,)),))
-    restored = RestoredState(9, "file:///chk-9", {("b", 1): {"b-uid": state}}, frozenset({"a"}))
+    stream = ChannelStateStream(0, 3, "", (ChannelStateSegment(StateFile("f", 9, "c"), 0, 9),))
+    restored = RestoredState(
+        9, "file:///chk-9", {("b", 1): {"b-uid": state}}, frozenset({"a"}), {("b", 1): (stream,)}, owned=False
+    )
     deployments = plan(graph(a=1, b=2), restored)
     by_key = {(s.vertex_id, s.subtask_index): s for d in deployments for s in d.subtasks}
     assert by_key["b", 1].state == {"b-uid": state}
     assert by_key["b", 0].state == {}
+    assert {key: subtask.in_flight for key, subtask in by_key.items() if subtask.in_flight} == {("b", 1): (stream,)}
+    assert not any(deployment.snapshot_owned for deployment in deployments)
+    assert all(deployment.snapshot_owned for deployment in plan(graph(a=1, b=2)))
     assert [by_key[key].finished for key in (("a", 0), ("b", 0), ("b", 1))] == [True, False, False]
     assert all((d.restored_checkpoint_id, d.snapshot_directory) == (9, "file:///chk-9") for d in deployments)
 

@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt_runtime.checkpoint.state_handles import (
+    ChannelStateSegment,
+    ChannelStateStream,
     KeyedSection,
     KeyedStateHandle,
     OperatorListState,
@@ -46,6 +48,9 @@ outputs = st.builds(
     numbers,
     st.lists(st.builds(OutputChannelDescriptor, numbers, addresses), max_size=3).map(tuple),
 )
+key_groups = st.one_of(st.none(), st.builds(KeyGroupRange, numbers, numbers))
+segments = st.builds(ChannelStateSegment, files, numbers, numbers, key_groups)
+streams = st.builds(ChannelStateStream, numbers, numbers, texts, st.lists(segments, max_size=2).map(tuple))
 subtasks = st.builds(
     SubtaskDescriptor,
     texts,
@@ -54,6 +59,7 @@ subtasks = st.builds(
     st.lists(outputs, max_size=2).map(tuple),
     st.dictionaries(texts, states, max_size=2),
     st.booleans(),
+    st.lists(streams, max_size=2).map(tuple),
 )
 GRAPH = JobGraph(
     "job",
@@ -74,6 +80,7 @@ deployments = st.builds(
     subtasks=st.lists(subtasks, max_size=2).map(tuple),
     restored_checkpoint_id=st.one_of(st.none(), numbers),
     snapshot_directory=texts,
+    snapshot_owned=st.booleans(),
     pin_cpu=st.one_of(st.none(), st.integers(0, 64)),
 )
 

@@ -1,0 +1,240 @@
+"""Which subtask of a new deployment gets which in-flight data of an unaligned checkpoint. Pure; reads no file.
+
+The receiver of a channel processes what was on its way before anything new: first what had arrived at the old receiver,
+then what still stood in the old senders' queues. These streams of one old receiver and edge are its *bundle*; it moves
+as a whole to the new receivers that own its rows. Sources: FLIP-76, Flink's SubtaskStateMapper; unlike the latter, key
+groups are counted with the real max parallelism, so that no owner is missed, and broadcast data moves together with the
+broadcast state that has seen what came before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, EdgeDescriptor, VertexDescriptor
+from ckpt_runtime.checkpoint.executions import SubtaskKey
+from ckpt_runtime.checkpoint.state_assignment_error import StateAssignmentError
+from ckpt_runtime.checkpoint.state_handles import ChannelStateSegment, ChannelStateStream
+from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, Partitioning
+from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range, owner_of_key_group
+
+_SPREAD = frozenset({Partitioning.FORWARD, Partitioning.REBALANCE})
+"""Any subtask may take these rows. A change of parallelism turns one into the other."""
+
+
+class UnalignedUpgradeError(StateAssignmentError):
+    """The job has changed where the checkpoint has data in flight, which fits the old job only."""
+
+    def __init__(self, uid: str, change: str) -> None:
+        super().__init__(
+            f"operator {uid!r}: the unaligned checkpoint holds data on its way to it, but {change}; start the job as "
+            "it was, take a savepoint, and start the changed job from that"
+        )
+        self.uid = uid
+
+
+class ChannelStateHandleError(StateAssignmentError):
+    """The metadata's handles of in-flight data cannot be right."""
+
+    def __init__(self, key: SubtaskKey, reason: str) -> None:
+        super().__init__(f"the snapshot's in-flight data of vertex {key[0]}, subtask {key[1]} is damaged: {reason}")
+
+
+def broadcast_origin(index: int, parallelism: int, before: int, alive: Sequence[int]) -> int:
+    """Whose copy of broadcast state, and of what was broadcast and is still on its way, a new subtask takes over.
+
+    ``alive`` are the old subtasks that have not finished, ascending, at least one; one without state counts: it has
+    seen nothing yet. A subtask takes its own at equal parallelism.
+    """
+    return index if parallelism == before and index in alive else alive[index % len(alive)]
+
+
+def assign_channel_state(
+    checkpoint: CompletedCheckpoint, graph: JobGraph
+) -> Mapping[SubtaskKey, tuple[ChannelStateStream, ...]]:
+    """The streams that each subtask of ``graph`` reads before its channels, in order; subtasks without any are absent.
+
+    ``edge`` of a stream is the input gate in ``graph``; ``peer`` is still the sender's index in the checkpoint. Raises
+    :class:`UnalignedUpgradeError` or :class:`ChannelStateHandleError`.
+    """
+    if not any(state.has_channel_state for state in checkpoint.states.values()):
+        return {}
+    bundles = _bundles(checkpoint)
+    assigned: dict[SubtaskKey, list[ChannelStateStream]] = {}
+    for position, edge, gate in _matched(checkpoint, graph, bundles.keys()):
+        target = graph.vertex(edge.target)
+        before = _vertex(checkpoint, edge.target)
+        origins = _alive(checkpoint, before)
+        for index in range(target.parallelism):
+            streams = assigned.setdefault((target.id, index), [])
+            for old in _origins(edge.partitioning, target, before, index, origins):
+                for stream in bundles[position].get(old, ()):
+                    streams.extend(_clipped(stream, gate, edge.partitioning, target, before.parallelism, old, index))
+    return {key: tuple(streams) for key, streams in assigned.items() if streams}
+
+
+def keyed_channel_targets(checkpoint: CompletedCheckpoint) -> Iterator[VertexDescriptor]:
+    """Vertices with rows on their way by key, whose number of key groups therefore has to stay."""
+    if any(state.has_channel_state for state in checkpoint.states.values()):
+        for position in sorted(_bundles(checkpoint)):
+            edge = checkpoint.edges[position]
+            if edge.partitioning is Partitioning.HASH:
+                yield _vertex(checkpoint, edge.target)
+
+
+def _bundles(checkpoint: CompletedCheckpoint) -> dict[int, dict[int, list[ChannelStateStream]]]:
+    """By position of the edge in the checkpoint and old receiver: all streams, in the order of processing."""
+    bundles: dict[int, dict[int, list[ChannelStateStream]]] = {}
+    gates: dict[str, list[int]] = {}
+    exits: dict[str, list[int]] = {}
+    for position, edge in enumerate(checkpoint.edges):
+        gates.setdefault(edge.target, []).append(position)
+        exits.setdefault(edge.source, []).append(position)
+    for key in sorted(checkpoint.states):
+        for stream in checkpoint.states[key].inputs:
+            position = _position(gates.get(key[0], []), key, stream)
+            bundles.setdefault(position, {}).setdefault(key[1], []).append(stream)
+    for key in sorted(checkpoint.states):
+        for stream in checkpoint.states[key].outputs:
+            position = _position(exits.get(key[0], []), key, stream)
+            target = _vertex(checkpoint, checkpoint.edges[position].target)
+            if stream.peer >= target.parallelism:
+                raise ChannelStateHandleError(key, f"{target.name!r} has no subtask {stream.peer}")
+            bundles.setdefault(position, {}).setdefault(stream.peer, []).append(stream)
+    return bundles
+
+
+def _position(positions: Sequence[int], key: SubtaskKey, stream: ChannelStateStream) -> int:
+    """The stream's edge in the checkpoint. Also checks its handles, which are used by calculation later."""
+    if not _is_size(stream.edge) or not _is_size(stream.peer):
+        raise ChannelStateHandleError(key, f"edge {stream.edge!r:.40}, peer {stream.peer!r:.40}")
+    if stream.edge >= len(positions):
+        raise ChannelStateHandleError(key, f"edge {stream.edge} does not exist")
+    for segment in stream.segments:
+        offset, length, size = segment.offset, segment.length, segment.file.length
+        if not (_is_size(offset) and _is_size(length) and _is_size(size) and offset + length <= size):
+            path = segment.file.path or "inline content"
+            raise ChannelStateHandleError(key, f"{length!r:.40} bytes at {offset!r:.40} of {path} with {size!r:.40}")
+    return positions[stream.edge]
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _matched(
+    checkpoint: CompletedCheckpoint, graph: JobGraph, positions: Iterable[int]
+) -> Iterator[tuple[int, JobEdge, int]]:
+    """(position in the checkpoint, edge of the job, its gate) of the edges with data, in the job's order."""
+    wanted = {_identity(checkpoint.edges, position): position for position in positions}
+    found = []
+    for number, edge in enumerate(graph.edges):
+        position = wanted.pop(_identity(graph.edges, number), None)
+        if position is not None:
+            _check_unchanged(checkpoint, graph, checkpoint.edges[position], edge)
+            gate = sum(earlier.target == edge.target for earlier in graph.edges[:number])
+            found.append((position, edge, gate))
+    for position in sorted(wanted.values()):
+        old = checkpoint.edges[position]
+        _check_vertices(checkpoint, graph, old)
+        source = _vertex(checkpoint, old.source)
+        raise UnalignedUpgradeError(_uid(checkpoint, old), f"its input from {source.name!r} does not exist any more")
+    yield from found
+
+
+def _identity(edges: Sequence[EdgeDescriptor] | Sequence[JobEdge], number: int) -> tuple[str, str, int]:
+    """Both ends, and which of the edges between them it is."""
+    ends = edges[number].source, edges[number].target
+    return *ends, sum((earlier.source, earlier.target) == ends for earlier in edges[:number])
+
+
+def _check_unchanged(checkpoint: CompletedCheckpoint, graph: JobGraph, old: EdgeDescriptor, new: JobEdge) -> None:
+    uid = _uid(checkpoint, old)
+    _check_vertices(checkpoint, graph, old)
+    if old.partitioning is not new.partitioning and not {old.partitioning, new.partitioning} <= _SPREAD:
+        change = f"its input is partitioned by {new.partitioning.value} and no longer by {old.partitioning.value}"
+        raise UnalignedUpgradeError(uid, change)
+    if old.keys != new.keys:
+        raise UnalignedUpgradeError(uid, f"its input has the keys {list(new.keys)} and no longer {list(old.keys)}")
+    before, after = _vertex(checkpoint, old.target).max_parallelism, graph.vertex(new.target).max_parallelism
+    if old.partitioning is Partitioning.HASH and before != after:
+        raise UnalignedUpgradeError(uid, f"its max parallelism is {after} and no longer {before}")
+    if old.target in checkpoint.fully_finished_vertices:
+        raise ChannelStateHandleError((old.target, 0), "the vertex had finished")
+
+
+def _check_vertices(checkpoint: CompletedCheckpoint, graph: JobGraph, old: EdgeDescriptor) -> None:
+    """Rows in flight have passed the old chain of one end and are meant for that of the other."""
+    chains = {vertex.id: tuple(operator.uid for operator in vertex.operators) for vertex in graph.vertices}
+    for end in (old.target, old.source):
+        before = _vertex(checkpoint, end).operator_uids
+        after = chains.get(end)
+        if after is None:
+            change = f"no vertex of the job begins with operator {before[0]!r}"
+            raise UnalignedUpgradeError(_uid(checkpoint, old), change)
+        if after != before:
+            change = f"operators {list(before)} ran in one chain, which is {list(after)} now"
+            raise UnalignedUpgradeError(_uid(checkpoint, old), change)
+
+
+def _vertex(checkpoint: CompletedCheckpoint, vertex_id: str) -> VertexDescriptor:
+    for vertex in checkpoint.vertices:
+        if vertex.id == vertex_id:
+            return vertex
+    raise ChannelStateHandleError((vertex_id, 0), "the snapshot does not describe the vertex")
+
+
+def _uid(checkpoint: CompletedCheckpoint, edge: EdgeDescriptor) -> str:
+    return _vertex(checkpoint, edge.target).operator_uids[0]
+
+
+def _alive(checkpoint: CompletedCheckpoint, vertex: VertexDescriptor) -> list[int]:
+    return [index for index in range(vertex.parallelism) if (vertex.id, index) in checkpoint.states]
+
+
+def _origins(
+    partitioning: Partitioning, target: JobVertex, before: VertexDescriptor, index: int, alive: Sequence[int]
+) -> Iterable[int]:
+    """The old subtasks whose bundles, or parts of them, the new subtask ``index`` takes, ascending."""
+    old, new = before.parallelism, target.parallelism
+    match partitioning:
+        case Partitioning.BROADCAST:
+            return (broadcast_origin(index, new, old, alive),) if alive else ()
+        case Partitioning.HASH:
+            own = key_group_range(target.max_parallelism, new, index)
+            first = owner_of_key_group(own.first, target.max_parallelism, old)
+            return range(first, owner_of_key_group(own.last, target.max_parallelism, old) + 1)
+        case Partitioning.REBALANCE:
+            return range(index, old, new)
+        case Partitioning.FORWARD:
+            # Those whose index, scaled to the new parallelism and rounded down, is this one; both divisions round up.
+            return range(-(-index * old // new), -(-(index + 1) * old // new))
+
+
+def _clipped(
+    stream: ChannelStateStream,
+    gate: int,
+    partitioning: Partitioning,
+    target: JobVertex,
+    old_parallelism: int,
+    old: int,
+    index: int,
+) -> Iterator[ChannelStateStream]:
+    """The stream as the new subtask ``index`` gets it; nothing when no part of it is meant for it."""
+    segments = stream.segments
+    if partitioning is Partitioning.HASH:
+        of_old = key_group_range(target.max_parallelism, old_parallelism, old)
+        of_new = key_group_range(target.max_parallelism, target.parallelism, index)
+        common = of_old.intersection(of_new)
+        if common != of_old:
+            segments = tuple(_clip(segments, common))
+    if segments:
+        yield replace(stream, edge=gate, segments=segments)
+
+
+def _clip(segments: Iterable[ChannelStateSegment], own: KeyGroupRange) -> Iterator[ChannelStateSegment]:
+    for segment in segments:
+        left = own if segment.key_groups is None else segment.key_groups.intersection(own)
+        if len(left) > 0:
+            yield replace(segment, key_groups=left)
