@@ -173,7 +173,12 @@ class JobMaster:
         else:
             assigned = assign_states(checkpoint, self.graph)
             self.restored = RestoredState(
-                checkpoint.id, checkpoint.directory, assigned.subtasks, assigned.finished_vertices
+                checkpoint.id,
+                checkpoint.directory,
+                assigned.subtasks,
+                assigned.finished_vertices,
+                assigned.in_flight,
+                owned=self.coordinator.latest_is_owned,
             )
         self.tell_job(job_on.StateRestored(self.machine.attempt))
 

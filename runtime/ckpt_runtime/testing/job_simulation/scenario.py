@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointConfigurationError
 from ckpt_runtime.testing.job_simulation.topology import Topology, random_topology
@@ -79,7 +80,7 @@ def random_scenario(seed: int) -> Scenario:
 
 def random_configuration(rng: Random) -> CheckpointConfiguration:
     """What a job is submitted with."""
-    return CheckpointConfiguration(
+    configuration = CheckpointConfiguration(
         interval_ms=rng.choice((None, 10, 15, 25, 40)),
         timeout_ms=rng.choice((20, 60, 200, 2_000)),
         min_pause_ms=rng.choice((0, 0, 0, 10)),
@@ -87,6 +88,22 @@ def random_configuration(rng: Random) -> CheckpointConfiguration:
         tolerable_failures=rng.choice((0, 2, 1_000, 1_000)),
         retained=rng.choice((1, 1, 2)),
     )
+    if rng.random() < 0.75:
+        configuration = replaced(
+            configuration,
+            unaligned_enabled=True,
+            aligned_timeout_ms=rng.choice((0, 0, 0, 3, 10, 30)),
+            max_inflight_data_bytes=rng.choice((None, None, None, 0, 100, 400, 1_000)),
+        )
+    return configuration
+
+
+def replaced(configuration: CheckpointConfiguration, **changes: Any) -> CheckpointConfiguration:
+    """With these changes; the same when they do not fit together."""
+    try:
+        return replace(configuration, **changes)
+    except CheckpointConfigurationError:
+        return configuration
 
 
 def patched(configuration: CheckpointConfiguration, value: int) -> CheckpointConfiguration:
@@ -94,10 +111,7 @@ def patched(configuration: CheckpointConfiguration, value: int) -> CheckpointCon
     rng = Random(value)
     for _ in range(rng.choice((1, 1, 2))):
         name, values = rng.choice(_PATCHES)
-        try:
-            configuration = replace(configuration, **{name: rng.choice(values)})  # type: ignore[arg-type]
-        except CheckpointConfigurationError:
-            continue
+        configuration = replaced(configuration, **{name: rng.choice(values)})
     return configuration
 
 
@@ -106,6 +120,9 @@ _PATCHES: tuple[tuple[str, tuple[int | bool | None, ...]], ...] = (
     ("timeout_ms", (15, 50, 100, 500)),
     ("max_concurrent", (1, 2, 3)),
     ("min_pause_ms", (0, 5)),
+    ("unaligned_enabled", (True, True, False)),
+    ("aligned_timeout_ms", (0, 0, 5, 20)),
+    ("max_inflight_data_bytes", (None, None, 0, 150, 600)),
 )
 
 

@@ -93,6 +93,12 @@ class Topology:
         gates = sum(edge[1] == name for edge in self.edges)
         return all(self.ordered(name, gate) for gate in range(gates))
 
+    def pointwise(self, name: str, gate: int) -> bool:
+        """Whether rows on their way to that input pass an edge on which a new parallelism does not keep their order."""
+        source, _, partitioning = [edge for edge in self.edges if edge[1] == name][gate]
+        gates = sum(edge[1] == source for edge in self.edges)
+        return partitioning is Partitioning.FORWARD or any(self.pointwise(source, number) for number in range(gates))
+
     def expected(self) -> Counter[tuple[int, int, int]]:
         """What the sink must hold at the end, as :func:`counted`, values left out behind a counter."""
         flows = {}

@@ -83,6 +83,7 @@ class World:
         self._savepoints: list[tuple[int, int, str]] = []
         self._next: tuple[CompletedCheckpoint | None, RestoreMode, tuple[int, ...], tuple[int, int] | None] | None = None
         self._workers_made = 0
+        self._disordered = False
         self._parallelism = self.scenario.parallelism
         self._configuration = replace(
             self.scenario.submitted, retention=CheckpointRetention.RETAIN_ON_CANCELLATION
@@ -299,7 +300,7 @@ class World:
 
     def keeps_order(self, name: str, gate: int) -> bool:
         """Whether rows of one split and key still come in their order at that input."""
-        return True
+        return not (self._disordered and self.topology.pointwise(name, gate))
 
     def commit(self, transaction: str, checkpoint_id: int, rows: list[Row]) -> None:
         run = int(transaction.split("/")[0], 16)
@@ -330,6 +331,10 @@ class World:
         if checkpoint is not None:
             if checkpoint is master.origin and master.mode is RestoreMode.CLAIM:
                 self.snapshots.claim(checkpoint)
+            before = {vertex.id: vertex.parallelism for vertex in checkpoint.vertices}
+            rescaled = any(before[vertex.id] != vertex.parallelism for vertex in master.graph.vertices)
+            if rescaled and any(state.has_channel_state for state in checkpoint.states.values()):
+                self._disordered = True
             self.sink.check_not_undone(int(checkpoint.job_id, 16), checkpoint.id)
 
     def savepoint_taken(self, master: JobMaster, checkpoint_id: int, path: str, *, stop: bool) -> None:
