@@ -320,8 +320,10 @@ class SubtaskCheckpoints:
         if snapshot is None:
             return
         channel = self._subtask.gate.channels[index]
+        captured = snapshot.inputs[index]
+        captured.schema = channel.schema  # which may have come after the snapshot was taken
+        captured.elements.extend(channel.queued_before(checkpoint_id, or_all=ended))
         snapshot.recording.discard(index)
-        snapshot.inputs[index].elements.extend(channel.queued_before(checkpoint_id, or_all=ended))
         self.records = any(known.recording for known in self._open.values())
 
     def _all_barriers(self, checkpoint_id: int, alignment_ms: int) -> None:
