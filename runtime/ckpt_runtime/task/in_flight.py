@@ -18,12 +18,12 @@ CapturedElement: TypeAlias = "InFlightData | PersistedElement"
 
 
 def size_of(element: CapturedElement) -> int:
-    """Bytes of rows; a watermark has none."""
+    """Bytes of rows as they are kept, whether they came over the wire or not; a watermark has none."""
     match element:
         case pa.Buffer():
             return int(element.size)
         case pa.RecordBatch():
-            return int(element.nbytes)
+            return int(pa.ipc.get_record_batch_size(element))
         case PersistedElement():
             return element.length
     return 0
