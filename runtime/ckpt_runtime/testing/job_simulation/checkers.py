@@ -125,6 +125,7 @@ class Snapshots:
             self._pointers[key] = checkpoint
             self._latest[master.number] = checkpoint
             self._protect(checkpoint)
+            self._world.completing(master, checkpoint)
 
     def latest_of(self, master: JobMaster) -> CompletedCheckpoint | None:
         """The newest that had a pointer in that run."""
@@ -161,7 +162,8 @@ class Snapshots:
         """Called before a file goes."""
         if self._protected[path]:
             owners = [c.directory for c in (*self._pointers.values(), *self._users.values()) if path in _paths(c)]
-            raise Violation(f"a file of {owners} is deleted")
+            # Raised here it would look like a fault of the storage.
+            self._world.broken = Violation(f"a file of {owners} is deleted")
 
     def check_leftovers(self) -> None:
         """After the job's end nothing is left but the user's snapshots."""

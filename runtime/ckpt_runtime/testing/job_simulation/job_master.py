@@ -17,7 +17,7 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator, CoordinatorState
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, RestoreMode
 from ckpt_runtime.checkpoint.state_assignment import assign_states
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.compiler import CompiledPlan
@@ -84,6 +84,7 @@ class JobMaster:
         self._timers: dict[Any, tuple[float, Callable[[], None]]] = {}
         self._at_end_of_data: list[ExecutionId] = []
         self._alive: set[int] = set()
+        self.options: dict[int, CheckpointOptions] = {}
 
     # --- the two machines
 
@@ -130,6 +131,7 @@ class JobMaster:
             case out.CancelTimer(timer):
                 self._timers.pop(timer, None)
             case out.TriggerSources(checkpoint_id, timestamp, options, tasks):
+                self.options[checkpoint_id] = options
                 barrier = CheckpointBarrier(checkpoint_id, timestamp, options)
                 if any(execution.subtask not in self._alive for execution in tasks):
                     self.world.later(self.tell, on.TriggerFailed(checkpoint_id, "a worker is gone"))

@@ -60,10 +60,10 @@ class SimulatedError(RuntimeError):
 
 @dataclass(slots=True)
 class Probe:
-    """What one subtask has processed, in order, as (gate, row id); and how much of it at each snapshot."""
+    """What one subtask has processed, in order, as (gate, row id, key); and how much of it at each snapshot."""
 
     name: str
-    processed: list[tuple[int, int]] = field(default_factory=list)
+    processed: list[tuple[int, int, int]] = field(default_factory=list)
     cuts: dict[int, int] = field(default_factory=dict)
     fails: bool = False
 
@@ -93,7 +93,7 @@ class SimulatedOperator(Operator):
         if place.probe is not None:
             if place.probe.fails:
                 raise SimulatedError(place.probe.name)
-            place.probe.processed += [(input_index, row[0]) for row in rows]
+            place.probe.processed += [(input_index, row[0], row[1]) for row in rows]
             if place.ordered[input_index]:
                 self._check_order(rows, input_index)
         if place.cost_ms:

@@ -18,6 +18,9 @@ ACTIONS = (
     ("rescale", 8),
     ("restore a savepoint", 4),
     ("stop", 6),
+    ("fail a task behind", 16),
+    ("crash a worker behind", 6),
+    ("rescale behind", 14),
 )
 _KINDS = tuple(kind for kind, weight in ACTIONS for _ in range(weight))
 
@@ -57,20 +60,21 @@ def random_scenario(seed: int) -> Scenario:
     topology = random_topology(rng)
     most = min(3, topology.max_parallelism)
     names = [vertex.name for vertex in topology.vertices]
+    slow = frozenset(name for name in names if rng.random() < 0.2) | {rng.choice(names)}
     return Scenario(
         topology=topology,
         parallelism=tuple(rng.randint(1, most) for _ in range(topology.groups)),
         submitted=random_configuration(rng),
         options={
-            "taskmanager.network.memory.buffers-per-channel": str(rng.choice((1, 1, 2, 3))),
-            "taskmanager.network.memory.max-buffers-per-channel": str(rng.choice((1, 2, 3, 5))),
-            "taskmanager.network.buffer.max-rows": str(rng.choice((1, 4, 8, 16))),
+            "taskmanager.network.memory.buffers-per-channel": str(rng.choice((1, 1, 2, 4))),
+            "taskmanager.network.memory.max-buffers-per-channel": str(rng.choice((1, 2, 4, 8))),
+            "taskmanager.network.buffer.max-rows": str(rng.choice((1, 2, 4, 12))),
             "execution.buffer-timeout.interval": rng.choice(("0 ms", "1 ms", "5 ms", "20 ms")),
             "state.storage.fs.memory-threshold": rng.choice(("0 b", "0 b", "300 b", "20 kb")),
         },
         source_rows=rng.choice((1, 2, 3, 5)),
         weights=(6.0, rng.choice((0.7, 3.0, 6.0)), rng.choice((0.4, 1.5, 4.0)), rng.choice((0.2, 1.0, 3.0))),
-        slow=frozenset(name for name in names if rng.random() < 0.25),
+        slow=slow,
         skew_ms=tuple(rng.choice((0, 0, 0, -6, 8)) for _ in range(3)),
         step_ms=rng.choice((0.05, 0.2, 0.4)),
         actions=_random_actions(rng),

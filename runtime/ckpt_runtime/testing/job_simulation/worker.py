@@ -14,18 +14,21 @@ from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.state_options import StateOptions
 from ckpt_runtime.graph.compiler import CompiledPlan
+from ckpt_runtime.graph.job_graph import JobEdge
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.operators.operator import Operator
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.task.deployed_job import DeployedJob
-from ckpt_runtime.task.deployment import Deployment, SubtaskDescriptor
+from ckpt_runtime.task.deployment import Deployment, OutputDescriptor, SubtaskDescriptor
+from ckpt_runtime.task.output import ResultPartition
 from ckpt_runtime.task.snapshot_writer import write_snapshot
 from ckpt_runtime.task.subtask import Subtask, TaskState
 from ckpt_runtime.task.subtask_checkpoints import Snapshot
 from ckpt_runtime.task.task_thread import TaskThread
 from ckpt_runtime.task.wakeup import Wakeup
 from ckpt_runtime.testing.job_simulation.network import SimulatedTransport
+from ckpt_runtime.testing.job_simulation.observation import ObservedSubpartition
 from ckpt_runtime.testing.job_simulation.operators import OPERATORS, Place, Probe, RowSource, SimulatedError
 
 if TYPE_CHECKING:
@@ -107,8 +110,22 @@ class SimulatedJob(DeployedJob):
 
     def _build_subtask(self, descriptor: SubtaskDescriptor) -> None:
         self._key = (descriptor.vertex_id, descriptor.subtask_index)
-        self._probes[self._key] = Probe(f"{descriptor.vertex_id[:4]}/{descriptor.subtask_index}")
+        probe = self._probes[self._key] = Probe(f"{descriptor.vertex_id[:4]}/{descriptor.subtask_index}")
+        observation = self._worker.world.observation
+        observation.probes[self._key] = probe
+        if descriptor.in_flight:
+            with self._worker.world.without_faults():
+                observation.give(self._key, descriptor.in_flight, self.deployment.snapshot_directory)
         super()._build_subtask(descriptor)
+
+    def _build_output(self, output: OutputDescriptor, edge: JobEdge, index: int, wakeup: Wakeup) -> ResultPartition:
+        partition = super()._build_output(output, edge, index, wakeup)
+        observation = self._worker.world.observation
+        partition._subpartitions = [
+            ObservedSubpartition(subpartition, observation.log(edge, index, peer))
+            for subpartition, peer in zip(partition._subpartitions, partition._peers, strict=True)
+        ]
+        return partition
 
     def _operator(self, uid: str) -> Operator:
         world = self._worker.world
@@ -208,7 +225,7 @@ class SimulatedWorker:
 
     def _write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
         job = self.job
-        if job is None:
+        if job is None or job.subtasks.get((subtask.vertex_id, subtask.index)) is not subtask:
             snapshot.release()
             return
         vertex = job.deployment.graph.vertex(subtask.vertex_id)

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -25,6 +26,7 @@ from ckpt_runtime.testing.job_simulation.checkers import Sink, Snapshots
 from ckpt_runtime.testing.job_simulation.file_system import FileStore, SimulatedFileSystem
 from ckpt_runtime.testing.job_simulation.job_master import JobMaster
 from ckpt_runtime.testing.job_simulation.network import Connection
+from ckpt_runtime.testing.job_simulation.observation import Observation
 from ckpt_runtime.testing.job_simulation.rows import Row
 from ckpt_runtime.testing.job_simulation.scenario import Action, Scenario, patched, random_scenario
 from ckpt_runtime.testing.job_simulation.topology import observed
@@ -84,10 +86,14 @@ class World:
         self._next: tuple[CompletedCheckpoint | None, RestoreMode, tuple[int, ...], tuple[int, int] | None] | None = None
         self._workers_made = 0
         self._disordered = False
+        self._trap: Action | None = None
         self._parallelism = self.scenario.parallelism
         self._configuration = replace(
             self.scenario.submitted, retention=CheckpointRetention.RETAIN_ON_CANCELLATION
         )
+        self.broken: Violation | None = None
+        self.seen: Counter[str] = Counter()
+        self.observation: Observation
         self.master: JobMaster
         self._start_run(None, RestoreMode.NO_CLAIM)
 
@@ -133,7 +139,7 @@ class World:
         for offset in range(count):
             runner = runners[(start + offset) % count]
             if runner.wakeup.awake or (runner.due is not None and runner.due <= now):
-                if runner.vertex in self.scenario.slow and self.choices.chaos and self._random() < 0.8:
+                if runner.vertex in self.scenario.slow and self.choices.chaos and self._random() < 0.9:
                     return True
                 self._advance(runner)
                 return True
@@ -165,6 +171,8 @@ class World:
         _, owner, action, arguments = waiting.pop(int(self._random() * len(waiting)))
         if owner is None or owner.alive:
             action(*arguments)
+        if self.broken is not None:
+            raise self.broken
         return True
 
     def _skip_time(self) -> None:
@@ -296,6 +304,7 @@ class World:
 
     def next_deployment(self, master: JobMaster) -> int:
         self.deployments += 1
+        self.observation = Observation(master.graph)
         return self.deployments
 
     def keeps_order(self, name: str, gate: int) -> bool:
@@ -333,24 +342,51 @@ class World:
                 self.snapshots.claim(checkpoint)
             before = {vertex.id: vertex.parallelism for vertex in checkpoint.vertices}
             rescaled = any(before[vertex.id] != vertex.parallelism for vertex in master.graph.vertices)
+            if any(state.has_channel_state for state in checkpoint.states.values()):
+                self.seen["restores with in-flight data"] += 1
+                self.seen["rescaled with in-flight data"] += rescaled
             if rescaled and any(state.has_channel_state for state in checkpoint.states.values()):
                 self._disordered = True
             self.sink.check_not_undone(int(checkpoint.job_id, 16), checkpoint.id)
+
+    def completing(self, master: JobMaster, checkpoint: CompletedCheckpoint) -> None:
+        """All parts of a snapshot are durable."""
+        if checkpoint.job_id != master.job_id:
+            return
+        with self.without_faults():
+            self.observation.check(checkpoint, master.options.get(checkpoint.id))
+        self.seen["checked"] += 1
+        if any(state.has_channel_state for state in checkpoint.states.values()):
+            self.seen["with in-flight data"] += 1
+            if self._trap is not None:
+                self.later(self.act, self._trap)
+                self._trap = None
+        if any(state.outputs for state in checkpoint.states.values()):
+            self.seen["with output data"] += 1
 
     def savepoint_taken(self, master: JobMaster, checkpoint_id: int, path: str, *, stop: bool) -> None:
         checkpoint = self._read(path)
         self.snapshots.keep(checkpoint)
         if not stop:
+            self.completing(master, checkpoint)
+        if not stop:
             self._savepoints.append((master.number, checkpoint_id, path))
 
-    def _read(self, path: str) -> CompletedCheckpoint:
+    @contextmanager
+    def without_faults(self) -> Iterator[None]:
+        """For checkers that read files."""
         chaos, self.choices.chaos = self.choices.chaos, False
         try:
-            found = read_metadata(path)
-        except StorageError as error:
-            raise Violation(f"a snapshot cannot be read: {error}") from error
+            yield
         finally:
             self.choices.chaos = chaos
+
+    def _read(self, path: str) -> CompletedCheckpoint:
+        try:
+            with self.without_faults():
+                found = read_metadata(path)
+        except StorageError as error:
+            raise Violation(f"a snapshot cannot be read: {error}") from error
         return CompletedCheckpoint.from_json(found.document, found.directory.url)
 
     def job_closed(self, master: JobMaster) -> None:
@@ -377,10 +413,13 @@ class World:
     # --- actions
 
     def act(self, action: Action) -> None:
-        """What a user or the world does."""
+        """What a user or the world does; "behind" waits for the next snapshot with in-flight data."""
         self.note("action: %s", action.kind)
         rng = Random(action.value)
         master = self.master
+        if action.kind.endswith("behind"):
+            self._trap = replace(action, kind=action.kind.removesuffix(" behind"))
+            return
         match action.kind:
             case "checkpoint":
                 full = rng.random() < 0.3
