@@ -162,6 +162,9 @@ class DeployedJob:
         head = self.deployment.graph.vertex(target).operators[0]
         return min(rows, ROW_MODE_BUFFER_ROWS) if isinstance(self._plan.specs[head.uid], ProcessSpec) else rows
 
+    def _operator(self, uid: str) -> Operator:
+        return create_operator(self._plan.specs[uid], self._plan.input_schemas.get(uid))
+
     def _restored_input(self, descriptor: SubtaskDescriptor, vertex: JobVertex) -> RestoredInput | None:
         """Raises UnreadableInFlightDataError when rows of the restored checkpoint are not what the vertex takes now."""
         if not descriptor.in_flight:
@@ -173,7 +176,7 @@ class DeployedJob:
         edges = self.deployment.graph.inputs(vertex.id)
         return RestoredInput(
             descriptor.in_flight,
-            lambda stream: ChannelStateReader(location, stream),
+            lambda stream: ChannelStateReader(location, stream, foreign=not self.deployment.snapshot_owned),
             [EdgeKeys(edge.keys, vertex.max_parallelism) for edge in edges],
         )
 

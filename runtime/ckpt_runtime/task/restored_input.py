@@ -102,7 +102,7 @@ class RestoredInput:
         """What is left, by stream. ``rest`` is what is left of the rows that :meth:`poll` returned last."""
         left = []
         if rest is not None:
-            left.append(CapturedChannel(-1, rest.schema, [rest], edge_in_work))
+            left.append(CapturedChannel(self._streams[0].peer, rest.schema, [rest], edge_in_work))
         for number, stream in enumerate(self._streams):
             reader = self._reader if number == 0 and self._reader is not None else self._open_reader(stream)
             elements = reader.unread_elements()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -29,12 +29,17 @@ class WrittenSnapshot:
     """What the acknowledgement carries.
 
     ``written_bytes`` is what this snapshot added to the storage or metadata, ``in_flight_bytes`` the part of it that is
-    in-flight data.
+    in-flight data; ``files`` are new.
     """
 
     state: SubtaskState
     written_bytes: int
     in_flight_bytes: int = 0
+    files: tuple[Location, ...] = ()
+
+    def discard(self) -> None:
+        """Deletes the new files of a snapshot that nobody waits for; what cannot be deleted stays."""
+        _delete(self.files)
 
 
 def write_snapshot(
@@ -49,27 +54,35 @@ def write_snapshot(
     whatever happens. Raises what the storage raises; nothing is left behind then.
     """
     states: dict[str, OperatorSubtaskState] = {}
+    files: list[Location] = []
     total = 0
     try:
         directory = resolve(snapshot.barrier.options.directory)
         for operator in snapshot.operators:
             handles, length = _write_keyed(directory, operator, key_groups, inline_threshold)
             total += length
+            files += [directory.child(handle.file.path) for handle in handles if handle.file.inline is None]
             if handles or operator.lists:
                 states[operator.uid] = OperatorSubtaskState(handles, operator.lists)
         if snapshot.in_flight.is_empty:
-            return WrittenSnapshot(SubtaskState(states, total), total)
+            return WrittenSnapshot(SubtaskState(states, total), total, files=tuple(files))
         written = _write_in_flight(directory, snapshot, inline_threshold, persisted)
     except BaseException:
-        for file in SubtaskState(states).files():
-            with suppress(StorageError):
-                delete_file(directory.child(file.path))
+        _delete(files)
         raise
     finally:
         snapshot.release()
+    if written.file is not None:
+        files.append(resolve(written.file.path))
     total += written.written_bytes
-    size = total + written.referenced_bytes
-    return WrittenSnapshot(SubtaskState(states, size, written.inputs, written.outputs), total, written.written_bytes)
+    state = SubtaskState(states, total + written.referenced_bytes, written.inputs, written.outputs)
+    return WrittenSnapshot(state, total, written.written_bytes, tuple(files))
+
+
+def _delete(files: Iterable[Location]) -> None:
+    for file in files:
+        with suppress(StorageError):
+            delete_file(file)
 
 
 def _write_keyed(

@@ -241,6 +241,7 @@ class Subtask:
         final = self.checkpoints.final_checkpoint
         if final is not None and checkpoint_id >= final:
             self._finishing = True
+            self._finish_when_sent()
 
     def notify_aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
         """Heals a lost completion first, then forgets the aborted checkpoint."""
@@ -383,6 +384,7 @@ class Subtask:
         if not self.chain.end.is_empty:
             self.backpressured = True
             return False
+        self._finishing = False
         self.chain.end.send_control(EndOfPartition())
         self._close(TaskState.FINISHED)
         return True

@@ -238,7 +238,7 @@ class TaskWorker:
 
     def _write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
         job = self._job
-        if job is None:
+        if job is None or not _runs(job, subtask):
             snapshot.release()
             return
         start = time.monotonic()
@@ -252,6 +252,9 @@ class TaskWorker:
             logger.warning("checkpoint %d of %s failed", barrier.checkpoint_id, subtask.name, exc_info=error)
             reason = "IO_EXCEPTION" if isinstance(error, OSError) else "CHECKPOINT_ASYNC_EXCEPTION"
             self.decline(subtask, barrier.checkpoint_id, reason, f"{type(error).__name__}: {error}")
+            return
+        if not _runs(self._job, subtask):
+            written.discard()
             return
         self._report_subtask(
             subtask,
@@ -278,7 +281,7 @@ class TaskWorker:
     def _report_subtask(self, subtask: Subtask, message: Message) -> None:
         """Says nothing of a subtask of an earlier deployment, whose snapshot may still be written."""
         job = self._job
-        if job is not None and job.subtasks.get((subtask.vertex_id, subtask.index)) is subtask:
+        if job is not None and _runs(job, subtask):
             message |= {"vertex_id": subtask.vertex_id, "subtask": subtask.index}
             self._report(message, job.deployment.deployment)
 
@@ -294,6 +297,11 @@ class TaskWorker:
             tasks = [] if job is None else [_measures(subtask) for subtask in job.subtasks.values()]
             deployment = -1 if job is None else job.deployment.deployment
             self._report({"type": "heartbeat", "tasks": tasks}, deployment)
+
+
+def _runs(job: DeployedJob | None, subtask: Subtask) -> bool:
+    """Whether the subtask is of the present deployment; of an earlier one nobody waits for news."""
+    return job is not None and job.subtasks.get((subtask.vertex_id, subtask.index)) is subtask
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:

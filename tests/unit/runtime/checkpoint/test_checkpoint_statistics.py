@@ -65,6 +65,27 @@ def test_a_completed_checkpoint_and_its_vertices():
     assert snapshot.summary.persisted_data.p50 == 0.0
 
 
+@pytest.mark.row("76.1")
+def test_a_checkpoint_is_an_unaligned_one_when_a_subtask_says_so():
+    tracker = CheckpointStatsTracker()
+    pending(tracker, 1)
+    tracker.report_subtask(1, "a", ack(0, 1_020, 10))
+    tracker.report_subtask(1, "a", ack(1, 1_030, 10, unaligned=True, completed=False))
+    assert tracker.snapshot().checkpoint(1).checkpoint_type is CHECKPOINT
+    tracker.report_subtask(1, "a", ack(1, 1_087, 120, processed_data=5, persisted_data=100, unaligned=True))
+    assert tracker.snapshot().checkpoint(1).checkpoint_type is CheckpointType.UNALIGNED_CHECKPOINT
+    tracker.report_subtask(1, "b", ack(0, 1_050, 3, persisted_data=1))
+    tracker.report_completed(1, "file:/x/chk-1")
+    stats = tracker.snapshot().latest_completed
+    assert (stats.checkpoint_type, stats.is_savepoint) == (CheckpointType.UNALIGNED_CHECKPOINT, False)
+    assert (stats.processed_data, stats.persisted_data, stats.checkpointed_size) == (5, 101, 133)
+    assert stats.vertices["a"].persisted_data == 100
+    assert tracker.snapshot().summary.persisted_data.max == 101
+    pending(tracker, 2, SAVEPOINT)
+    tracker.report_subtask(2, "a", ack(0, 1_020, 10, unaligned=True))
+    assert tracker.snapshot().checkpoint(2).checkpoint_type is SAVEPOINT
+
+
 def test_a_failed_checkpoint():
     tracker = CheckpointStatsTracker()
     pending(tracker, 1)
