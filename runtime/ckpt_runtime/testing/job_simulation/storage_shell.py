@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint
+from ckpt_runtime.checkpoint.properties import RestoreMode
+from ckpt_runtime.storage.checkpoint_storage import SHARED_NAME, CheckpointStorage, initialize_savepoint
 from ckpt_runtime.storage.disposal import (
     SnapshotDisposal,
     delete_checkpoint,
@@ -147,9 +148,16 @@ class StorageShell:
                     self._repeat(lambda path=file.path: _delete_file(directory, path))  # type: ignore[misc]
             case out.DeleteSharedFiles(paths):
                 for path in paths:
-                    self._repeat(lambda path=path: delete_state_file(self._storage.location, resolve(path)))  # type: ignore[misc]
+                    self._repeat(lambda path=path: self._delete_shared(path))  # type: ignore[misc]
             case _:
                 raise AssertionError(effect)
+
+    def _delete_shared(self, path: str) -> None:
+        """Of this job's directory, or of the one that a claimed checkpoint lies in."""
+        file, owner, origin = resolve(path), self._storage.location, self._master.origin
+        if not owner.contains(file) and origin is not None and self._master.mode is RestoreMode.CLAIM:
+            owner = resolve(origin.directory).parent.child(SHARED_NAME)
+        delete_state_file(owner, file)
 
     def _discard(self, checkpoint: CompletedCheckpoint) -> None:
         if resolve(checkpoint.directory) == self._storage.checkpoint(checkpoint.id):

@@ -405,7 +405,7 @@ class World:
         elif master.ended is JobStatus.FINISHED:
             self.finished = True
         else:
-            self._start_run(self.snapshots.latest_of(master), self._mode(self.runs))
+            self._start_run(self.snapshots.latest_of(master) or master.origin, self._mode(self.runs))
 
     def _mode(self, value: int) -> RestoreMode:
         return RestoreMode.CLAIM if value % 2 else RestoreMode.NO_CLAIM
