@@ -160,5 +160,3 @@ class SimulatedTransport:
         connection.inputs[channel] = receiver
         receiver.on_credit(lambda count: connection.returning.append((channel, count)))
         connection.returning.append((channel, receiver.credit.window))
-
-

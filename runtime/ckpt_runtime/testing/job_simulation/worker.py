@@ -268,5 +268,3 @@ class SimulatedWorker:
     def _report(self, kind: str, deployment: int, execution: ExecutionId | None, *content: Any) -> None:
         if self.alive:
             self.world.to_driver(self, kind, deployment, execution, *content)
-
-

@@ -83,14 +83,14 @@ class World:
         self._asynchronous: list[tuple[str, SimulatedWorker | None, Callable[..., None], tuple[Any, ...]]] = []
         self._later: deque[Message] = deque()
         self._savepoints: list[tuple[int, int, str]] = []
-        self._next: tuple[CompletedCheckpoint | None, RestoreMode, tuple[int, ...], tuple[int, int] | None] | None = None
+        self._next: tuple[CompletedCheckpoint | None, RestoreMode, tuple[int, ...], tuple[int, int] | None] | None = (
+            None
+        )
         self._workers_made = 0
         self._disordered = False
         self._trap: Action | None = None
         self._parallelism = self.scenario.parallelism
-        self._configuration = replace(
-            self.scenario.submitted, retention=CheckpointRetention.RETAIN_ON_CANCELLATION
-        )
+        self._configuration = replace(self.scenario.submitted, retention=CheckpointRetention.RETAIN_ON_CANCELLATION)
         self.broken: Violation | None = None
         self.seen: Counter[str] = Counter()
         self.observation: Observation
@@ -227,7 +227,10 @@ class World:
     def _situation(self) -> str:
         """Short and the same for the same cause."""
         waiting = sorted(
-            {f"{r.vertex} {r.subtask.state} {'full' if not r.subtask.chain.end.has_room else ''}" for r in self._runners}
+            {
+                f"{r.vertex} {r.subtask.state} {'full' if not r.subtask.chain.end.has_room else ''}"
+                for r in self._runners
+            }
         )
         master = self.master
         return f"{master.machine.state.value}, coordinator {master.coordinator.state.value}, {waiting}"
