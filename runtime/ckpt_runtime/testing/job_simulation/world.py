@@ -193,14 +193,14 @@ class World:
         self.note("faults end")
         self.choices.chaos = False
         configuration = self.master.coordinator.configuration
-        calm = replace(configuration, interval_ms=30, min_pause_ms=0, timeout_ms=60_000, tolerable_failures=1_000)
+        calm = replace(configuration, interval_ms=120, min_pause_ms=0, timeout_ms=60_000, tolerable_failures=1_000)
         self._configuration = replace(calm, retention=self._configuration.retention)
         self.master.patch(self._configuration)
 
     def _run_fairly(self) -> None:
         """Everything gets its turn until the job has finished."""
         for _ in range(FAIR_ROUNDS):
-            self.now += 0.5
+            self.now += 1.0
             self._drain_later()
             self.master.fire_timers()
             moved = False
