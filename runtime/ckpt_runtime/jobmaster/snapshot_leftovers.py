@@ -31,7 +31,9 @@ def find_unused_shared_files(storage: CheckpointStorage, ids: range, states: Ite
     job gives. Raises StorageError.
     """
     used = {resolve(file.path).url for state in states for file in state.files() if is_shared(file)}
-    found = (
-        storage.shared.child(name).url for name in list_names(storage.shared) if shared_file_checkpoint(name) in ids
-    )
+    found = []
+    for name in list_names(storage.shared):
+        checkpoint_id = shared_file_checkpoint(name)
+        if checkpoint_id is not None and checkpoint_id in ids:
+            found.append(storage.shared.child(name).url)
     return tuple(url for url in found if url not in used)
