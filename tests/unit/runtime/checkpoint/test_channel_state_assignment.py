@@ -472,6 +472,7 @@ class TestDamagedHandles:
         with pytest.raises(ChannelStateHandleError, match=match) as caught:
             assign_channel_state(checkpoint, graph)
         assert "vertex v-" in str(caught.value)
+        assert "operators [" in str(caught.value)
 
     @pytest.mark.parametrize(
         ("edge", "peer"), [(1, 0), (-1, 0), (0, -1), (1 << 80, 0), ("0", 0), (None, 0), (0, "x"), (True, 0)]
