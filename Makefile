@@ -3,6 +3,7 @@
 SHELL := /bin/bash
 VENV := .venv
 FUZZ_EXAMPLES ?= 2000
+TEST_PROCESSES ?= 2
 RUN := PYTHONPATH=runtime:. $(VENV)/bin
 .DEFAULT_GOAL := help
 
@@ -19,8 +20,8 @@ demo: setup ## runs the demonstration
 	$(RUN)/python -m demo
 
 .PHONY: test
-test: setup ## runs all tests; PYTEST="-m 'not slow'" adds options
-	$(VENV)/bin/python -m pytest $(PYTEST)
+test: setup ## runs all tests, in TEST_PROCESSES=2 processes; PYTEST="-m 'not slow'" adds options
+	$(VENV)/bin/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile $(PYTEST)
 
 .PHONY: test-long
 test-long: setup ## runs the tests that the suite has no time for

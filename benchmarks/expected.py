@@ -61,8 +61,25 @@ def computed(positions: dict[int, int], keys: int) -> Totals:
     return totals
 
 
+@numba.njit(nogil=True)
+def _digest_split(split: int, rows: int) -> int:  # pragma: no cover
+    total = np.uint64(0)
+    for position in range(rows):
+        row = (position // BLOCK * SPLITS + split) * BLOCK + position % BLOCK
+        h = np.uint64(row) + np.uint64(0x9E3779B97F4A7C15)
+        h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        total += h ^ (h >> np.uint64(31))
+    return total  # type: ignore[return-value]
+
+
+def digest(positions: dict[int, int]) -> int:
+    """The sum of splitmix64 modulo 2**64 over the first ``positions[s]`` rows of each split ``s``."""
+    return sum(int(_digest_split(split, rows)) for split, rows in positions.items()) % (1 << 64)
+
+
 class Savepoint:
-    """A native savepoint of one of the keyed benchmarks, read without restoring it."""
+    """A native savepoint, or a checkpoint, of one of the benchmarks, read without restoring it."""
 
     def __init__(self, url: str) -> None:
         metadata = read_metadata(url)
@@ -78,6 +95,16 @@ class Savepoint:
             if listed.name == "positions"
             for item in listed.items
         }
+
+    def rows(self, uid: str) -> int:
+        """Rows that the verifying sink ``uid`` has got."""
+        return sum(
+            int(rows)
+            for state in self._operator(uid)
+            for listed in state.lists
+            if listed.name == "rows"
+            for rows in listed.items
+        )
 
     def totals(self, uid: str, keys: int) -> Totals:
         """The state of operator ``uid``: one section whose columns are the key, the count and the sum."""

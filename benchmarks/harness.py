@@ -19,12 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped, unused-ignore]
 import pyspark
 
 from benchmarks.process_tree import PeakMemory, listening_port, workers_of
-from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointConfigPatch
+from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointConfigPatch, CheckpointStatistics
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.client.models import TERMINAL_STATES, RunOptions
+from ckpt_runtime.client.errors import CkptClientError
+from ckpt_runtime.client.models import TERMINAL_STATES, IoMetrics, RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.spark.launch import SessionInfo, start_session, stop_session
 
@@ -68,6 +70,14 @@ def positive_int(text: str) -> int:
     return value
 
 
+def not_negative(text: str) -> float:
+    """An argument that is a number of at least 0."""
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0")
+    return value
+
+
 def checked_backend(parser: argparse.ArgumentParser, backend: str) -> None:
     """Ends the process when the backend does not exist in this version."""
     if backend == "rocksdb":
@@ -92,13 +102,15 @@ class Report:
         """A number summed over the subtasks."""
         return sum(int(document[field]) for document in self.subtasks.values())
 
-    def rows_per_s_since(self, earlier: Report) -> float:
-        """The rates of all subtasks, each between its own two reports, added up."""
+    def rows_per_s_since(self, earlier: Report, *, idle_allowed: bool = False) -> float:
+        """The rates of all subtasks, each between its own two reports, added up; an idle one may count as 0."""
         rate = 0.0
         for index, document in self.subtasks.items():
             before = earlier.subtasks[index]
             elapsed_ms = document["last_ms"] - before["last_ms"]
             if elapsed_ms <= 0:
+                if idle_allowed:
+                    continue
                 raise BenchmarkError(f"subtask {index} of the sink got no rows during the measured window")
             rate += (document["rows"] - before["rows"]) * 1000 / elapsed_ms
         return rate
@@ -116,6 +128,10 @@ class BenchmarkSession:
     @property
     def peak_rss_mb(self) -> int:
         return round(self._memory.peak_mb)
+
+    def peak_memory(self) -> PeakMemory:
+        """To be entered: samples the memory of the session from now on."""
+        return PeakMemory(self.info.pid)
 
     def run(
         self, pipeline: str, arguments: Sequence[object], parallelism: int, configuration: Mapping[str, str]
@@ -169,13 +185,20 @@ class BenchmarkJob:
 
         self.wait_for("a spare worker in every slot", ready, timeout_s)
 
-    def let_run(self, seconds: float) -> None:
-        """Sleeps beside the job, saying now and then how far it is; raises when it ends meanwhile."""
+    def let_run(self, seconds: float, sample: Callable[[], None] | None = None) -> None:
+        """Sleeps beside the job, saying now and then how far it is; raises when it ends meanwhile.
+
+        ``sample`` is called about every second.
+        """
         end = time.monotonic() + seconds
         before, at = self.report().total("rows"), time.monotonic()
         while (left := end - time.monotonic()) > 0:
-            time.sleep(min(left, 5.0))
+            time.sleep(min(left, 1.0 if sample else 5.0))
             self.check_alive()
+            if sample:
+                sample()
+            if time.monotonic() - at < 5.0 and time.monotonic() < end:
+                continue
             rows, now = self.report().total("rows"), time.monotonic()
             progress(f"  about {(rows - before) / (now - at):,.0f} rows/s")
             before, at = rows, now
@@ -191,6 +214,37 @@ class BenchmarkJob:
         """The data ports of the workers that run the job's subtasks."""
         vertices = [self._client.vertex_details(self.id, v.id) for v in self._client.job_details(self.id).vertices]
         return [int(subtask.endpoint.rpartition(":")[2]) for vertex in vertices for subtask in vertex.subtasks]
+
+    def active_worker(self) -> psutil.Process:
+        """One that runs subtasks: its data port is a subtask's endpoint. Raises BenchmarkError."""
+        ports = set(self.endpoint_ports())
+        for worker in workers_of(self._session.info.pid):
+            if listening_port(worker) in ports:
+                return worker
+        raise BenchmarkError(f"no worker listens on one of the ports {sorted(ports)}")
+
+    def io_metrics(self) -> list[IoMetrics]:
+        """What each vertex has read and written, in topological order, as of its workers' last heartbeats."""
+        return [vertex.io for vertex in self._client.job_details(self.id).vertices]
+
+    def metric(self, name: str) -> int:
+        """A whole number among the job's metrics; 0 while it is not there."""
+        return int(self._client.job_metrics(self.id, (name,)).get(name, 0))
+
+    def all_running(self) -> bool:
+        """Whether every subtask runs."""
+        details = self._client.job_details(self.id)
+        return details.state == "RUNNING" and all(
+            vertex.tasks.get("RUNNING") == vertex.parallelism for vertex in details.vertices
+        )
+
+    def checkpoint_statistics(self) -> CheckpointStatistics:
+        """Counts, the latest ones, and the history."""
+        return self._client.checkpoint_statistics(self.id)
+
+    def file(self, name: str) -> Path:
+        """A file in the report directory, for pipelines that look for one."""
+        return self._report / name
 
     def completed_checkpoints(self) -> list[Checkpoint]:
         """Completed checkpoints, savepoints left out, oldest first."""
@@ -264,6 +318,6 @@ def run_main(main: Callable[[], None]) -> None:
     """Runs a benchmark; one that is void ends with code 1 and a line on stderr."""
     try:
         main()
-    except BenchmarkError as error:
+    except (BenchmarkError, CkptClientError) as error:
         progress(f"the benchmark is void: {error}")
         sys.exit(1)

@@ -10,12 +10,9 @@ import argparse
 import random
 import time
 
-import psutil  # type: ignore[import-untyped, unused-ignore]
-
 from benchmarks.harness import (
     BenchmarkError,
     BenchmarkJob,
-    BenchmarkSession,
     emit,
     parser_for,
     percentile,
@@ -24,7 +21,7 @@ from benchmarks.harness import (
     run_main,
     session,
 )
-from benchmarks.process_tree import agent_of, listening_port, workers_of
+from benchmarks.process_tree import agent_of
 
 NAME = "recovery"
 KEYS = 1_000
@@ -58,7 +55,7 @@ def measure(options: argparse.Namespace) -> tuple[list[float], int]:
         job.wait_for_rows()
         for number in range(options.kills):
             _settle(job)
-            times.append(_kill(running, job, options.what))
+            times.append(_kill(job, options.what))
             progress(f"  kill {number + 1} of {options.what}: {times[-1]:.3f} s")
         _settle(job)
         job.drain()
@@ -76,10 +73,10 @@ def _settle(job: BenchmarkJob) -> None:
     job.wait_for_spares(SETTLE_TIMEOUT_S)
 
 
-def _kill(running: BenchmarkSession, job: BenchmarkJob, what: str) -> float:
+def _kill(job: BenchmarkJob, what: str) -> float:
     """Seconds until every subtask of the sink has got rows again."""
     before = {index: document["attempt"] for index, document in job.report().subtasks.items()}
-    victim = _active_worker(running, job)
+    victim = job.active_worker()
     if what == "agent":
         victim = agent_of(victim) or victim
     time.sleep(random.uniform(0.0, 0.5))  # anywhere between two checkpoints
@@ -92,15 +89,6 @@ def _kill(running: BenchmarkSession, job: BenchmarkJob, what: str) -> float:
 
     job.wait_for("rows after the kill", restarted, SETTLE_TIMEOUT_S, poll_s=0.02)
     return max(float(d["first_ms"]) - killed_ms for d in job.report().subtasks.values()) / 1000
-
-
-def _active_worker(running: BenchmarkSession, job: BenchmarkJob) -> psutil.Process:
-    """One that runs subtasks: its data port is a subtask's endpoint."""
-    ports = set(job.endpoint_ports())
-    for worker in workers_of(running.info.pid):
-        if listening_port(worker) in ports:
-            return worker
-    raise BenchmarkError(f"no worker listens on one of the ports {sorted(ports)}")
 
 
 if __name__ == "__main__":

@@ -20,12 +20,15 @@ import pytest
 import typer
 
 from ckpt_runtime.api.entry_point import load_plan
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.cli.main import app
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.registry import find_option
 from ckpt_runtime.configuration.validation import validate
+from ckpt_runtime.jobmaster.checkpoint_settings import overrides_of
 from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.rest.handlers.checkpoint_config import parse_patch
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.docs.markdown import DOCS, PAGES, ROOT, Block, anchors, blocks, links, spans
 
@@ -35,7 +38,8 @@ ROWS = 600
 PYTHON = blocks("python")
 PIPELINES = [block for block in PYTHON if "\ndef pipeline(" in block.text]
 DAGS = [block for block in PYTHON if "with DAG(" in block.text]
-FRAGMENTS = [block for block in PYTHON if block.page.name == "operators.md" and block not in DAGS]
+OPERATOR_PAGES = ("operators.md", "unaligned-checkpoints.md")
+FRAGMENTS = [block for block in PYTHON if block.page.name in OPERATOR_PAGES and block not in DAGS]
 OTHERS = [block for block in PYTHON if block not in PIPELINES + DAGS + FRAGMENTS]
 COMMANDS = [
     (block, line)
@@ -274,6 +278,16 @@ def test_a_command_in_the_text_names_what_exists(page: Path, span: str) -> None:
 @pytest.mark.parametrize("block", blocks("json"), ids=name_of)
 def test_json_is_json(block: Block) -> None:
     json.loads(block.text)
+
+
+PATCHES = [block for block in blocks("json") if block.page.name == "unaligned-checkpoints.md"]
+
+
+@pytest.mark.row("571.8")
+@pytest.mark.parametrize("block", PATCHES, ids=name_of)
+def test_a_patch_of_the_settings_is_accepted(block: Block) -> None:
+    patch = parse_patch(json.loads(block.text))
+    assert overrides_of(patch).applied_to(CheckpointConfiguration()).unaligned_enabled
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

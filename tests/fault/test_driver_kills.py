@@ -135,12 +135,13 @@ def test_a_killed_driver_in_spark(tmp_path: Path) -> None:
     source = write_slice(tmp_path / "flights.parquet", 20_000)
     configuration = high_availability(tmp_path)
     first = start_session("local", 2, log_file=tmp_path / "first.log", conf=configuration)
-    job = FlightsJob(first, CkptClient(first.rest_url), source, tmp_path)
     try:
-        job.start(1000)
-        job.client.patch_checkpoint_config(job.job_id, CheckpointConfigPatch(timeout_ms=77_000))
-        job.wait_for_checkpoint()
-        job.wait_for_checkpoint()
+        with CkptClient(first.rest_url) as client:
+            job = FlightsJob(first, client, source, tmp_path)
+            job.start(1000)
+            client.patch_checkpoint_config(job.job_id, CheckpointConfigPatch(timeout_ms=77_000))
+            job.wait_for_checkpoint()
+            job.wait_for_checkpoint()
     finally:
         processes = [first.pid, *children(first.pid)]
         drivers = [pid for pid in processes if "main.py" in command_line(pid) and "java" not in command_line(pid)]
@@ -149,14 +150,15 @@ def test_a_killed_driver_in_spark(tmp_path: Path) -> None:
     wait_until(lambda: not living(processes), "the processes of the killed session to end", 60)
     second = start_session("local", 2, log_file=tmp_path / "second.log", conf=configuration)
     try:
-        job.client = CkptClient(second.rest_url)
-        job.client.wait_for_state(job.job_id, ["RUNNING"], timeout_s=90)
-        assert job.client.checkpoint_config(job.job_id).timeout_ms == 77_000
-        job.wait_for_checkpoint()
-        job.finished()
-        flights = read_flights(source)
-        assert hidden(job.out) == []
-        assert_rotations(visible(job.out / "rotations"), flights)
-        assert_carriers(visible(job.out / "carrier_delays"), flights)
+        with CkptClient(second.rest_url) as client:
+            client.wait_for_state(job.job_id, ["RUNNING"], timeout_s=90)
+            assert client.checkpoint_config(job.job_id).timeout_ms == 77_000
+            job = FlightsJob(second, client, source, tmp_path, job.job_id)
+            job.wait_for_checkpoint()
+            job.finished()
     finally:
         stop_session(second)
+    flights = read_flights(source)
+    assert hidden(job.out) == []
+    assert_rotations(visible(job.out / "rotations"), flights)
+    assert_carriers(visible(job.out / "carrier_delays"), flights)

@@ -39,6 +39,12 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionInfo]:
     assert not Path(started.session_file).exists()
 
 
+@pytest.fixture
+def client(session: SessionInfo) -> Iterator[CkptClient]:
+    with CkptClient(session.rest_url) as connected:
+        yield connected
+
+
 def _victim(job: FlightsJob, kind: str, choice: random.Random) -> int:
     """A worker that runs the job, or the agent above it."""
     wait_until(lambda: len(workers_of(job.session.pid, job.source)) == 2, "both workers to read")
@@ -49,8 +55,8 @@ def _victim(job: FlightsJob, kind: str, choice: random.Random) -> int:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_twenty_kills(session: SessionInfo, tmp_path: Path) -> None:
-    job = FlightsJob(session, CkptClient(session.rest_url), write_slice(tmp_path / "flights.parquet", ROWS), tmp_path)
+def test_twenty_kills(session: SessionInfo, client: CkptClient, tmp_path: Path) -> None:
+    job = FlightsJob(session, client, write_slice(tmp_path / "flights.parquet", ROWS), tmp_path)
     job.start(RATE)
     choice = random.Random(SEED)
     kills = list(KILLS)
@@ -82,18 +88,24 @@ def test_a_killed_application_leaves_no_worker(tmp_path: Path) -> None:
     """Killed while workers wait for their next agent, and some have been adopted before."""
     started = start_session("local", 2, log_file=tmp_path / "session.log")
     try:
-        source = write_slice(tmp_path / "flights.parquet", ROWS)
-        job = FlightsJob(started, CkptClient(started.rest_url), source, tmp_path)
-        job.start(RATE)
-        job.wait_for_checkpoint()
-        os.kill(_victim(job, "agent", random.Random(SEED)), signal.SIGKILL)
-        wait_until(lambda: job.restarts() >= 1, "the restart")
-        job.wait_for_checkpoint()
-        agent = _victim(job, "agent", random.Random(SEED))
-        processes = members(started.pid)
-        driver = json.loads(Path(started.session_file).read_text())["driver_pid"]
-        os.kill(agent, signal.SIGKILL)
-        os.kill(driver, signal.SIGKILL)
-        wait_until(lambda: not living([pid for pid in processes if pid != started.pid]), "all workers to end", 15)
+        with CkptClient(started.rest_url) as client:
+            job = FlightsJob(started, client, write_slice(tmp_path / "flights.parquet", ROWS), tmp_path)
+            _killed_whole(job)
     finally:
         stop_session(started)
+
+
+def _killed_whole(job: FlightsJob) -> None:
+    """Agent and driver at once, behind a restart; returns when no worker is left."""
+    session = job.session
+    job.start(RATE)
+    job.wait_for_checkpoint()
+    os.kill(_victim(job, "agent", random.Random(SEED)), signal.SIGKILL)
+    wait_until(lambda: job.restarts() >= 1, "the restart")
+    job.wait_for_checkpoint()
+    agent = _victim(job, "agent", random.Random(SEED))
+    processes = members(session.pid)
+    driver = json.loads(Path(session.session_file).read_text())["driver_pid"]
+    os.kill(agent, signal.SIGKILL)
+    os.kill(driver, signal.SIGKILL)
+    wait_until(lambda: not living([pid for pid in processes if pid != session.pid]), "all workers to end", 15)

@@ -30,6 +30,17 @@ def _executors(cluster: SparkCluster) -> list[int]:
     return [pid for pid in below if "CoarseGrainedExecutorBackend" in command_line(pid)]
 
 
+def _through_a_lost_executor(job: FlightsJob, cluster: SparkCluster) -> None:
+    job.start(1000)
+    job.wait_for_checkpoint()
+    executors = _executors(cluster)
+    assert len(executors) == 2
+    assert all(any("worker_main" in command_line(pid) for pid in children(executor)) for executor in executors)
+    os.kill(executors[0], signal.SIGKILL)
+    wait_until(lambda: job.restarts() >= 1, "the restart")
+    job.finished()
+
+
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(300)
@@ -39,15 +50,9 @@ def test_a_lost_executor(tmp_path: Path) -> None:
     with standalone_cluster(tmp_path, workers=2) as cluster:
         session = start_session(cluster.url, 2, spark_conf=SETTINGS, log_file=tmp_path / "session.log")
         try:
-            job = FlightsJob(session, CkptClient(session.rest_url), source, tmp_path)
-            job.start(1000)
-            job.wait_for_checkpoint()
-            executors = _executors(cluster)
-            assert len(executors) == 2
-            assert all(any("worker_main" in command_line(pid) for pid in children(executor)) for executor in executors)
-            os.kill(executors[0], signal.SIGKILL)
-            wait_until(lambda: job.restarts() >= 1, "the restart")
-            job.finished()
+            with CkptClient(session.rest_url) as client:
+                job = FlightsJob(session, client, source, tmp_path)
+                _through_a_lost_executor(job, cluster)
         finally:
             stop_session(session)
     flights = read_flights(source)

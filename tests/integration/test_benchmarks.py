@@ -13,7 +13,19 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMON_KEYS = {"name", "options", "python", "pyspark", "cores", "peak_rss_mb"}
-NAMES = ("checkpoint_cost", "keyed_count", "keyed_process", "patch", "recovery", "peers", "spark_peer")
+NAMES = (
+    "backpressure",
+    "checkpoint_cost",
+    "keyed_count",
+    "keyed_process",
+    "patch",
+    "peers",
+    "progress",
+    "recovery",
+    "spark_peer",
+)
+SMALL_TOPOLOGY = ("--parallelism", "2", "--interval-ms", "200", "--conf", "taskmanager.network.buffer.max-rows=256")
+"""Few rows under way: an aligned checkpoint behind a sleeping map takes tenths of a second."""
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -73,6 +85,59 @@ def test_patch_measures_and_checks_itself() -> None:
     assert document["patches"] == 10
     assert 0 < document["effective_ms_p50"] <= document["effective_ms_p95"]
     assert "every count and sum is right" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.row("76.10")
+@pytest.mark.timeout(240)
+def test_backpressure_measures_and_checks_itself() -> None:
+    done = run(
+        "benchmarks.backpressure", "--policy", "aligned", "--sleep-ms", "0.01", "--seconds", "2", *SMALL_TOPOLOGY
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    document: dict[str, Any] = json.loads(line)
+    assert set(document) == COMMON_KEYS | {
+        "rows_per_s",
+        "checkpoints",
+        "checkpoint_ms_p50",
+        "checkpoint_ms_p95",
+        "checkpoint_ms_max",
+        "censored",
+        "checkpointed_bytes_p50",
+        "persisted_inflight_bytes_p50",
+        "queued_bytes_max",
+    }
+    assert document["rows_per_s"] > 0
+    assert document["checkpoints"] > 0
+    assert 0 < document["checkpoint_ms_p50"] <= document["checkpoint_ms_p95"] <= document["checkpoint_ms_max"]
+    assert document["censored"] is False
+    assert document["persisted_inflight_bytes_p50"] == 0
+    assert "each has come exactly once" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.row("76.10")
+@pytest.mark.timeout(240)
+def test_progress_measures_and_checks_itself() -> None:
+    times = ("--minutes", "0.12", "--fail-every-s", "3", "--sleep-ms", "0.01")
+    done = run("benchmarks.progress", *times, *SMALL_TOPOLOGY)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    document: dict[str, Any] = json.loads(line)
+    assert set(document) == COMMON_KEYS | {
+        "useful_rows_per_min",
+        "recoveries",
+        "completed_checkpoints",
+        "positions_advanced",
+    }
+    assert document["useful_rows_per_min"] > 0
+    assert document["recoveries"] > 0
+    assert document["completed_checkpoints"] > 0
+    assert document["positions_advanced"] == f"{document['recoveries']} of {document['recoveries']}"
+    assert "each has come exactly once" in done.stderr
 
 
 @pytest.mark.parametrize("name", NAMES)

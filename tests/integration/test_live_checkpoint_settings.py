@@ -22,7 +22,7 @@ def client(cluster: MiniCluster) -> Iterator[CkptClient]:
         yield connected
 
 
-def patch(client: CkptClient, job_id: str, **fields: int) -> dict[str, object]:
+def patch(client: CkptClient, job_id: str, **fields: int | bool) -> dict[str, object]:
     """What GET shows after the change."""
     url = f"{client.url}/jobs/{job_id}/checkpoints"
     answer = httpx.patch(f"{url}/configuration", json=fields)
@@ -106,3 +106,34 @@ def test_tolerable_checkpoint_failure_number(client: CkptClient, cluster: MiniCl
     (job.faults / "processor-held").unlink()
     client.wait_for_state(job.job_id, ["FAILED"], timeout_s=60)
     assert "tolerable failure threshold" in cluster.failure(job.job_id)
+
+
+@pytest.mark.row("76.8")
+@pytest.mark.row("76.9")
+def test_the_policy_of_alignment(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
+    """It changes under a running job, several checkpoints in flight; savepoints stay aligned; a reset returns."""
+    job.start(configuration=fast(execution__checkpointing__interval="50ms"))
+    job.running()
+    shown = patch(
+        client,
+        job.job_id,
+        maxConcurrentCheckpoints=3,
+        alignedCheckpointTimeout=20,
+        unalignedEnabled=True,
+        maxInflightDataBytes=2**20,
+    )
+    assert (shown["unaligned_checkpoints"], shown["aligned_checkpoint_timeout"]) == (True, 20)
+    assert (shown["max_concurrent"], shown["max_inflight_data_bytes"]) == (3, 2**20)
+    last = client.checkpoint_statistics(job.job_id).history[0].id
+    cluster.wait_until(lambda: completed(client, job.job_id)[-1].id >= last + 3, "checkpoints of the new policy")
+    cluster.savepoint(job.job_id, job.directory / "savepoints")
+    savepoint = client.checkpoint_statistics(job.job_id).latest_savepoint
+    assert savepoint is not None
+    assert (savepoint.kind, savepoint.persisted_data) == ("SAVEPOINT", 0)
+    answer = httpx.delete(f"{client.url}/jobs/{job.job_id}/checkpoints/configuration")
+    assert answer.status_code == 200, answer.text
+    assert (answer.json()["unaligned_checkpoints"], answer.json()["overrides"]) == (False, [])
+    newest = client.checkpoint_statistics(job.job_id).history[0].id
+    cluster.wait_until(lambda: completed(client, job.job_id)[-1].id >= newest + 2, "aligned checkpoints")
+    assert completed(client, job.job_id)[-1].kind == "CHECKPOINT"
+    job.canceled()

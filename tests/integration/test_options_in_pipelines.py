@@ -48,8 +48,6 @@ def test_options_that_clash_with_those_of_the_submission_are_refused(cluster: Mi
     clash = {"restart-strategy.exponential-delay.max-backoff": "1 s"}
     with pytest.raises(SubmissionFailed, match=r"exponential-delay\.initial-backoff"):
         start(cluster, "restart-strategy.exponential-delay.initial-backoff=1 min", **clash)
-    with pytest.raises(SubmissionFailed, match=r"aligns barriers"):
-        start(cluster, "execution.checkpointing.unaligned.enabled=true")
 
 
 def test_they_win_over_the_clusters_and_survive_the_driver(tmp_path: Path) -> None:

@@ -65,13 +65,14 @@ class SequenceJob:
         batch: int = 64,
         parallelism: int = 2,
         uids: str = "",
+        sleep_ms: float = 0,
         savepoint: str | None = None,
         allow_non_restored_state: bool = False,
         configuration: Mapping[str, str] | None = None,
     ) -> str:
         """Submits it; without ``rows`` it runs until it is stopped."""
         arguments = ["--output", str(self.out), "--rows", str(rows), "--rate", str(rate), "--batch", str(batch)]
-        arguments += ["--faults", str(self.faults), f"--uids={uids}"]
+        arguments += ["--faults", str(self.faults), f"--uids={uids}", "--sleep-ms", str(sleep_ms)]
         given = {
             "execution.checkpointing.dir": str(self.checkpoints),
             **(FAST if configuration is None else configuration),

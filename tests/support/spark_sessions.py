@@ -34,7 +34,7 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60) 
 
 @dataclass
 class FlightsJob:
-    """The example pipeline with its failing operator, in a session in Spark."""
+    """The example pipeline with its failing operator, in a session in Spark. ``client`` stays the caller's to close."""
 
     session: SessionInfo
     client: CkptClient

@@ -1,4 +1,4 @@
-"""One Airflow and one job manager for all system tests that need them."""
+"""One Airflow and one job manager for the tests of a module, ended with it: both take from others' time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.system.airflow_instance import make_airflow
 from tests.unit.provider.conftest import JobManager
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_job_manager() -> Iterator[JobManager]:
     manager = JobManager()
     yield manager
@@ -25,7 +25,7 @@ def job_manager(shared_job_manager: JobManager) -> JobManager:
     return shared_job_manager
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def airflow(shared_job_manager: JobManager, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
     """A healthy Airflow whose connection ``ckpt_default`` leads to the job manager."""
     home = tmp_path_factory.mktemp("airflow")

@@ -32,6 +32,6 @@ Contract for the shell:
 * ``Instant.rel_ms`` never falls. ``CheckpointIdSource`` never yields an id twice, over all drivers of the job.
 * ``UnexpectedEventError`` means a bug of the shell; the machine has not changed.
 
-Beside it: ``barrier_handler`` (one subtask's alignment), ``state_assignment`` (who restores what), ``statistics``
+Beside it: ``barrier_handler`` (one subtask's barriers), ``state_assignment`` (who restores what), ``statistics``
 (what REST shows), ``overrides`` (FLIP-571), ``state_handles`` and ``completed_checkpoint`` (the metadata's content).
 """

@@ -15,7 +15,7 @@ from dataclasses import replace
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, EdgeDescriptor, VertexDescriptor
 from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.checkpoint.state_assignment_error import StateAssignmentError
-from ckpt_runtime.checkpoint.state_handles import ChannelStateSegment, ChannelStateStream
+from ckpt_runtime.checkpoint.state_handles import NO_PEER, ChannelStateSegment, ChannelStateStream
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, Partitioning
 from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range, owner_of_key_group
 
@@ -59,7 +59,8 @@ def assign_channel_state(
 ) -> Mapping[SubtaskKey, tuple[ChannelStateStream, ...]]:
     """The streams that each subtask of ``graph`` reads before its channels, in order; subtasks without any are absent.
 
-    ``edge`` of a stream is the input gate in ``graph``; ``peer`` is still the sender's index in the checkpoint. Raises
+    ``edge`` of a stream is the input gate in ``graph``; ``peer`` is :data:`NO_PEER` unless both ends of the edge have
+    the parallelism that they had: the channel of the checkpoint is none of the job's then. Raises
     :class:`UnalignedUpgradeError` or :class:`ChannelStateHandleError`.
     """
     if not any(state.has_channel_state for state in checkpoint.states.values()):
@@ -70,11 +71,14 @@ def assign_channel_state(
         target = graph.vertex(edge.target)
         before = _vertex(checkpoint, edge.target)
         origins = _alive(checkpoint, before)
+        sources = graph.vertex(edge.source).parallelism, _vertex(checkpoint, edge.source).parallelism
+        same = target.parallelism == before.parallelism and sources[0] == sources[1]
         for index in range(target.parallelism):
             streams = assigned.setdefault((target.id, index), [])
             for old in _origins(edge.partitioning, target, before, index, origins):
                 for stream in bundles[position].get(old, ()):
-                    streams.extend(_clipped(stream, gate, edge.partitioning, target, before.parallelism, old, index))
+                    moved = replace(stream, edge=gate, peer=stream.peer if same else NO_PEER)
+                    streams.extend(_clipped(moved, edge.partitioning, target, before.parallelism, old, index))
     return {key: tuple(streams) for key, streams in assigned.items() if streams}
 
 
@@ -103,7 +107,7 @@ def _bundles(checkpoint: CompletedCheckpoint) -> dict[int, dict[int, list[Channe
         for stream in checkpoint.states[key].outputs:
             position = _position(checkpoint, exits.get(key[0], []), key, stream)
             target = _vertex(checkpoint, checkpoint.edges[position].target)
-            if stream.peer >= target.parallelism:
+            if not 0 <= stream.peer < target.parallelism:
                 raise ChannelStateHandleError(checkpoint, key, f"{target.name!r} has no subtask {stream.peer}")
             bundles.setdefault(position, {}).setdefault(stream.peer, []).append(stream)
     return bundles
@@ -113,7 +117,7 @@ def _position(
     checkpoint: CompletedCheckpoint, positions: Sequence[int], key: SubtaskKey, stream: ChannelStateStream
 ) -> int:
     """The stream's edge in the checkpoint. Also checks its handles, which are used by calculation later."""
-    if not _is_size(stream.edge) or not _is_size(stream.peer):
+    if not _is_size(stream.edge) or not (_is_size(stream.peer) or stream.peer == NO_PEER):
         raise ChannelStateHandleError(checkpoint, key, f"edge {stream.edge!r:.40}, peer {stream.peer!r:.40}")
     if stream.edge >= len(positions):
         raise ChannelStateHandleError(checkpoint, key, f"edge {stream.edge} does not exist")
@@ -222,7 +226,6 @@ def _origins(
 
 def _clipped(
     stream: ChannelStateStream,
-    gate: int,
     partitioning: Partitioning,
     target: JobVertex,
     old_parallelism: int,
@@ -238,7 +241,7 @@ def _clipped(
         if common != of_old:
             segments = tuple(_clip(segments, common))
     if segments:
-        yield replace(stream, edge=gate, segments=segments)
+        yield replace(stream, segments=segments)
 
 
 def _clip(segments: Iterable[ChannelStateSegment], own: KeyGroupRange) -> Iterator[ChannelStateSegment]:

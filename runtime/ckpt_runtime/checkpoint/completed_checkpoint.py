@@ -79,8 +79,9 @@ class CompletedCheckpoint:
     """``timestamp`` is the trigger time that travelled in the barriers, ``completion_timestamp`` when it was finalised.
 
     ``directory`` is the external path; paths in ``states`` are relative to it unless absolute. A subtask is in
-    ``states`` or in ``finished`` (its operators had finished, FLIP-147), never in both. ``edges`` are those of the
-    job, in its order; none in snapshots from before there was in-flight data.
+    ``states`` or in ``finished`` (its operators had finished, FLIP-147). It is in both when it had finished and the
+    barrier overtook data in its channels; its state is that in-flight data alone then, without operators. ``edges`` are
+    those of the job, in its order; none in snapshots from before there was in-flight data.
     """
 
     id: int

@@ -25,6 +25,9 @@ class CheckpointRetention(StrEnum):
 class CheckpointConfiguration:
     """Effective values. ``interval_ms`` is None when no periodic checkpoints are wanted.
 
+    ``aligned_timeout_ms`` and ``max_inflight_data_bytes`` (of each subtask; None is no bound, 0 aligns fully) have no
+    effect unless ``unaligned_enabled``. Several checkpoints at once may be unaligned (unlike in Flink).
+
     Raises :class:`CheckpointConfigurationError` when a value is outside its limits. :meth:`effective` additionally
     raises the interval to the minimum pause, as at submission.
     """
@@ -58,10 +61,6 @@ class CheckpointConfiguration:
             value = getattr(self, name)
             if value is not None and value < minimum:
                 raise CheckpointConfigurationError(f"{name} is {value}; it must be at least {minimum}")
-        if self.unaligned_enabled and self.max_concurrent > 1:
-            raise CheckpointConfigurationError(
-                f"max_concurrent is {self.max_concurrent}; it must be 1 while unaligned checkpoints are enabled"
-            )
 
     def effective(self) -> CheckpointConfiguration:
         """The same with an interval of at least the minimum pause."""

@@ -46,6 +46,7 @@ class CompletionLayer(TriggeringLayer):
     _leftover_shared: tuple[str, ...] = ()
     _unused_shared: tuple[str, ...] = ()
     _keeps_nothing: bool = False
+    _kept_shared: frozenset[str] | None = None
     _job_status: str = ""
 
     # --- messages of tasks
@@ -256,8 +257,8 @@ class CompletionLayer(TriggeringLayer):
             return
         lowest = self._store.lowest_retained()
         paths: tuple[str, ...] = ()
-        if self._keeps_nothing:
-            paths = self._registry.unregister_all()
+        if self._kept_shared is not None:
+            paths = self._registry.unregister_all(self._kept_shared)
         elif lowest is not None:
             paths = self._registry.unregister_unused(lowest)
         paths += self._unused_shared
@@ -374,16 +375,25 @@ class CompletionLayer(TriggeringLayer):
         self._restore = None
         if self._job_status != SUSPENDED:
             self._sweep_leftovers()
-            self._delete_unused_shared_files()
-            retained = self._store.clear()
-            kept = [entry for entry in retained if entry.owned and not self._discards_at_end(entry)]
-            self._keeps_nothing = self._configuration.discards_on(self._job_status) and not kept
-            for entry in retained:
-                self._retire(entry, self._discards_at_end(entry))
+            if self._kept_shared is None:
+                self._let_go()
         if self._cleaner.busy == 0:
             self._delete_unused_shared_files()
             self._state = CoordinatorState.CLOSED
             self._emit(out.ShutdownComplete(self._keeps_nothing))
+
+    def _let_go(self) -> None:
+        """Of all that is retained. What an aborted checkpoint put beside the files of those that stay goes as well."""
+        retained = self._store.clear()
+        stay = [entry for entry in retained if not self._discards_at_end(entry)]
+        self._kept_shared = frozenset(
+            file.path for entry in stay for state in entry.checkpoint.states.values() for file in state.files()
+        )
+        self._keeps_nothing = self._configuration.discards_on(self._job_status) and not any(
+            entry.owned for entry in stay
+        )
+        for entry in retained:
+            self._retire(entry, self._discards_at_end(entry))
 
 
 def _owned(pending: PendingCheckpoint) -> bool:

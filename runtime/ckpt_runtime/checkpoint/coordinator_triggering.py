@@ -17,7 +17,7 @@ from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.pending_checkpoint import PendingCheckpoint, PendingState
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.request_decider import Load, TriggerRequest, Verdict
-from ckpt_runtime.checkpoint.statistics import CheckpointType, SubtaskStats
+from ckpt_runtime.checkpoint.statistics import SubtaskStats
 
 _PERIODIC = TimerId(TimerKind.PERIODIC)
 
@@ -141,11 +141,8 @@ class TriggeringLayer(CoordinatorBase):
         self._offer(TriggerRequest(None, CheckpointProperties(), now.rel_ms, final=True), now)
 
     def _offer(self, request: TriggerRequest, now: Instant) -> None:
-        properties = request.properties
-        # A savepoint is aligned; beside an unaligned checkpoint it would be overtaken, so it waits for its turn then.
-        forced = properties.is_savepoint and not self._configuration.unaligned_enabled
         self._sequence += 1
-        request = replace(request, forced=forced, sequence=self._sequence)
+        request = replace(request, sequence=self._sequence)
         dropped = self._decider.offer(request)
         if dropped is not None:
             self._fail_request(dropped.request_id, Reason.TOO_MANY_CHECKPOINT_REQUESTS)
@@ -161,6 +158,7 @@ class TriggeringLayer(CoordinatorBase):
                 pending=len(self._pending),
                 max_concurrent=self._configuration.max_concurrent,
                 pause_ends_at=self._periodic.pause_ends_at,
+                savepoints_wait=self._configuration.unaligned_enabled,
             )
             verdict, request = self._decider.next(load, now.rel_ms)
             if request is None:
@@ -207,11 +205,10 @@ class TriggeringLayer(CoordinatorBase):
 
     def _report_pending(self, pending: PendingCheckpoint) -> None:
         properties = pending.request.properties
-        unaligned = self._configuration.unaligned_enabled and properties.type is CheckpointType.CHECKPOINT
         self._stats.report_pending(
             pending.id,
             pending.timestamp,
-            CheckpointType.UNALIGNED_CHECKPOINT if unaligned else properties.type,
+            properties.type,
             properties.savepoint_format,
             {vertex.id: vertex.parallelism for vertex in self._vertices},
             pending.timestamp + self._configuration.timeout_ms,

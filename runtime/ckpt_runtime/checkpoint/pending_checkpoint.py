@@ -102,7 +102,7 @@ class PendingCheckpoint:
     def complete(
         self, job_id: str, vertices: tuple[VertexDescriptor, ...], edges: tuple[EdgeDescriptor, ...], now_abs: int
     ) -> CompletedCheckpoint:
-        """The metadata of this checkpoint; finished subtasks get a marker instead of a state."""
+        """The metadata of this checkpoint; of finished subtasks it has a marker, and in-flight data if there is any."""
         assert self.directory is not None
         on_restore = self.plan.finished_on_restore
         finished: set[SubtaskKey] = set(self.plan.finished)
@@ -118,14 +118,18 @@ class PendingCheckpoint:
             properties=self.request.properties,
             vertices=vertices,
             states={
-                execution.key: state
+                execution.key: _in_flight_only(state) if execution.key in finished else state
                 for execution, state in sorted(self.acknowledged.items())
-                if execution.key not in finished
+                if execution.key not in finished or state.has_channel_state
             },
             finished=frozenset(finished),
             edges=edges,
         )
         return self.completed
+
+
+def _in_flight_only(state: SubtaskState) -> SubtaskState:
+    return SubtaskState(bytes=state.in_flight_bytes, inputs=state.inputs, outputs=state.outputs)
 
 
 def _has_union_state(state: SubtaskState) -> bool:

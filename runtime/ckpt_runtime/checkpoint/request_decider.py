@@ -18,7 +18,7 @@ CAPACITY = 1_000
 class TriggerRequest:
     """``request_id`` is None when nobody waits for the result. ``sequence`` tells equal ones apart.
 
-    ``forced`` ones do not wait for others to end; ``final`` is the one at the end of a bounded job's data.
+    ``final`` is the one at the end of a bounded job's data.
     """
 
     request_id: str | None
@@ -26,14 +26,13 @@ class TriggerRequest:
     requested_at: int
     sequence: int = 0
     periodic: bool = False
-    forced: bool = False
     final: bool = False
     target_directory: str | None = None
 
     @property
-    def priority(self) -> tuple[bool, bool, bool, int, int]:
-        """Sorts first what goes first: savepoints, forced ones, those a user waits for, older ones."""
-        return (not self.properties.is_savepoint, not self.forced, self.periodic, self.requested_at, self.sequence)
+    def priority(self) -> tuple[bool, bool, int, int]:
+        """Sorts first what goes first: savepoints, those a user waits for, older ones."""
+        return (not self.properties.is_savepoint, self.periodic, self.requested_at, self.sequence)
 
 
 class Verdict(Enum):
@@ -46,13 +45,18 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is going on at the moment of the decision. ``pause_ends_at`` is monotonic time."""
+    """What is going on at the moment of the decision. ``pause_ends_at`` is monotonic time.
+
+    ``savepoints_wait``: they keep to ``max_concurrent`` as well. So it is while unaligned checkpoints are on: a
+    savepoint is aligned and no barrier overtakes a barrier, so until it is taken no later checkpoint turns unaligned.
+    """
 
     triggering: bool
     cleaning: int
     pending: int
     max_concurrent: int
     pause_ends_at: int
+    savepoints_wait: bool = False
 
 
 class CheckpointRequestDecider:
@@ -82,7 +86,8 @@ class CheckpointRequestDecider:
         if not self._queue or load.triggering or load.cleaning > load.max_concurrent:
             return Verdict.WAIT, None
         head = self._queue[0]
-        if not head.forced and load.pending >= load.max_concurrent:
+        unbounded = head.properties.is_savepoint and not load.savepoints_wait
+        if not unbounded and load.pending >= load.max_concurrent:
             return Verdict.WAIT, None
         del self._queue[0]
         if head.periodic and load.pause_ends_at > now:

@@ -6,7 +6,7 @@ A file with an absolute path is shared between checkpoints; one with a relative 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from ckpt_runtime.checkpoint.state_handles import StateFile, SubtaskState
@@ -84,9 +84,9 @@ class SharedStateRegistry:
             self._given_up.popitem(last=False)
         return tuple(sorted(path for path in unused if self._entries.pop(path).deletable))
 
-    def unregister_all(self) -> tuple[str, ...]:
-        """The end of a job that keeps nothing: returns the paths to delete, sorted."""
-        paths = tuple(sorted(path for path, entry in self._entries.items() if entry.deletable))
+    def unregister_all(self, kept: Collection[str] = ()) -> tuple[str, ...]:
+        """The end of a job, of which files at the paths ``kept`` remain: returns the paths to delete, sorted."""
+        paths = tuple(sorted(path for path, entry in self._entries.items() if entry.deletable and path not in kept))
         self._entries.clear()
         return paths
 

@@ -130,6 +130,10 @@ class OperatorSubtaskState:
         )
 
 
+NO_PEER = -1
+"""``peer`` of in-flight data whose channel the job has no more, since it was rescaled."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChannelStateSegment:
     """Consecutive in-flight elements of one channel: a run of whole frames inside a channel state file (FLIP-76).
@@ -162,8 +166,8 @@ class ChannelStateStream:
     """The in-flight elements of one channel, in the order in which they have to be processed.
 
     ``edge`` is the position of the job edge among the vertex's inputs (of an output stream: among its outputs),
-    ``peer`` the index of the subtask at the channel's other end. ``schema`` is the rows' Arrow IPC schema message in
-    base64, empty when the stream has no rows.
+    ``peer`` the index of the subtask at the channel's other end, or :data:`NO_PEER`. ``schema`` is the rows' Arrow IPC
+    schema message in base64, empty when the stream has no rows.
     """
 
     edge: int
@@ -199,6 +203,7 @@ class SubtaskState:
 
     ``inputs`` and ``outputs`` are in-flight data of an unaligned checkpoint: what the barrier overtook in the subtask's
     input channels and in its output queues. Several streams may have the same edge and peer; they go in this order.
+    ``bytes`` includes them.
     """
 
     operators: dict[str, OperatorSubtaskState] = field(default_factory=dict)
@@ -209,6 +214,10 @@ class SubtaskState:
     @property
     def has_channel_state(self) -> bool:
         return bool(self.inputs or self.outputs)
+
+    @property
+    def in_flight_bytes(self) -> int:
+        return sum(stream.bytes for stream in (*self.inputs, *self.outputs))
 
     def files(self) -> list[StateFile]:
         """Files that this state refers to (inline content has none), in a stable order, each once."""

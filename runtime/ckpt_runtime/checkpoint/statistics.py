@@ -25,7 +25,7 @@ class CheckpointStatsStatus(StrEnum):
 
 
 class CheckpointType(StrEnum):
-    """The REST ``checkpoint_type``."""
+    """The REST ``checkpoint_type``. Unaligned is what a checkpoint turns out to be, in one subtask at least."""
 
     CHECKPOINT = "CHECKPOINT"
     UNALIGNED_CHECKPOINT = "UNALIGNED_CHECKPOINT"
@@ -92,7 +92,8 @@ def percentiles(ordered: Sequence[int]) -> tuple[float, ...]:
 class SubtaskStats:
     """One acknowledged (or, with ``completed`` false, reported but aborted) subtask of one checkpoint.
 
-    ``checkpointed_size`` is what was newly written, ``state_size`` all that the snapshot refers to.
+    ``checkpointed_size`` is what was newly written, ``state_size`` all that the snapshot refers to; both count
+    in-flight data, ``persisted_data`` is that alone. ``processed_data`` is what was processed during the alignment.
     ``alignment_duration`` and ``start_delay`` are ``-1`` when the subtask did not measure them.
     """
 

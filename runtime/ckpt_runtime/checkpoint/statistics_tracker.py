@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.checkpoint.statistics import (
     CheckpointCounts,
     CheckpointStats,
@@ -76,11 +77,14 @@ class _Running:
     deadline_timestamp: int | None = None
 
     def freeze(self, status: CheckpointStatsStatus) -> CheckpointStats:
+        """A checkpoint becomes an unaligned one with the first acknowledgement that says so, as in Flink."""
         reported = [stats for subtasks in self.vertices.values() for stats in subtasks]
+        turned = any(stats is not None and stats.completed and stats.unaligned for stats in reported)
+        unaligned = turned and self.checkpoint_type is CheckpointType.CHECKPOINT
         return CheckpointStats(
             id=self.id,
             status=status,
-            checkpoint_type=self.checkpoint_type,
+            checkpoint_type=CheckpointType.UNALIGNED_CHECKPOINT if unaligned else self.checkpoint_type,
             savepoint_format=self.savepoint_format,
             trigger_timestamp=self.trigger_timestamp,
             vertices={
@@ -93,17 +97,32 @@ class _Running:
         )
 
 
+def _recovered_subtask(index: int, at: int, state: SubtaskState) -> SubtaskStats:
+    return SubtaskStats(
+        index,
+        at,
+        state.bytes,
+        state.bytes,
+        sync_duration=0,
+        async_duration=0,
+        persisted_data=state.in_flight_bytes,
+        alignment_duration=-1,
+        start_delay=-1,
+        unaligned=state.has_channel_state,
+    )
+
+
 def _recovered(checkpoint: CompletedCheckpoint) -> CheckpointStats:
-    """What metadata tells of a checkpoint: sizes, and the time of its end as that of every acknowledgement."""
+    """What metadata tells of a checkpoint: sizes, and the time of its end as that of every acknowledgement.
+
+    It counts as unaligned where it holds in-flight data.
+    """
     at = checkpoint.completion_timestamp
     vertices: dict[str, list[SubtaskStats | None]] = {}
     for vertex in checkpoint.vertices:
         states = [checkpoint.states.get((vertex.id, index)) for index in range(vertex.parallelism)]
         vertices[vertex.id] = [
-            None
-            if state is None
-            else SubtaskStats(index, at, state.bytes, state.bytes, 0, 0, alignment_duration=-1, start_delay=-1)
-            for index, state in enumerate(states)
+            None if state is None else _recovered_subtask(index, at, state) for index, state in enumerate(states)
         ]
     properties = checkpoint.properties
     known = _Running(

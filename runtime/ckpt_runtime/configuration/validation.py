@@ -9,14 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from difflib import get_close_matches
-from typing import Any
 
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingMode, CheckpointingOptions
 from ckpt_runtime.configuration.cluster_options import HeartbeatOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import InvalidConfigurationError, InvalidOptionError, UnknownOptionError
 from ckpt_runtime.configuration.high_availability_options import HighAvailabilityOptions, HighAvailabilityType
-from ckpt_runtime.configuration.option import ConfigOption, OptionScope
+from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, NAMESPACES, OPTIONS, find_option
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions
@@ -79,18 +78,6 @@ def _parallelism_above_maximum(configuration: Configuration) -> Problem | None:
     return None
 
 
-def _unaligned(configuration: Configuration) -> Problem | None:
-    options: tuple[ConfigOption[Any], ...] = (
-        CheckpointingOptions.UNALIGNED,
-        CheckpointingOptions.ALIGNED_TIMEOUT,
-        CheckpointingOptions.MAX_INFLIGHT_DATA,
-    )
-    for option in options:
-        if configuration.get(option):
-            return InvalidOptionError(option.key, configuration[option.key], "not set; this version aligns barriers")
-    return None
-
-
 def _at_least_once(configuration: Configuration) -> Problem | None:
     if configuration.get(CheckpointingOptions.MODE) is not CheckpointingMode.EXACTLY_ONCE:
         return InvalidOptionError(CheckpointingOptions.MODE.key, "AT_LEAST_ONCE", "EXACTLY_ONCE in this version")
@@ -141,7 +128,6 @@ def _high_availability(configuration: Configuration) -> Problem | None:
 _RULES: tuple[Callable[[Configuration], Problem | None], ...] = (
     _max_parallelism_of_zero,
     _parallelism_above_maximum,
-    _unaligned,
     _at_least_once,
     _rocksdb,
     _heartbeat_timeout_below_interval,

@@ -100,6 +100,15 @@ def check_updates(key: Int64Array, count: Int64Array, total: Int64Array, last: I
 
 
 @kernel((IN_I64,))
+def digest(rows: Int64Array) -> int:
+    """The sum of ``splitmix64(row)`` modulo 2**64: of equal multisets the same in any order, of others hardly ever."""
+    total = np.uint64(0)
+    for index in range(rows.shape[0]):
+        total += _mix(rows[index])
+    return total  # type: ignore[return-value]
+
+
+@kernel((IN_I64,))
 def bounds(values: Int64Array) -> tuple[int, int]:
     """The least and the greatest value; (0, 0) of none."""
     if values.shape[0] == 0:

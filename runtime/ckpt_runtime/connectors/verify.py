@@ -1,7 +1,8 @@
 """Format ``verify``: a sink for benchmarks that counts rows, checks running counts, and reports totals in a file.
 
-Rows are updates ``(key, count[, sum])`` with keys from 0; the count of a key must grow by one from row to row. Each
-subtask writes ``<report>/subtask-<index>.json``, replaced as a whole at every completed checkpoint and at the end; with
+Rows are updates ``(key, count[, sum])`` with keys from 0; the count of a key must grow by one from row to row. With
+``row=<column>`` they are row numbers instead, in any order, of which a digest is kept. Each subtask writes
+``<report>/subtask-<index>.json``, replaced as a whole at every completed checkpoint and at the end; with
 ``reportIntervalMs`` also with the first rows of an attempt, and with rows that come that long after the last report.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +25,8 @@ from ckpt_runtime.state.kernels.compiler import read_only
 
 MAX_KEY = 1 << 27
 _ROWS = "rows"
+_DIGEST = "digest"
+_MODULUS = 1 << 64
 
 
 class VerifySink(Operator):
@@ -30,13 +34,17 @@ class VerifySink(Operator):
 
     The report holds ``rows`` (over all attempts, as the state counts them), ``violations``, ``keys`` seen,
     ``count_total`` and ``sum_total`` over the last update of each key, ``attempt``, ``first_ms`` and ``last_ms`` of the
-    batches of this attempt, and ``finished``.
+    batches of this attempt, and ``finished``. With ``row`` it holds ``digest`` instead of what concerns keys: the
+    digest of :func:`~ckpt_runtime.connectors.kernels.digest` in hexadecimal, over the same rows as ``rows``; those of
+    the subtasks add up modulo 2**64.
     """
 
     def __init__(self, spec: SinkSpec) -> None:
         assert isinstance(spec.format, str)
         options = sink_options(spec.format, spec.options)
         self._key, self._count, self._sum = options["key"], options["count"], options["sum"]
+        self._row = options["row"]
+        self._digest = 0
         self._directory = Path(options["report"])
         self._interval_ms = int(options["reportIntervalMs"])
         self._report_at_ms = 0
@@ -50,19 +58,18 @@ class VerifySink(Operator):
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
         self._rows = sum(int(rows) for rows in context.operator_state.restored(_ROWS))
+        self._digest = sum(int(text, 16) for text in context.operator_state.restored(_DIGEST)) % _MODULUS
         self._directory.mkdir(parents=True, exist_ok=True)
         empty = read_only(np.empty(0, dtype=np.int64))
         kernels.check_updates(empty, empty, empty, self._last)
         kernels.bounds(empty)
+        kernels.digest(empty)
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
-        key = self._column(batch, self._key)
-        count = self._column(batch, self._count)
-        total = self._column(batch, self._sum) if self._sum else count
-        self._make_room(key)
-        violations, fresh = kernels.check_updates(key, count, total, self._last)
-        self._violations += violations
-        self._keys += fresh
+        if self._row:
+            self._digest = (self._digest + int(kernels.digest(self._column(batch, self._row)))) % _MODULUS
+        else:
+            self._check_updates(batch)
         self._rows += batch.num_rows
         self._last_ms = self.context.now_ms()
         self._first_ms = self._last_ms if self._first_ms is None else self._first_ms
@@ -70,11 +77,22 @@ class VerifySink(Operator):
             self._report_at_ms = self._last_ms + self._interval_ms
             self._report()
 
+    def _check_updates(self, batch: pa.RecordBatch) -> None:
+        key = self._column(batch, self._key)
+        count = self._column(batch, self._count)
+        total = self._column(batch, self._sum) if self._sum else count
+        self._make_room(key)
+        violations, fresh = kernels.check_updates(key, count, total, self._last)
+        self._violations += violations
+        self._keys += fresh
+
     def process_watermark(self, timestamp_ms: int) -> None:
         """A sink has nowhere to send it."""
 
     def snapshot(self, checkpoint_id: int) -> None:
         self.context.operator_state.put(_ROWS, [self._rows])
+        if self._row:
+            self.context.operator_state.put(_DIGEST, [f"{self._digest:016x}"])
 
     def notify_complete(self, checkpoint_id: int) -> None:
         self._report()
@@ -104,18 +122,23 @@ class VerifySink(Operator):
             self._last = larger
 
     def _report(self) -> None:
-        document = {
+        document: dict[str, Any] = {
             "subtask": self.context.subtask_index,
             "attempt": self.context.attempt,
             "rows": self._rows,
-            "violations": self._violations,
-            "keys": self._keys,
-            "count_total": int(self._last[0::2].sum()),
-            "sum_total": int(self._last[1::2].sum()) if self._sum else None,
             "first_ms": self._first_ms,
             "last_ms": self._last_ms,
             "finished": self._finished,
         }
+        if self._row:
+            document["digest"] = f"{self._digest:016x}"
+        else:
+            document |= {
+                "violations": self._violations,
+                "keys": self._keys,
+                "count_total": int(self._last[0::2].sum()),
+                "sum_total": int(self._last[1::2].sum()) if self._sum else None,
+            }
         target = self._directory / f"subtask-{self.context.subtask_index}.json"
         partial = target.with_suffix(f".{self.context.attempt}.partial")
         partial.write_text(json.dumps(document))

@@ -134,7 +134,7 @@ def _accept(options: dict[str, Any], schema: pa.Schema) -> None:
 def _check_verify(options: dict[str, Any], schema: pa.Schema) -> None:
     if not options["report"].startswith("/"):
         raise PlanError("option 'report'", f"{options['report']!r} is not an absolute local directory")
-    for key in ("key", "count", "sum"):
+    for key in ("row",) if options["row"] else ("key", "count", "sum"):
         column = options[key]
         if key == "sum" and not column:
             continue
@@ -185,6 +185,7 @@ SINK_FORMATS: dict[str, SinkFormat] = {
                 Option("key", default="key"),
                 Option("count", default="count"),
                 Option("sum"),
+                Option("row"),
                 Option("report", required=True),
                 Option("reportIntervalMs", int, 0, minimum=0),
             ),

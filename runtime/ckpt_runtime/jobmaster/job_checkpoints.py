@@ -152,8 +152,6 @@ class JobCheckpoints:
         Raises UpdateInProgress, InvalidRequest when the values clash with other settings, NotReady when the change
         could not be stored or when that is unknown. Whether the job has ended meanwhile is for its master to say.
         """
-        if patch is not None:
-            _check_available(patch)
         if self._updating:
             raise UpdateInProgress(self._submission.job_id)
         self._updating = True
@@ -409,15 +407,3 @@ class JobCheckpoints:
             assignment.in_flight,
             owned=self._shell.coordinator.latest_is_owned,
         )
-
-
-def _check_available(patch: CheckpointConfigPatch) -> None:
-    """A setting that would have no effect is refused."""
-    unavailable = {
-        "unalignedEnabled": patch.unaligned,
-        "alignedCheckpointTimeout": patch.aligned_timeout_ms,
-        "maxInflightDataBytes": patch.max_inflight_data_bytes,
-    }
-    for field, value in unavailable.items():
-        if value:
-            raise InvalidRequest(field, value, "this version aligns barriers")

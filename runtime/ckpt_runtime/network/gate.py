@@ -3,6 +3,10 @@
 Producers (the I/O thread, or a subtask of the same worker) append; one consumer, the subtask, polls. Appending and
 popping a deque is atomic, so the hot path takes no lock. Every element puts one token into ``_arrivals``: polling is
 O(1) whatever the number of channels. No sockets here.
+
+A barrier that may be unaligned stands in its queue like any element and is announced besides, so that the subtask hears
+of it before it has worked off what stands in front (FLIP-76). Barriers do not overtake barriers: an announcement waits
+until no aligned barrier is in front of it.
 """
 
 from __future__ import annotations
@@ -14,21 +18,43 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from ckpt_runtime.network.credit import ReceiverCredit
-from ckpt_runtime.network.elements import ControlElement
+from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, EndOfPartition, Watermark
+from ckpt_runtime.network.output_queue import InFlightData
 
+Announced: TypeAlias = "CheckpointBarrier | EndOfPartition"
 Element: TypeAlias = "pa.RecordBatch | pa.Buffer | ControlElement | BaseException"
 
 
 class InputChannel:
-    """One channel's receiving end. ``input_index`` is the job edge (gate number) it belongs to."""
+    """One channel's receiving end.
 
-    __slots__ = ("_gate", "_give_back", "blocked", "credit", "held", "index", "input_index", "queue", "schema")
+    ``input_index`` is the job edge (gate number) it belongs to, ``peer`` the sending subtask's index. Barriers stay in
+    order unless ``overtakes``.
+    """
 
-    def __init__(self, gate: InputGate, index: int, input_index: int, window: int) -> None:
+    __slots__ = (
+        "_gate",
+        "_give_back",
+        "blocked",
+        "credit",
+        "held",
+        "index",
+        "input_index",
+        "overtakes",
+        "peer",
+        "queue",
+        "schema",
+    )
+
+    def __init__(
+        self, gate: InputGate, index: int, input_index: int, window: int, *, peer: int, overtakes: bool
+    ) -> None:
         self._gate = gate
         self._give_back: Callable[[int], None] | None = None
         self.index = index
         self.input_index = input_index
+        self.peer = peer
+        self.overtakes = overtakes
         self.queue: deque[Element] = deque()
         self.schema: pa.Schema | None = None
         self.credit = ReceiverCredit(window)
@@ -42,7 +68,22 @@ class InputChannel:
     def put(self, element: Element) -> None:
         """Called by the producer's thread."""
         self.queue.append(element)
+        if self.overtakes and (
+            isinstance(element, EndOfPartition)
+            or (isinstance(element, CheckpointBarrier) and element.options.unaligned)
+        ):
+            self._gate.announced(self, element)
         self._gate.arrived(self.index)
+
+    def queued_before(self, checkpoint_id: int, *, or_all: bool = False) -> list[InFlightData]:
+        """Rows and watermarks in front of a checkpoint's barrier. Without one in the queue: all of them, or none."""
+        found: list[InFlightData] = []
+        for element in tuple(self.queue):
+            if isinstance(element, CheckpointBarrier) and element.checkpoint_id == checkpoint_id:
+                return found
+            if isinstance(element, pa.RecordBatch | pa.Buffer | Watermark):
+                found.append(element)
+        return found if or_all else []
 
     def buffer_consumed(self) -> None:
         """Called by the subtask after it took a data buffer."""
@@ -57,16 +98,48 @@ class InputGate:
     def __init__(self, wake: Callable[[], None]) -> None:
         self.channels: list[InputChannel] = []
         self._arrivals: deque[int] = deque()
+        self._announcements: deque[tuple[InputChannel, Announced]] = deque()
+        self._withheld: list[tuple[InputChannel, Announced]] = []
         self._wake = wake
 
-    def add_channel(self, input_index: int, window: int) -> InputChannel:
-        channel = InputChannel(self, len(self.channels), input_index, window)
+    def add_channel(
+        self, input_index: int, window: int, *, peer: int | None = None, overtakes: bool = True
+    ) -> InputChannel:
+        """``peer`` is the number of channels that the gate has for that input already, unless given."""
+        if peer is None:
+            peer = sum(channel.input_index == input_index for channel in self.channels)
+        channel = InputChannel(self, len(self.channels), input_index, window, peer=peer, overtakes=overtakes)
         self.channels.append(channel)
         return channel
+
+    def announced(self, channel: InputChannel, element: Announced) -> None:
+        """Called by the producer's thread, after it queued the element."""
+        self._announcements.append((channel, element))
 
     def arrived(self, index: int) -> None:
         self._arrivals.append(index)
         self._wake()
+
+    @property
+    def has_announcements(self) -> bool:
+        return bool(self._announcements)
+
+    def next_announcement(self) -> tuple[InputChannel, Announced] | None:
+        """What came early, in order of arrival; None when there is nothing (any more, or yet)."""
+        while self._announcements:
+            channel, element = self._announcements.popleft()
+            if _behind_aligned_barrier(channel, element):
+                self._withheld.append((channel, element))
+                continue
+            return channel, element
+        return None
+
+    def barrier_polled(self, channel: InputChannel, barrier: CheckpointBarrier) -> None:
+        """A barrier came in order: what waited behind it may be announced, it itself need not be any more."""
+        waiting = [held for held in self._withheld if held[0] is channel]
+        if waiting:
+            self._withheld = [held for held in self._withheld if held[0] is not channel]
+            self._announcements.extendleft(held for held in reversed(waiting) if held[1] is not barrier)
 
     def poll(self) -> tuple[InputChannel, Element] | None:
         """The next element of any channel that is not blocked; None when there is none."""
@@ -94,3 +167,12 @@ class InputGate:
         if channel.held:
             self._arrivals.extendleft([index] * channel.held)
             channel.held = 0
+
+
+def _behind_aligned_barrier(channel: InputChannel, announced: Announced) -> bool:
+    for element in tuple(channel.queue):
+        if element is announced:
+            return False
+        if isinstance(element, CheckpointBarrier) and not element.options.unaligned:
+            return True
+    return False

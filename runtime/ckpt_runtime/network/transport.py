@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ckpt_runtime.network.connections import HANDSHAKE_TIMEOUT_S, authenticate
 from ckpt_runtime.network.credit import SenderCredit
-from ckpt_runtime.network.elements import ControlElement, decode_element, encode_element
+from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, decode_element, encode_element
 from ckpt_runtime.network.framing import (
     HEADER_BYTES,
     FrameHeader,
@@ -33,6 +33,7 @@ from ckpt_runtime.network.framing import (
     encode_header,
 )
 from ckpt_runtime.network.gate import InputChannel
+from ckpt_runtime.network.output_queue import InFlightData, OutputQueue, QueuedElement
 
 logger = logging.getLogger(__name__)
 
@@ -44,16 +45,15 @@ Address = tuple[str, int]
 class RemoteSubpartition:
     """The sending end of a channel whose consumer lives in another worker.
 
-    The subtask's thread appends frames; whoever holds the connection's send lock moves them on as credit allows.
+    The subtask's thread queues elements; whoever holds the connection's send lock moves them on as credit allows. The
+    producer is woken when there is room again, and when a barrier that might yet turn unaligned has left the queue.
     """
 
     def __init__(self, channel: int, capacity: int, wake_producer: Callable[[], None]) -> None:
         self.channel = channel
-        self._capacity = capacity
         self._wake_producer = wake_producer
-        self._pending: deque[tuple[FrameKind, pa.Buffer | bytes]] = deque()
-        self._queued = 0
-        self._moved = 0
+        self._queue = OutputQueue(capacity)
+        self._moving = threading.Lock()
         self._credit = SenderCredit()
         self._schema: pa.Schema | None = None
         self._opened = False
@@ -61,7 +61,17 @@ class RemoteSubpartition:
 
     @property
     def has_room(self) -> bool:
-        return self._queued - self._moved < self._capacity
+        return self._queue.has_room
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything has been handed to the connection."""
+        return self._queue.is_empty
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """Of the rows sent so far; None before the first."""
+        return self._schema
 
     @property
     def error(self) -> BaseException | None:
@@ -75,15 +85,30 @@ class RemoteSubpartition:
         """Queues a batch (in the subtask's thread: serialisation is its work, not the I/O thread's)."""
         if self._schema is None:
             self._schema = batch.schema
-            self._pending.append((FrameKind.SCHEMA, batch.schema.serialize()))
-        content = batch.serialize()
-        self._queued += 1
-        self._pending.append((FrameKind.DATA, content))
+            self._queue.add_schema(batch.schema.serialize().to_pybytes())
+        self._queue.add_rows(batch.serialize())
         self._notify()
 
     def send_control(self, element: ControlElement) -> None:
-        self._pending.append((FrameKind.CONTROL, encode_element(element)))
+        self._queue.add_control(element)
         self._notify()
+
+    def overtake(self, barrier: CheckpointBarrier, limit: int | None) -> list[InFlightData]:
+        """Sends the barrier in front of what is queued; see :meth:`OutputQueue.add_barrier`."""
+        with self._moving:
+            overtaken = self._queue.add_barrier(barrier, limit)
+        self._notify()
+        return overtaken
+
+    def turn_unaligned(self, checkpoint_id: int, limit: int | None) -> list[InFlightData]:
+        """Moves a barrier that is still queued to the front; see :meth:`OutputQueue.turn_unaligned`."""
+        with self._moving:
+            overtaken = self._queue.turn_unaligned(checkpoint_id, limit)
+        self._notify()
+        return overtaken
+
+    def holds_barrier(self, checkpoint_id: int) -> bool:
+        return self._queue.holds_barrier(checkpoint_id)
 
     def _notify(self) -> None:
         assert self._connection is not None
@@ -95,28 +120,32 @@ class RemoteSubpartition:
         self._credit.grant(count)
 
     def drain_into(self, out: deque[bytes | memoryview | pa.Buffer]) -> None:
-        """Moves what credit allows. Only the holder of the send lock calls this, so peeking first is safe."""
+        """Moves what credit allows."""
         if not self._opened:
             return
-        freed = 0
-        while self._pending:
-            kind, body = self._pending[0]
-            if kind is FrameKind.DATA:
-                if self._credit.available == 0:
-                    break
-                self._credit.spend()
-                self._moved += 1
-                freed += 1
-            self._pending.popleft()
-            out.append(encode_header(self.channel, len(memoryview(body)), kind))
-            out.append(body)
-        # Counted afterwards: a producer that filled the channel during the loop sleeps as well.
-        if freed and self._queued - self._moved + freed >= self._capacity:
+        turnable = False
+        with self._moving:
+            before = self._queue.taken
+            for element in self._queue.take(self._credit):
+                kind, body = _frame_of(element)
+                out.append(encode_header(self.channel, len(memoryview(body)), kind))
+                out.append(body)
+                turnable = turnable or (isinstance(element, CheckpointBarrier) and element.options.unaligned)
+        # Looked at afterwards: a producer that filled the channel during the loop sleeps as well.
+        if turnable or self._queue.was_full(self._queue.taken - before):
             self._wake_producer()
 
     def failed(self) -> None:
         """The connection is lost: the producer looks at :attr:`error`."""
         self._wake_producer()
+
+
+def _frame_of(element: QueuedElement) -> tuple[FrameKind, pa.Buffer | bytes]:
+    if isinstance(element, pa.Buffer):
+        return FrameKind.DATA, element
+    if isinstance(element, bytes):
+        return FrameKind.SCHEMA, element
+    return FrameKind.CONTROL, encode_element(element)
 
 
 class _Connection:

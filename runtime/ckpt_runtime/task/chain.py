@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
-from ckpt_runtime.network.elements import ControlElement
+from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
+from ckpt_runtime.task.in_flight import CapturedChannel
 from ckpt_runtime.task.output import ResultPartition
 
 
@@ -64,6 +65,35 @@ class ChainEnd:
     def send_control(self, element: ControlElement) -> None:
         for partition in self.partitions:
             partition.send_control(element)
+
+    def overtake(self, barrier: CheckpointBarrier, limit: int | None) -> list[CapturedChannel]:
+        """Sends a barrier ahead of what waits on this side, ``limit`` bytes of it at most; returns what that was."""
+        return self._capture(lambda partition, share: partition.overtake(barrier, share), limit)
+
+    def turn_unaligned(self, checkpoint_id: int, limit: int | None) -> list[CapturedChannel]:
+        """The same for a barrier that was sent in order, on the channels that still hold it."""
+        return self._capture(lambda partition, share: partition.turn_unaligned(checkpoint_id, share), limit)
+
+    def holds_barrier(self, checkpoint_id: int) -> bool:
+        """Whether a barrier that may overtake still waits on this side."""
+        return any(partition.holds_barrier(checkpoint_id) for partition in self.partitions)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits on this side any more."""
+        return all(partition.is_empty for partition in self.partitions)
+
+    def _capture(
+        self, capture: Callable[[ResultPartition, int | None], list[CapturedChannel]], limit: int | None
+    ) -> list[CapturedChannel]:
+        found: list[CapturedChannel] = []
+        for edge, partition in enumerate(self.partitions):
+            for channel in capture(partition, limit):
+                channel.edge = edge
+                found.append(channel)
+                if limit is not None:
+                    limit -= channel.bytes
+        return found
 
     def check(self) -> None:
         for partition in self.partitions:

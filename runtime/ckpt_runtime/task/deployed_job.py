@@ -15,19 +15,22 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
 from ckpt_runtime.configuration.state_options import StateOptions
 from ckpt_runtime.graph.compiler import CompiledPlan
-from ckpt_runtime.graph.job_graph import JobVertex
+from ckpt_runtime.graph.job_graph import JobEdge, JobVertex, Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.graph.specs import ProcessSpec, RangeReaderSpec
 from ckpt_runtime.network.framing import channel_id
 from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.network.transport import DataTransport
-from ckpt_runtime.operators.operator import OperatorContext, OperatorStateStore
+from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore
 from ckpt_runtime.state.backend import KeyedStateBackend
+from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
+from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.task.chain import ChainEnd, OperatorChain
 from ckpt_runtime.task.deployment import Deployment, OutputDescriptor, Program, SubtaskDescriptor
 from ckpt_runtime.task.operator_factory import create_operator, is_keyed
-from ckpt_runtime.task.output import LocalSubpartition, ResultPartition, Subpartition
+from ckpt_runtime.task.output import BufferLimits, LocalSubpartition, ResultPartition, Subpartition
 from ckpt_runtime.task.restore import create_keyed_backend
+from ckpt_runtime.task.restored_input import EdgeKeys, RestoredInput, check_schema
 from ckpt_runtime.task.subtask import Subtask, SubtaskHost
 from ckpt_runtime.task.task_thread import TaskThread
 from ckpt_runtime.task.waiting_input import waiting_input
@@ -105,8 +108,15 @@ class DeployedJob:
         gate = self._gates[key] = InputGate(wakeup.wake)
         ranges = self._reads_ranges(descriptor.vertex_id)
         window = 1 if ranges else self._configuration.get(TaskManagerOptions.BUFFERS_PER_CHANNEL)
+        edges = self.deployment.graph.inputs(descriptor.vertex_id)
         for channel in descriptor.inputs:
-            receiver = gate.add_channel(channel.input_index, window)
+            edge = edges[channel.input_index]
+            receiver = gate.add_channel(
+                channel.input_index,
+                window,
+                peer=descriptor.subtask_index if edge.partitioning is Partitioning.FORWARD else None,
+                overtakes=self.deployment.graph.overtakes(edge),
+            )
             if channel.local:
                 self._local[channel.index] = receiver
             else:
@@ -118,14 +128,11 @@ class DeployedJob:
         edges = self.deployment.graph.outputs(vertex.id)
         end = ChainEnd(
             [
-                self._build_output(output, edge.target, self._wakeups[key])
+                self._build_output(output, edge, descriptor.subtask_index, self._wakeups[key])
                 for edge, output in zip(edges, descriptor.outputs, strict=True)
             ]
         )
-        operators = [
-            create_operator(self._plan.specs[node.uid], self._plan.input_schemas.get(node.uid))
-            for node in vertex.operators
-        ]
+        operators = [self._operator(node.uid) for node in vertex.operators]
         holder: list[Subtask] = []
         contexts = [self._context(descriptor, vertex, position, holder) for position in range(len(operators))]
         subtask = Subtask(
@@ -136,9 +143,13 @@ class DeployedJob:
             self._gates[key],
             OperatorChain(operators, contexts, end),
             finished_on_restore=descriptor.finished,
+            restored=self._restored_input(descriptor, vertex),
         )
         holder.append(subtask)
         self.subtasks[key] = subtask
+
+    def _operator(self, uid: str) -> Operator:
+        return create_operator(self._plan.specs[uid], self._plan.input_schemas.get(uid))
 
     def _reads_ranges(self, vertex_id: str) -> bool:
         """Whether a buffer to that vertex is hours of work: as few as possible may be under way, and none gathered."""
@@ -151,8 +162,26 @@ class DeployedJob:
         head = self.deployment.graph.vertex(target).operators[0]
         return min(rows, ROW_MODE_BUFFER_ROWS) if isinstance(self._plan.specs[head.uid], ProcessSpec) else rows
 
-    def _build_output(self, output: OutputDescriptor, target: str, wakeup: Wakeup) -> ResultPartition:
-        ranges = self._reads_ranges(target)
+    def _operator(self, uid: str) -> Operator:
+        return create_operator(self._plan.specs[uid], self._plan.input_schemas.get(uid))
+
+    def _restored_input(self, descriptor: SubtaskDescriptor, vertex: JobVertex) -> RestoredInput | None:
+        """Raises UnreadableInFlightDataError when rows of the restored checkpoint are not what the vertex takes now."""
+        if not descriptor.in_flight:
+            return None
+        head = vertex.operators[0]
+        for stream in descriptor.in_flight:
+            check_schema(stream, self._plan.input_schemas.get(head.uid), head.uid)
+        location = resolve(self.deployment.snapshot_directory)
+        edges = self.deployment.graph.inputs(vertex.id)
+        return RestoredInput(
+            descriptor.in_flight,
+            lambda stream: ChannelStateReader(location, stream, foreign=not self.deployment.snapshot_owned),
+            [EdgeKeys(edge.keys, vertex.max_parallelism) for edge in edges],
+        )
+
+    def _build_output(self, output: OutputDescriptor, edge: JobEdge, index: int, wakeup: Wakeup) -> ResultPartition:
+        ranges = self._reads_ranges(edge.target)
         capacity = 1 if ranges else self._configuration.get(TaskManagerOptions.MAX_BUFFERS_PER_OUTPUT_CHANNEL)
         subpartitions: list[Subpartition] = []
         for channel in output.channels:
@@ -166,10 +195,14 @@ class DeployedJob:
             output.keys,
             output.max_parallelism,
             subpartitions,
-            buffer_rows=self._buffer_rows(target),
-            buffer_bytes=self._configuration.get(TaskManagerOptions.BUFFER_BYTES),
-            buffer_timeout_ms=0 if ranges else self._configuration.get(ExecutionOptions.BUFFER_TIMEOUT),
+            limits=BufferLimits(
+                rows=self._buffer_rows(edge.target),
+                bytes=self._configuration.get(TaskManagerOptions.BUFFER_BYTES),
+                timeout_ms=0 if ranges else self._configuration.get(ExecutionOptions.BUFFER_TIMEOUT),
+            ),
             now_ms=self._host.monotonic_ms,
+            peers=[index] if edge.partitioning is Partitioning.FORWARD else None,
+            overtakes=self.deployment.graph.overtakes(edge),
         )
 
     def _context(

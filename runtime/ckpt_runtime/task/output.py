@@ -8,15 +8,18 @@ any work that may emit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
 
 from ckpt_runtime.graph.job_graph import Partitioning
-from ckpt_runtime.network.elements import ControlElement, Watermark
+from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, Watermark
 from ckpt_runtime.network.gate import InputChannel
+from ckpt_runtime.network.output_queue import InFlightData
 from ckpt_runtime.state.hashing import hash_columns, split_by_owner
 from ckpt_runtime.task.batch_size import BatchSizer
+from ckpt_runtime.task.in_flight import CapturedChannel
 
 
 class Subpartition(Protocol):
@@ -26,20 +29,39 @@ class Subpartition(Protocol):
     def has_room(self) -> bool: ...
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits on the sending side."""
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """Of the rows that wait here; None before the first."""
+
+    @property
     def error(self) -> BaseException | None: ...
 
     def send_batch(self, batch: pa.RecordBatch) -> None: ...
 
     def send_control(self, element: ControlElement) -> None: ...
 
+    def overtake(self, barrier: CheckpointBarrier, limit: int | None) -> list[InFlightData]:
+        """Sends a barrier in front of what waits here and returns that; with a limit in bytes not more of it."""
+
+    def turn_unaligned(self, checkpoint_id: int, limit: int | None) -> list[InFlightData]:
+        """The same for a barrier that was sent in order and still waits here; nothing when it has gone."""
+
+    def holds_barrier(self, checkpoint_id: int) -> bool: ...
+
 
 class LocalSubpartition:
     """A channel inside one worker: batches are handed over by reference.
 
-    Two counters, each written by one thread, take the place of a lock.
+    Nothing waits here, all of it in the receiver's queue, where a barrier overtakes by being announced. Two counters,
+    each written by one thread, take the place of a lock.
     """
 
     error: BaseException | None = None
+    is_empty = True
+    schema: pa.Schema | None = None
 
     def __init__(self, receiver: InputChannel, capacity: int, wake_producer: Callable[[], None]) -> None:
         self._receiver = receiver
@@ -47,6 +69,8 @@ class LocalSubpartition:
         self._wake_producer = wake_producer
         self._sent = 0
         self._consumed = 0
+        # Credit comes back in halves of the window: of a window beyond the capacity, half may be all there is.
+        receiver.credit.window = min(receiver.credit.window, capacity)
         receiver.on_credit(self._give_back)
 
     @property
@@ -59,6 +83,16 @@ class LocalSubpartition:
 
     def send_control(self, element: ControlElement) -> None:
         self._receiver.put(element)
+
+    def overtake(self, barrier: CheckpointBarrier, limit: int | None) -> list[InFlightData]:
+        self._receiver.put(barrier)
+        return []
+
+    def turn_unaligned(self, checkpoint_id: int, limit: int | None) -> list[InFlightData]:
+        return []
+
+    def holds_barrier(self, checkpoint_id: int) -> bool:
+        return False
 
     def _give_back(self, count: int) -> None:
         """Looks at what was sent only after giving back: a producer that filled the channel meanwhile is woken too."""
@@ -82,12 +116,23 @@ class _Gathering:
         return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
+@dataclass(frozen=True, slots=True)
+class BufferLimits:
+    """What bounds a buffer; one row larger than ``bytes`` gets a buffer of its own.
+
+    ``timeout_ms`` is how long rows are gathered; 0 sends each batch at once.
+    """
+
+    rows: int
+    bytes: int
+    timeout_ms: int
+
+
 class ResultPartition:
     """All channels of one job edge, on the producing side.
 
-    ``buffer_rows`` and ``buffer_bytes`` bound a buffer; one row larger than that gets a buffer of its own.
-    ``buffer_timeout_ms`` bounds how long rows are gathered; 0 sends each batch at once. ``rows`` counts each row taken
-    once, ``bytes`` what goes to each channel.
+    ``rows`` counts each row taken once, ``bytes`` what goes to each channel. ``peers`` are the consumers'
+    subtask indexes, in order unless given. Barriers stay in order unless ``overtakes``.
     """
 
     def __init__(
@@ -97,18 +142,18 @@ class ResultPartition:
         max_parallelism: int,
         subpartitions: Sequence[Subpartition],
         *,
-        buffer_rows: int,
-        buffer_bytes: int,
-        buffer_timeout_ms: int,
+        limits: BufferLimits,
         now_ms: Callable[[], float],
+        peers: Sequence[int] | None = None,
+        overtakes: bool = True,
     ) -> None:
         self._keys = tuple(keys)
         self._max_parallelism = max_parallelism
         self._subpartitions = list(subpartitions)
+        self._peers = list(range(len(self._subpartitions)) if peers is None else peers)
+        self._overtakes = overtakes
         self._gathering = [_Gathering() for _ in subpartitions]
-        self._buffer_rows = buffer_rows
-        self._buffer_bytes = buffer_bytes
-        self._buffer_timeout_ms = buffer_timeout_ms
+        self._limits = limits
         self._now_ms = now_ms
         self._sizer = BatchSizer()
         self._flush_at: float | None = None
@@ -157,6 +202,49 @@ class ResultPartition:
         for subpartition in self._subpartitions:
             subpartition.send_control(element)
 
+    def overtake(self, barrier: CheckpointBarrier, limit: int | None) -> list[CapturedChannel]:
+        """Sends a barrier in front of everything that waits on this side and returns that, by channel.
+
+        With a ``limit`` in bytes the barrier overtakes no more than that on all channels together, and waits its turn
+        behind the rest.
+        """
+        if not self._overtakes:
+            self.send_control(barrier)
+            return []
+        self.flush()
+        return self._capture(lambda subpartition, share: subpartition.overtake(barrier, share), limit)
+
+    def turn_unaligned(self, checkpoint_id: int, limit: int | None) -> list[CapturedChannel]:
+        """The same for a barrier that was sent in order; channels that it has left already have nothing."""
+        if not self._overtakes:
+            return []
+        return self._capture(lambda subpartition, share: subpartition.turn_unaligned(checkpoint_id, share), limit)
+
+    def holds_barrier(self, checkpoint_id: int) -> bool:
+        """Whether a barrier that may overtake still waits on this side."""
+        return self._overtakes and any(
+            subpartition.holds_barrier(checkpoint_id) for subpartition in self._subpartitions
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits on this side any more."""
+        return self._flush_at is None and all(subpartition.is_empty for subpartition in self._subpartitions)
+
+    def _capture(
+        self, capture: Callable[[Subpartition, int | None], list[InFlightData]], limit: int | None
+    ) -> list[CapturedChannel]:
+        captured = []
+        for position, subpartition in enumerate(self._subpartitions):
+            share = None if limit is None else limit // (len(self._subpartitions) - position)
+            elements = capture(subpartition, share)
+            if elements:
+                found = CapturedChannel(self._peers[position], subpartition.schema, list(elements))
+                captured.append(found)
+                if limit is not None:
+                    limit -= found.bytes
+        return captured
+
     def flush(self) -> None:
         """Sends what is held back."""
         self._flush_at = None
@@ -185,7 +273,7 @@ class ResultPartition:
     def _rebalance(self, batch: pa.RecordBatch) -> None:
         """Slices large batches evenly; rotates small ones whole, since tiny buffers cost as much as full ones."""
         channels = len(self._subpartitions)
-        if batch.num_rows < self._buffer_rows:
+        if batch.num_rows < self._limits.rows:
             self._add(self._next, batch)
             self._next = (self._next + 1) % channels
             return
@@ -196,7 +284,7 @@ class ResultPartition:
 
     def _add(self, index: int, batch: pa.RecordBatch) -> None:
         size = self._sizer.of(batch)
-        if batch.num_rows > 1 and (batch.num_rows > self._buffer_rows * 2 or size > self._buffer_bytes * 2):
+        if batch.num_rows > 1 and (batch.num_rows > self._limits.rows * 2 or size > self._limits.bytes * 2):
             half = batch.num_rows // 2
             self._add(index, batch.slice(0, half))
             self._add(index, batch.slice(half))
@@ -207,9 +295,9 @@ class ResultPartition:
         gathering.rows += batch.num_rows
         gathering.bytes += size
         if (
-            gathering.rows * 2 >= self._buffer_rows
-            or gathering.bytes * 2 >= self._buffer_bytes
-            or not self._buffer_timeout_ms
+            gathering.rows * 2 >= self._limits.rows
+            or gathering.bytes * 2 >= self._limits.bytes
+            or not self._limits.timeout_ms
         ):
             self._subpartitions[index].send_batch(gathering.take())
         else:
@@ -217,4 +305,4 @@ class ResultPartition:
 
     def _hold(self) -> None:
         if self._flush_at is None:
-            self._flush_at = self._now_ms() + self._buffer_timeout_ms
+            self._flush_at = self._now_ms() + self._limits.timeout_ms

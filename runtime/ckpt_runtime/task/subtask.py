@@ -9,25 +9,17 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 import pyarrow as pa
 
 from ckpt_runtime.checkpoint.barrier_handler import (
-    AbortCheckpoint,
-    AlignedBarrierHandler,
-    BarrierEvent,
-    BarrierReceived,
-    BlockChannel,
     CancelBarrierReceived,
     EndOfPartitionReceived,
-    ResumeChannels,
-    TriggerCheckpoint,
     TriggeredByCoordinator,
 )
-from ckpt_runtime.checkpoint.state_handles import OperatorListState
+from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.network.elements import (
     CancelCheckpoint,
     CheckpointBarrier,
@@ -37,10 +29,13 @@ from ckpt_runtime.network.elements import (
 )
 from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.operators.operator import MAX_WATERMARK, SourceOperator, SourceStatus
-from ckpt_runtime.state.backend import KeyedSnapshot
 from ckpt_runtime.task.batch_size import BatchSizer
 from ckpt_runtime.task.chain import OperatorChain
+from ckpt_runtime.task.in_flight import CapturedChannel
 from ckpt_runtime.task.metrics import SubtaskMetrics
+from ckpt_runtime.task.restored_input import RestoredInput, RestoredRows, RestoredWatermark
+from ckpt_runtime.task.rows_in_work import RowsInWork
+from ckpt_runtime.task.subtask_checkpoints import Snapshot, SubtaskCheckpoints
 from ckpt_runtime.task.watermark_valve import WatermarkValve
 
 logger = logging.getLogger(__name__)
@@ -56,25 +51,6 @@ class TaskState(StrEnum):
     FAILED = "FAILED"
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorSnapshot:
-    """The synchronous part of one operator's snapshot: its list states, and its keyed state still to be written."""
-
-    uid: str
-    lists: tuple[OperatorListState, ...]
-    keyed: KeyedSnapshot | None
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotMeasures:
-    """Times in ms, sizes in bytes, as Flink's checkpoint statistics name them."""
-
-    start_delay_ms: int
-    alignment_ms: int
-    processed_bytes: int
-    sync_ms: float
-
-
 class SubtaskHost(Protocol):
     """What a subtask needs of its worker. All calls come from the subtask's thread and return at once."""
 
@@ -88,20 +64,18 @@ class SubtaskHost(Protocol):
     def end_of_data(self, subtask: Subtask) -> None:
         """The subtask has no more data and waits for its final checkpoint."""
 
-    def write_snapshot(
-        self,
-        subtask: Subtask,
-        barrier: CheckpointBarrier,
-        operators: list[OperatorSnapshot],
-        measures: SnapshotMeasures,
-    ) -> None:
+    def write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
         """Takes over the asynchronous part, which ends in an acknowledgement or a decline."""
 
     def decline(self, subtask: Subtask, checkpoint_id: int, reason: str, message: str) -> None: ...
 
 
 class Subtask:
-    """``finished_on_restore``: its operators had finished before the restored checkpoint; it only ends its outputs."""
+    """One subtask of a deployed vertex.
+
+    ``finished_on_restore``: its operators had finished before the restored checkpoint; it only ends its outputs.
+    ``restored`` is the in-flight data of that checkpoint, which is processed before what the channels deliver.
+    """
 
     def __init__(
         self,
@@ -113,6 +87,7 @@ class Subtask:
         chain: OperatorChain,
         *,
         finished_on_restore: bool = False,
+        restored: RestoredInput | None = None,
     ) -> None:
         self.vertex_id = vertex_id
         self.index = index
@@ -122,6 +97,7 @@ class Subtask:
         self.gate = gate
         self.chain = chain
         self.backpressured = False
+        self.checkpoints = SubtaskCheckpoints(self)
         self._host = host
         self._finished_on_restore = finished_on_restore
         self._mails: deque[Callable[[], None]] = deque()
@@ -129,19 +105,17 @@ class Subtask:
         self._source_idle_until: float | None = None
         self._timers: list[int | None] = [None] * len(chain.operators)
         self._next_timer: int | None = None
-        self._handler = AlignedBarrierHandler((channel.input_index, channel.index) for channel in gate.channels)
         self._valve = WatermarkValve(len(gate.channels))
         self._sizers = [BatchSizer() for _ in range(1 + max((c.input_index for c in gate.channels), default=-1))]
+        self._work = RowsInWork(host.monotonic_ms)
+        self._restored = restored
         self._open_data = len(gate.channels)
         self._open_partitions = len(gate.channels)
         self._drain = True
         self._data_ended = False
         self._end_is_due = False
+        self._finishing = False
         self._behind_the_end: list[CheckpointBarrier] = []
-        self._final_checkpoint: int | None = None
-        self._last_checkpoint = -1
-        self._aborted: set[int] = set()
-        self._alignment: tuple[int, int] | None = None
 
     # Any thread.
 
@@ -167,38 +141,51 @@ class Subtask:
         if self._mails:
             self._mails.popleft()()
             return True
+        if self.checkpoints.work():
+            return True
         end = self.chain.end
         if end.next_flush_ms is not None:
             end.flush_due(self._host.monotonic_ms())
+        if self._finishing:
+            return self._finish_when_sent()
         if not end.has_room:
             end.check()
             self.backpressured = True
             return False
         self.backpressured = False
+        return self._work_on_rows()
+
+    def _work_on_rows(self) -> bool:
+        """What may emit: timers, the end of data, the source or the inputs."""
         if self._next_timer is not None and self._next_timer <= self._host.now_ms():
             self._fire_timers()
-            return True
-        if self._end_is_due and not self.chain.has_work_left:
+        elif self._end_is_due and not self.chain.has_work_left:
             self._end_data(drain=True)
-            return True
-        if self._source is not None:
+        elif self._source is not None:
             return not self._data_ended and self._poll_source(self._source)
-        arrived = self.gate.poll()
-        if arrived is None:
-            return False
-        self._process(*arrived)
+        elif not self._work.is_empty:
+            self._process_slice()
+        elif self._restored is not None:
+            self._read_back(self._restored)
+        else:
+            arrived = self.gate.poll()
+            if arrived is None:
+                return False
+            self._process(*arrived)
         return True
 
     @property
     def has_work(self) -> bool:
         """Whether a step might do something now; asked once more before the thread goes to sleep."""
-        if self._mails:
+        if self._mails or self.gate.has_announcements:
             return True
+        if self._finishing:
+            return self.chain.end.is_empty
         if not self.chain.end.has_room:
             return False
         if self._source is not None:
             return not self._data_ended and self._source_idle_until is None
-        return self.gate.has_arrivals
+        return not self._work.is_empty or self._restored is not None or self.gate.has_arrivals
 
     @property
     def data_ended(self) -> bool:
@@ -213,6 +200,8 @@ class Subtask:
             waits.append(self._next_timer - self._host.now_ms())
         if self.chain.end.next_flush_ms is not None:
             waits.append(self.chain.end.next_flush_ms - monotonic)
+        if self.checkpoints.deadline_ms is not None:
+            waits.append(self.checkpoints.deadline_ms - self._host.now_ms())
         if self._source_idle_until is not None and not self._data_ended and not self.backpressured:
             waits.append(self._source_idle_until - monotonic)
         return max(0.0, min(waits)) if waits else None
@@ -238,18 +227,21 @@ class Subtask:
                 self._behind_the_end.append(barrier)
                 return
         if self._open_partitions:
-            self._align(TriggeredByCoordinator(barrier.checkpoint_id, barrier.timestamp_ms, barrier.options))
+            trigger = TriggeredByCoordinator(barrier.checkpoint_id, barrier.timestamp_ms, barrier.options)
+            self.checkpoints.handle(trigger)
             return
-        self._snapshot(barrier, alignment_ms=0, processed_bytes=0)
+        self.checkpoints.trigger(barrier)
 
     def notify_complete(self, checkpoint_id: int) -> None:
         """Commits what the checkpoint covers; ends the subtask when it waited for this one."""
         if self.state is not TaskState.RUNNING:
             return
-        self._aborted = {known for known in self._aborted if known > checkpoint_id}
+        self.checkpoints.completed(checkpoint_id)
         self.chain.notify_complete(checkpoint_id)
-        if self._final_checkpoint is not None and checkpoint_id >= self._final_checkpoint:
-            self._finish()
+        final = self.checkpoints.final_checkpoint
+        if final is not None and checkpoint_id >= final:
+            self._finishing = True
+            self._finish_when_sent()
 
     def notify_aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
         """Heals a lost completion first, then forgets the aborted checkpoint."""
@@ -258,8 +250,7 @@ class Subtask:
         if latest_completed is not None:
             self.notify_complete(latest_completed)
         if self.state is TaskState.RUNNING:
-            if checkpoint_id > self._last_checkpoint:
-                self._aborted.add(checkpoint_id)
+            self.checkpoints.aborted(checkpoint_id)
             self.chain.notify_aborted(checkpoint_id)
 
     def cancel(self) -> None:
@@ -284,21 +275,20 @@ class Subtask:
         return True
 
     def _process(self, channel: InputChannel, element: object) -> None:
+        if self.checkpoints.records and isinstance(element, pa.RecordBatch | pa.Buffer | Watermark):
+            self.checkpoints.record(channel, element)
         match element:
             case pa.RecordBatch():
-                self._process_batch(channel, element, self._sizers[channel.input_index].of(element))
+                self._take_rows(channel, element, self._sizers[channel.input_index].of(element))
             case pa.Buffer():
                 assert channel.schema is not None
-                self._process_batch(channel, pa.ipc.read_record_batch(element, channel.schema), element.size)
-            case CheckpointBarrier(checkpoint_id, timestamp_ms, options):
-                self._note_alignment(checkpoint_id)
-                self._align(BarrierReceived(_key(channel), checkpoint_id, timestamp_ms, options))
+                self._take_rows(channel, pa.ipc.read_record_batch(element, channel.schema), element.size)
+            case CheckpointBarrier():
+                self.checkpoints.barrier(channel, element)
             case Watermark(timestamp_ms):
-                combined = self._valve.advance(channel.index, timestamp_ms)
-                if combined is not None:
-                    self.chain.head.process_watermark(combined)
+                self._advance_event_time(channel.index, timestamp_ms)
             case CancelCheckpoint(checkpoint_id):
-                self._align(CancelBarrierReceived(_key(channel), checkpoint_id))
+                self.checkpoints.handle(CancelBarrierReceived((channel.input_index, channel.index), checkpoint_id))
             case EndOfData(drain):
                 self._drain = self._drain and drain
                 self._open_data -= 1
@@ -306,61 +296,67 @@ class Subtask:
                     self._end_data(self._drain)
             case EndOfPartition():
                 self._open_partitions -= 1
-                self._align(EndOfPartitionReceived(_key(channel)))
+                self.checkpoints.handle(EndOfPartitionReceived((channel.input_index, channel.index)))
             case BaseException():
                 raise element
 
-    def _process_batch(self, channel: InputChannel, batch: pa.RecordBatch, size: int) -> None:
+    def _take_rows(self, channel: InputChannel, batch: pa.RecordBatch, size: int) -> None:
         self.metrics.rows_in += batch.num_rows
         self.metrics.bytes_in += size
-        self.chain.head.process_batch(batch, channel.input_index)
-        channel.buffer_consumed()
+        self._work.put(batch, channel.input_index, channel)
+        self._process_slice()
 
-    def _note_alignment(self, checkpoint_id: int) -> None:
-        """Remembers how much had been processed when the first barrier of a checkpoint came."""
-        if self._alignment is None or self._alignment[0] < checkpoint_id:
-            self._alignment = (checkpoint_id, self.metrics.bytes_in)
+    def _process_slice(self) -> None:
+        """Goes on with the rows in work. A reader of ranges takes its buffer whole: one row of it is hours of work."""
+        channel = self._work.channel
+        done = self._work.process(self.chain.head.process_batch, whole=channel is not None and not channel.overtakes)
+        if done and channel is not None:
+            channel.buffer_consumed()
+        self.checkpoints.rows_processed()
 
-    def _align(self, event: BarrierEvent) -> None:
-        for effect in self._handler.handle(event, int(self._host.monotonic_ms())):
-            match effect:
-                case BlockChannel((_, index)):
-                    self.gate.block(index)
-                case ResumeChannels(channels):
-                    for _, index in channels:
-                        if self.gate.channels[index].blocked:
-                            self.gate.resume(index)
-                case TriggerCheckpoint(checkpoint_id, timestamp, options, _, alignment_ms):
-                    aligned = self._alignment is not None and self._alignment[0] == checkpoint_id
-                    processed = self.metrics.bytes_in - self._alignment[1] if aligned and self._alignment else 0
-                    self._snapshot(CheckpointBarrier(checkpoint_id, timestamp, options), alignment_ms, processed)
-                case AbortCheckpoint(checkpoint_id, reason):
-                    self._host.decline(self, checkpoint_id, reason.name, reason.message)
-                    self.chain.end.send_control(CancelCheckpoint(checkpoint_id))
+    def _read_back(self, restored: RestoredInput) -> None:
+        """One element of the restored checkpoint's in-flight data."""
+        match restored.poll():
+            case RestoredRows(edge, batch):
+                self.metrics.rows_in += batch.num_rows
+                self.metrics.bytes_in += batch.nbytes
+                self._work.put(batch, edge, None)
+                self._process_slice()
+            case RestoredWatermark(edge, peer, timestamp_ms):
+                for channel in self.gate.channels:
+                    if (channel.input_index, channel.peer) == (edge, peer):
+                        self._advance_event_time(channel.index, timestamp_ms)
+            case None:
+                if restored.is_empty:
+                    self._restored = None
 
-    def _snapshot(self, barrier: CheckpointBarrier, alignment_ms: int, processed_bytes: int) -> None:
-        """The synchronous part: barrier out, then state, tail to head."""
-        checkpoint_id = barrier.checkpoint_id
-        if checkpoint_id <= self._last_checkpoint:
-            return
-        self._last_checkpoint = checkpoint_id
-        if checkpoint_id in self._aborted:
-            self._aborted.discard(checkpoint_id)
-            self.chain.end.send_control(CancelCheckpoint(checkpoint_id))
-            return
-        if self._data_ended and self._final_checkpoint is None:
-            self._final_checkpoint = checkpoint_id
-        start = self._host.monotonic_ms()
-        start_delay_ms = max(0, self._host.now_ms() - barrier.timestamp_ms - alignment_ms)
-        self.chain.prepare_snapshot(checkpoint_id)
-        self.chain.end.send_control(barrier)
-        snapshots: list[OperatorSnapshot] = []
-        for operator, context in reversed(list(zip(self.chain.operators, self.chain.contexts, strict=True))):
-            operator.snapshot(checkpoint_id)
-            keyed = None if context.keyed_state is None else context.keyed_state.snapshot(checkpoint_id)
-            snapshots.append(OperatorSnapshot(context.uid, context.operator_state.snapshot(), keyed))
-        measures = SnapshotMeasures(start_delay_ms, alignment_ms, processed_bytes, self._host.monotonic_ms() - start)
-        self._host.write_snapshot(self, barrier, snapshots, measures)
+    def _advance_event_time(self, channel: int, timestamp_ms: int) -> None:
+        combined = self._valve.advance(channel, timestamp_ms)
+        if combined is not None:
+            self.chain.head.process_watermark(combined)
+
+    # What the checkpoints of this subtask ask of it.
+
+    def now(self) -> Instant:
+        return Instant(int(self._host.monotonic_ms()), self._host.now_ms())
+
+    def monotonic_ms(self) -> float:
+        return self._host.monotonic_ms()
+
+    def rest_in_work(self) -> tuple[InputChannel, pa.RecordBatch] | None:
+        rest = self._work.rest
+        return None if rest is None or self._work.channel is None else (self._work.channel, rest)
+
+    def unread_restored(self) -> list[CapturedChannel]:
+        if self._restored is None:
+            return []
+        return self._restored.unread(self._work.input_index, self._work.rest)
+
+    def write(self, snapshot: Snapshot) -> None:
+        self._host.write_snapshot(self, snapshot)
+
+    def decline(self, checkpoint_id: int, reason: str, message: str) -> None:
+        self._host.decline(self, checkpoint_id, reason, message)
 
     def _end_data(self, drain: bool) -> None:
         """No more rows. With ``drain`` event time reaches its end and operators finish (FLIP-147).
@@ -382,10 +378,16 @@ class Subtask:
         for barrier in waiting:
             self.trigger_checkpoint(barrier)
 
-    def _finish(self) -> None:
-        """The final checkpoint is committed."""
+    def _finish_when_sent(self) -> bool:
+        """The final checkpoint is committed. What still waits in the output queues belongs to any further one."""
+        self.chain.end.check()
+        if not self.chain.end.is_empty:
+            self.backpressured = True
+            return False
+        self._finishing = False
         self.chain.end.send_control(EndOfPartition())
         self._close(TaskState.FINISHED)
+        return True
 
     def _fire_timers(self) -> None:
         now = self._host.now_ms()
@@ -398,6 +400,9 @@ class Subtask:
         self._next_timer = min(waiting) if waiting else None
 
     def _close(self, state: TaskState, error: BaseException | None = None) -> None:
+        self.checkpoints.close()
+        if self._restored is not None:
+            self._restored.close()
         for failure in self.chain.close():
             logger.error("closing %s failed", self.name, exc_info=failure)
             if state is TaskState.FINISHED:
@@ -407,7 +412,3 @@ class Subtask:
     def _change(self, state: TaskState, error: BaseException | None = None) -> None:
         self.state = state
         self._host.state_changed(self, error)
-
-
-def _key(channel: InputChannel) -> tuple[int, int]:
-    return channel.input_index, channel.index

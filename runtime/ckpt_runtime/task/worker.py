@@ -34,8 +34,10 @@ from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.task.deployed_job import DeployedJob, PlanMismatchError, load_checked_plan
 from ckpt_runtime.task.deployment import Deployment
 from ckpt_runtime.task.restore import StateRestoreError, UnsupportedBackendError
+from ckpt_runtime.task.restored_input import UnreadableInFlightDataError
 from ckpt_runtime.task.snapshot_writer import write_snapshot
-from ckpt_runtime.task.subtask import OperatorSnapshot, SnapshotMeasures, Subtask
+from ckpt_runtime.task.subtask import Subtask
+from ckpt_runtime.task.subtask_checkpoints import Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ _HOPELESS = (
     CorruptFileError,
     StateRestoreError,
     UnsupportedBackendError,
+    UnreadableInFlightDataError,
 )
 
 
@@ -230,35 +233,28 @@ class TaskWorker:
             subtask, {"type": "decline", "checkpoint_id": checkpoint_id, "reason": reason, "message": message}
         )
 
-    def write_snapshot(
-        self,
-        subtask: Subtask,
-        barrier: CheckpointBarrier,
-        operators: list[OperatorSnapshot],
-        measures: SnapshotMeasures,
-    ) -> None:
-        self._snapshots.submit(self._write_snapshot, subtask, barrier, operators, measures)
+    def write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
+        self._snapshots.submit(self._write_snapshot, subtask, snapshot)
 
-    def _write_snapshot(
-        self,
-        subtask: Subtask,
-        barrier: CheckpointBarrier,
-        operators: list[OperatorSnapshot],
-        measures: SnapshotMeasures,
-    ) -> None:
+    def _write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
         job = self._job
-        if job is None:
+        if job is None or not _runs(job, subtask):
+            snapshot.release()
             return
         start = time.monotonic()
         vertex = job.deployment.graph.vertex(subtask.vertex_id)
         threshold = Configuration(job.deployment.graph.configuration).get(StateOptions.FS_MEMORY_THRESHOLD)
         key_groups = key_group_range(vertex.max_parallelism, vertex.parallelism, subtask.index)
+        barrier, measures = snapshot.barrier, snapshot.measures
         try:
-            written = write_snapshot(barrier.options.directory, operators, key_groups, threshold)
+            written = write_snapshot(snapshot, key_groups, threshold, subtask.checkpoints.persisted)
         except Exception as error:
             logger.warning("checkpoint %d of %s failed", barrier.checkpoint_id, subtask.name, exc_info=error)
             reason = "IO_EXCEPTION" if isinstance(error, OSError) else "CHECKPOINT_ASYNC_EXCEPTION"
             self.decline(subtask, barrier.checkpoint_id, reason, f"{type(error).__name__}: {error}")
+            return
+        if not _runs(self._job, subtask):
+            written.discard()
             return
         self._report_subtask(
             subtask,
@@ -267,17 +263,17 @@ class TaskWorker:
                 "checkpoint_id": barrier.checkpoint_id,
                 "directory": barrier.options.directory,
                 "state": written.state.to_json(),
-                "finished_operators": subtask.data_ended,
+                "finished_operators": measures.finished_operators,
                 "metrics": {
                     "sync_duration": round(measures.sync_ms),
                     "async_duration": round((time.monotonic() - start) * 1000),
                     "checkpointed_size": written.written_bytes,
                     "alignment_buffered": 0,
                     "processed_data": measures.processed_bytes,
-                    "persisted_data": 0,
+                    "persisted_data": written.in_flight_bytes,
                     "alignment_duration": measures.alignment_ms,
                     "start_delay": measures.start_delay_ms,
-                    "unaligned": False,
+                    "unaligned": measures.unaligned,
                 },
             },
         )
@@ -285,7 +281,7 @@ class TaskWorker:
     def _report_subtask(self, subtask: Subtask, message: Message) -> None:
         """Says nothing of a subtask of an earlier deployment, whose snapshot may still be written."""
         job = self._job
-        if job is not None and job.subtasks.get((subtask.vertex_id, subtask.index)) is subtask:
+        if job is not None and _runs(job, subtask):
             message |= {"vertex_id": subtask.vertex_id, "subtask": subtask.index}
             self._report(message, job.deployment.deployment)
 
@@ -301,6 +297,11 @@ class TaskWorker:
             tasks = [] if job is None else [_measures(subtask) for subtask in job.subtasks.values()]
             deployment = -1 if job is None else job.deployment.deployment
             self._report({"type": "heartbeat", "tasks": tasks}, deployment)
+
+
+def _runs(job: DeployedJob | None, subtask: Subtask) -> bool:
+    """Whether the subtask is of the present deployment; of an earlier one nobody waits for news."""
+    return job is not None and job.subtasks.get((subtask.vertex_id, subtask.index)) is subtask
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:

@@ -143,7 +143,11 @@ def _():
 @bug("too many at the same time", "1.2")
 def _():
     original = CheckpointRequestDecider.next
-    return [(CheckpointRequestDecider, "next", lambda self, load, now: original(self, replace(load, pending=0), now))]
+
+    def at_once(self, load, now):
+        return original(self, replace(load, savepoints_wait=False), now)
+
+    return [(CheckpointRequestDecider, "next", at_once)]
 
 
 @bug("triggers do not wait for clean-up", "1.2")
@@ -191,21 +195,21 @@ def _():
 @bug("periodic checkpoints go before those of users", "1.2")
 def _():
     def priority(self):
-        return (not self.properties.is_savepoint, not self.forced, not self.periodic, self.requested_at, self.sequence)
+        return (not self.properties.is_savepoint, not self.periodic, self.requested_at, self.sequence)
 
     return [(TriggerRequest, "priority", property(priority))]
 
 
-@bug("a savepoint is forced beside an unaligned checkpoint", "1.2, 3.6")
+@bug("a savepoint does not wait while unaligned checkpoints are on", "1.2, 3.6")
 def _():
-    def offer(self, request, now):
-        self._sequence += 1
-        request = replace(request, forced=request.properties.is_savepoint, sequence=self._sequence)
-        dropped = self._decider.offer(request)
-        if dropped is not None:
-            self._fail_request(dropped.request_id, Reason.TOO_MANY_CHECKPOINT_REQUESTS)
-
-    return [(CheckpointCoordinator, "_offer", offer)]
+    original = CheckpointRequestDecider.next
+    return [
+        (
+            CheckpointRequestDecider,
+            "next",
+            lambda self, load, now: original(self, replace(load, savepoints_wait=False), now),
+        )
+    ]
 
 
 @bug("queued requests are forgotten when the tasks leave", "1.3")

@@ -8,6 +8,7 @@ aggregate of each source.
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,8 +25,9 @@ SCHEMA = pa.schema([("source", pa.int64()), ("n", pa.int64())])
 class SeenCounter(StatefulProcessor):
     """How many rows of its key came so far."""
 
-    def __init__(self, faults: str | None) -> None:
+    def __init__(self, faults: str | None, sleep_ms: float) -> None:
         self._faults = faults
+        self._sleep_s = sleep_ms / 1000
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._seen = handle.getValueState("seen", "seen BIGINT")
@@ -36,6 +38,8 @@ class SeenCounter(StatefulProcessor):
         seen = 0 if known is None else known[0]
         for row in rows:
             seen += 1
+            if self._sleep_s:
+                time.sleep(self._sleep_s)
             yield Row(source=key[0], n=row.n, seen=seen)
         self._seen.update((seen,))
 
@@ -51,8 +55,11 @@ def pipeline(session: StreamSession, *arguments: str) -> None:
     parser.add_argument("--rate", default="0")
     parser.add_argument("--batch", default="256")
     parser.add_argument("--faults")
+    parser.add_argument("--sleep-ms", default="0", help="per row of the order, so that it holds the sources back")
     parser.add_argument("--uids", default="")
     options = parser.parse_args(arguments)
+
+    counter = SeenCounter(options.faults, float(options.sleep_ms))
 
     def pass_through(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -72,7 +79,7 @@ def pipeline(session: StreamSession, *arguments: str) -> None:
     )
     (
         rows.groupBy("source")
-        .transformWithState(SeenCounter(options.faults), "source BIGINT, n BIGINT, seen BIGINT", "Append", "None")
+        .transformWithState(counter, "source BIGINT, n BIGINT, seen BIGINT", "Append", "None")
         .uid(f"order{options.uids}")
         .writeStream.format("parquet")
         .uid(f"order-sink{options.uids}")

@@ -22,6 +22,8 @@ class ClientView:
     def __init__(self, world: World) -> None:
         self._world = world
         self.possible: set[str | None] = {None}
+        self._idle: set[str | None] = set()
+        """Requests that would store what was stored already."""
 
     def sent(self, changes: CheckpointOverrides | None, document: str | None) -> None:
         """A request that passed the checks: from now on either may be stored. ``changes``: None drops all overrides."""
@@ -30,21 +32,25 @@ class ClientView:
         given = CheckpointOverrides.from_document(document).given
         self._require(given == wanted, f"{document} is to be stored for {changes} beside {stored}")
         self.possible.add(document)
+        if document == self._world.ha.overrides:
+            self._idle.add(document)
 
     def confirmed(self, driver: Driver, document: str | None) -> None:
         """A 200: stored, and in force."""
         self._require(self._world.ha.overrides == document, f"200 for {document}, stored {self._world.ha.overrides}")
         self.possible = {document}
+        self._idle.discard(document)
         if driver.coordinator.state not in _ENDING:
             self.in_force(driver)
 
     def refused(self, document: str | None) -> None:
         """An error that says "nothing has changed"."""
         self._require(
-            len(self.possible) == 1 or self._world.ha.overrides != document,
+            len(self.possible) == 1 or self._world.ha.overrides != document or document in self._idle,
             f"error for {document}, but it is stored",
         )
         self.possible = {self._world.ha.overrides}
+        self._idle.discard(document)
 
     def in_force(self, driver: Driver) -> None:
         """At the start of a driver and after each change: what is stored is what rules."""

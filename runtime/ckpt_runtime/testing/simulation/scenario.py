@@ -134,7 +134,7 @@ def _random_configuration(rng: Random) -> CheckpointConfiguration:
     )
     if rng.random() < 0.15:
         configuration = replace(configuration, interval_during_backlog_ms=rng.choice((0, 500)))
-    if configuration.max_concurrent == 1 and rng.random() < 0.15:
+    if rng.random() < 0.15:
         configuration = replace(configuration, unaligned_enabled=True)
     return configuration
 

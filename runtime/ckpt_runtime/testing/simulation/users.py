@@ -27,6 +27,9 @@ _VALUES = {
     "min_pause_ms": (0, 20, 50, 200),
     "max_concurrent": (1, 2, 3),
     "tolerable_failures": (0, 1, 2, 1_000),
+    "unaligned_enabled": (False, True),
+    "aligned_timeout_ms": (0, 30),
+    "max_inflight_data_bytes": (0, 1_000),
 }
 
 

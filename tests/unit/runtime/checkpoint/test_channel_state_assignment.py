@@ -475,7 +475,7 @@ class TestDamagedHandles:
         assert "operators [" in str(caught.value)
 
     @pytest.mark.parametrize(
-        ("edge", "peer"), [(1, 0), (-1, 0), (0, -1), (1 << 80, 0), ("0", 0), (None, 0), (0, "x"), (True, 0)]
+        ("edge", "peer"), [(1, 0), (-1, 0), (0, -2), (1 << 80, 0), ("0", 0), (None, 0), (0, "x"), (True, 0)]
     )
     def test_edges_and_peers_that_no_job_has(self, edge: object, peer: object) -> None:
         graph = job(1, 2, HASH)

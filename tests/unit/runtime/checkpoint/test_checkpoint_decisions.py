@@ -49,8 +49,8 @@ class TestRequestDecider:
             request(1, periodic=True),
             request(2, at=5),
             request(3, at=1),
-            request(4, SAVEPOINT),
-            request(5, SAVEPOINT, forced=True),
+            request(4, SAVEPOINT, at=7),
+            request(5, SAVEPOINT, at=6),
         ):
             assert decider.offer(entry) is None
         order = [decider.next(IDLE, 0)[1].sequence for _ in range(5)]
@@ -71,6 +71,14 @@ class TestRequestDecider:
         assert decider.next(load, 0) == (Verdict.WAIT, None)
         assert len(decider) == 1
 
+    @pytest.mark.row("76.9")
+    def test_a_savepoint_goes_beside_others_unless_these_may_be_unaligned(self):
+        busy = replace(IDLE, pending=1)
+        decider = CheckpointRequestDecider()
+        decider.offer(request(1, SAVEPOINT))
+        assert decider.next(replace(busy, savepoints_wait=True), 0) == (Verdict.WAIT, None)
+        assert decider.next(busy, 0)[0] is Verdict.GO
+
     def test_only_periodic_ones_keep_the_pause(self):
         load = Load(triggering=False, cleaning=0, pending=0, max_concurrent=1, pause_ends_at=10)
         decider = CheckpointRequestDecider()
@@ -86,7 +94,7 @@ class TestRequestDecider:
         tick = request(CAPACITY, periodic=True)
         assert decider.offer(tick) is None
         assert decider.offer(request(CAPACITY + 1)) is tick
-        refused = request(CAPACITY + 2, SAVEPOINT, forced=True)
+        refused = request(CAPACITY + 2, SAVEPOINT)
         assert decider.offer(refused) is refused
         assert len(decider.drain()) == CAPACITY
         assert len(decider) == 0

@@ -39,7 +39,8 @@ def test_the_interval_is_raised_to_the_pause():
     [
         (CheckpointOverrides(interval_ms=9), "interval_ms"),
         (CheckpointOverrides(timeout_ms=0), "timeout_ms"),
-        (CheckpointOverrides(max_concurrent=2, unaligned_enabled=True), "max_concurrent"),
+        (CheckpointOverrides(aligned_timeout_ms=-1), "aligned_timeout_ms is -1; it must be at least 0"),
+        (CheckpointOverrides(max_inflight_data_bytes=-1), "max_inflight_data_bytes is -1; it must be at least 0"),
     ],
 )
 def test_what_a_submission_would_refuse_is_refused(overrides, named):

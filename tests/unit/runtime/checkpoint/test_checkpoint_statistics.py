@@ -6,6 +6,9 @@ import math
 
 import pytest
 
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.state_handles import ChannelStateSegment, ChannelStateStream, StateFile, SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsStatus, CheckpointType, StatsSummary, SubtaskStats
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 
@@ -63,6 +66,40 @@ def test_a_completed_checkpoint_and_its_vertices():
     assert summary.async_duration.avg == 2
     assert snapshot.summary.end_to_end_duration.max == 87
     assert snapshot.summary.persisted_data.p50 == 0.0
+
+
+@pytest.mark.row("76.1")
+def test_a_checkpoint_is_an_unaligned_one_when_a_subtask_says_so():
+    tracker = CheckpointStatsTracker()
+    pending(tracker, 1)
+    tracker.report_subtask(1, "a", ack(0, 1_020, 10))
+    tracker.report_subtask(1, "a", ack(1, 1_030, 10, unaligned=True, completed=False))
+    assert tracker.snapshot().checkpoint(1).checkpoint_type is CHECKPOINT
+    tracker.report_subtask(1, "a", ack(1, 1_087, 120, processed_data=5, persisted_data=100, unaligned=True))
+    assert tracker.snapshot().checkpoint(1).checkpoint_type is CheckpointType.UNALIGNED_CHECKPOINT
+    tracker.report_subtask(1, "b", ack(0, 1_050, 3, persisted_data=1))
+    tracker.report_completed(1, "file:/x/chk-1")
+    stats = tracker.snapshot().latest_completed
+    assert (stats.checkpoint_type, stats.is_savepoint) == (CheckpointType.UNALIGNED_CHECKPOINT, False)
+    assert (stats.processed_data, stats.persisted_data, stats.checkpointed_size) == (5, 101, 133)
+    assert stats.vertices["a"].persisted_data == 100
+    assert tracker.snapshot().summary.persisted_data.max == 101
+    pending(tracker, 2, SAVEPOINT)
+    tracker.report_subtask(2, "a", ack(0, 1_020, 10, unaligned=True))
+    assert tracker.snapshot().checkpoint(2).checkpoint_type is SAVEPOINT
+
+
+@pytest.mark.row("76.3")
+def test_one_of_an_earlier_leader_shows_its_in_flight_data():
+    vertex = VertexDescriptor("a", "A", ("a",), 2, 128)
+    stream = ChannelStateStream(0, 1, "", (ChannelStateSegment(StateFile("/s/x", 9, "crc:1"), 2, 7),))
+    states = {("a", 0): SubtaskState(bytes=12, inputs=(stream,)), ("a", 1): SubtaskState(bytes=5)}
+    tracker = CheckpointStatsTracker()
+    tracker.report_recovered(CompletedCheckpoint(3, "job", 1, 2, "dir", CheckpointProperties(), (vertex,), states))
+    stats = tracker.snapshot().latest_completed
+    assert (stats.id, stats.checkpoint_type) == (3, CheckpointType.UNALIGNED_CHECKPOINT)
+    assert (stats.persisted_data, stats.state_size) == (7, 17)
+    assert [subtask.unaligned for subtask in stats.vertices["a"].subtasks] == [True, False]
 
 
 def test_a_failed_checkpoint():

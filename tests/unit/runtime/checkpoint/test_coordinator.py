@@ -16,9 +16,12 @@ from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode
 from ckpt_runtime.checkpoint.state_handles import (
+    ChannelStateSegment,
+    ChannelStateStream,
     OperatorListState,
     OperatorStateMode,
     OperatorSubtaskState,
+    StateFile,
     SubtaskState,
 )
 from tests.unit.runtime.checkpoint.checkpoint_driver import SAVEPOINT, SYNC_SAVEPOINT, Driver, state_with_file
@@ -222,6 +225,40 @@ class TestSavepoints:
         driver = Driver(unaligned_enabled=True).run()
         driver.trigger("checkpoint")
         assert driver.step(on.TriggerRequested("sp", SAVEPOINT)) == []
+        driver.step(on.ConfigurationPatched(replace(driver.coordinator.configuration, unaligned_enabled=False)))
+        assert driver.one(out.InitializeLocation).properties == SAVEPOINT, "what holds now counts"
+
+    @pytest.mark.row("76.8")
+    def test_several_unaligned_checkpoints_are_triggered_at_once(self):
+        driver = Driver(unaligned_enabled=True, max_concurrent=3).run()
+        assert [driver.trigger(name) for name in ("first", "second", "third")] == [1, 2, 3]
+        assert driver.coordinator.pending_ids == (1, 2, 3)
+        assert driver.step(on.TriggerRequested("fourth", CheckpointProperties())) == []
+        driver.ack_all(2)
+        driver.publish(2)
+        assert driver.coordinator.latest_checkpoint.id == 2
+        assert 1 not in driver.coordinator.pending_ids, "subsumed"
+
+    @pytest.mark.row("76.1")
+    def test_a_changed_policy_holds_from_the_next_checkpoint_on(self):
+        driver = Driver(max_concurrent=9).run()
+
+        def options(properties=None):
+            number = driver.request("r", properties)
+            found = driver.locate(number).options
+            return (found.unaligned, found.aligned_timeout_ms, found.max_inflight_data_bytes)
+
+        def patch(**changes):
+            driver.step(on.ConfigurationPatched(replace(driver.coordinator.configuration, **changes)))
+
+        assert options() == (False, 0, None)
+        patch(unaligned_enabled=True)
+        assert options() == (True, 0, None)
+        patch(aligned_timeout_ms=700, max_inflight_data_bytes=4096)
+        assert options() == (True, 700, 4096)
+        assert options(SAVEPOINT) == (False, 0, None)
+        patch(unaligned_enabled=False)
+        assert options()[0] is False
 
     def test_target_directory_is_passed_on(self):
         driver = Driver().run()
@@ -551,6 +588,24 @@ class TestFinishedTasks:
         for execution in driver.executions[1:]:
             driver.ack(1, execution)
         assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_DECLINED_TASK_CLOSING
+
+    @pytest.mark.row("76.3")
+    def test_in_flight_data_of_a_finished_subtask_is_kept_beside_its_marker(self):
+        driver = Driver().run(finished_on_restore=frozenset({"v-source"}))
+        driver.trigger()
+        file = StateFile("/shared/x", 9, "crc:1")
+        stream = ChannelStateStream(0, 1, "schema", (ChannelStateSegment(file, 2, 7),))
+        operators = {"source": OperatorSubtaskState()}
+        first, *others = driver.executions
+        driver.ack(1, first, state=SubtaskState(operators, 11, outputs=(stream,)), finished_operators=True)
+        for execution in others:
+            driver.ack(1, execution)
+        checkpoint = driver.one(out.WriteMetadata).checkpoint
+        assert checkpoint.fully_finished_vertices == {"v-source"}
+        assert checkpoint.states[first.key] == SubtaskState(bytes=7, outputs=(stream,))
+        assert set(checkpoint.states) == {first.key, ("v-sink", 0), ("v-sink", 1)}
+        assert CompletedCheckpoint.from_json(checkpoint.to_json()) == checkpoint
+        assert checkpoint.states[first.key].files() == [file]
 
     def test_finished_on_restore_stays_finished(self):
         driver = Driver().run(finished_on_restore=frozenset({"v-source"}))

@@ -242,7 +242,8 @@ class TestPeriodicTrigger:
         ({"timeout_ms": 0}, "timeout_ms is 0"),
         ({"max_concurrent": 0}, "max_concurrent is 0"),
         ({"retained": 0}, "retained is 0"),
-        ({"unaligned_enabled": True, "max_concurrent": 2}, "max_concurrent is 2"),
+        ({"aligned_timeout_ms": -1}, "aligned_timeout_ms is -1"),
+        ({"max_inflight_data_bytes": -1}, "max_inflight_data_bytes is -1"),
     ],
 )
 def test_limits_are_those_of_a_submission(changes, named):

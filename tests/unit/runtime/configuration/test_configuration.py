@@ -140,7 +140,6 @@ def test_cluster_options_and_internal_keys_have_no_place_in_a_job() -> None:
         ({"heartbeat.timeout": "1 s"}, "heartbeat.timeout"),
         ({"pipeline.max-parallelism": "0"}, "pipeline.max-parallelism"),
         ({"pipeline.max-parallelism": "4", "parallelism.default": "5"}, "parallelism.default"),
-        ({"execution.checkpointing.unaligned": "true"}, "execution.checkpointing.unaligned.enabled"),
         ({"execution.checkpointing.mode": "AT_LEAST_ONCE"}, "execution.checkpointing.mode"),
         ({"state.backend": "rocksdb"}, "state.backend.type"),
         (
@@ -156,6 +155,32 @@ def test_cluster_options_and_internal_keys_have_no_place_in_a_job() -> None:
 def test_options_that_clash_or_are_not_available_are_refused(values: dict[str, str], key: str) -> None:
     (problem,) = find_problems(Configuration(values), OptionScope.CLUSTER)
     assert problem.key == key
+
+
+@pytest.mark.row("76.1")
+@pytest.mark.parametrize("enabled", ["true", "false"])
+def test_the_options_of_unaligned_checkpoints_are_accepted_on_or_off(enabled: str) -> None:
+    values = {
+        "execution.checkpointing.unaligned.enabled": enabled,
+        "execution.checkpointing.aligned-checkpoint-timeout": "30 s",
+        "execution.checkpointing.unaligned.max-inflight-data": "64 mb",
+        "execution.checkpointing.max-concurrent-checkpoints": "3",
+    }
+    assert find_problems(Configuration(values), OptionScope.JOB) == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("execution.checkpointing.aligned-checkpoint-timeout", "-1 s"),
+        ("execution.checkpointing.unaligned.max-inflight-data", "-1 mb"),
+        ("execution.checkpointing.unaligned.enabled", "1"),
+    ],
+)
+def test_bad_values_of_unaligned_checkpoints_are_refused_by_name(key: str, value: str) -> None:
+    (problem,) = find_problems(Configuration({key: value}), OptionScope.JOB)
+    assert (problem.key, problem.value) == (key, value)
+    assert problem.allowed
 
 
 def test_every_option_is_well_formed() -> None:

@@ -72,6 +72,50 @@ def test_keys_out_of_range_and_nulls_are_named(tmp_path: Path) -> None:
         )
 
 
+def numbered(path: Path) -> VerifySink:
+    return VerifySink(SinkSpec("verify", {"report": str(path), "row": "row"}))
+
+
+def rows(*numbers: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"row": pa.array(numbers, pa.int64())})
+
+
+def test_the_digest_of_rows_does_not_depend_on_their_order_but_on_each_of_them(tmp_path: Path) -> None:
+    digests = []
+    for name, numbers in {
+        "a": (1, 2, 3),
+        "b": (3, 1, 2),
+        "lost": (1, 2),
+        "twice": (1, 2, 3, 3),
+        "wrong": (1, 2, 4),
+    }.items():
+        sink = numbered(tmp_path / name)
+        opened(sink, context())
+        for number in numbers:
+            sink.process_batch(rows(number), 0)
+        sink.finish()
+        digests.append(report(tmp_path / name)["digest"])
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 4
+    assert set(report(tmp_path / "a")) == {"subtask", "attempt", "rows", "digest", "first_ms", "last_ms", "finished"}
+
+
+def test_the_digest_is_kept_over_restores(tmp_path: Path) -> None:
+    sink = numbered(tmp_path)
+    opened(sink, context())
+    sink.process_batch(rows(7, 8), 0)
+    state = snapshot_of(sink, 1)
+    sink.process_batch(rows(9), 0)
+    sink.finish()
+    undisturbed = report(tmp_path)
+    again = numbered(tmp_path)
+    opened(again, context(attempt=1, state=state, restored=1))
+    again.process_batch(rows(9), 0)
+    again.finish()
+    assert report(tmp_path)["rows"] == undisturbed["rows"] == 3
+    assert report(tmp_path)["digest"] == undisturbed["digest"]
+
+
 def test_noop_takes_everything() -> None:
     sink = BlackholeSink(SinkSpec("noop"))
     output = opened(sink, context())

@@ -82,6 +82,7 @@ def test_what_cannot_be_replayed_is_named(tmp_path: Path) -> None:
         ("parquet", {"path": "/out", "compression": "rar"}, "option 'compression': 'rar' is not one of"),
         ("verify", {"report": "/r", "key": "name"}, "option 'key': column 'name' is string, not an integer"),
         ("verify", {"report": "/r", "sum": "total"}, "option 'sum': no column 'total'"),
+        ("verify", {"report": "/r", "row": "name"}, "option 'row': column 'name' is string, not an integer"),
         ("verify", {"report": "r"}, "option 'report': 'r' is not an absolute local directory"),
     ],
 )

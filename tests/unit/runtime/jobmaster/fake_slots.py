@@ -52,10 +52,14 @@ class FakePeer:
     async def dial(cls, port: int, secret: str, **hello: Any) -> FakePeer:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         handshake = Handshake(secret, "client", ControlConnection.PURPOSE)
-        writer.write(handshake.preface())
-        preface = await reader.readexactly(PREFACE_BYTES)
-        writer.write(handshake.proof(preface))
-        handshake.verify(preface, await reader.readexactly(PROOF_BYTES))
+        try:
+            writer.write(handshake.preface())
+            preface = await reader.readexactly(PREFACE_BYTES)
+            writer.write(handshake.proof(preface))
+            handshake.verify(preface, await reader.readexactly(PROOF_BYTES))
+        except BaseException:
+            writer.close()
+            raise
         peer = cls(reader, writer, hello)
         peer.send(type="hello", **hello)
         return peer

@@ -50,13 +50,21 @@ class Door:
         self.listener = Listener()
         self.endpoint = ControlEndpoint("127.0.0.1", "secret", self.welcome)
         self.port = 0
+        self._visitors: list[asyncio.StreamWriter] = []
 
     def welcome(self, peer: Peer) -> None:
         peer.listener = self.listener
         self.peers.put_nowait(peer)
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self._visitors.append(writer)
+        return reader, writer
+
+    async def stop(self) -> None:
+        for writer in self._visitors:
+            writer.close()
+        await self.endpoint.stop()
 
     async def enter(self, secret: str = "secret") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Through the handshake."""
@@ -89,7 +97,7 @@ def run(test: Callable[[Door], Coroutine[Any, Any, None]]) -> None:
         try:
             await test(door)
         finally:
-            await door.endpoint.stop()
+            await door.stop()
 
     asyncio.run(inside())
 

@@ -371,13 +371,18 @@ class TestCheckpoints:
             assert (shown.timeout_ms, shown.overrides) == (5000, ("timeout_ms",))
             shown = await job.patch_checkpoint_config(CheckpointConfigPatch(min_pause_ms=7))
             assert (shown.timeout_ms, shown.min_pause_ms) == (5000, 7)
-            with pytest.raises(InvalidRequest, match="unalignedEnabled"):
-                await job.patch_checkpoint_config(CheckpointConfigPatch(unaligned=True))
+            shown = await job.patch_checkpoint_config(
+                CheckpointConfigPatch(
+                    unaligned=True, aligned_timeout_ms=30, max_inflight_data_bytes=4096, max_concurrent=2
+                )
+            )
+            assert (shown.unaligned, shown.aligned_timeout_ms, shown.max_inflight_data_bytes) == (True, 30, 4096)
             with pytest.raises(InvalidRequest, match="at least 10"):
                 await job.patch_checkpoint_config(CheckpointConfigPatch(timeout_ms=1))
             assert job.checkpoint_config().timeout_ms == 5000
             shown = await job.patch_checkpoint_config(None)
             assert (shown.timeout_ms, shown.overrides) == (60_000, ())
+            assert (shown.unaligned, shown.aligned_timeout_ms, shown.max_inflight_data_bytes) == (False, 0, None)
 
         run(tmp_path, test)
 

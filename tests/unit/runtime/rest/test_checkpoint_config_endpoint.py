@@ -75,6 +75,17 @@ def test_flags_are_booleans_only(send: Send, gateway: FakeGateway, value: Any) -
     assert_refused(send("PATCH", PATH, json={"unalignedEnabled": value}), gateway)
 
 
+@pytest.mark.row("571.8")
+@pytest.mark.parametrize("name", ["alignedCheckpointTimeout", "maxInflightDataBytes"])
+@pytest.mark.parametrize("value", [value for value in BAD_VALUES if value != 0 or value is False], ids=repr)
+def test_bad_bounds_of_unaligned_checkpoints_are_refused_by_name(
+    send: Send, gateway: FakeGateway, name: str, value: Any
+) -> None:
+    response = send("PATCH", PATH, json={"unalignedEnabled": True, name: value})
+    assert_refused(response, gateway)
+    assert response.json()["errors"][0].startswith(f"{name}: ")
+
+
 @pytest.mark.row("571.1")
 def test_one_bad_field_refuses_the_good_ones_too(send: Send, gateway: FakeGateway) -> None:
     body = {"checkpointInterval": 5, "checkpointTimeout": -1, "checkpoint-interval": 5, "x" * 5000: 1}

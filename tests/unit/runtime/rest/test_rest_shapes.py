@@ -6,6 +6,7 @@ from base64 import b64decode
 
 import pytest
 
+from ckpt_runtime.checkpoint.statistics import SubtaskStats
 from ckpt_runtime.jobmaster.gateway import ExecutionState, IoMetrics, SubtaskDetails
 from ckpt_runtime.rest.serialized_throwable import serialized_throwable
 from ckpt_runtime.rest.shapes import jobs, metrics
@@ -35,6 +36,38 @@ def test_a_pending_checkpoint_shows_who_has_acknowledged_and_its_deadline(send: 
     assert pending["deadline_timestamp"] == gateway.now + 600_000
     subtasks = send("GET", f"/jobs/{JOB}/checkpoints/details/{checkpoint_id}/subtasks/{VERTICES[0]}").json()
     assert [item["status"] for item in subtasks["subtasks"]] == ["pending_or_failed"] * 2
+
+
+@pytest.mark.row("76.1")
+def test_an_unaligned_checkpoint_shows_what_it_persisted(send: Send, gateway: FakeGateway) -> None:
+    """Flink's fields: persisted bytes count in the sizes, and one subtask that turned names the type."""
+    job = gateway.jobs[JOB]
+    checkpoint_id = gateway.start_checkpoint(job)
+    turned = SubtaskStats(
+        0,
+        gateway.now + 5,
+        900,
+        700,
+        1,
+        2,
+        0,
+        processed_data=30,
+        persisted_data=600,
+        alignment_duration=4,
+        unaligned=True,
+    )
+    job.tracker.report_subtask(checkpoint_id, VERTICES[0], turned)
+    job.tracker.report_subtask(checkpoint_id, VERTICES[0], SubtaskStats(1, gateway.now + 6, 100, 100, 1, 2))
+    (shown,) = send("GET", f"/jobs/{JOB}/checkpoints").json()["history"]
+    assert (shown["checkpoint_type"], shown["is_savepoint"]) == ("UNALIGNED_CHECKPOINT", False)
+    assert [shown[name] for name in ("processed_data", "persisted_data")] == [30, 600]
+    assert [shown[name] for name in ("checkpointed_size", "state_size")] == [800, 1000]
+    vertex = send("GET", f"/jobs/{JOB}/checkpoints/details/{checkpoint_id}/subtasks/{VERTICES[0]}").json()
+    assert vertex["persisted_data"] == 600
+    assert vertex["summary"]["alignment"]["persisted"]["max"] == 600
+    first, second = vertex["subtasks"]
+    assert first["alignment"] == {"buffered": 0, "processed": 30, "persisted": 600, "duration": 4}
+    assert (first["unaligned_checkpoint"], second["unaligned_checkpoint"]) == (True, False)
 
 
 def test_durations_of_states() -> None:

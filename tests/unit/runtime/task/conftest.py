@@ -14,6 +14,7 @@ from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement
 from ckpt_runtime.network.gate import InputGate
+from ckpt_runtime.network.output_queue import InFlightData
 from ckpt_runtime.operators.operator import (
     Operator,
     OperatorContext,
@@ -24,8 +25,9 @@ from ckpt_runtime.operators.operator import (
 )
 from ckpt_runtime.state.backend import KeyedStateBackend
 from ckpt_runtime.task.chain import ChainEnd, OperatorChain
-from ckpt_runtime.task.output import ResultPartition
-from ckpt_runtime.task.subtask import OperatorSnapshot, SnapshotMeasures, Subtask
+from ckpt_runtime.task.output import BufferLimits, ResultPartition
+from ckpt_runtime.task.subtask import Subtask
+from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, Snapshot, SnapshotMeasures
 
 
 def rows(*values: int) -> pa.RecordBatch:
@@ -63,6 +65,19 @@ class Sent:
 
     def send_control(self, element: ControlElement) -> None:
         self.elements.append(element)
+
+    is_empty = True
+    schema: pa.Schema | None = None
+
+    def overtake(self, barrier: CheckpointBarrier, limit: int | None) -> list[InFlightData]:
+        self.elements.append(barrier)
+        return []
+
+    def turn_unaligned(self, checkpoint_id: int, limit: int | None) -> list[InFlightData]:
+        return []
+
+    def holds_barrier(self, checkpoint_id: int) -> bool:
+        return False
 
     def take(self) -> list[Any]:
         elements, self.elements = self.elements, []
@@ -150,6 +165,7 @@ class Host:
         self.ends_of_data = 0
         self.declined: list[tuple[int, str]] = []
         self.snapshots: list[tuple[int, list[OperatorSnapshot], SnapshotMeasures]] = []
+        self.written: list[Snapshot] = []
 
     def now_ms(self) -> int:
         return self.wall_ms
@@ -168,14 +184,9 @@ class Host:
     def decline(self, subtask: Subtask, checkpoint_id: int, reason: str, message: str) -> None:
         self.declined.append((checkpoint_id, reason))
 
-    def write_snapshot(
-        self,
-        subtask: Subtask,
-        barrier: CheckpointBarrier,
-        operators: list[OperatorSnapshot],
-        measures: SnapshotMeasures,
-    ) -> None:
-        self.snapshots.append((barrier.checkpoint_id, operators, measures))
+    def write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
+        self.snapshots.append((snapshot.barrier.checkpoint_id, list(snapshot.operators), snapshot.measures))
+        self.written.append(snapshot)
 
     @property
     def snapshot_ids(self) -> list[int]:
@@ -207,8 +218,8 @@ class Bench:
         holder: list[Subtask] = []
         contexts = [context(f"op{i}", self.host, lambda at, i=i: holder[0].set_timer(i, at)) for i in range(operators)]
         partition = ResultPartition(
-            Partitioning.FORWARD, (), 128, [self.out], buffer_rows=100, buffer_bytes=1 << 20,
-            buffer_timeout_ms=buffer_timeout_ms, now_ms=self.host.monotonic_ms,
+            Partitioning.FORWARD, (), 128, [self.out], limits=BufferLimits(100, 1 << 20, buffer_timeout_ms),
+            now_ms=self.host.monotonic_ms,
         )  # fmt: skip
         self.chain = OperatorChain(self.operators, contexts, ChainEnd([partition]))
         self.subtask = Subtask(

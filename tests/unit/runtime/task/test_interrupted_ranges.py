@@ -25,7 +25,7 @@ from ckpt_runtime.network.elements import CancelCheckpoint, CheckpointBarrier, E
 from ckpt_runtime.network.gate import InputGate
 from ckpt_runtime.operators.operator import MAX_WATERMARK, OperatorContext, OperatorStateStore, WaitingInput
 from ckpt_runtime.task.chain import ChainEnd, OperatorChain
-from ckpt_runtime.task.output import ResultPartition
+from ckpt_runtime.task.output import BufferLimits, ResultPartition
 from ckpt_runtime.task.subtask import Subtask, TaskState
 from ckpt_runtime.task.waiting_input import waiting_input
 
@@ -116,8 +116,8 @@ class Lab:
         )  # fmt: skip
         self.operator = RangeReaderOperator(RangeReaderSpec(how.source, {"orderedReads": str(how.ordered)}))
         partition = ResultPartition(
-            Partitioning.FORWARD, (), 128, [self.out], buffer_rows=1 << 20, buffer_bytes=1 << 30,
-            buffer_timeout_ms=0, now_ms=self.host.monotonic_ms,
+            Partitioning.FORWARD, (), 128, [self.out], limits=BufferLimits(1 << 20, 1 << 30, 0),
+            now_ms=self.host.monotonic_ms,
         )  # fmt: skip
         chain = OperatorChain([self.operator], [self.context], ChainEnd([partition]))
         self.subtask = Subtask("v", how.subtask, "r (1/1)", self.host, self.gate, chain)

@@ -12,13 +12,12 @@ from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import Watermark
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
 from ckpt_runtime.task.chain import ChainEnd, OperatorChain
-from ckpt_runtime.task.output import ResultPartition
+from ckpt_runtime.task.output import BufferLimits, ResultPartition
 
 
 def forward(out: Any, timeout_ms: int = 0, now: Any = lambda: 0.0) -> ResultPartition:
     return ResultPartition(
-        Partitioning.FORWARD, (), 128, [out], buffer_rows=100, buffer_bytes=1 << 20,
-        buffer_timeout_ms=timeout_ms, now_ms=now,
+        Partitioning.FORWARD, (), 128, [out], limits=BufferLimits(100, 1 << 20, timeout_ms), now_ms=now,
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from ckpt_runtime.graph.key_groups import key_group_of_hash, owner_of_key_group
 from ckpt_runtime.network.elements import CancelCheckpoint, Watermark
 from ckpt_runtime.network.gate import InputGate
 from ckpt_runtime.state.hashing import hash_columns
-from ckpt_runtime.task.output import LocalSubpartition, ResultPartition, Subpartition
+from ckpt_runtime.task.output import BufferLimits, LocalSubpartition, ResultPartition, Subpartition
 
 MAX_PARALLELISM = 16
 
@@ -33,8 +33,9 @@ def partition(
     now_ms: Callable[[], float] = lambda: 0.0,
 ) -> ResultPartition:
     return ResultPartition(
-        partitioning, keys, MAX_PARALLELISM, channels, buffer_rows=buffer_rows, buffer_bytes=buffer_bytes,
-        buffer_timeout_ms=buffer_timeout_ms, now_ms=now_ms,
+        partitioning, keys, MAX_PARALLELISM, channels,
+        limits=BufferLimits(buffer_rows, buffer_bytes, buffer_timeout_ms),
+        now_ms=now_ms,
     )  # fmt: skip
 
 

@@ -9,14 +9,17 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pytest
 
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import KeyedSection, KeyedStateHandle, OperatorListState, OperatorStateMode
 from ckpt_runtime.configuration.state_options import StateBackendType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
 from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
 from ckpt_runtime.task.restore import StateRestoreError, UnsupportedBackendError, create_keyed_backend
-from ckpt_runtime.task.snapshot_writer import write_snapshot
-from ckpt_runtime.task.subtask import OperatorSnapshot
+from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
+from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, Snapshot, SnapshotMeasures
 
 ALL = KeyGroupRange(0, 127)
 KEY = pa.schema([("k", pa.int64())])
@@ -43,6 +46,15 @@ class Frozen:
         self.released += 1
 
 
+def write(
+    directory: Path | str, operators: list[OperatorSnapshot], key_groups: KeyGroupRange, threshold: int
+) -> WrittenSnapshot:
+    options = CheckpointOptions(CheckpointProperties(), str(directory))
+    measures = SnapshotMeasures(0, 0, 0, 0.0)
+    snapshot = Snapshot(CheckpointBarrier(1, 0, options), tuple(operators), InFlight(), measures)
+    return write_snapshot(snapshot, key_groups, threshold, PersistedBuffers())
+
+
 def backend_with(values: dict[int, int]) -> MemoryKeyedStateBackend:
     backend = MemoryKeyedStateBackend(ALL, 128, "op")
     state = backend.value_state("s", KEY, VALUE)
@@ -53,9 +65,7 @@ def backend_with(values: dict[int, int]) -> MemoryKeyedStateBackend:
 
 def test_states_larger_than_the_threshold_become_files(tmp_path: Path) -> None:
     big, small = Frozen(b"x" * 100), Frozen(b"y" * 10)
-    written = write_snapshot(
-        str(tmp_path), [OperatorSnapshot("a", (), big), OperatorSnapshot("b", POSITIONS, small)], ALL, 50
-    )
+    written = write(str(tmp_path), [OperatorSnapshot("a", (), big), OperatorSnapshot("b", POSITIONS, small)], ALL, 50)
     assert written.written_bytes == written.state.bytes == 110
     file = written.state.operators["a"].keyed[0].file
     assert (tmp_path / file.path).read_bytes() == big.content
@@ -68,9 +78,7 @@ def test_states_larger_than_the_threshold_become_files(tmp_path: Path) -> None:
 
 def test_operators_without_state_are_left_out(tmp_path: Path) -> None:
     empty = Frozen()
-    written = write_snapshot(
-        str(tmp_path), [OperatorSnapshot("a", (), None), OperatorSnapshot("b", (), empty)], ALL, 50
-    )
+    written = write(str(tmp_path), [OperatorSnapshot("a", (), None), OperatorSnapshot("b", (), empty)], ALL, 50)
     assert written.state.operators == {}
     assert written.written_bytes == 0
     assert empty.released == 1
@@ -80,14 +88,14 @@ def test_operators_without_state_are_left_out(tmp_path: Path) -> None:
 def test_a_write_that_fails_releases_all_states_and_leaves_no_part_of_its_file(tmp_path: Path) -> None:
     broken, later = Frozen(b"x" * 100, OSError("disk full")), Frozen(b"y")
     with pytest.raises(OSError, match="disk full"):
-        write_snapshot(str(tmp_path), [OperatorSnapshot("a", (), broken), OperatorSnapshot("b", (), later)], ALL, 0)
+        write(str(tmp_path), [OperatorSnapshot("a", (), broken), OperatorSnapshot("b", (), later)], ALL, 0)
     assert list(tmp_path.iterdir()) == []
     assert [broken.released, later.released] == [1, 1]
 
 
 def test_nothing_of_an_earlier_operator_stays_when_a_later_one_fails(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="disk full"):
-        write_snapshot(
+        write(
             str(tmp_path),
             [
                 OperatorSnapshot("a", (), Frozen(b"x" * 100)),
@@ -101,13 +109,13 @@ def test_nothing_of_an_earlier_operator_stays_when_a_later_one_fails(tmp_path: P
 
 def test_a_missing_directory_is_an_error_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="absent"):
-        write_snapshot(str(tmp_path / "absent"), [OperatorSnapshot("a", (), Frozen(b"x"))], ALL, 0)
+        write(str(tmp_path / "absent"), [OperatorSnapshot("a", (), Frozen(b"x"))], ALL, 0)
 
 
 def test_a_location_that_cannot_be_used_releases_the_states_too() -> None:
     frozen = Frozen(b"x")
     with pytest.raises(StorageError):
-        write_snapshot("relative/path", [OperatorSnapshot("a", (), frozen)], ALL, 0)
+        write("relative/path", [OperatorSnapshot("a", (), frozen)], ALL, 0)
     assert frozen.released == 1
 
 
@@ -115,7 +123,7 @@ def test_a_location_that_cannot_be_used_releases_the_states_too() -> None:
 def test_what_was_written_is_restored_clipped_to_the_subtasks_key_groups(tmp_path: Path, threshold: int) -> None:
     values = {key: key * 10 for key in range(200)}
     backend = backend_with(values)
-    written = write_snapshot(str(tmp_path), [OperatorSnapshot("op", (), backend.snapshot(1))], ALL, threshold)
+    written = write(str(tmp_path), [OperatorSnapshot("op", (), backend.snapshot(1))], ALL, threshold)
     handles = written.state.operators["op"].keyed
     found: dict[int, Any] = {}
     for key_groups in (KeyGroupRange(0, 63), KeyGroupRange(64, 127)):
@@ -130,14 +138,14 @@ def test_what_was_written_is_restored_clipped_to_the_subtasks_key_groups(tmp_pat
 
 def _written(directory: Path, threshold: int = 0) -> list[KeyedStateHandle]:
     snapshot = OperatorSnapshot("op", (), backend_with(dict.fromkeys(range(50), 2)).snapshot(1))
-    return list(write_snapshot(str(directory), [snapshot], ALL, threshold).state.operators["op"].keyed)
+    return list(write(str(directory), [snapshot], ALL, threshold).state.operators["op"].keyed)
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "missing", "directory", "swap"])
 def test_a_damaged_file_is_named_with_its_operator(tmp_path: Path, damage: str) -> None:
     first, second = (
         _written(tmp_path),
-        write_snapshot(str(tmp_path), [OperatorSnapshot("op", (), backend_with({7: 8}).snapshot(1))], ALL, 0)
+        write(str(tmp_path), [OperatorSnapshot("op", (), backend_with({7: 8}).snapshot(1))], ALL, 0)
         .state.operators["op"]
         .keyed,
     )

@@ -1,0 +1,121 @@
+"""What a sender has queued for one channel and not yet handed to the wire; barriers may overtake it (FLIP-76). Pure.
+
+The sending subtask appends, whoever holds the connection's send lock takes. Both are atomic on a deque, so they need no
+lock between them; :meth:`OutputQueue.add_barrier` and :meth:`OutputQueue.turn_unaligned` move elements and must not run
+while somebody takes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from ckpt_runtime.network.credit import SenderCredit
+from ckpt_runtime.network.elements import CancelCheckpoint, CheckpointBarrier, ControlElement, Watermark
+
+InFlightData: TypeAlias = "pa.RecordBatch | pa.Buffer | Watermark"
+"""What a barrier overtakes and a checkpoint keeps: rows (as a batch or as its IPC message) and watermarks."""
+
+QueuedElement: TypeAlias = "pa.Buffer | bytes | ControlElement"
+"""Rows as an IPC message, a schema message (bytes), or a control element."""
+
+
+class OutputQueue:
+    """``capacity`` is the number of row buffers from which on the sender should pause; control elements always fit."""
+
+    __slots__ = ("_added", "_capacity", "_queue", "_taken")
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._queue: deque[QueuedElement] = deque()
+        self._added = 0
+        self._taken = 0
+
+    @property
+    def has_room(self) -> bool:
+        return self._added - self._taken < self._capacity
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._queue
+
+    def add_schema(self, message: bytes) -> None:
+        """The IPC schema of all rows that follow; once per channel."""
+        self._queue.append(message)
+
+    def add_rows(self, message: pa.Buffer) -> None:
+        self._added += 1
+        self._queue.append(message)
+
+    def add_control(self, element: ControlElement) -> None:
+        """In its place: behind everything that is queued."""
+        self._queue.append(element)
+
+    def add_barrier(self, barrier: CheckpointBarrier, limit: int | None = None) -> list[InFlightData]:
+        """Puts the barrier in front of what is queued and returns what it overtakes, in order.
+
+        It stays behind every other barrier and cancellation. With a ``limit`` it overtakes at most so many bytes of
+        rows, counted from the end of the queue.
+        """
+        queued = list(self._queue)
+        return self._place(queued, barrier, len(queued), limit)
+
+    def turn_unaligned(self, checkpoint_id: int, limit: int | None = None) -> list[InFlightData]:
+        """Moves a queued barrier forward as :meth:`add_barrier` would have placed it; nothing when it has left."""
+        queued = list(self._queue)
+        for position, element in enumerate(queued):
+            if isinstance(element, CheckpointBarrier) and element.checkpoint_id == checkpoint_id:
+                del queued[position]
+                return self._place(queued, element, position, limit)
+        return []
+
+    def holds_barrier(self, checkpoint_id: int) -> bool:
+        """Whether the barrier has not been handed to the wire yet."""
+        return any(
+            isinstance(element, CheckpointBarrier) and element.checkpoint_id == checkpoint_id
+            for element in tuple(self._queue)
+        )
+
+    def take(self, credit: SenderCredit) -> Iterator[QueuedElement]:
+        """What may be sent now, in order; spends ``credit`` for rows."""
+        while self._queue:
+            if isinstance(self._queue[0], pa.Buffer):
+                if credit.available == 0:
+                    return
+                credit.spend()
+                self._taken += 1
+            yield self._queue.popleft()
+
+    def was_full(self, taken: int) -> bool:
+        """Whether the queue had no room before the last ``taken`` buffers were taken."""
+        return taken > 0 and self._added - self._taken + taken >= self._capacity
+
+    @property
+    def taken(self) -> int:
+        """Row buffers taken so far."""
+        return self._taken
+
+    def _place(
+        self, queued: list[QueuedElement], barrier: CheckpointBarrier, end: int, limit: int | None
+    ) -> list[InFlightData]:
+        """Inserts the barrier, whose place in order is ``end``, as far in front as it may go."""
+        place = end
+        size = 0
+        while place > 0:
+            element = queued[place - 1]
+            if isinstance(element, CheckpointBarrier | CancelCheckpoint):
+                break
+            if isinstance(element, pa.Buffer) and limit is not None:
+                size += element.size
+                if size > limit:
+                    break
+            place -= 1
+        overtaken: list[InFlightData] = [
+            element for element in queued[place:end] if isinstance(element, pa.Buffer | Watermark)
+        ]
+        queued.insert(place, barrier)
+        self._queue = deque(queued)
+        return overtaken

@@ -1,0 +1,140 @@
+"""In-flight data of the restored checkpoint, read back before anything that comes over the channels (FLIP-76).
+
+Streams are read one after the other, element by element, so that no more than one buffer is in memory. A checkpoint
+taken meanwhile refers to what has not been read yet: no job is too slow to get on from one recovery to the next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from ckpt_runtime.checkpoint.state_handles import ChannelStateStream
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.state.hashing import hash_columns, key_groups_of
+from ckpt_runtime.storage.channel_state_frame import InFlightWatermark
+from ckpt_runtime.storage.channel_state_reader import ChannelStateReader, decode_schema
+from ckpt_runtime.task.in_flight import CapturedChannel
+
+
+class UnreadableInFlightDataError(ValueError):
+    """In-flight rows of the restored checkpoint have another schema than the operator takes now."""
+
+    def __init__(self, uid: str, stored: pa.Schema, expected: pa.Schema) -> None:
+        super().__init__(
+            f"operator {uid!r} cannot take the in-flight data of the unaligned checkpoint: its rows have the schema "
+            f"[{_shown(stored)}], the operator's input has [{_shown(expected)}]. Take a savepoint with the old version "
+            "of the job and start the new one from it: a savepoint holds no in-flight data"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeKeys:
+    """How rows of an input are spread: by these columns over so many key groups."""
+
+    keys: tuple[str, ...]
+    max_parallelism: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredRows:
+    """Rows of one stored element that are meant for this subtask, at least one."""
+
+    edge: int
+    batch: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredWatermark:
+    """Event time of the channel from subtask ``peer`` of the edge; no such channel when the job was rescaled."""
+
+    edge: int
+    peer: int
+    timestamp_ms: int
+
+
+class RestoredInput:
+    """The streams of one subtask, in order; ``edge_keys`` by edge, for those that are clipped by key group.
+
+    ``open_reader`` opens one stream; it and reading raise as :class:`ChannelStateReader` does.
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[ChannelStateStream],
+        open_reader: Callable[[ChannelStateStream], ChannelStateReader],
+        edge_keys: Sequence[EdgeKeys],
+    ) -> None:
+        self._streams = deque(streams)
+        self._open_reader = open_reader
+        self._edge_keys = edge_keys
+        self._reader: ChannelStateReader | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything has been read."""
+        return not self._streams
+
+    def poll(self) -> RestoredRows | RestoredWatermark | None:
+        """The next element; None when there is none or none of its rows are meant for this subtask."""
+        if not self._streams:
+            return None
+        stream = self._streams[0]
+        if self._reader is None:
+            self._reader = self._open_reader(stream)
+        element = self._reader.read()
+        if element is None:
+            self._reader.close()
+            self._reader = None
+            self._streams.popleft()
+            return None
+        if isinstance(element.content, InFlightWatermark):
+            return RestoredWatermark(stream.edge, stream.peer, element.content.timestamp_ms)
+        batch = pa.ipc.read_record_batch(element.content, self._reader.schema)
+        if element.place.key_groups is not None:
+            batch = _clip(batch, self._edge_keys[stream.edge], element.place.key_groups)
+        return RestoredRows(stream.edge, batch) if batch.num_rows else None
+
+    def unread(self, edge_in_work: int, rest: pa.RecordBatch | None) -> list[CapturedChannel]:
+        """What is left, by stream. ``rest`` is what is left of the rows that :meth:`poll` returned last."""
+        left = []
+        if rest is not None:
+            left.append(CapturedChannel(self._streams[0].peer, rest.schema, [rest], edge_in_work))
+        for number, stream in enumerate(self._streams):
+            reader = self._reader if number == 0 and self._reader is not None else self._open_reader(stream)
+            elements = reader.unread_elements()
+            if elements:
+                left.append(CapturedChannel(stream.peer, reader.schema, list(elements), stream.edge))
+        return left
+
+    def close(self) -> None:
+        """Reads no more."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+        self._streams.clear()
+
+
+def _clip(batch: pa.RecordBatch, edge: EdgeKeys, own: KeyGroupRange) -> pa.RecordBatch:
+    groups = key_groups_of(hash_columns(batch, edge.keys), edge.max_parallelism)
+    return batch.filter(pa.array((groups >= own.first) & (groups <= own.last)))
+
+
+def check_schema(stream: ChannelStateStream, expected: pa.Schema | None, uid: str) -> None:
+    """Raises :class:`UnreadableInFlightDataError`; whether a field may be null is not compared.
+
+    ``expected`` is what operator ``uid`` takes; None where a plan cannot tell.
+    """
+    if not stream.schema or expected is None:
+        return
+    stored = decode_schema(stream.schema)
+    assert stored is not None
+    if [(field.name, field.type) for field in stored] != [(field.name, field.type) for field in expected]:
+        raise UnreadableInFlightDataError(uid, stored, expected)
+
+
+def _shown(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)

@@ -1,0 +1,59 @@
+"""The buffer that a subtask works on, a slice at a time: no barrier waits for a whole buffer of slow rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from ckpt_runtime.network.gate import InputChannel
+from ckpt_runtime.task.slice_size import SliceSize
+
+
+class RowsInWork:
+    """One buffer at most. ``now_ms`` is a monotonic clock. What is left of the buffer is in-flight data of ``channel`` (FLIP-76), which is
+    None for rows that were read back from a checkpoint.
+    """
+
+    __slots__ = ("_batch", "_now_ms", "_offset", "_size", "channel", "input_index")
+
+    def __init__(self, now_ms: Callable[[], float]) -> None:
+        self._now_ms = now_ms
+        self._batch: pa.RecordBatch | None = None
+        self._offset = 0
+        self._size = SliceSize()
+        self.input_index = 0
+        self.channel: InputChannel | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return self._batch is None
+
+    @property
+    def rest(self) -> pa.RecordBatch | None:
+        """The rows that have not been processed yet."""
+        return None if self._batch is None else self._batch.slice(self._offset)
+
+    def put(self, batch: pa.RecordBatch, input_index: int, channel: InputChannel | None) -> None:
+        """Takes a buffer when there is none."""
+        self._batch, self._offset = batch, 0
+        self.input_index, self.channel = input_index, channel
+
+    def process(self, process: Callable[[pa.RecordBatch, int], None], *, whole: bool = False) -> bool:
+        """Processes the next slice, or all that is left; whether it was the last one."""
+        batch = self._batch
+        assert batch is not None
+        left = batch.num_rows - self._offset
+        rows = left if whole else min(left, self._size.rows)
+        if rows == batch.num_rows:
+            part = batch
+        else:
+            part = batch.slice(self._offset, rows)
+        start = self._now_ms()
+        process(part, self.input_index)
+        self._size.took(rows, self._now_ms() - start)
+        if rows == left:
+            self._batch = self.channel = None
+            return True
+        self._offset += rows
+        return False

@@ -1,0 +1,410 @@
+"""The checkpoints of one subtask: executes what the pure barrier handler decides, and gathers what a snapshot needs.
+
+A snapshot is open from its trigger until it has all of its in-flight data: what input channels deliver until their
+barrier, and, for a barrier sent in order that may still turn unaligned, until it has left the output queues. Then the
+worker writes it. Source: Flink's SubtaskCheckpointCoordinatorImpl; FLIP-76.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import pyarrow as pa
+
+from ckpt_runtime.checkpoint.barrier_handler import (
+    AbortCheckpoint,
+    AbortedByCoordinator,
+    AllBarriersReceived,
+    BarrierAnnounced,
+    BarrierEffect,
+    BarrierEvent,
+    BarrierHandler,
+    BarrierReceived,
+    BlockChannel,
+    DeadlinePassed,
+    EndOfPartitionAnnounced,
+    InFlightMeasured,
+    MeasureInFlight,
+    ResumeChannels,
+    StopRecording,
+    TriggerCheckpoint,
+)
+from ckpt_runtime.checkpoint.instant import Instant
+from ckpt_runtime.checkpoint.state_handles import OperatorListState
+from ckpt_runtime.network.elements import CancelCheckpoint, CheckpointBarrier, EndOfPartition
+from ckpt_runtime.network.gate import InputChannel, InputGate
+from ckpt_runtime.network.output_queue import InFlightData
+from ckpt_runtime.state.backend import KeyedSnapshot
+from ckpt_runtime.task.chain import OperatorChain
+from ckpt_runtime.task.in_flight import CapturedChannel, InFlight, PersistedBuffers, size_of
+from ckpt_runtime.task.metrics import SubtaskMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSnapshot:
+    """The synchronous part of one operator's snapshot: its list states, and its keyed state still to be written."""
+
+    uid: str
+    lists: tuple[OperatorListState, ...]
+    keyed: KeyedSnapshot | None
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotMeasures:
+    """Times in ms, sizes in bytes, as Flink's checkpoint statistics name them.
+
+    ``finished_operators``: the operators had seen the end of their data when the snapshot was taken.
+    """
+
+    start_delay_ms: int
+    alignment_ms: int
+    processed_bytes: int
+    sync_ms: float
+    unaligned: bool = False
+    finished_operators: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that the asynchronous part of a subtask's snapshot writes and reports."""
+
+    barrier: CheckpointBarrier
+    operators: tuple[OperatorSnapshot, ...]
+    in_flight: InFlight
+    measures: SnapshotMeasures
+
+    def release(self) -> None:
+        """Lets go of frozen state when nobody will write it."""
+        for operator in self.operators:
+            if operator.keyed is not None:
+                operator.keyed.release()
+
+
+class CheckpointedSubtask(Protocol):
+    """What the checkpoints need of their subtask. All calls come from the subtask's thread."""
+
+    gate: InputGate
+    chain: OperatorChain
+    metrics: SubtaskMetrics
+
+    @property
+    def data_ended(self) -> bool: ...
+
+    def now(self) -> Instant: ...
+
+    def monotonic_ms(self) -> float: ...
+
+    def rest_in_work(self) -> tuple[InputChannel, pa.RecordBatch] | None:
+        """The rows of a channel's buffer that have not been processed yet."""
+
+    def unread_restored(self) -> list[CapturedChannel]:
+        """In-flight data of the restored checkpoint that has not been processed yet."""
+
+    def write(self, snapshot: Snapshot) -> None: ...
+
+    def decline(self, checkpoint_id: int, reason: str, message: str) -> None: ...
+
+
+@dataclass(slots=True)
+class _OpenSnapshot:
+    """A snapshot that lacks in-flight data. ``recording`` holds the channels whose barrier has not come."""
+
+    snapshot: Snapshot
+    restored: list[CapturedChannel]
+    outputs: list[CapturedChannel]
+    inputs: dict[int, CapturedChannel] = field(default_factory=dict)
+    recording: set[int] = field(default_factory=set)
+    all_barriers: bool = False
+    waits_for_outputs: bool = False
+
+
+class SubtaskCheckpoints:
+    """One subtask's. ``persisted`` knows which queued buffers earlier checkpoints hold already."""
+
+    def __init__(self, subtask: CheckpointedSubtask) -> None:
+        channels = [(channel, _key(channel)) for channel in subtask.gate.channels]
+        self._subtask = subtask
+        self._handler = BarrierHandler(
+            (key for _, key in channels), (key for channel, key in channels if not channel.overtakes)
+        )
+        self._open: dict[int, _OpenSnapshot] = {}
+        self._latest = -1
+        self._aborted: set[int] = set()
+        self._alignment: tuple[int, int] | None = None
+        self.final_checkpoint: int | None = None
+        self.persisted = PersistedBuffers()
+        self.records = False
+
+    def work(self) -> bool:
+        """Takes one announcement, or does what is due by the clock; False when there is nothing to do."""
+        gate = self._subtask.gate
+        if gate.has_announcements:
+            announced = gate.next_announcement()
+            if announced is not None:
+                channel, element = announced
+                if isinstance(element, EndOfPartition):
+                    self.handle(EndOfPartitionAnnounced(_key(channel)))
+                else:
+                    self._note_alignment(element.checkpoint_id)
+                    self.handle(
+                        BarrierAnnounced(_key(channel), element.checkpoint_id, element.timestamp_ms, element.options)
+                    )
+                return True
+        due = self._handler.next_deadline_ms
+        if due is not None and due <= self._subtask.now().abs_ms:
+            self.handle(DeadlinePassed())
+            return True
+        return bool(self._open) and self._settle_outputs()
+
+    @property
+    def deadline_ms(self) -> int | None:
+        """Wall clock of the next thing that :meth:`work` does by itself."""
+        due = self._handler.next_deadline_ms
+        for snapshot in self._open.values():
+            if snapshot.waits_for_outputs:
+                turns = _deadline(snapshot.snapshot.barrier)
+                due = turns if due is None else min(due, turns)
+        return due
+
+    def barrier(self, channel: InputChannel, barrier: CheckpointBarrier) -> None:
+        """A barrier came in order."""
+        self._subtask.gate.barrier_polled(channel, barrier)
+        self._note_alignment(barrier.checkpoint_id)
+        self.handle(BarrierReceived(_key(channel), barrier.checkpoint_id, barrier.timestamp_ms, barrier.options))
+
+    def handle(self, event: BarrierEvent) -> None:
+        """Lets the handler decide on an event, and does that."""
+        measure = False
+        for effect in self._handler.handle(event, self._subtask.now()):
+            if isinstance(effect, MeasureInFlight):
+                measure = True
+            else:
+                self._carry_out(effect, ended=isinstance(event, EndOfPartitionAnnounced))
+        if measure:
+            self.handle(InFlightMeasured(self._in_flight_bytes()))
+
+    def _carry_out(self, effect: BarrierEffect, *, ended: bool) -> None:
+        gate = self._subtask.gate
+        match effect:
+            case BlockChannel((_, index)):
+                gate.block(index)
+            case ResumeChannels(channels):
+                for _, index in channels:
+                    if gate.channels[index].blocked:
+                        gate.resume(index)
+            case TriggerCheckpoint():
+                self._trigger(effect)
+            case StopRecording(checkpoint_id, (_, index)):
+                self._stop_recording(checkpoint_id, index, ended)
+            case AllBarriersReceived(checkpoint_id, alignment_ms):
+                self._all_barriers(checkpoint_id, alignment_ms)
+            case AbortCheckpoint(checkpoint_id, reason):
+                if not self._discard(checkpoint_id) and checkpoint_id > self._latest:
+                    self._subtask.chain.end.send_control(CancelCheckpoint(checkpoint_id))
+                self._subtask.decline(checkpoint_id, reason.name, reason.message)
+
+    def rows_processed(self) -> None:
+        """Room may have come for a checkpoint that waits for the limit of its in-flight data."""
+        if self._handler.waits_for_room:
+            self.handle(InFlightMeasured(self._in_flight_bytes()))
+
+    def record(self, channel: InputChannel, element: InFlightData) -> None:
+        """The channel delivered rows or a watermark; part of every open snapshot that waits for its barrier."""
+        for snapshot in self._open.values():
+            if channel.index in snapshot.recording:
+                snapshot.inputs[channel.index].elements.append(element)
+
+    def trigger(self, barrier: CheckpointBarrier) -> None:
+        """A checkpoint of a subtask without open inputs, on the coordinator's word."""
+        self._take(barrier, 0, {}, set(), unaligned=False)
+        self._all_barriers(barrier.checkpoint_id, 0)
+
+    def completed(self, checkpoint_id: int) -> None:
+        self._aborted = {known for known in self._aborted if known > checkpoint_id}
+        self.persisted.completed(checkpoint_id)
+
+    def aborted(self, checkpoint_id: int) -> None:
+        """The coordinator gave the checkpoint up. When its barriers are still to come, downstream hears it then."""
+        if checkpoint_id > self._latest:
+            self._aborted.add(checkpoint_id)
+        self.persisted.aborted(checkpoint_id)
+        self._discard(checkpoint_id)
+        self.handle(AbortedByCoordinator(checkpoint_id))
+
+    def close(self) -> None:
+        """Gives up the snapshots that are still open."""
+        for checkpoint_id in list(self._open):
+            self._discard(checkpoint_id)
+
+    def _trigger(self, effect: TriggerCheckpoint) -> None:
+        barrier = CheckpointBarrier(effect.checkpoint_id, effect.timestamp, effect.options)
+        inputs = []
+        if effect.unaligned:
+            for _, index in effect.captured:
+                captured = self._rest_of(index)
+                queued = self._subtask.gate.channels[index].queued_before(effect.checkpoint_id, or_all=True)
+                captured.elements.extend(queued)
+                inputs.append((index, captured))
+            inputs.extend((index, self._rest_of(index)) for _, index in effect.recording)
+        recording = {index for _, index in effect.recording}
+        self._take(barrier, effect.alignment_duration, dict(inputs), recording, unaligned=effect.unaligned)
+
+    def _take(
+        self,
+        barrier: CheckpointBarrier,
+        alignment_ms: int,
+        inputs: dict[int, CapturedChannel],
+        recording: set[int],
+        *,
+        unaligned: bool,
+    ) -> None:
+        """The synchronous part: barrier out, then state, tail to head."""
+        checkpoint_id = barrier.checkpoint_id
+        if checkpoint_id <= self._latest:
+            return
+        self._latest = checkpoint_id
+        chain = self._subtask.chain
+        if checkpoint_id in self._aborted:
+            self._aborted.discard(checkpoint_id)
+            chain.end.send_control(CancelCheckpoint(checkpoint_id))
+            return
+        if self._subtask.data_ended and self.final_checkpoint is None:
+            self.final_checkpoint = checkpoint_id
+        now, start = self._subtask.now(), self._subtask.monotonic_ms()
+        chain.prepare_snapshot(checkpoint_id)
+        restored = self._subtask.unread_restored()
+        outputs: list[CapturedChannel] = []
+        overtaking = barrier.options.unaligned and now.abs_ms >= _deadline(barrier)
+        if overtaking:
+            outputs = chain.end.overtake(barrier, _left(barrier, (*restored, *inputs.values())))
+        else:
+            chain.end.send_control(barrier)
+        operators = []
+        for operator, context in reversed(list(zip(chain.operators, chain.contexts, strict=True))):
+            operator.snapshot(checkpoint_id)
+            keyed = None if context.keyed_state is None else context.keyed_state.snapshot(checkpoint_id)
+            operators.append(OperatorSnapshot(context.uid, context.operator_state.snapshot(), keyed))
+        measures = SnapshotMeasures(
+            start_delay_ms=max(0, now.abs_ms - barrier.timestamp_ms - alignment_ms),
+            alignment_ms=alignment_ms,
+            processed_bytes=0,
+            sync_ms=self._subtask.monotonic_ms() - start,
+            unaligned=unaligned,
+            finished_operators=self._subtask.data_ended,
+        )
+        turnable = barrier.options.unaligned and not overtaking and chain.end.holds_barrier(checkpoint_id)
+        self._open[checkpoint_id] = _OpenSnapshot(
+            Snapshot(barrier, tuple(operators), InFlight(), measures),
+            restored,
+            outputs,
+            inputs,
+            recording,
+            waits_for_outputs=turnable,
+        )
+        self.records = self.records or bool(recording)
+
+    def _rest_of(self, index: int) -> CapturedChannel:
+        """A channel's capture, which begins with what is left of its buffer in work."""
+        channel = self._subtask.gate.channels[index]
+        captured = CapturedChannel(channel.peer, channel.schema, edge=channel.input_index)
+        rest = self._subtask.rest_in_work()
+        if rest is not None and rest[0] is channel:
+            captured.elements.append(rest[1])
+        return captured
+
+    def _stop_recording(self, checkpoint_id: int, index: int, ended: bool) -> None:
+        """The barrier, or the channel's end, has been announced: what is queued before it is the last part."""
+        snapshot = self._open.get(checkpoint_id)
+        if snapshot is None:
+            return
+        channel = self._subtask.gate.channels[index]
+        captured = snapshot.inputs[index]
+        captured.schema = channel.schema  # which may have come after the snapshot was taken
+        captured.elements.extend(channel.queued_before(checkpoint_id, or_all=ended))
+        snapshot.recording.discard(index)
+        self.records = any(known.recording for known in self._open.values())
+
+    def _all_barriers(self, checkpoint_id: int, alignment_ms: int) -> None:
+        snapshot = self._open.get(checkpoint_id)
+        if snapshot is None:
+            return
+        begun = self._alignment if self._alignment is not None and self._alignment[0] == checkpoint_id else None
+        snapshot.all_barriers = True
+        snapshot.snapshot = replace(
+            snapshot.snapshot,
+            measures=replace(
+                snapshot.snapshot.measures,
+                alignment_ms=alignment_ms,
+                processed_bytes=0 if begun is None else self._subtask.metrics.bytes_in - begun[1],
+            ),
+        )
+        self._write_if_complete(checkpoint_id, snapshot)
+
+    def _settle_outputs(self) -> bool:
+        """Whether a snapshot that waits for its barrier to leave the output queues got on."""
+        now = self._subtask.now().abs_ms
+        end = self._subtask.chain.end
+        for checkpoint_id, snapshot in self._open.items():
+            if not snapshot.waits_for_outputs:
+                continue
+            barrier = snapshot.snapshot.barrier
+            if not end.holds_barrier(checkpoint_id):
+                snapshot.waits_for_outputs = False
+            elif now >= _deadline(barrier):
+                captured = (*snapshot.restored, *snapshot.inputs.values())
+                snapshot.outputs.extend(end.turn_unaligned(checkpoint_id, _left(barrier, captured)))
+                snapshot.waits_for_outputs = False
+            if not snapshot.waits_for_outputs:
+                self._write_if_complete(checkpoint_id, snapshot)
+                return True
+        return False
+
+    def _write_if_complete(self, checkpoint_id: int, snapshot: _OpenSnapshot) -> None:
+        if snapshot.all_barriers and not snapshot.waits_for_outputs:
+            del self._open[checkpoint_id]
+            in_flight = InFlight((*snapshot.restored, *snapshot.inputs.values()), tuple(snapshot.outputs))
+            measures = snapshot.snapshot.measures
+            measures = replace(measures, unaligned=measures.unaligned or not in_flight.is_empty)
+            self._subtask.write(replace(snapshot.snapshot, in_flight=in_flight, measures=measures))
+
+    def _discard(self, checkpoint_id: int) -> bool:
+        """Gives up an open snapshot; False when there is none."""
+        snapshot = self._open.pop(checkpoint_id, None)
+        if snapshot is None:
+            return False
+        snapshot.snapshot.release()
+        self.records = any(known.recording for known in self._open.values())
+        return True
+
+    def _in_flight_bytes(self) -> int:
+        """What the pending checkpoint would keep of the inputs if it turned unaligned now."""
+        checkpoint_id = self._handler.pending_checkpoint
+        assert checkpoint_id is not None
+        size = sum(captured.bytes for captured in self._subtask.unread_restored())
+        for channel in self._subtask.gate.channels:
+            if not channel.blocked:
+                size += self._rest_of(channel.index).bytes
+                size += sum(map(size_of, channel.queued_before(checkpoint_id, or_all=True)))
+        return size
+
+    def _note_alignment(self, checkpoint_id: int) -> None:
+        """Remembers how much had been processed when the first barrier of a checkpoint came."""
+        if self._alignment is None or self._alignment[0] < checkpoint_id:
+            self._alignment = (checkpoint_id, self._subtask.metrics.bytes_in)
+
+
+def _key(channel: InputChannel) -> tuple[int, int]:
+    return channel.input_index, channel.index
+
+
+def _deadline(barrier: CheckpointBarrier) -> int:
+    """Wall clock from which on a barrier that may be unaligned is."""
+    return barrier.timestamp_ms + barrier.options.aligned_timeout_ms
+
+
+def _left(barrier: CheckpointBarrier, inputs: Iterable[CapturedChannel]) -> int | None:
+    """How many bytes of output a subtask may still add to the checkpoint; None without a limit."""
+    limit = barrier.options.max_inflight_data_bytes
+    return None if limit is None else max(0, limit - sum(captured.bytes for captured in inputs))

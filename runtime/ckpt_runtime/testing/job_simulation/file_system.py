@@ -1,0 +1,124 @@
+"""The files of a simulated job: an object store in a dictionary, reached through fsspec as every store is.
+
+Each access may fail, before or after it took effect. Deletions are watched: nothing that a retained checkpoint refers
+to may go.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from fsspec import AbstractFileSystem, register_implementation
+
+PROTOCOL = "simulated"
+ROOT = f"{PROTOCOL}://jobs"
+
+
+class FileStore:
+    """Content by path. ``fails(operation)`` decides faults, ``deleting(path)`` is called before a file goes."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.fails: Callable[[str], bool] = lambda _: False
+        self.deleting: Callable[[str], None] = lambda _: None
+
+    def put(self, path: str, content: bytes) -> None:
+        if self.fails("write fails"):
+            raise OSError(f"simulated: {path} was not written")
+        self.files[path] = content
+        if self.fails("write answers with an error"):
+            raise OSError(f"simulated: unknown whether {path} was written")
+
+    def delete(self, path: str) -> None:
+        if path not in self.files:
+            raise FileNotFoundError(path)
+        if self.fails("deletion fails"):
+            raise OSError(f"simulated: {path} was not deleted")
+        self.deleting(path)
+        del self.files[path]
+
+    def below(self, directory: str) -> list[str]:
+        prefix = directory.rstrip("/") + "/"
+        return [path for path in self.files if path.startswith(prefix)]
+
+
+class _Written(io.BytesIO):
+    """A file being written; it exists once it is closed."""
+
+    def __init__(self, store: FileStore, path: str) -> None:
+        super().__init__()
+        self._store = store
+        self._path = path
+
+    def close(self) -> None:
+        if not self.closed:
+            content = self.getvalue()
+            super().close()
+            self._store.put(self._path, content)
+
+
+class SimulatedFileSystem(AbstractFileSystem):
+    """See the module. ``store`` is the running schedule's."""
+
+    protocol = PROTOCOL
+    store: ClassVar[FileStore] = FileStore()
+
+    def open(self, path: str, mode: str = "rb", **_: Any) -> io.BytesIO:
+        if mode == "rb":
+            return io.BytesIO(self._content(path))
+        return _Written(self.store, self._strip_protocol(path))
+
+    def _content(self, path: str) -> bytes:
+        path = self._strip_protocol(path)
+        if path not in self.store.files:
+            raise FileNotFoundError(path)
+        if self.store.fails("read fails"):
+            raise OSError(f"simulated: {path} cannot be read")
+        return self.store.files[path]
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        return self._content(path)[start:end]
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+        path = self._strip_protocol(path)
+        if mode == "create" and path in self.store.files:
+            raise FileExistsError(path)
+        self.store.put(path, bytes(value))
+
+    def size(self, path: str) -> int:
+        return len(self._content(path))
+
+    def exists(self, path: str, **_: Any) -> bool:
+        path = self._strip_protocol(path)
+        return path in self.store.files or self.isdir(path)
+
+    def isdir(self, path: str) -> bool:
+        return bool(self.store.below(self._strip_protocol(path)))
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Directories are the prefixes of paths."""
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        directory = self._strip_protocol(path).rstrip("/")
+        found = {f"{directory}/{name[len(directory) + 1:].split('/')[0]}": None for name in self.store.below(directory)}
+        if not found:
+            raise FileNotFoundError(path)
+        return [{"name": name} for name in found] if detail else list(found)
+
+    def rm_file(self, path: str) -> None:
+        self.store.delete(self._strip_protocol(path))
+
+    def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
+        for name in self.store.below(self._strip_protocol(path)):
+            self.store.delete(name)
+
+    def rmdir(self, path: str) -> None:
+        """Directories are the prefixes of paths."""
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        """Nothing is cached."""
+
+
+register_implementation(PROTOCOL, SimulatedFileSystem, clobber=True)
