@@ -59,8 +59,8 @@ class Subtask:
         self.backend.restore(self.sources)
         self.context = OperatorContext(
             job_id="j", uid="join", name="join", subtask_index=self.index, parallelism=self.parallelism,
-            max_parallelism=MAX_PARALLELISM, attempt=0, key_groups=groups, operator_state=OperatorStateStore(self.lists),
-            now_ms=lambda: 0, set_timer=lambda at_ms: None, keyed_state=self.backend,
+            max_parallelism=MAX_PARALLELISM, attempt=0, key_groups=groups, now_ms=lambda: 0,
+            set_timer=lambda at_ms: None, operator_state=OperatorStateStore(self.lists), keyed_state=self.backend,
         )  # fmt: skip
         self.operator = JoinOperator(self.spec)
         self.operator.open(self.context, self)
@@ -81,7 +81,9 @@ class Subtask:
         sections = snapshot.write(stream, 0)
         snapshot.release()
         data = stream.getvalue()
-        sources = [RestoreSource(section, lambda offset, length: data[offset : offset + length]) for section in sections]
+        sources = [
+            RestoreSource(section, lambda offset, length: data[offset : offset + length]) for section in sections
+        ]
         return sources, self.context.operator_state.snapshot()
 
     def living(self) -> tuple[int, int]:

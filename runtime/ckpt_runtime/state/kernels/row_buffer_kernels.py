@@ -62,12 +62,11 @@ def append_rows(
 @inlined
 def _shifted(time: Any, by: Any) -> Any:
     """``time + by``, stopping at the ends of 64 bits."""
-    shifted = time + by
-    if by > 0 and shifted < time:
+    if by > 0 and time > _MAX - by:
         return _MAX
-    if by < 0 and shifted > time:
+    if by < 0 and time < _MIN - by:
         return _MIN
-    return shifted
+    return time + by
 
 
 @inlined
