@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ckpt_runtime.checkpoint.state_handles import OperatorListState
 from ckpt_runtime.graph.key_groups import key_group_range
@@ -44,7 +45,10 @@ def join_spec(
 
 @dataclass
 class Subtask:
-    """One operator with its backend; collects what it emits."""
+    """One operator with its backend; collects what it emits, none of which may be late by either side's event time.
+
+    ``sent`` is the last watermark that went out.
+    """
 
     spec: JoinSpec
     index: int = 0
@@ -52,6 +56,7 @@ class Subtask:
     sources: tuple[RestoreSource, ...] = ()
     lists: tuple[OperatorListState, ...] = ()
     events: list[Any] = field(default_factory=list)
+    sent: int | None = None
 
     def __post_init__(self) -> None:
         groups = key_group_range(MAX_PARALLELISM, self.parallelism, self.index)
@@ -69,9 +74,15 @@ class Subtask:
         batch.validate(full=True)
         assert batch.schema.equals(JoinOperator.output_schema(self.spec))
         assert batch.num_rows
+        for side in self.spec.sides:
+            if self.sent is not None and side.event_time in batch.schema.names and batch[side.event_time].type == MS:
+                earliest = pc.min(batch[side.event_time]).cast(pa.int64()).as_py()
+                assert earliest is None or earliest > self.sent, "a row behind the watermark that went out"
         self.events += batch.to_pylist()
 
     def emit_watermark(self, timestamp_ms: int) -> None:
+        assert self.sent is None or timestamp_ms >= self.sent
+        self.sent = timestamp_ms
         self.events.append(timestamp_ms)
 
     def snapshot(self) -> tuple[list[RestoreSource], tuple[OperatorListState, ...]]:

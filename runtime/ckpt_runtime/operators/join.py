@@ -119,13 +119,15 @@ class JoinOperator(Operator):
 
     def _keep(self, side: _Side, batch: pa.RecordBatch, slots: AnyArray, found: AnyArray) -> None:
         """Adds what can still match to the state. An outer join emits the rest where it has no match."""
-        keep = np.ones(batch.num_rows, dtype=bool)
+        keep: AnyArray | None = None
         if self._watermark is not None and self._spec.within_ms is not None:
             keep = side.times_of(batch) > side.last_ended(self._watermark)
-            self._emit_unmatched(side, batch.filter(pa.array(~keep & (found == 0))))
+            if side.outer and not keep.all():
+                self._emit_unmatched(side, batch.filter(pa.array(~keep & (found == 0))))
         if not side.buffer.spec.keeps_matched:
-            keep &= found == 0
-        if not keep.all():
+            unmatched = found == 0
+            keep = unmatched if keep is None else keep & unmatched
+        if keep is not None and not keep.all():
             batch, slots, found = batch.filter(pa.array(keep)), slots[keep], found[keep]
         if batch.num_rows:
             side.buffer.append(batch, slots, found)
