@@ -109,7 +109,7 @@ def _bundles(checkpoint: CompletedCheckpoint) -> dict[int, dict[int, list[Channe
             target = _vertex(checkpoint, checkpoint.edges[position].target)
             if not 0 <= stream.peer < target.parallelism:
                 raise ChannelStateHandleError(checkpoint, key, f"{target.name!r} has no subtask {stream.peer}")
-            bundles.setdefault(position, {}).setdefault(stream.peer, []).append(stream)
+            bundles.setdefault(position, {}).setdefault(stream.peer, []).append(replace(stream, peer=key[1]))
     return bundles
 
 

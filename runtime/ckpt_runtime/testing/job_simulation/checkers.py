@@ -213,4 +213,6 @@ class Sink:
         """A restore from that checkpoint must not repeat what is committed."""
         for name, (committed_run, number, _) in self._committed.items():
             if (committed_run, number) > (run, checkpoint_id):
-                raise Violation(f"transaction {name} is committed, but checkpoint {checkpoint_id} of run {run} is restored")
+                raise Violation(
+                    f"transaction {name} is committed, but checkpoint {checkpoint_id} of run {run} is restored"
+                )

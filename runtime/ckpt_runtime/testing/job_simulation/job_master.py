@@ -271,7 +271,12 @@ class JobMaster:
                 self.tell_job(job_on.TaskFailed(execution, CAUSE))
 
     def worker_message(
-        self, worker: SimulatedWorker, kind: str, deployment: int, execution: ExecutionId | None, content: tuple[Any, ...]
+        self,
+        worker: SimulatedWorker,
+        kind: str,
+        deployment: int,
+        execution: ExecutionId | None,
+        content: tuple[Any, ...],
     ) -> None:
         if deployment != self.deployment or worker not in self._slots:
             return
@@ -330,5 +335,3 @@ def _by_slot(executions: tuple[ExecutionId, ...]) -> list[tuple[int, list[Execut
     for execution in executions:
         found.setdefault(execution.subtask, []).append(execution)
     return sorted(found.items())
-
-

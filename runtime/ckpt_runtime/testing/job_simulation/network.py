@@ -23,6 +23,7 @@ from ckpt_runtime.network.framing import (
 from ckpt_runtime.network.gate import InputChannel
 from ckpt_runtime.network.transport import RemoteSubpartition
 from ckpt_runtime.task.deployment import Address
+from ckpt_runtime.testing.simulation.storage import Violation
 
 if TYPE_CHECKING:
     from ckpt_runtime.testing.job_simulation.worker import SimulatedWorker
@@ -84,6 +85,9 @@ class Connection:
             return
         if kind is FrameKind.DATA:
             receiver.put(body if isinstance(body, pa.Buffer) else pa.py_buffer(body))
+            held = sum(isinstance(element, pa.Buffer) for element in receiver.queue)
+            if held > receiver.credit.window:
+                raise Violation(f"a channel holds {held} buffers, more than its {receiver.credit.window}")
         elif kind is FrameKind.CONTROL:
             receiver.put(decode_element(body))
         elif kind is FrameKind.SCHEMA:
@@ -160,5 +164,3 @@ class SimulatedTransport:
         connection.inputs[channel] = receiver
         receiver.on_credit(lambda count: connection.returning.append((channel, count)))
         connection.returning.append((channel, receiver.credit.window))
-
-

@@ -32,6 +32,8 @@ Item = tuple[int, int]
 """(row id, key) of a row; (-1, ms) of a watermark."""
 
 _WATERMARK = -1
+_MOST = 8
+"""More subtasks than any simulated vertex has."""
 
 
 @dataclass(slots=True)
@@ -140,6 +142,8 @@ class Observation:
                 items = list(_read(stream, checkpoint.directory, edge.keys, 1))
                 recorded.setdefault((edge.target, stream.peer, gate), []).append((index, items))
         for number, edge, gate in self._gates:
+            if not self.graph.overtakes(edge) and any((edge.target, n, gate) in recorded for n in range(_MOST)):
+                raise Violation(f"checkpoint {checkpoint.id} keeps data of an input on which barriers stay in order")
             for receiver in range(self.graph.vertex(edge.target).parallelism):
                 key = (edge.target, receiver)
                 if key in checkpoint.states and checkpoint.id in self.probes[key].cuts:

@@ -198,7 +198,9 @@ class WindowOperator(_Keyed):
         for row in rows:
             identity, key, ts, _ = row
             if ts <= self._watermark:
-                raise Violation(f"{self.context.uid}: row {identity} of time {ts} is behind watermark {self._watermark}")
+                raise Violation(
+                    f"{self.context.uid}: row {identity} of time {ts} is behind watermark {self._watermark}"
+                )
             self.see(row, gate)
             window = ts // WINDOW_MS
             known = self._counts.get_value((key,), (window,))

@@ -53,7 +53,9 @@ def window_id(window: int) -> int:
 
 
 def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array(column, pa.int64()) for column in zip(*rows, strict=True)], schema=SCHEMA)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(column, pa.int64()) for column in zip(*rows, strict=True)], schema=SCHEMA
+    )
 
 
 def rows_of(batch: pa.RecordBatch) -> list[Row]:
@@ -70,7 +72,12 @@ class SourceRows:
     keys: int
 
     def row(self, number: int) -> Row:
-        return (row_id(self.source, number), (number * 7 + self.source * 3 + number // 5) % self.keys, self.ts(number), 0)
+        return (
+            row_id(self.source, number),
+            (number * 7 + self.source * 3 + number // 5) % self.keys,
+            self.ts(number),
+            0,
+        )
 
     def ts(self, number: int) -> int:
         return number // self.splits * 10 + number % self.splits

@@ -83,14 +83,14 @@ class World:
         self._asynchronous: list[tuple[str, SimulatedWorker | None, Callable[..., None], tuple[Any, ...]]] = []
         self._later: deque[Message] = deque()
         self._savepoints: list[tuple[int, int, str]] = []
-        self._next: tuple[CompletedCheckpoint | None, RestoreMode, tuple[int, ...], tuple[int, int] | None] | None = None
+        self._next: tuple[CompletedCheckpoint | None, RestoreMode, tuple[int, ...], tuple[int, int] | None] | None = (
+            None
+        )
         self._workers_made = 0
         self._disordered = False
         self._trap: Action | None = None
         self._parallelism = self.scenario.parallelism
-        self._configuration = replace(
-            self.scenario.submitted, retention=CheckpointRetention.RETAIN_ON_CANCELLATION
-        )
+        self._configuration = replace(self.scenario.submitted, retention=CheckpointRetention.RETAIN_ON_CANCELLATION)
         self.broken: Violation | None = None
         self.seen: Counter[str] = Counter()
         self.observation: Observation
@@ -193,14 +193,14 @@ class World:
         self.note("faults end")
         self.choices.chaos = False
         configuration = self.master.coordinator.configuration
-        calm = replace(configuration, interval_ms=30, min_pause_ms=0, timeout_ms=60_000, tolerable_failures=1_000)
+        calm = replace(configuration, interval_ms=120, min_pause_ms=0, timeout_ms=60_000, tolerable_failures=1_000)
         self._configuration = replace(calm, retention=self._configuration.retention)
         self.master.patch(self._configuration)
 
     def _run_fairly(self) -> None:
         """Everything gets its turn until the job has finished."""
         for _ in range(FAIR_ROUNDS):
-            self.now += 0.5
+            self.now += 1.0
             self._drain_later()
             self.master.fire_timers()
             moved = False
@@ -227,7 +227,10 @@ class World:
     def _situation(self) -> str:
         """Short and the same for the same cause."""
         waiting = sorted(
-            {f"{r.vertex} {r.subtask.state} {'full' if not r.subtask.chain.end.has_room else ''}" for r in self._runners}
+            {
+                f"{r.vertex} {r.subtask.state} {'full' if not r.subtask.chain.end.has_room else ''}"
+                for r in self._runners
+            }
         )
         master = self.master
         return f"{master.machine.state.value}, coordinator {master.coordinator.state.value}, {waiting}"
