@@ -19,6 +19,7 @@ SHARED_NAME = "shared"
 TASK_OWNED_NAME = "taskowned"
 
 _CHECKPOINT_NAME = re.compile(rf"{CHECKPOINT_PREFIX}([0-9]{{1,19}})")
+_SHARED_FILE_NAME = re.compile(rf"{CHECKPOINT_PREFIX}([0-9]{{1,19}})-.+")
 _JOB_ID = re.compile(r"[0-9a-f]{32}")
 _SAVEPOINT_ATTEMPTS = 10
 
@@ -100,6 +101,24 @@ def initialize_savepoint(
     raise StorageError(f"cannot create a savepoint directory in {base.url}: all names tried exist", base.url)
 
 
+def shared_file_checkpoint(name: str) -> int | None:
+    """The id of the checkpoint for which a shared file was written, by its name; None for foreign files."""
+    match = _SHARED_FILE_NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def shared_file_owner(file: Location) -> Location:
+    """The job directory that a shared file lies in, by its path alone.
+
+    Raises :class:`InvalidLocationError` unless it has the name and place of a job's shared file.
+    """
+    directory = file.parent
+    owner = directory.parent
+    if shared_file_checkpoint(file.name) is None or directory.name != SHARED_NAME or not is_job_id(owner.name):
+        raise InvalidLocationError(f"{file.url} does not lie where a job's shared files do", file.url)
+    return owner
+
+
 def is_checkpoint_name(name: str) -> bool:
     """Whether a directory name is one that :class:`CheckpointStorage` gives to checkpoints."""
     return _CHECKPOINT_NAME.fullmatch(name) is not None
@@ -112,4 +131,6 @@ __all__ = [
     "initialize_savepoint",
     "is_checkpoint_name",
     "is_job_id",
+    "shared_file_checkpoint",
+    "shared_file_owner",
 ]

@@ -7,27 +7,21 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from ckpt_runtime.network.gate import InputChannel
-
-SLICE_MS = 5.0
-_FIRST_ROWS = 256
-_MOST_ROWS = 1 << 20
-_GROWTH = 8
+from ckpt_runtime.task.slice_size import SliceSize
 
 
 class RowsInWork:
-    """One buffer at most. Slices are as long as :data:`SLICE_MS` lasts at the cost per row of the one before.
-
-    ``now_ms`` is a monotonic clock. What is left of the buffer is in-flight data of ``channel`` (FLIP-76), which is
+    """One buffer at most. ``now_ms`` is a monotonic clock. What is left of the buffer is in-flight data of ``channel`` (FLIP-76), which is
     None for rows that were read back from a checkpoint.
     """
 
-    __slots__ = ("_batch", "_now_ms", "_offset", "_rows", "channel", "input_index")
+    __slots__ = ("_batch", "_now_ms", "_offset", "_size", "channel", "input_index")
 
     def __init__(self, now_ms: Callable[[], float]) -> None:
         self._now_ms = now_ms
         self._batch: pa.RecordBatch | None = None
         self._offset = 0
-        self._rows = _FIRST_ROWS
+        self._size = SliceSize()
         self.input_index = 0
         self.channel: InputChannel | None = None
 
@@ -50,22 +44,16 @@ class RowsInWork:
         batch = self._batch
         assert batch is not None
         left = batch.num_rows - self._offset
-        rows = left if whole else min(left, self._rows)
+        rows = left if whole else min(left, self._size.rows)
         if rows == batch.num_rows:
             part = batch
         else:
             part = batch.slice(self._offset, rows)
         start = self._now_ms()
         process(part, self.input_index)
-        self._adapt(rows, self._now_ms() - start)
+        self._size.took(rows, self._now_ms() - start)
         if rows == left:
             self._batch = self.channel = None
             return True
         self._offset += rows
         return False
-
-    def _adapt(self, rows: int, took_ms: float) -> None:
-        most = min(self._rows * _GROWTH, _MOST_ROWS)
-        fitting = int(rows * SLICE_MS / took_ms) if took_ms > 0 else most
-        if took_ms > SLICE_MS or rows == self._rows:
-            self._rows = max(1, min(fitting, most))

@@ -231,8 +231,13 @@ class StorageShell:
     def find_leftovers(self, effect: out.FindLeftovers) -> None:
         files = self._world.files
         numbers = sorted(int(name[4:]) for name in files.directories if name.startswith("chk-"))
-        found = tuple((number, f"chk-{number}") for number in numbers)
-        self._tell_later(3, on.LeftoversFound(found, tuple(sorted(files.shared - files.user_shared))))
+        found = tuple((number, f"chk-{number}") for number in numbers) if effect.below is None else ()
+        shared = sorted(
+            path
+            for path in files.shared - files.user_shared
+            if effect.below is None or (path.startswith("/shared/") and int(path.rpartition("-")[2]) < effect.below)
+        )
+        self._tell_later(3, on.LeftoversFound(found, tuple(shared)))
 
     # --- the end of the job
 

@@ -301,7 +301,7 @@ class TestLeftovers:
             half = root / "chk-2"
             half.mkdir()
             (half / "state-0").write_bytes(b"half")
-            (shared / "unused").write_bytes(b"state")
+            (shared / "chk-2-unused").write_bytes(b"state")
             driver(tmp_path).counters(JOB).reserve_checkpoint(2)
             found = found_by(driver(tmp_path, 2))
             assert found.submission is not None
@@ -309,7 +309,7 @@ class TestLeftovers:
             await world.running(recovered)
             assert names(tmp_path) == ["chk-1", "chk-2"]
             assert await checkpoint(recovered) == 3
-            await world.until(lambda: names(tmp_path) == ["chk-3"] and not (shared / "unused").exists())
+            await world.until(lambda: names(tmp_path) == ["chk-3"] and not (shared / "chk-2-unused").exists())
             assert sorted(path.name for path in shared.iterdir()) == ["used-0", "used-1"]
 
         run(tmp_path, test)

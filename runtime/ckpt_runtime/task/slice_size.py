@@ -1,0 +1,48 @@
+"""How many rows of a buffer to process at a time. Pure: fed with what slices took.
+
+A call of an operator costs a fixed part and a part per row. Slices last about :data:`SLICE_MS`, so that barriers and
+mails wait no longer, but are never so short that the fixed part would be more than a tenth of the work: user code that
+calls a service once for each batch keeps its batches.
+"""
+
+from __future__ import annotations
+
+SLICE_MS = 5.0
+FIRST_ROWS = 256
+MOST_ROWS = 1 << 20
+_OVERHEAD_SHARE = 9
+_GROWTH = 8
+
+
+class SliceSize:
+    """``rows`` is the size of the next slice. The cost per call and per row is told from slices of different sizes."""
+
+    __slots__ = ("_call_ms", "_known_ms", "_known_rows", "_row_ms", "rows")
+
+    def __init__(self) -> None:
+        self.rows = FIRST_ROWS
+        self._call_ms = 0.0
+        self._row_ms = 0.0
+        self._known_rows = 0
+        self._known_ms = 0.0
+
+    def took(self, rows: int, ms: float) -> None:
+        """A slice of so many rows has taken so long (monotonic ms)."""
+        expected = self._call_ms + self._row_ms * rows
+        if ms * 2 > 3 * max(self._known_ms, expected) or ms * 3 < 2 * min(self._known_ms, expected):
+            # The first one, or the operator has become slower or faster. Whether it is the call that costs, slices of
+            # another size tell, and the next one is of another size.
+            self._call_ms, self._row_ms = 0.0, ms / rows
+        elif abs(rows - self._known_rows) * 4 > self._known_rows:
+            slope = (ms - self._known_ms) / (rows - self._known_rows)
+            self._row_ms = min(max(0.0, slope), ms / rows)
+            self._call_ms = ms - self._row_ms * rows
+        self._known_rows, self._known_ms = rows, ms
+        self.rows = self._fitting()
+
+    def _fitting(self) -> int:
+        most = min(self._known_rows * _GROWTH, MOST_ROWS) if self._known_rows >= self.rows else MOST_ROWS
+        if self._row_ms <= 0:
+            return max(self.rows, most)
+        wanted_ms = max(SLICE_MS - self._call_ms, self._call_ms * _OVERHEAD_SHARE)
+        return max(1, int(min(wanted_ms / self._row_ms, most)))
