@@ -57,9 +57,6 @@ _SUSPENDED = JobStatus.SUSPENDED.value
 _RETRY_BASE_S = 0.2
 _RETRY_MAX_S = 30.0
 
-_SETTLED = (NotFoundError, InvalidLocationError, CorruptFileError)
-"""After an unknown outcome these alone say that it did not happen: a first write may still be on its way otherwise."""
-
 
 class CheckpointListener(Protocol):
     """The job master: what reaches it of the coordinator's decisions."""
@@ -323,15 +320,21 @@ class CheckpointShell:
         return on.MetadataWritten(checkpoint.id)
 
     def _resolve_metadata(self, checkpoint: CompletedCheckpoint) -> CoordinatorEvent:
+        """That writing it again is refused does not tell what became of the first attempt, which may be on its way.
+
+        Only a local disk has nothing on its way: there, no directory means no metadata.
+        """
+        directory = resolve(checkpoint.directory)
         try:
-            if not has_metadata(resolve(checkpoint.directory)):
+            if not has_metadata(directory):
                 self._record.check()
-                write_metadata(resolve(checkpoint.directory), checkpoint.to_json())
+                write_metadata(directory, checkpoint.to_json())
         except NotLeaderError as error:
             return self._lost(error)
-        except _SETTLED as error:
-            return on.MetadataFailed(checkpoint.id, str(error))
-        except StorageError as error:
+        except NotFoundError as error:
+            answer = on.MetadataFailed if directory.is_local else on.MetadataUnknown
+            return answer(checkpoint.id, str(error))
+        except Exception as error:
             return on.MetadataUnknown(checkpoint.id, str(error))
         return on.MetadataWritten(checkpoint.id)
 
