@@ -38,6 +38,7 @@ from ckpt_runtime.storage.disposal import (
     delete_checkpoint,
     delete_job_directory,
     delete_state_file,
+    release_job_directory,
 )
 from ckpt_runtime.storage.errors import (
     AmbiguousWriteError,
@@ -132,6 +133,7 @@ class CheckpointShell:
         Returns the first id that no checkpoint directory has: what an earlier job of this id left is not this one's.
         """
         self._storage.initialize()
+        self._storage.claim(self._record.cluster)
         first = max(self._storage.list_checkpoints(), default=0) + 1
         self._earlier_ids = range(first, first)
         return first
@@ -418,6 +420,7 @@ class CheckpointShell:
         if keeps_nothing and first == FIRST_CHECKPOINT_ID:
             delete_tree(self._storage.shared)
             delete_tree(self._storage.task_owned)
+        release_job_directory(self._storage)
         delete_job_directory(self._storage)
 
     def _delete_shared(self, path: str) -> None:
