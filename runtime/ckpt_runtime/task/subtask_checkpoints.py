@@ -170,7 +170,7 @@ class SubtaskCheckpoints:
 
     def barrier(self, channel: InputChannel, barrier: CheckpointBarrier) -> None:
         """A barrier came in order."""
-        self._subtask.gate.barrier_polled(channel, barrier)
+        self._subtask.gate.barrier_polled(channel)
         self._note_alignment(barrier.checkpoint_id)
         self.handle(BarrierReceived(_key(channel), barrier.checkpoint_id, barrier.timestamp_ms, barrier.options))
 
