@@ -148,9 +148,6 @@ class DeployedJob:
         holder.append(subtask)
         self.subtasks[key] = subtask
 
-    def _operator(self, uid: str) -> Operator:
-        return create_operator(self._plan.specs[uid], self._plan.input_schemas.get(uid))
-
     def _reads_ranges(self, vertex_id: str) -> bool:
         """Whether a buffer to that vertex is hours of work: as few as possible may be under way, and none gathered."""
         head = self.deployment.graph.vertex(vertex_id).operators[0]
