@@ -1,4 +1,4 @@
-"""Bugs to plant in the parts that the simulation of whole jobs runs, each a small patch, most after what other engines met.
+"""Bugs to plant in what the simulation of whole jobs runs, each a small patch, most after what other engines met.
 
 Each has to be found within ``ENOUGH`` seeds; one that is not is a defect of the simulator.
 """
@@ -13,11 +13,11 @@ import pyarrow as pa
 
 from ckpt_runtime.checkpoint import channel_state_assignment as assignment
 from ckpt_runtime.checkpoint.barrier_handler import BarrierHandler
-from ckpt_runtime.graph.key_groups import key_group_range, owner_of_key_group
 from ckpt_runtime.graph.job_graph import Partitioning
-from ckpt_runtime.network.credit import ReceiverCredit, SenderCredit
+from ckpt_runtime.graph.key_groups import key_group_range, owner_of_key_group
+from ckpt_runtime.network.credit import SenderCredit
 from ckpt_runtime.network.elements import CheckpointBarrier, Watermark
-from ckpt_runtime.network.gate import InputChannel, InputGate
+from ckpt_runtime.network.gate import InputChannel
 from ckpt_runtime.network.output_queue import OutputQueue
 from ckpt_runtime.network.transport import RemoteSubpartition
 from ckpt_runtime.task import restored_input, subtask_checkpoints
@@ -226,22 +226,14 @@ def _():
     return [(BarrierHandler, "_begin_by_sign", begin)]
 
 
-@bug("an announcement that had to wait is forgotten", "FLINK-17994, mutant 16")
+@bug("an announcement counts for the oldest checkpoint, whichever it is of", "FLINK-17994, FLINK-18063, mutant 16")
 def _():
-    original = InputGate.barrier_polled
+    original = BarrierHandler._announce
 
-    def polled(self, channel, barrier):
-        self._withheld = [held for held in self._withheld if held[0] is not channel]
-        original(self, channel, barrier)
+    def announce(self, pending, channel, now):
+        original(self, self._pending[min(self._pending)], channel, now)
 
-    return [(InputGate, "barrier_polled", polled)]
-
-
-@bug("an announcement does not wait for the aligned barrier in front of it", "FLINK-18063, mutant 16")
-def _():
-    from ckpt_runtime.network import gate
-
-    return [(gate, "_behind_aligned_barrier", lambda channel, announced: False)]
+    return [(BarrierHandler, "_announce", announce)]
 
 
 @bug("a checkpoint that was missed on a channel is awaited for ever", "barriers come in the order of their ids")
@@ -324,12 +316,6 @@ def _():
         receiver.credit.window = window
 
     return [(LocalSubpartition, "__init__", init)]
-
-
-@bug("the last credit is not given back", "a deadlock")
-def _():
-    original = ReceiverCredit.consumed
-    return [(ReceiverCredit, "consumed", lambda self, queue_empty: original(self, False))]
 
 
 @bug("a producer is not woken when there is room again", "a lost wake-up")

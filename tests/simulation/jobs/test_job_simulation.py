@@ -1,4 +1,4 @@
-"""Seeded schedules of whole jobs: real subtasks, channels, coordinator, state and storage, with checkers on every step."""
+"""Seeded schedules of whole jobs: real subtasks, channels, coordinator and storage, with checkers on every step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m ckpt_runtime.testing.job_simulation``: schedules of whole jobs. See ``testing/simulation/command_line``."""
+"""``python -m ckpt_runtime.testing.job_simulation``: schedules of whole jobs."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from ckpt_runtime.network.elements import decode_element
+from ckpt_runtime.network.elements import CheckpointBarrier, decode_element
 from ckpt_runtime.network.framing import (
     FrameKind,
     decode_credit,
@@ -43,6 +43,7 @@ class Connection:
         self.in_flight: deque[Frame] = deque()
         self.returning: deque[tuple[int, int]] = deque()
         self._ready: deque[RemoteSubpartition] = deque()
+        self._barriers: dict[int, int] = {}
 
     # What a RemoteSubpartition wants of its connection.
 
@@ -89,7 +90,14 @@ class Connection:
             if held > receiver.credit.window:
                 raise Violation(f"a channel holds {held} buffers, more than its {receiver.credit.window}")
         elif kind is FrameKind.CONTROL:
-            receiver.put(decode_element(body))
+            element = decode_element(body)
+            if isinstance(element, CheckpointBarrier):
+                if self._barriers.get(channel, 0) >= element.checkpoint_id:
+                    raise Violation(
+                        f"barrier {element.checkpoint_id} comes after {self._barriers[channel]} on a channel"
+                    )
+                self._barriers[channel] = element.checkpoint_id
+            receiver.put(element)
         elif kind is FrameKind.SCHEMA:
             receiver.schema = pa.ipc.read_schema(pa.py_buffer(body))
 

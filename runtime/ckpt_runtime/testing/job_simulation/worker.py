@@ -191,12 +191,16 @@ class SimulatedWorker:
 
     def completed(self, deployment: int, checkpoint_id: int, tasks: list[SubtaskKey]) -> None:
         job = self._current(deployment)
-        for key in tasks if job is not None else ():
+        if job is None:
+            return
+        for key in tasks:
             job.mail(key, lambda task: task.notify_complete(checkpoint_id))
 
     def aborted(self, deployment: int, checkpoint_id: int, latest: int | None, tasks: list[SubtaskKey]) -> None:
         job = self._current(deployment)
-        for key in tasks if job is not None else ():
+        if job is None:
+            return
+        for key in tasks:
             job.mail(key, lambda task: self._notify_aborted(task, checkpoint_id, latest))
 
     def _notify_aborted(self, subtask: Subtask, checkpoint_id: int, latest: int | None) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -91,7 +92,9 @@ class World:
         self._trap: Action | None = None
         self._parallelism = self.scenario.parallelism
         self._configuration = replace(self.scenario.submitted, retention=CheckpointRetention.RETAIN_ON_CANCELLATION)
+        self.calm_since = float("inf")
         self.broken: Violation | None = None
+        self._kinds = (self._step_subtask, self._step_connection, self._step_message, self._step_asynchronous)
         self.seen: Counter[str] = Counter()
         self.observation: Observation
         self.master: JobMaster
@@ -126,7 +129,7 @@ class World:
             draw -= weight
             kind += 1
         for offset in range(4):
-            if _KINDS[(kind + offset) % 4](self):
+            if self._kinds[(kind + offset) % 4]():
                 return
         self._skip_time()
 
@@ -191,6 +194,7 @@ class World:
     def _calm(self) -> None:
         """Faults end; checkpoints can complete."""
         self.note("faults end")
+        self.calm_since = self.now
         self.choices.chaos = False
         configuration = self.master.coordinator.configuration
         calm = replace(configuration, interval_ms=120, min_pause_ms=0, timeout_ms=60_000, tolerable_failures=1_000)
@@ -315,7 +319,7 @@ class World:
         return not (self._disordered and self.topology.pointwise(name, gate))
 
     def commit(self, transaction: str, checkpoint_id: int, rows: list[Row]) -> None:
-        run = int(transaction.split("/")[0], 16)
+        run = int(transaction.partition("/")[0], 16)
         self.sink.commit(transaction, run, checkpoint_id, rows)
 
     def broadcast_ended(self, rows: list[int]) -> None:
@@ -358,6 +362,7 @@ class World:
             return
         with self.without_faults():
             self.observation.check(checkpoint, master.options.get(checkpoint.id))
+            self._check_references(master, checkpoint)
         self.seen["checked"] += 1
         if any(state.has_channel_state for state in checkpoint.states.values()):
             self.seen["with in-flight data"] += 1
@@ -366,6 +371,16 @@ class World:
                 self._trap = None
         if any(state.outputs for state in checkpoint.states.values()):
             self.seen["with output data"] += 1
+
+    def _check_references(self, master: JobMaster, checkpoint: CompletedCheckpoint) -> None:
+        """Files of other checkpoints of this run are of completed ones: those of aborted ones may go at any time."""
+        for state in checkpoint.states.values():
+            for file in state.files():
+                origin = re.search(f"/{master.job_id}/shared/chk-([0-9]+)-", file.path)
+                if origin is not None and int(origin[1]) not in {checkpoint.id, *master.ledger.completed}:
+                    raise Violation(
+                        f"checkpoint {checkpoint.id} refers to a file of {origin[1]}, which did not complete"
+                    )
 
     def savepoint_taken(self, master: JobMaster, checkpoint_id: int, path: str, *, stop: bool) -> None:
         checkpoint = self._read(path)
@@ -506,11 +521,3 @@ def describe(value: Any) -> str:
     from ckpt_runtime.testing.simulation.trace import describe as short
 
     return short(value) if hasattr(type(value), "__slots__") and hasattr(value, "__dataclass_fields__") else str(value)
-
-
-_KINDS: tuple[Callable[[World], bool], ...] = (
-    World._step_subtask,
-    World._step_connection,
-    World._step_message,
-    World._step_asynchronous,
-)
