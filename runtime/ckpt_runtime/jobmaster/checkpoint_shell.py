@@ -40,6 +40,7 @@ from ckpt_runtime.storage.disposal import (
     delete_checkpoint,
     delete_job_directory,
     delete_state_file,
+    release_job_directory,
 )
 from ckpt_runtime.storage.errors import (
     AmbiguousWriteError,
@@ -58,9 +59,6 @@ logger = logging.getLogger(__name__)
 _SUSPENDED = JobStatus.SUSPENDED.value
 _RETRY_BASE_S = 0.2
 _RETRY_MAX_S = 30.0
-
-_SETTLED = (NotFoundError, InvalidLocationError, CorruptFileError)
-"""After an unknown outcome these alone say that it did not happen: a first write may still be on its way otherwise."""
 
 
 class CheckpointListener(Protocol):
@@ -137,6 +135,7 @@ class CheckpointShell:
         Returns the first id that no checkpoint directory has: what an earlier job of this id left is not this one's.
         """
         self._storage.initialize()
+        self._storage.claim(self._record.cluster)
         first = max(self._storage.list_checkpoints(), default=0) + 1
         self._earlier_ids = range(first, first)
         return first
@@ -329,15 +328,21 @@ class CheckpointShell:
         return on.MetadataWritten(checkpoint.id)
 
     def _resolve_metadata(self, checkpoint: CompletedCheckpoint) -> CoordinatorEvent:
+        """That writing it again is refused does not tell what became of the first attempt, which may be on its way.
+
+        Only a local disk has nothing on its way: there, no directory means no metadata.
+        """
+        directory = resolve(checkpoint.directory)
         try:
-            if not has_metadata(resolve(checkpoint.directory)):
+            if not has_metadata(directory):
                 self._record.check()
-                write_metadata(resolve(checkpoint.directory), checkpoint.to_json())
+                write_metadata(directory, checkpoint.to_json())
         except NotLeaderError as error:
             return self._lost(error)
-        except _SETTLED as error:
-            return on.MetadataFailed(checkpoint.id, str(error))
-        except StorageError as error:
+        except NotFoundError as error:
+            answer = on.MetadataFailed if directory.is_local else on.MetadataUnknown
+            return answer(checkpoint.id, str(error))
+        except Exception as error:
             return on.MetadataUnknown(checkpoint.id, str(error))
         return on.MetadataWritten(checkpoint.id)
 
@@ -428,6 +433,7 @@ class CheckpointShell:
             delete_tree(self._storage.task_owned)
         else:
             self._clean_up_shared(range(first, sys.maxsize))
+        release_job_directory(self._storage)
         delete_job_directory(self._storage)
 
     def _clean_up_shared(self, ids: range) -> None:

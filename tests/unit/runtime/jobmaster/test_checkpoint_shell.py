@@ -16,7 +16,13 @@ from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.jobmaster import checkpoint_shell, snapshot_deletions
 from ckpt_runtime.jobmaster.job_record import VolatileRecord
-from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
+from ckpt_runtime.storage.errors import (
+    AmbiguousWriteError,
+    CorruptFileError,
+    InvalidLocationError,
+    NotFoundError,
+    StorageError,
+)
 from ckpt_runtime.storage.filesystem import make_directory, resolve
 from ckpt_runtime.storage.snapshot_metadata import read_metadata
 from tests.unit.runtime.jobmaster.shell_bench import JOB, TASKS, TIMEOUT_S, Bench, run
@@ -188,6 +194,33 @@ class TestMetadata:
             assert (bench.directory / f"chk-{checkpoint_id}" / "_metadata").exists()
 
         run(tmp_path, test)
+
+    def test_a_second_attempt_that_is_refused_does_not_tell_what_became_of_the_first(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        refusals = [InvalidLocationError("no such store", "x"), CorruptFileError("foreign", "x"), ValueError("odd")]
+        self.write(monkeypatch, AmbiguousWriteError("timeout", "x"), *refusals)
+
+        async def test(bench: Bench) -> None:
+            checkpoint_id, _ = await bench.checkpoint()
+            assert (bench.directory / f"chk-{checkpoint_id}" / "_metadata").exists()
+            assert bench.listener.aborted == []
+
+        run(tmp_path, test, tolerable_failures=5)
+
+    def test_without_its_local_directory_the_first_attempt_left_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.write(monkeypatch, AmbiguousWriteError("timeout", "x"), NotFoundError("gone", "x"))
+
+        async def test(bench: Bench) -> None:
+            checkpoint_id, options = await bench.trigger()
+            bench.acknowledge(checkpoint_id, options.directory)
+            await bench.until(lambda: bool(bench.listener.answers))
+            assert isinstance(bench.listener.answers[0], out.RequestFailed)
+            assert "gone" in bench.listener.answers[0].message
+
+        run(tmp_path, test, tolerable_failures=5)
 
 
 class TestPointers:

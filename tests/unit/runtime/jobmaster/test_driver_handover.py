@@ -235,6 +235,24 @@ class TestFormerLeader:
         run(tmp_path, test)
 
 
+@pytest.mark.row("571.5")
+def test_two_clusters_cannot_run_the_same_job_id_in_one_checkpoint_directory(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        flights, trains = (HaStore(str(tmp_path / "ha"), name, epoch=1) for name in ("flights", "trains"))
+        job = world.submit_durably(flights)
+        with pytest.raises(StorageError, match="belongs to the job of this id in the cluster .*/flights; choose"):
+            world.submit_durably(trains)
+        assert trains.jobs.list_ids() == []
+        await world.running(job)
+        await checkpoint(job)
+        job.cancel()
+        await world.status(job, JobStatus.CANCELED)
+        await world.until(lambda: not (tmp_path / "checkpoints" / JOB).exists())
+        await world.running(world.submit_durably(trains))
+
+    run(tmp_path, test)
+
+
 def test_the_result_is_stored_before_anything_of_the_job_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A crash before it is stored leaves a job that goes on from its checkpoint, not one that starts from nothing."""
     publish = versioned_document.publish
