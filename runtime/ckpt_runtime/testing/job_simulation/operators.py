@@ -308,7 +308,7 @@ class RowSource(SourceOperator):
         rows = [self._rows.row(split + position * self._rows.splits) for position in range(first, last)]
         self._positions[split] = last
         self.output.emit(batch_of(rows))
-        if self._turn % 3 == 0:
+        if self._turn % 2 == 0:
             self._emit_watermark()
         return SourceStatus.MORE_AVAILABLE
 

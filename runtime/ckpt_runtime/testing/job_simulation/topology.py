@@ -154,7 +154,9 @@ def _spec(kind: str) -> OperatorSpec:
 
 def random_topology(rng: Random) -> Topology:
     """Two to six vertices: sources, perhaps something between, perhaps a stateful core, a sink."""
-    core = rng.choice(("count", "count", "count", "union", "window", "window", "join", "join", "enrich", "enrich", ""))
+    core = rng.choice(
+        ("count", "count", "union", "window", "window", "window", "window", "join", "join", "enrich", "enrich", "")
+    )
     two = core in ("union", "join", "enrich")
     limit = SOURCE_BITS - 3 if two else 2 * SOURCE_BITS - 4
     keys = rng.choice((2, 4, 8))
