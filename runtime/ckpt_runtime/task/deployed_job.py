@@ -161,6 +161,9 @@ class DeployedJob:
         head = self.deployment.graph.vertex(target).operators[0]
         return min(rows, ROW_MODE_BUFFER_ROWS) if isinstance(self._plan.specs[head.uid], ProcessSpec) else rows
 
+    def _operator(self, uid: str) -> Operator:
+        return create_operator(self._plan.specs[uid], self._plan.input_schemas.get(uid))
+
     def _restored_input(self, descriptor: SubtaskDescriptor, vertex: JobVertex) -> RestoredInput | None:
         """Raises UnreadableInFlightDataError when rows of the restored checkpoint are not what the vertex takes now."""
         if not descriptor.in_flight:
