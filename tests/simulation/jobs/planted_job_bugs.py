@@ -192,15 +192,6 @@ def _():
 # --- barriers and channels
 
 
-@bug("a channel stays blocked after its checkpoint was given up", "mutant 15")
-def _():
-    def give_up(self, checkpoint_id, reason):
-        del self._pending[checkpoint_id]
-        self._given_up[checkpoint_id] = reason
-
-    return [(BarrierHandler, "_give_up", give_up)]
-
-
 @bug("a channel stays blocked after the coordinator aborted", "mutant 15")
 def _():
     def abort(self, checkpoint_id):
@@ -226,19 +217,30 @@ def _():
     return [(BarrierHandler, "_begin_by_sign", begin)]
 
 
-@bug("an announcement counts for the oldest checkpoint, whichever it is of", "FLINK-17994, FLINK-18063, mutant 16")
+@bug("a barrier that was announced blocks its channel when it is polled", "FLINK-17994, FLINK-18063, mutant 16")
 def _():
-    original = BarrierHandler._announce
+    original = BarrierHandler._consume
 
-    def announce(self, pending, channel, now):
-        original(self, self._pending[min(self._pending)], channel, now)
+    def consume(self, pending, channel, now, block):
+        if not block and channel in self._open and pending.collecting:
+            self._blocked[channel] = pending.checkpoint_id
+            self._effects.append(subtask_checkpoints.BlockChannel(channel))
+        original(self, pending, channel, now, block)
 
-    return [(BarrierHandler, "_announce", announce)]
+    return [(BarrierHandler, "_consume", consume)]
 
 
-@bug("a checkpoint that was missed on a channel is awaited for ever", "barriers come in the order of their ids")
+@bug("an announced barrier ends the recording of every checkpoint", "FLINK-18063, mutant 16")
 def _():
-    return [(BarrierHandler, "_pass", lambda self, channel, checkpoint_id, in_order: None)]
+    original = BarrierHandler._on_barrier
+
+    def on_barrier(self, event, now):
+        for pending in self._in_order():
+            if pending.collecting and pending.checkpoint_id != event.checkpoint_id:
+                self._announce(pending, event.channel, now)
+        original(self, event, now)
+
+    return [(BarrierHandler, "_on_barrier", on_barrier)]
 
 
 @bug("an abort that comes before its barrier is forgotten", "FLINK-8871, mutant 21")
@@ -449,13 +451,6 @@ def _():
 @bug("event time is that of the fastest input", "mutant 24")
 def _():
     return [(WatermarkValve, "_least", lambda self: max((w for w in self._watermarks if w is not None), default=None))]
-
-
-@bug("a subtask ends with unread output", "mutant 26")
-def _():
-    from ckpt_runtime.task.chain import ChainEnd
-
-    return [(ChainEnd, "is_empty", property(lambda self: True))]
 
 
 @bug("a final checkpoint that was triggered by its coordinator is not taken", "FLINK-23741, mutant 26")

@@ -245,6 +245,8 @@ class SimulatedWorker:
         threshold = Configuration(job.deployment.graph.configuration).get(StateOptions.FS_MEMORY_THRESHOLD)
         key_groups = key_group_range(vertex.max_parallelism, vertex.parallelism, subtask.index)
         barrier, measures = snapshot.barrier, snapshot.measures
+        if not self.alive and barrier.options.properties.is_savepoint:
+            return  # what a dead worker leaves in a user's directory is nobody's to delete
         try:
             written = write_snapshot(snapshot, key_groups, threshold, subtask.checkpoints.persisted)
         except StorageError as error:

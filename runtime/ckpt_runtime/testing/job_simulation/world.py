@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.configuration import CheckpointRetention
+from ckpt_runtime.checkpoint.configuration import MINIMUM_MS, CheckpointRetention
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.scheduler import job_events as job_on
@@ -29,7 +29,7 @@ from ckpt_runtime.testing.job_simulation.job_master import JobMaster
 from ckpt_runtime.testing.job_simulation.network import Connection
 from ckpt_runtime.testing.job_simulation.observation import Observation
 from ckpt_runtime.testing.job_simulation.rows import Row
-from ckpt_runtime.testing.job_simulation.scenario import Action, Scenario, patched, random_scenario
+from ckpt_runtime.testing.job_simulation.scenario import Action, Scenario, patched, random_parallelism, random_scenario
 from ckpt_runtime.testing.job_simulation.topology import observed
 from ckpt_runtime.testing.job_simulation.worker import Runner, SimulatedWorker
 from ckpt_runtime.testing.simulation.choices import Choices, FaultKey
@@ -163,9 +163,20 @@ class World:
         lanes = [lane for lane in self._lanes.values() if lane]
         if not lanes:
             return False
-        action, arguments = lanes[int(self._random() * len(lanes))].popleft()
+        lane = lanes[int(self._random() * len(lanes))]
+        if lane is self._late_lane(lane) and self._random() < 0.93:
+            return True
+        action, arguments = lane.popleft()
         action(*arguments)
         return True
+
+    def _late_lane(self, lane: deque[Message]) -> deque[Message] | None:
+        """The lane itself when it leads to a worker that hears late."""
+        if self.choices.chaos and self.scenario.late_slots:
+            for worker in self.workers:
+                if worker.slot in self.scenario.late_slots and self._lanes.get(("to", worker.number)) is lane:
+                    return lane
+        return None
 
     def _step_asynchronous(self) -> bool:
         waiting = self._asynchronous
@@ -445,10 +456,11 @@ class World:
             case "savepoint":
                 properties = CheckpointProperties(CheckpointType.SAVEPOINT)
                 master.trigger(f"savepoint-{action.value}", properties)
-            case "patch":
-                if master.ended is None:
-                    self._configuration = patched(self._configuration, action.value)
-                    master.patch(self._configuration)
+            case "patch" if master.ended is None:
+                self._configuration = patched(self._configuration, action.value)
+                master.patch(self._configuration)
+            case "expire what is pending":
+                self._expire_pending()
             case "crash a worker":
                 alive = [worker for worker in self.workers if worker.alive]
                 if alive:
@@ -459,10 +471,21 @@ class World:
             case "rescale" | "restore a savepoint" | "stop":
                 self._replace(action.kind, rng)
             case _:
-                raise AssertionError(action)
+                pass  # there is nothing to do it to
+
+    def _expire_pending(self) -> None:
+        """By a timeout that is short for a moment."""
+        if self.master.ended is None:
+            present = self.master.coordinator.configuration
+            self.master.patch(replace(present, timeout_ms=MINIMUM_MS))
+            self.master.patch(present)
 
     def _crash(self, worker: SimulatedWorker) -> None:
         worker.alive = False
+        for _, owner, action, arguments in self._asynchronous:
+            if owner is worker and self.choices.chance("a dead worker's snapshot is written", 0.4):
+                action(*arguments)
+        self._asynchronous = [entry for entry in self._asynchronous if entry[1] is not worker]
         self._lanes.pop(("to", worker.number), None)
         for connection in self.connections_of(worker):
             connection.fail()
@@ -475,8 +498,7 @@ class World:
     def _replace(self, kind: str, rng: Random) -> None:
         """The job is ended, to be started again in another way."""
         master = self.master
-        most = min(3, self.topology.max_parallelism)
-        parallelism = tuple(rng.randint(1, most) for _ in range(self.topology.groups))
+        parallelism = random_parallelism(rng, self.topology)
         if master.ended is not None or self._next is not None or master.machine.state is JobState.STOPPING:
             return
         if kind == "stop":
