@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from enum import Enum
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -128,21 +129,25 @@ class InputGate:
         return bool(self._announcements)
 
     def next_announcement(self) -> tuple[InputChannel, Announced] | None:
-        """What came early, in order of arrival; None when there is nothing (any more, or yet)."""
+        """What came early, in order of arrival; None when there is nothing (any more, or yet).
+
+        What was polled before its announcement was looked at is no news any more.
+        """
         while self._announcements:
             channel, element = self._announcements.popleft()
-            if _behind_aligned_barrier(channel, element):
-                self._withheld.append((channel, element))
-                continue
-            return channel, element
+            match _place_of(channel, element):
+                case _Place.FREE:
+                    return channel, element
+                case _Place.BEHIND_ALIGNED_BARRIER:
+                    self._withheld.append((channel, element))
         return None
 
-    def barrier_polled(self, channel: InputChannel, barrier: CheckpointBarrier) -> None:
-        """A barrier came in order: what waited behind it may be announced, it itself need not be any more."""
+    def barrier_polled(self, channel: InputChannel) -> None:
+        """A barrier came in order: what waited behind it may be announced."""
         waiting = [held for held in self._withheld if held[0] is channel]
         if waiting:
             self._withheld = [held for held in self._withheld if held[0] is not channel]
-            self._announcements.extendleft(held for held in reversed(waiting) if held[1] is not barrier)
+            self._announcements.extendleft(reversed(waiting))
 
     def poll(self) -> tuple[InputChannel, Element] | None:
         """The next element of any channel that is not blocked; None when there is none."""
@@ -172,10 +177,19 @@ class InputGate:
             channel.held = 0
 
 
-def _behind_aligned_barrier(channel: InputChannel, announced: Announced) -> bool:
+class _Place(Enum):
+    """Where an announced element stands in its channel's queue."""
+
+    FREE = "behind no aligned barrier"
+    BEHIND_ALIGNED_BARRIER = "behind an aligned barrier"
+    POLLED = "not in the queue any more"
+
+
+def _place_of(channel: InputChannel, announced: Announced) -> _Place:
+    place = _Place.FREE
     for element in tuple(channel.queue):
         if element is announced:
-            return False
+            return place
         if isinstance(element, CheckpointBarrier) and not element.options.unaligned:
-            return True
-    return False
+            place = _Place.BEHIND_ALIGNED_BARRIER
+    return _Place.POLLED

@@ -50,7 +50,8 @@ class RemoteSubpartition:
     """The sending end of a channel whose consumer lives in another worker.
 
     The subtask's thread queues elements; whoever holds the connection's send lock moves them on as credit allows. The
-    producer is woken when there is room again, and when a barrier that might yet turn unaligned has left the queue.
+    producer is woken when there is room again, when a barrier that might yet turn unaligned has left the queue, and
+    when nothing is left in it: a subtask that ends waits for that.
     """
 
     def __init__(self, channel: int, capacity: int, wake_producer: Callable[[], None]) -> None:
@@ -128,7 +129,7 @@ class RemoteSubpartition:
         """Moves what credit allows."""
         if not self._opened:
             return
-        turnable = False
+        turnable = emptied = False
         with self._moving:
             before = self._queue.taken
             for element in self._queue.take(self._credit):
@@ -136,8 +137,9 @@ class RemoteSubpartition:
                 out.append(encode_header(self.channel, len(memoryview(body)), kind))
                 out.append(body)
                 turnable = turnable or (isinstance(element, CheckpointBarrier) and element.options.unaligned)
+                emptied = self._queue.is_empty
         # Looked at afterwards: a producer that filled the channel during the loop sleeps as well.
-        if turnable or self._queue.was_full(self._queue.taken - before):
+        if turnable or emptied or self._queue.was_full(self._queue.taken - before):
             self._wake_producer()
 
     def failed(self) -> None:

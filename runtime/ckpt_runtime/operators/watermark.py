@@ -1,7 +1,8 @@
 """Event time: emits a watermark that trails the greatest timestamp seen. It only ever grows.
 
-Watermarks from upstream are swallowed, as event time starts here, except the end of all time. The greatest timestamp is
-not state: after a restore the watermark starts anew with the replayed rows.
+Watermarks from upstream are swallowed, as event time starts here, except the end of all time. The last watermark is
+state and is emitted again after a restore: what follows may be all that had been on its way behind it (FLIP-76), and
+event time must not stand still until rows with newer timestamps come.
 """
 
 from __future__ import annotations
@@ -11,23 +12,40 @@ import pyarrow.compute as pc
 
 from ckpt_runtime.graph.schemas import watermark_output_schema
 from ckpt_runtime.graph.specs import WatermarkSpec
-from ckpt_runtime.operators.operator import MAX_WATERMARK, Operator
+from ckpt_runtime.operators.operator import MAX_WATERMARK, Operator, OperatorContext, Output
 
+_STATE = "watermark"
 _PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}
 
 
 class WatermarkOperator(Operator):
-    """Built from a :class:`WatermarkSpec`. Rows pass unchanged and before the watermark that they cause."""
+    """Built from a :class:`WatermarkSpec`. Rows pass unchanged and before the watermark that they cause.
+
+    State: one SPLIT item ``{"ms": last watermark, "parallelism": of the operator}``, none before the first. At another
+    parallelism it starts anew: rows that come here may be those of a slower subtask, and must not be late for that. The
+    end of all time is no state: a job that is started from a drained savepoint goes on.
+    """
 
     def __init__(self, spec: WatermarkSpec) -> None:
         self._column = spec.column
         self._delay_ms = spec.delay_ms
         self._emitted: int | None = None
+        self._to_keep: int | None = None
 
     @staticmethod
     def output_schema(spec: WatermarkSpec, input_schema: pa.Schema) -> pa.Schema:
         """The input's; raises SchemaDerivationError when the column is not a timestamp."""
         return watermark_output_schema(input_schema, spec)
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        super().open(context, output)
+        for last in context.operator_state.restored(_STATE):
+            if last["parallelism"] == context.parallelism:
+                self._advance(last["ms"])
+
+    def snapshot(self, checkpoint_id: int) -> None:
+        last = [] if self._to_keep is None else [{"ms": self._to_keep, "parallelism": self.context.parallelism}]
+        self.context.operator_state.put(_STATE, last)
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         self.output.emit(batch)
@@ -45,4 +63,6 @@ class WatermarkOperator(Operator):
     def _advance(self, timestamp_ms: int) -> None:
         if self._emitted is None or timestamp_ms > self._emitted:
             self._emitted = timestamp_ms
+            if timestamp_ms != MAX_WATERMARK:
+                self._to_keep = timestamp_ms
             self.output.emit_watermark(timestamp_ms)

@@ -95,9 +95,15 @@ class ChainEnd:
                     limit -= channel.bytes
         return found
 
+    @property
+    def error(self) -> BaseException | None:
+        """Why some channel is lost; None while all is well."""
+        return next((partition.error for partition in self.partitions if partition.error is not None), None)
+
     def check(self) -> None:
-        for partition in self.partitions:
-            partition.check()
+        """Raises :attr:`error`."""
+        if self.error is not None:
+            raise self.error
 
     def flush_due(self, now_ms: float) -> None:
         for partition in self.partitions:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
+
 from ckpt_runtime.api.entry_point import load_plan
 from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.configuration.cluster_options import TaskManagerOptions
@@ -17,7 +19,7 @@ from ckpt_runtime.configuration.state_options import StateOptions
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.job_graph import JobEdge, JobVertex, Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range
-from ckpt_runtime.graph.specs import ProcessSpec, RangeReaderSpec
+from ckpt_runtime.graph.specs import JoinSpec, ProcessSpec, RangeReaderSpec
 from ckpt_runtime.network.framing import channel_id
 from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.network.transport import DataTransport, RemoteSubpartition
@@ -171,14 +173,22 @@ class DeployedJob:
             return None
         head = vertex.operators[0]
         for stream in descriptor.in_flight:
-            check_schema(stream, self._plan.input_schemas.get(head.uid), head.uid)
+            check_schema(stream, self._input_schema(head.uid, stream.edge), head.uid)
         location = resolve(self.deployment.snapshot_directory)
         edges = self.deployment.graph.inputs(vertex.id)
         return RestoredInput(
+            head.uid,
             descriptor.in_flight,
             lambda stream: ChannelStateReader(location, stream, foreign=not self.deployment.snapshot_owned),
             [EdgeKeys(edge.keys, vertex.max_parallelism) for edge in edges],
         )
+
+    def _input_schema(self, uid: str, gate: int) -> pa.Schema | None:
+        """What the head of a vertex takes from one of its inputs; None where the plan cannot tell."""
+        spec = self._plan.specs[uid]
+        if isinstance(spec, JoinSpec):
+            return spec.sides[spec.side_of_gate(gate)].schema
+        return self._plan.input_schemas.get(uid)
 
     def _build_output(self, output: OutputDescriptor, edge: JobEdge, index: int, wakeup: Wakeup) -> ResultPartition:
         ranges = self._reads_ranges(edge.target)

@@ -189,11 +189,10 @@ class ResultPartition:
         """
         self._channel_limits[index] = replace(self._limits, bytes=min(size, self._limits.bytes))
 
-    def check(self) -> None:
-        """Raises the ConnectionError of a channel that is lost."""
-        for subpartition in self._subpartitions:
-            if subpartition.error is not None:
-                raise subpartition.error
+    @property
+    def error(self) -> BaseException | None:
+        """The ConnectionError of a channel that is lost; None while all is well."""
+        return next((known.error for known in self._subpartitions if known.error is not None), None)
 
     def emit(self, batch: pa.RecordBatch) -> None:
         """Takes a batch of at least one row."""

@@ -11,8 +11,10 @@ from ckpt_runtime.task.slice_size import SliceSize
 
 
 class RowsInWork:
-    """One buffer at most. ``now_ms`` is a monotonic clock. What is left of the buffer is in-flight data of ``channel`` (FLIP-76), which is
-    None for rows that were read back from a checkpoint.
+    """One buffer at most. ``now_ms`` is a monotonic clock.
+
+    What is left of the buffer is in-flight data of ``channel`` (FLIP-76), which is None for rows that were read back
+    from a checkpoint.
     """
 
     __slots__ = ("_batch", "_now_ms", "_offset", "_size", "channel", "input_index")

@@ -182,12 +182,12 @@ class Subtask:
     @property
     def has_work(self) -> bool:
         """Whether a step might do something now; asked once more before the thread goes to sleep."""
-        if self._mails or self.gate.has_announcements:
+        if self._mails or self.gate.has_announcements or self.checkpoints.has_settled_outputs:
             return True
         if self._finishing:
-            return self.chain.end.is_empty
+            return self.chain.end.is_empty or self.chain.end.error is not None
         if not self.chain.end.has_room:
-            return False
+            return self.chain.end.error is not None
         if self._source is not None:
             return not self._data_ended and self._source_idle_until is None
         return not self._work.is_empty or self._restored is not None or self.gate.has_arrivals
@@ -401,6 +401,7 @@ class Subtask:
         if not self.chain.end.is_empty:
             self.backpressured = True
             return False
+        self.checkpoints.settle_outputs()
         self._finishing = False
         self.chain.end.send_control(EndOfPartition())
         self._close(TaskState.FINISHED)

@@ -132,7 +132,7 @@ class SubtaskCheckpoints:
         self._open: dict[int, _OpenSnapshot] = {}
         self._latest = -1
         self._aborted: set[int] = set()
-        self._alignment: tuple[int, int] | None = None
+        self._alignments: dict[int, int] = {}
         self.final_checkpoint: int | None = None
         self.persisted = PersistedBuffers()
         self.records = False
@@ -156,7 +156,16 @@ class SubtaskCheckpoints:
         if due is not None and due <= self._subtask.now().abs_ms:
             self.handle(DeadlinePassed())
             return True
-        return bool(self._open) and self._settle_outputs()
+        return self.settle_outputs()
+
+    @property
+    def has_settled_outputs(self) -> bool:
+        """Whether a barrier for which a snapshot waits has left the output queues: :meth:`work` has something to do."""
+        end = self._subtask.chain.end
+        return any(
+            snapshot.waits_for_outputs and not end.holds_barrier(checkpoint_id)
+            for checkpoint_id, snapshot in self._open.items()
+        )
 
     @property
     def deadline_ms(self) -> int | None:
@@ -170,7 +179,7 @@ class SubtaskCheckpoints:
 
     def barrier(self, channel: InputChannel, barrier: CheckpointBarrier) -> None:
         """A barrier came in order."""
-        self._subtask.gate.barrier_polled(channel, barrier)
+        self._subtask.gate.barrier_polled(channel)
         self._note_alignment(barrier.checkpoint_id)
         self.handle(BarrierReceived(_key(channel), barrier.checkpoint_id, barrier.timestamp_ms, barrier.options))
 
@@ -265,6 +274,9 @@ class SubtaskCheckpoints:
         if checkpoint_id <= self._latest:
             return
         self._latest = checkpoint_id
+        self._alignments = {
+            known: begun for known, begun in self._alignments.items() if known >= checkpoint_id or known in self._open
+        }
         chain = self._subtask.chain
         if checkpoint_id in self._aborted:
             self._aborted.discard(checkpoint_id)
@@ -276,7 +288,7 @@ class SubtaskCheckpoints:
         chain.prepare_snapshot(checkpoint_id)
         restored = self._subtask.unread_restored()
         outputs: list[CapturedChannel] = []
-        overtaking = barrier.options.unaligned and now.abs_ms >= _deadline(barrier)
+        overtaking = _may_overtake(barrier) and _is_overdue(barrier, now.abs_ms)
         if overtaking:
             outputs = chain.end.overtake(barrier, _left(barrier, (*restored, *inputs.values())))
         else:
@@ -294,7 +306,7 @@ class SubtaskCheckpoints:
             unaligned=unaligned,
             finished_operators=self._subtask.data_ended,
         )
-        turnable = barrier.options.unaligned and not overtaking and chain.end.holds_barrier(checkpoint_id)
+        turnable = _may_overtake(barrier) and not overtaking and chain.end.holds_barrier(checkpoint_id)
         self._open[checkpoint_id] = _OpenSnapshot(
             Snapshot(barrier, tuple(operators), InFlight(), measures),
             restored,
@@ -330,36 +342,39 @@ class SubtaskCheckpoints:
         snapshot = self._open.get(checkpoint_id)
         if snapshot is None:
             return
-        begun = self._alignment if self._alignment is not None and self._alignment[0] == checkpoint_id else None
+        processed = self._subtask.metrics.bytes_in
         snapshot.all_barriers = True
         snapshot.snapshot = replace(
             snapshot.snapshot,
             measures=replace(
                 snapshot.snapshot.measures,
                 alignment_ms=alignment_ms,
-                processed_bytes=0 if begun is None else self._subtask.metrics.bytes_in - begun[1],
+                processed_bytes=processed - self._alignments.get(checkpoint_id, processed),
             ),
         )
         self._write_if_complete(checkpoint_id, snapshot)
 
-    def _settle_outputs(self) -> bool:
-        """Whether a snapshot that waits for its barrier to leave the output queues got on."""
+    def settle_outputs(self) -> bool:
+        """Whether snapshots that wait for their barrier to leave the output queues got on."""
+        if not self._open:
+            return False
+        settled = False
         now = self._subtask.now().abs_ms
         end = self._subtask.chain.end
-        for checkpoint_id, snapshot in self._open.items():
+        for checkpoint_id, snapshot in list(self._open.items()):
             if not snapshot.waits_for_outputs:
                 continue
             barrier = snapshot.snapshot.barrier
             if not end.holds_barrier(checkpoint_id):
                 snapshot.waits_for_outputs = False
-            elif now >= _deadline(barrier):
+            elif _is_overdue(barrier, now):
                 captured = (*snapshot.restored, *snapshot.inputs.values())
                 snapshot.outputs.extend(end.turn_unaligned(checkpoint_id, _left(barrier, captured)))
                 snapshot.waits_for_outputs = False
             if not snapshot.waits_for_outputs:
                 self._write_if_complete(checkpoint_id, snapshot)
-                return True
-        return False
+                settled = True
+        return settled
 
     def _write_if_complete(self, checkpoint_id: int, snapshot: _OpenSnapshot) -> None:
         if snapshot.all_barriers and not snapshot.waits_for_outputs:
@@ -391,8 +406,8 @@ class SubtaskCheckpoints:
 
     def _note_alignment(self, checkpoint_id: int) -> None:
         """Remembers how much had been processed when the first barrier of a checkpoint came."""
-        if self._alignment is None or self._alignment[0] < checkpoint_id:
-            self._alignment = (checkpoint_id, self._subtask.metrics.bytes_in)
+        if checkpoint_id > self._latest:
+            self._alignments.setdefault(checkpoint_id, self._subtask.metrics.bytes_in)
 
 
 def _key(channel: InputChannel) -> tuple[int, int]:
@@ -402,6 +417,16 @@ def _key(channel: InputChannel) -> tuple[int, int]:
 def _deadline(barrier: CheckpointBarrier) -> int:
     """Wall clock from which on a barrier that may be unaligned is."""
     return barrier.timestamp_ms + barrier.options.aligned_timeout_ms
+
+
+def _is_overdue(barrier: CheckpointBarrier, now_ms: int) -> bool:
+    """Whether it has stayed aligned for as long as it had to; 0 is at once, whatever clock the trigger's time is of."""
+    return not barrier.options.aligned_timeout_ms or now_ms >= _deadline(barrier)
+
+
+def _may_overtake(barrier: CheckpointBarrier) -> bool:
+    """Nothing fits into a bound of 0: that is full alignment."""
+    return barrier.options.unaligned and barrier.options.max_inflight_data_bytes != 0
 
 
 def _left(barrier: CheckpointBarrier, inputs: Iterable[CapturedChannel]) -> int | None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -83,15 +84,17 @@ class World:
         self._asynchronous: list[tuple[str, SimulatedWorker | None, Callable[..., None], tuple[Any, ...]]] = []
         self._later: deque[Message] = deque()
         self._savepoints: list[tuple[int, int, str]] = []
-        self._next: tuple[CompletedCheckpoint | None, RestoreMode, tuple[int, ...], tuple[int, int] | None] | None = None
+        self._next: tuple[CompletedCheckpoint | None, RestoreMode, tuple[int, ...], tuple[int, int] | None] | None = (
+            None
+        )
         self._workers_made = 0
         self._disordered = False
         self._trap: Action | None = None
         self._parallelism = self.scenario.parallelism
-        self._configuration = replace(
-            self.scenario.submitted, retention=CheckpointRetention.RETAIN_ON_CANCELLATION
-        )
+        self._configuration = replace(self.scenario.submitted, retention=CheckpointRetention.RETAIN_ON_CANCELLATION)
+        self.calm_since = float("inf")
         self.broken: Violation | None = None
+        self._kinds = (self._step_subtask, self._step_connection, self._step_message, self._step_asynchronous)
         self.seen: Counter[str] = Counter()
         self.observation: Observation
         self.master: JobMaster
@@ -126,7 +129,7 @@ class World:
             draw -= weight
             kind += 1
         for offset in range(4):
-            if _KINDS[(kind + offset) % 4](self):
+            if self._kinds[(kind + offset) % 4]():
                 return
         self._skip_time()
 
@@ -191,16 +194,17 @@ class World:
     def _calm(self) -> None:
         """Faults end; checkpoints can complete."""
         self.note("faults end")
+        self.calm_since = self.now
         self.choices.chaos = False
         configuration = self.master.coordinator.configuration
-        calm = replace(configuration, interval_ms=30, min_pause_ms=0, timeout_ms=60_000, tolerable_failures=1_000)
+        calm = replace(configuration, interval_ms=120, min_pause_ms=0, timeout_ms=60_000, tolerable_failures=1_000)
         self._configuration = replace(calm, retention=self._configuration.retention)
         self.master.patch(self._configuration)
 
     def _run_fairly(self) -> None:
         """Everything gets its turn until the job has finished."""
         for _ in range(FAIR_ROUNDS):
-            self.now += 0.5
+            self.now += 1.0
             self._drain_later()
             self.master.fire_timers()
             moved = False
@@ -227,7 +231,10 @@ class World:
     def _situation(self) -> str:
         """Short and the same for the same cause."""
         waiting = sorted(
-            {f"{r.vertex} {r.subtask.state} {'full' if not r.subtask.chain.end.has_room else ''}" for r in self._runners}
+            {
+                f"{r.vertex} {r.subtask.state} {'full' if not r.subtask.chain.end.has_room else ''}"
+                for r in self._runners
+            }
         )
         master = self.master
         return f"{master.machine.state.value}, coordinator {master.coordinator.state.value}, {waiting}"
@@ -312,7 +319,7 @@ class World:
         return not (self._disordered and self.topology.pointwise(name, gate))
 
     def commit(self, transaction: str, checkpoint_id: int, rows: list[Row]) -> None:
-        run = int(transaction.split("/")[0], 16)
+        run = int(transaction.partition("/")[0], 16)
         self.sink.commit(transaction, run, checkpoint_id, rows)
 
     def broadcast_ended(self, rows: list[int]) -> None:
@@ -355,6 +362,7 @@ class World:
             return
         with self.without_faults():
             self.observation.check(checkpoint, master.options.get(checkpoint.id))
+            self._check_references(master, checkpoint)
         self.seen["checked"] += 1
         if any(state.has_channel_state for state in checkpoint.states.values()):
             self.seen["with in-flight data"] += 1
@@ -363,6 +371,16 @@ class World:
                 self._trap = None
         if any(state.outputs for state in checkpoint.states.values()):
             self.seen["with output data"] += 1
+
+    def _check_references(self, master: JobMaster, checkpoint: CompletedCheckpoint) -> None:
+        """Files of other checkpoints of this run are of completed ones: those of aborted ones may go at any time."""
+        for state in checkpoint.states.values():
+            for file in state.files():
+                origin = re.search(f"/{master.job_id}/shared/chk-([0-9]+)-", file.path)
+                if origin is not None and int(origin[1]) not in {checkpoint.id, *master.ledger.completed}:
+                    raise Violation(
+                        f"checkpoint {checkpoint.id} refers to a file of {origin[1]}, which did not complete"
+                    )
 
     def savepoint_taken(self, master: JobMaster, checkpoint_id: int, path: str, *, stop: bool) -> None:
         checkpoint = self._read(path)
@@ -503,11 +521,3 @@ def describe(value: Any) -> str:
     from ckpt_runtime.testing.simulation.trace import describe as short
 
     return short(value) if hasattr(type(value), "__slots__") and hasattr(value, "__dataclass_fields__") else str(value)
-
-
-_KINDS: tuple[Callable[[World], bool], ...] = (
-    World._step_subtask,
-    World._step_connection,
-    World._step_message,
-    World._step_asynchronous,
-)

@@ -1,10 +1,39 @@
 from __future__ import annotations
 
+import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_runtime.network.elements import ControlElement, Watermark
-from ckpt_runtime.network.gate import InputGate
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
+from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, EndOfPartition, Watermark
+from ckpt_runtime.network.gate import InputChannel, InputGate
+
+
+def unaligned(checkpoint_id: int) -> CheckpointBarrier:
+    return CheckpointBarrier(checkpoint_id, 0, CheckpointOptions(CheckpointProperties(), "dir", unaligned=True))
+
+
+def savepoint(checkpoint_id: int) -> CheckpointBarrier:
+    properties = CheckpointProperties(CheckpointType.SAVEPOINT)
+    return CheckpointBarrier(checkpoint_id, 0, CheckpointOptions(properties, "dir"))
+
+
+def announcements(gate: InputGate) -> list[tuple[int, object]]:
+    found = []
+    while (announced := gate.next_announcement()) is not None:
+        found.append((announced[0].index, announced[1]))
+    return found
+
+
+def poll_barrier(gate: InputGate, channel: InputChannel) -> CheckpointBarrier:
+    """As the subtask does: the gate hears of a barrier that came in order."""
+    arrived = gate.poll()
+    assert arrived is not None
+    assert arrived[0] is channel
+    assert isinstance(arrived[1], CheckpointBarrier)
+    gate.barrier_polled(channel)
+    return arrived[1]
 
 
 def drain(gate: InputGate) -> list[tuple[int, object]]:
@@ -35,6 +64,80 @@ def test_every_arrival_wakes_the_subtask() -> None:
     channel.put(Watermark(1))
     channel.put(Watermark(2))
     assert len(woken) == 2
+
+
+class TestAnnouncements:
+    def test_barriers_that_may_overtake_and_ends_come_early_and_stay_in_their_places(self) -> None:
+        gate = InputGate(lambda: None)
+        first, second = gate.add_channel(0, 4), gate.add_channel(0, 4)
+        one, end = unaligned(1), EndOfPartition()
+        first.put(Watermark(1))
+        first.put(one)
+        second.put(end)
+        assert gate.has_announcements
+        assert announcements(gate) == [(0, one), (1, end)]
+        assert not gate.has_announcements
+        assert drain(gate) == [(0, Watermark(1)), (0, one), (1, end)]
+
+    def test_nothing_is_announced_that_has_to_stay_in_order(self) -> None:
+        gate = InputGate(lambda: None)
+        overtaking, in_order = gate.add_channel(0, 4), gate.add_channel(1, 4, overtakes=False)
+        overtaking.put(savepoint(1))
+        in_order.put(unaligned(1))
+        in_order.put(EndOfPartition())
+        assert not gate.has_announcements
+        assert len(drain(gate)) == 3
+
+    def test_behind_an_aligned_barrier_they_wait_until_that_was_polled_and_keep_their_order(self) -> None:
+        gate = InputGate(lambda: None)
+        first, second = gate.add_channel(0, 4), gate.add_channel(0, 4)
+        two, three, end, other = unaligned(2), unaligned(3), EndOfPartition(), unaligned(2)
+        for element in (savepoint(1), two, three):
+            first.put(element)
+        second.put(other)
+        assert announcements(gate) == [(1, other)]
+        first.put(end)
+        poll_barrier(gate, first)
+        assert announcements(gate) == [(0, two), (0, three), (0, end)]
+
+    def test_each_aligned_barrier_withholds_what_is_behind_it(self) -> None:
+        gate = InputGate(lambda: None)
+        channel = gate.add_channel(0, 4)
+        two, four = unaligned(2), unaligned(4)
+        for element in (savepoint(1), two, savepoint(3), four):
+            channel.put(element)
+        assert announcements(gate) == []
+        poll_barrier(gate, channel)
+        assert announcements(gate) == [(0, two)]
+        assert poll_barrier(gate, channel) is two
+        assert announcements(gate) == []
+        poll_barrier(gate, channel)
+        assert announcements(gate) == [(0, four)]
+
+    def test_what_was_polled_first_is_announced_no_more(self) -> None:
+        """The producer may append between the subtask's look at the announcements and its poll."""
+        gate = InputGate(lambda: None)
+        first, second = gate.add_channel(0, 4), gate.add_channel(0, 4)
+        first.put(EndOfPartition())
+        second.put(unaligned(1))
+        second.put(savepoint(2))
+        drain(gate)
+        assert announcements(gate) == []
+        gate.barrier_polled(second)
+        assert announcements(gate) == []
+
+    def test_what_stands_before_a_barrier_is_rows_and_watermarks_without_older_barriers(self) -> None:
+        channel = InputGate(lambda: None).add_channel(0, 4)
+        batch = pa.record_batch({"n": [1]})
+        for element in (batch, unaligned(1), Watermark(5), batch.serialize(), unaligned(2), Watermark(6)):
+            channel.put(element)
+        assert channel.queued_before(1) == [batch]
+        found = channel.queued_before(2)
+        assert found[:2] == [batch, Watermark(5)]
+        assert isinstance(found[2], pa.Buffer)
+        assert len(found) == 3
+        assert channel.queued_before(3) == []
+        assert len(channel.queued_before(3, or_all=True)) == 4
 
 
 @given(

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode
 from ckpt_runtime.graph.schemas import SchemaDerivationError
 from ckpt_runtime.graph.specs import FilterSpec, MapInArrowSpec, ProjectSpec, WatermarkSpec
 from ckpt_runtime.operators.errors import OutputSchemaError, UserFunctionError
@@ -95,6 +96,44 @@ def test_watermark_trails_and_never_falls(harness: Any, unit: str) -> None:
     assert run.process(batch(12))[-1] == ("watermark", 11_000)
     assert run.watermark(99_999) == []
     assert run.watermark(MAX_WATERMARK) == [("watermark", MAX_WATERMARK)]
+
+
+def at(*seconds: int) -> pa.RecordBatch:
+    times = [dt.datetime.fromtimestamp(s, dt.UTC) for s in seconds]
+    return pa.record_batch({"t": pa.array(times, pa.timestamp("ms", "UTC"))})
+
+
+@pytest.mark.row("76.9")
+def test_a_restored_watermark_is_emitted_again_before_anything_else(harness: Any) -> None:
+    """Or event time would stand still until newer rows than those in flight come."""
+    run = harness(WatermarkOperator(WatermarkSpec("t", 1000)))
+    run.process(at(10, 5))
+    restored = harness(WatermarkOperator(WatermarkSpec("t", 1000)), lists=run.lists())
+    assert restored.take() == [("watermark", 9000)]
+    assert [event for event in restored.process(at(8)) if isinstance(event, tuple)] == []
+    assert restored.process(at(11))[-1] == ("watermark", 10_000)
+    assert restored.lists()[0].items == ({"ms": 10_000, "parallelism": 1},)
+
+
+def test_without_a_watermark_there_is_none_to_restore(harness: Any) -> None:
+    lists = harness(WatermarkOperator(WatermarkSpec("t", 0))).lists()
+    assert [state.items for state in lists] == [()]
+    assert harness(WatermarkOperator(WatermarkSpec("t", 0)), lists=lists).take() == []
+
+
+def test_the_end_of_all_time_is_not_restored_but_the_watermark_before_it(harness: Any) -> None:
+    run = harness(WatermarkOperator(WatermarkSpec("t", 0)))
+    run.process(at(3))
+    run.watermark(MAX_WATERMARK)
+    assert harness(WatermarkOperator(WatermarkSpec("t", 0)), lists=run.lists()).take() == [("watermark", 3000)]
+
+
+def test_at_another_parallelism_the_watermark_starts_anew(harness: Any) -> None:
+    """Rows of a slower subtask may come here; behind this one's watermark they would be late."""
+    lists = (OperatorListState("watermark", OperatorStateMode.SPLIT, ({"ms": 9000, "parallelism": 2},)),)
+    restored = harness(WatermarkOperator(WatermarkSpec("t", 0)), lists=lists)
+    assert restored.take() == []
+    assert restored.process(at(1))[-1] == ("watermark", 1000)
 
 
 def test_watermark_needs_a_timestamp() -> None:
