@@ -27,9 +27,12 @@ test: setup ## runs all tests, in TEST_PROCESSES=2 processes; PYTEST="-m 'not sl
 test-long: setup ## runs the tests that the suite has no time for
 	$(VENV)/bin/python -m pytest -m long $(PYTEST)
 
+SIMULATE = --first $(or $(FIRST),0) --seeds $(or $(SEEDS),5000) $(if $(SHOW),--show $(SHOW))
+
 .PHONY: simulate
-simulate: setup ## runs simulated schedules of the protocols; SEEDS=100000 FIRST=0, SHOW=<seed> explains one
-	$(RUN)/python -m ckpt_runtime.testing.simulation --first $(or $(FIRST),0) --seeds $(or $(SEEDS),5000) $(if $(SHOW),--show $(SHOW))
+simulate: setup ## runs simulated schedules; SIMULATION=protocols or jobs for one of both, SEEDS=100000 FIRST=0, SHOW=<seed> explains one
+	$(if $(filter-out jobs,$(or $(SIMULATION),protocols)),$(RUN)/python -m ckpt_runtime.testing.simulation $(SIMULATE))
+	$(if $(filter-out protocols,$(or $(SIMULATION),jobs)),$(RUN)/python -m ckpt_runtime.testing.job_simulation $(SIMULATE))
 
 .PHONY: lint
 lint: setup ## checks style and formatting

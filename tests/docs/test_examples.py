@@ -175,6 +175,15 @@ def test_every_order_belongs_to_one_visit(outputs: dict[str, Path]) -> None:
 
 
 @pytest.mark.slow
+def test_every_order_meets_the_next_one_of_its_customer(outputs: dict[str, Path]) -> None:
+    """A customer's orders are 35 minutes apart: one of them is within the next hour, but for the last."""
+    found = rows(output_of(outputs, "docs/pipelines.md", "next-orders"))
+    assert len(found) == ROWS
+    expected = {order: order + 7 if order + 7 < ROWS else None for order in range(ROWS)}
+    assert {row["order_id"]: row["next_id"] for row in found} == expected
+
+
+@pytest.mark.slow
 def test_a_data_source_gives_each_tick_once(outputs: dict[str, Path]) -> None:
     ticks = sorted(row["tick"] for row in rows(output_of(outputs, "docs/pipelines.md", "class TicksReader")))
     assert ticks == list(range(100))

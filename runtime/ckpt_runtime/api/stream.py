@@ -142,10 +142,37 @@ class Stream(OperatorSettings):
 
     def union(self, other: Stream) -> Stream:
         """The rows of both, without order between them; united with itself, each row twice. Schemas must be equal."""
-        _check_same_session(other, self._plan)
+        _check_same_session(other, self._plan, "union")
         if not other._schema.equals(self._schema):
             raise PlanError("union", f"schemas differ: {_brief(self._schema)} and {_brief(other._schema)}")
         return Stream(self._plan, self._resolve, self._inputs + other._inputs, self._schema)
+
+    def join(self, other: Stream, on: Any, how: str = "inner", *, within: Any = None) -> Stream:
+        """Rows of both streams with equal keys whose event times lie within bounds of each other.
+
+        ``on`` is a column of both streams or a list of them, which come out once and first; a pair
+        ``("left name", "right name")`` stands for columns of different names, which both come out. Null matches
+        nothing.
+
+        ``how`` is PySpark's: ``inner``, ``left_outer`` (``left``), ``right_outer`` (``right``), ``full_outer``
+        (``outer``, ``full``), ``left_semi`` (``semi``).
+
+        ``within=(lower, upper)`` keeps pairs with ``left time + lower <= right time <= left time + upper``; bounds are
+        texts such as ``"-5 min"`` and ``"1 hour"``, or timedeltas. The times are the columns that ``withWatermark``
+        named on either stream. Only an inner join may do without, and then never forgets a row.
+
+        :raises PlanError: columns that are missing, of different types, nested, or in both streams besides the keys;
+            an unknown ``how``; bounds without a watermark on both streams, or none where they are needed.
+        """
+        from ckpt_runtime.api.joined import hashed, join_spec
+
+        _check_same_session(other, self._plan, "join")
+        self._without_partitioning("join")
+        other._without_partitioning("join")
+        spec, schema = join_spec((self._schema, self._inputs), (other._schema, other._inputs), on, how, within)
+        inputs = hashed(self._inputs, spec.left.keys) + hashed(other._inputs, spec.right.keys)
+        node = self._plan.add(LogicalNode(spec, inputs, schema))
+        return Stream(self._plan, self._resolve, (LogicalInput(node),), schema)
 
     def rebalance(self) -> Stream:
         """Rows go to the next operator's subtasks in turn."""
@@ -188,9 +215,9 @@ class Stream(OperatorSettings):
         return self._inputs[0].node
 
 
-def _check_same_session(other: object, plan: LogicalPlan) -> None:
+def _check_same_session(other: object, plan: LogicalPlan, method: str) -> None:
     if not isinstance(other, Stream) or other.plan is not plan:
-        raise PlanError("union", "expected a stream of the same session")
+        raise PlanError(method, "expected a stream of the same session")
 
 
 def _brief(schema: pa.Schema) -> str:

@@ -35,10 +35,14 @@ class UnalignedUpgradeError(StateAssignmentError):
 
 
 class ChannelStateHandleError(StateAssignmentError):
-    """The metadata's handles of in-flight data cannot be right."""
+    """The metadata's handles of in-flight data cannot be right. Names the vertex by its id and operators."""
 
-    def __init__(self, key: SubtaskKey, reason: str) -> None:
-        super().__init__(f"the snapshot's in-flight data of vertex {key[0]}, subtask {key[1]} is damaged: {reason}")
+    def __init__(self, checkpoint: CompletedCheckpoint, key: SubtaskKey, reason: str) -> None:
+        operators = next((vertex.operator_uids for vertex in checkpoint.vertices if vertex.id == key[0]), ())
+        super().__init__(
+            f"the snapshot's in-flight data of vertex {key[0]} (operators {list(operators)}), subtask {key[1]}, is "
+            f"damaged: {reason}"
+        )
 
 
 def broadcast_origin(index: int, parallelism: int, before: int, alive: Sequence[int]) -> int:
@@ -97,29 +101,33 @@ def _bundles(checkpoint: CompletedCheckpoint) -> dict[int, dict[int, list[Channe
         exits.setdefault(edge.source, []).append(position)
     for key in sorted(checkpoint.states):
         for stream in checkpoint.states[key].inputs:
-            position = _position(gates.get(key[0], []), key, stream)
+            position = _position(checkpoint, gates.get(key[0], []), key, stream)
             bundles.setdefault(position, {}).setdefault(key[1], []).append(stream)
     for key in sorted(checkpoint.states):
         for stream in checkpoint.states[key].outputs:
-            position = _position(exits.get(key[0], []), key, stream)
+            position = _position(checkpoint, exits.get(key[0], []), key, stream)
             target = _vertex(checkpoint, checkpoint.edges[position].target)
             if not 0 <= stream.peer < target.parallelism:
-                raise ChannelStateHandleError(key, f"{target.name!r} has no subtask {stream.peer}")
-            bundles.setdefault(position, {}).setdefault(stream.peer, []).append(stream)
+                raise ChannelStateHandleError(checkpoint, key, f"{target.name!r} has no subtask {stream.peer}")
+            bundles.setdefault(position, {}).setdefault(stream.peer, []).append(replace(stream, peer=key[1]))
     return bundles
 
 
-def _position(positions: Sequence[int], key: SubtaskKey, stream: ChannelStateStream) -> int:
+def _position(
+    checkpoint: CompletedCheckpoint, positions: Sequence[int], key: SubtaskKey, stream: ChannelStateStream
+) -> int:
     """The stream's edge in the checkpoint. Also checks its handles, which are used by calculation later."""
     if not _is_size(stream.edge) or not (_is_size(stream.peer) or stream.peer == NO_PEER):
-        raise ChannelStateHandleError(key, f"edge {stream.edge!r:.40}, peer {stream.peer!r:.40}")
+        raise ChannelStateHandleError(checkpoint, key, f"edge {stream.edge!r:.40}, peer {stream.peer!r:.40}")
     if stream.edge >= len(positions):
-        raise ChannelStateHandleError(key, f"edge {stream.edge} does not exist")
+        raise ChannelStateHandleError(checkpoint, key, f"edge {stream.edge} does not exist")
     for segment in stream.segments:
         offset, length, size = segment.offset, segment.length, segment.file.length
         if not (_is_size(offset) and _is_size(length) and _is_size(size) and offset + length <= size):
             path = segment.file.path or "inline content"
-            raise ChannelStateHandleError(key, f"{length!r:.40} bytes at {offset!r:.40} of {path} with {size!r:.40}")
+            raise ChannelStateHandleError(
+                checkpoint, key, f"{length!r:.40} bytes at {offset!r:.40} of {path} with {size!r:.40}"
+            )
     return positions[stream.edge]
 
 
@@ -165,7 +173,7 @@ def _check_unchanged(checkpoint: CompletedCheckpoint, graph: JobGraph, old: Edge
     if old.partitioning is Partitioning.HASH and before != after:
         raise UnalignedUpgradeError(uid, f"its max parallelism is {after} and no longer {before}")
     if old.target in checkpoint.fully_finished_vertices:
-        raise ChannelStateHandleError((old.target, 0), "the vertex had finished")
+        raise ChannelStateHandleError(checkpoint, (old.target, 0), "the vertex had finished")
 
 
 def _check_vertices(checkpoint: CompletedCheckpoint, graph: JobGraph, old: EdgeDescriptor) -> None:
@@ -186,7 +194,7 @@ def _vertex(checkpoint: CompletedCheckpoint, vertex_id: str) -> VertexDescriptor
     for vertex in checkpoint.vertices:
         if vertex.id == vertex_id:
             return vertex
-    raise ChannelStateHandleError((vertex_id, 0), "the snapshot does not describe the vertex")
+    raise ChannelStateHandleError(checkpoint, (vertex_id, 0), "the snapshot does not describe the vertex")
 
 
 def _uid(checkpoint: CompletedCheckpoint, edge: EdgeDescriptor) -> str:

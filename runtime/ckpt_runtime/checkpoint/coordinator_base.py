@@ -86,6 +86,8 @@ class CoordinatorBase:
         self._triggering: int | None = None
         self._locating: set[int] = set()
         self._first_own_id: int | None = None
+        self._last_own_id = 0
+        self._searched_up_to = 0
         self._final_generation = 0
         self._final_requested = False
         self._sequence = 0

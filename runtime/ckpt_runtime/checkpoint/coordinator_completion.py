@@ -224,6 +224,7 @@ class CompletionLayer(TriggeringLayer):
             for entry in self._store.add(RetainedCheckpoint(checkpoint, _owned(pending))):
                 self._retire(entry, entry.owned)
             self._sweep_leftovers()
+            self._delete_unused_shared_files()
             for older in self._abortable():
                 if older.id < pending.id and not older.request.properties.is_savepoint:
                     self._abort(older, Reason.CHECKPOINT_SUBSUMED, now)
@@ -278,14 +279,14 @@ class CompletionLayer(TriggeringLayer):
     # --- what earlier drivers left
 
     def _on_leftovers_found(self, event: on.LeftoversFound, now: Instant) -> None:
-        """Notes what may be deleted once a checkpoint of this driver is complete.
+        """Notes what may be deleted once another checkpoint of this driver is complete.
 
         Until then a pointer that an earlier leader wrote too late could still be restored from. What this driver's
-        own checkpoints may have made by now is no leftover; of shared files that cannot be told apart.
+        own checkpoints may have made by now is no leftover.
         """
         own = self._first_own_id
-        self._leftovers = tuple((number, where) for number, where in event.checkpoints if own is None or number < own)
-        self._leftover_shared = event.shared if own is None else ()
+        self._leftovers += tuple((number, where) for number, where in event.checkpoints if own is None or number < own)
+        self._leftover_shared = tuple(dict.fromkeys(self._leftover_shared + event.shared))
 
     def _sweep_leftovers(self) -> None:
         retained = {entry.checkpoint.id for entry in self._store.entries}
@@ -295,8 +296,6 @@ class CompletionLayer(TriggeringLayer):
                 self._cleaner.sweep(number, directory)
         shared, self._leftover_shared = self._leftover_shared, ()
         self._unused_shared += tuple(path for path in shared if not self._registry.knows(path))
-        if self._unused_shared:
-            self._delete_unused_shared_files()
 
     # --- restore
 
@@ -305,6 +304,9 @@ class CompletionLayer(TriggeringLayer):
         if not self._sought_leftovers:
             self._sought_leftovers = True
             self._emit(out.FindLeftovers())
+        elif self._last_own_id > self._searched_up_to:
+            self._searched_up_to = self._last_own_id
+            self._emit(out.FindLeftovers(self._last_own_id + 1))
         self._state = CoordinatorState.RESTORING
         if self._restore is None:
             self._restore = _Restore(event.request_id, event.savepoint, event.mode is RestoreMode.CLAIM)

@@ -188,6 +188,7 @@ class TriggeringLayer(CoordinatorBase):
         self._locating.add(pending.id)
         if self._first_own_id is None:
             self._first_own_id = pending.id
+        self._last_own_id = pending.id
         self._report_pending(pending)
         self._schedule_canceller(pending)
         self._emit(out.InitializeLocation(pending.id, request.properties, request.target_directory))

@@ -120,8 +120,11 @@ class DeleteSharedFiles:
 class FindLeftovers:
     """List the job's checkpoint directories, complete or not, and its shared files. Answer: LeftoversFound.
 
-    Comes once, before this driver's first deployment: what an earlier driver left is deleted by this one.
+    Without ``below`` those of earlier drivers; comes once, before this driver's first deployment. With it only shared
+    files that were written for checkpoints below this id: a worker that was killed may have left some.
     """
+
+    below: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -286,7 +286,10 @@ class CleanupDone:
 
 @dataclass(frozen=True, slots=True)
 class LeftoversFound:
-    """Answers FindLeftovers: ids and directories of checkpoints, and paths of shared files, in use or not."""
+    """Answers FindLeftovers: ids and directories of checkpoints, and paths of shared files, in use or not.
+
+    No shared file was written for a checkpoint that was triggered after the question.
+    """
 
     checkpoints: tuple[tuple[int, str], ...]
     shared: tuple[str, ...] = ()

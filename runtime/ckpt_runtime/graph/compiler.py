@@ -25,6 +25,7 @@ from ckpt_runtime.graph.logical import Chaining, LogicalInput, LogicalNode, Logi
 from ckpt_runtime.graph.specs import (
     CommitterSpec,
     EnumeratorSpec,
+    JoinSpec,
     OperatorSpec,
     RangeReaderSpec,
     SinkSpec,
@@ -224,6 +225,8 @@ def _decide(plan: LogicalPlan, nodes: list[LogicalNode], warnings: list[str]) ->
                 f"operator {node.label!r} keeps state but has no uid; {uid!r} was derived from its position, and its "
                 "state is lost when the pipeline changes: call .uid(...)"
             )
+        if isinstance(node.spec, JoinSpec) and node.spec.within_ms is None:
+            warnings.append(f"operator {uid!r} joins without time bounds: it keeps every row for ever; give within=...")
         parallelism = plan.default_parallelism if node.parallelism is None else node.parallelism
         operators.append(_Operator(node, uid, node.uid is not None, _checked_parallelism(parallelism, uid)))
     return operators

@@ -1,6 +1,8 @@
 """Which column of a stream is event time: found by following it through the plan, as Spark follows column metadata.
 
 An operator whose output is declared (``mapInArrow``, ``transformWithState``) or computed ends the trace, as in Spark.
+Behind a join it is the left side's column, or the right side's where all right rows are kept; a full outer join and one
+without time bounds end the trace.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import pyarrow.compute as pc
 
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.logical import LogicalInput, LogicalNode
-from ckpt_runtime.graph.specs import AggregateSpec, FilterSpec, ProjectSpec, WatermarkSpec
+from ckpt_runtime.graph.specs import AggregateSpec, FilterSpec, JoinSpec, ProjectSpec, WatermarkSpec
 
 
 def event_time_column(inputs: Sequence[LogicalInput]) -> str | None:
@@ -30,6 +32,8 @@ def _column_of(node: LogicalNode) -> str | None:
     spec = node.spec
     if isinstance(spec, WatermarkSpec):
         return spec.column
+    if isinstance(spec, JoinSpec):
+        return {"right_outer": spec.right.event_time, "full_outer": None}.get(spec.how, spec.left.event_time)
     if not isinstance(spec, FilterSpec | ProjectSpec | AggregateSpec):
         return None
     column = event_time_column(node.inputs)

@@ -18,6 +18,7 @@ from ckpt_runtime.graph.specs import (
     CommitterSpec,
     EnumeratorSpec,
     FilterSpec,
+    JoinSpec,
     MapInArrowSpec,
     OperatorSpec,
     ProcessSpec,
@@ -38,10 +39,13 @@ KINDS: dict[type, str] = {
     WatermarkSpec: "watermark",
     AggregateSpec: "aggregate",
     ProcessSpec: "process",
+    JoinSpec: "join",
     SinkSpec: "sink",
     CommitterSpec: "committer",
 }
-STATEFUL_KINDS = frozenset({"source", "enumerator", "range_reader", "aggregate", "process", "sink", "committer"})
+STATEFUL_KINDS = frozenset(
+    {"source", "enumerator", "range_reader", "aggregate", "process", "join", "sink", "committer"}
+)
 
 
 class Chaining(StrEnum):

@@ -9,9 +9,20 @@ from __future__ import annotations
 import pyarrow as pa
 from pyarrow import acero
 
-from ckpt_runtime.graph.specs import Aggregate, AggregateSpec, FilterSpec, ProjectSpec, WatermarkSpec
+from ckpt_runtime.graph.specs import (
+    Aggregate,
+    AggregateSpec,
+    FilterSpec,
+    JoinSide,
+    JoinSpec,
+    ProjectSpec,
+    WatermarkSpec,
+)
 
 AGGREGATE_FUNCTIONS = ("count", "sum", "min", "max", "avg")
+JOIN_TYPES = ("inner", "left_outer", "right_outer", "full_outer", "left_semi")
+_MOST = 1 << 62
+_UNITS_PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 
 
 class SchemaDerivationError(ValueError):
@@ -95,6 +106,106 @@ def watermark_output_schema(input_schema: pa.Schema, spec: WatermarkSpec) -> pa.
     if spec.delay_ms < 0:
         raise SchemaDerivationError(f"watermark delay of column {spec.column!r} is {spec.delay_ms} ms, allowed is >= 0")
     return input_schema
+
+
+def join_output_schema(spec: JoinSpec) -> pa.Schema:
+    """The keys that both sides call the same, the left side's other columns, the right side's; a semi join: the left's.
+
+    A side that may be missing has nullable columns.
+    """
+    if spec.how not in JOIN_TYPES:
+        raise SchemaDerivationError(f"join type {spec.how!r} is unknown, allowed are {list(JOIN_TYPES)}")
+    _check_join_keys(spec)
+    _check_join_times(spec)
+    if spec.how == "left_semi":
+        return spec.left.schema
+    shared = shared_join_keys(spec)
+    key_side = spec.right if spec.how == "right_outer" else spec.left
+    fields = [_field(key_side.schema, key, "key") for key in shared]
+    for side, nullable in (
+        (spec.left, spec.how in ("right_outer", "full_outer")),
+        (spec.right, spec.how in ("left_outer", "full_outer")),
+    ):
+        own = [field for field in side.schema if field.name not in shared]
+        fields += [field.with_nullable(True) if nullable else field for field in own]
+    names = [field.name for field in fields]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise SchemaDerivationError(
+            f"both sides have columns {repeated}; rename them on one side, e.g. .select(..., new_name='{repeated[0]}')"
+        )
+    return pa.schema(fields)
+
+
+def shared_join_keys(spec: JoinSpec) -> list[str]:
+    """Key columns that have one name on both sides: the result has them once."""
+    return [left for left, right in zip(spec.left.keys, spec.right.keys, strict=True) if left == right]
+
+
+def join_bounds(spec: JoinSpec) -> tuple[int, int]:
+    """``within_ms`` in the unit of the event time columns: what whole units lie between the bounds."""
+    assert spec.within_ms is not None
+    assert spec.left.event_time is not None
+    lower, upper = spec.within_ms
+    unit = spec.left.schema.field(spec.left.event_time).type.unit
+    if unit == "s":
+        return -(-lower // 1000), upper // 1000
+    return lower * _UNITS_PER_MS[unit], upper * _UNITS_PER_MS[unit]
+
+
+def decoded_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema as rows have it behind an exchange: columns are not dictionary or run-end encoded there."""
+    return pa.schema([field.with_type(_value_type(field.type)) for field in schema])
+
+
+def _check_join_keys(spec: JoinSpec) -> None:
+    if not spec.left.keys or len(spec.left.keys) != len(spec.right.keys):
+        raise SchemaDerivationError("a join needs at least one key column, and as many on the right as on the left")
+    for left, right in zip(spec.left.keys, spec.right.keys, strict=True):
+        left_type = _field(spec.left.schema, left, "left key").type
+        right_type = _field(spec.right.schema, right, "right key").type
+        if pa.types.is_nested(left_type) or pa.types.is_nested(right_type):
+            raise SchemaDerivationError(f"key column {left!r} is nested and cannot be a key")
+        if left_type != right_type:
+            raise SchemaDerivationError(
+                f"key column {left!r} is {left_type} on the left and {right!r} is {right_type} on the right; "
+                "both must have the same type: cast one with .withColumn(...)"
+            )
+    for side in spec.sides:
+        _check_unique(list(side.keys), "join")
+
+
+def _check_join_times(spec: JoinSpec) -> None:
+    if spec.within_ms is None:
+        if spec.how != "inner":
+            raise SchemaDerivationError(
+                f"join type {spec.how!r} needs within=(lower, upper) and a watermark on both sides; without bounds "
+                "it is never known that no match comes"
+            )
+        return
+    left, right = (_event_time_type(side, name) for side, name in zip(spec.sides, ("left", "right"), strict=True))
+    if left.unit != right.unit or (left.tz is None) != (right.tz is None):
+        raise SchemaDerivationError(
+            f"event time column {spec.left.event_time!r} is {left} on the left and {spec.right.event_time!r} is "
+            f"{right} on the right; both must have one unit, and both a time zone or neither"
+        )
+    lower, upper = join_bounds(spec)
+    if lower > upper or max(abs(lower), abs(upper)) > _MOST:
+        raise SchemaDerivationError(
+            f"time bounds {spec.within_ms[0]} ms to {spec.within_ms[1]} ms hold no moment of columns of type {left}"
+        )
+
+
+def _event_time_type(side: JoinSide, name: str) -> pa.DataType:
+    if side.event_time is None:
+        raise SchemaDerivationError(
+            f"within needs event time on both sides, the {name} one has none; call .withWatermark(column, delay) on it "
+            "(behind mapInArrow, transformWithState or a full outer join: again)"
+        )
+    kind = _field(side.schema, side.event_time, "event time").type
+    if not pa.types.is_timestamp(kind):
+        raise SchemaDerivationError(f"event time column {side.event_time!r} has type {kind}, allowed is timestamp")
+    return kind
 
 
 def _bind(input_schema: pa.Schema, node: acero.Declaration) -> pa.Schema:

@@ -89,6 +89,42 @@ class ProcessSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinSide:
+    """One of the two streams of a join. ``keys`` go by position with the other side's.
+
+    ``event_time`` is the timestamp that the join's time bounds are about, None without bounds. ``gates`` counts the
+    input gates that its rows come through, more than one behind a union.
+    """
+
+    schema: pa.Schema
+    keys: tuple[str, ...]
+    event_time: str | None = None
+    gates: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class JoinSpec:
+    """Joins rows with equal keys. ``how``: inner, left_outer, right_outer, full_outer or left_semi.
+
+    ``within_ms`` bounds the right row's event time minus the left row's, both ends included; None (inner only) sets no
+    bounds, and then no row is ever forgotten. The left side's gates come first.
+    """
+
+    how: str
+    left: JoinSide
+    right: JoinSide
+    within_ms: tuple[int, int] | None = None
+
+    @property
+    def sides(self) -> tuple[JoinSide, JoinSide]:
+        return self.left, self.right
+
+    def side_of_gate(self, input_index: int) -> int:
+        """0 for the left side, 1 for the right one."""
+        return 0 if input_index < self.left.gates else 1
+
+
+@dataclass(frozen=True, slots=True)
 class SinkSpec:
     """Writes a stream. ``format`` is a registered name or a PySpark ``DataSource`` class."""
 
@@ -134,6 +170,7 @@ OperatorSpec = (
     | WatermarkSpec
     | AggregateSpec
     | ProcessSpec
+    | JoinSpec
     | SinkSpec
     | CommitterSpec
     | EnumeratorSpec

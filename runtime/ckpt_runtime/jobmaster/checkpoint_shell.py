@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping, Set
 from concurrent.futures import Executor
@@ -25,19 +26,21 @@ from ckpt_runtime.checkpoint.events import CoordinatorEvent, TimerId
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.properties import CheckpointOptions
+from ckpt_runtime.checkpoint.shared_state_registry import is_shared
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
-from ckpt_runtime.jobmaster.snapshot_leftovers import find_leftovers
+from ckpt_runtime.jobmaster.snapshot_leftovers import find_leftovers, find_unused_shared_files
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.checkpoint_pointer_store import FIRST_CHECKPOINT_ID
-from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint
+from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint, shared_file_owner
 from ckpt_runtime.storage.crash_points import reach
 from ckpt_runtime.storage.disposal import (
     SnapshotDisposal,
     delete_checkpoint,
     delete_job_directory,
     delete_state_file,
+    release_job_directory,
 )
 from ckpt_runtime.storage.errors import (
     AmbiguousWriteError,
@@ -48,7 +51,7 @@ from ckpt_runtime.storage.errors import (
 )
 from ckpt_runtime.storage.filesystem import delete_file, delete_tree, resolve
 from ckpt_runtime.storage.leader_store import NotLeaderError
-from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, has_metadata, write_metadata
+from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, has_metadata, read_metadata, write_metadata
 from ckpt_runtime.storage.state_file_reader import locate
 
 logger = logging.getLogger(__name__)
@@ -56,9 +59,6 @@ logger = logging.getLogger(__name__)
 _SUSPENDED = JobStatus.SUSPENDED.value
 _RETRY_BASE_S = 0.2
 _RETRY_MAX_S = 30.0
-
-_SETTLED = (NotFoundError, InvalidLocationError, CorruptFileError)
-"""After an unknown outcome these alone say that it did not happen: a first write may still be on its way otherwise."""
 
 
 class CheckpointListener(Protocol):
@@ -135,6 +135,7 @@ class CheckpointShell:
         Returns the first id that no checkpoint directory has: what an earlier job of this id left is not this one's.
         """
         self._storage.initialize()
+        self._storage.claim(self._record.cluster)
         first = max(self._storage.list_checkpoints(), default=0) + 1
         self._earlier_ids = range(first, first)
         return first
@@ -230,10 +231,10 @@ class CheckpointShell:
                 self._in_pool(lambda: self._resolve_pointer(checkpoint, owned), _backoff(attempt))
             case out.RemoveFromStore(checkpoint_id, attempt, discards):
                 self._in_pool(lambda: self._remove_pointer(checkpoint_id, discards), _backoff(attempt))
-            case out.FindLeftovers():
+            case out.FindLeftovers(below):
                 retained = self.coordinator.retained
                 states = [state for entry in retained for state in entry.checkpoint.states.values()]
-                self._in_pool(lambda: self._find_leftovers(states, next_attempt=1))
+                self._in_pool(lambda: self._find_leftovers(states, below, next_attempt=1))
             case _:
                 self._delete(effect)
 
@@ -250,6 +251,8 @@ class CheckpointShell:
             case out.DiscardState():
                 directory = effect.directory
                 for file in effect.state.files():
+                    if is_shared(file):
+                        continue  # the registry knows when nobody needs it any more
                     submit(f"delete {file.path} in {directory}", partial(_delete_file, directory, file.path))
             case out.DeleteSharedFiles(paths):
                 for path in paths:
@@ -325,15 +328,21 @@ class CheckpointShell:
         return on.MetadataWritten(checkpoint.id)
 
     def _resolve_metadata(self, checkpoint: CompletedCheckpoint) -> CoordinatorEvent:
+        """That writing it again is refused does not tell what became of the first attempt, which may be on its way.
+
+        Only a local disk has nothing on its way: there, no directory means no metadata.
+        """
+        directory = resolve(checkpoint.directory)
         try:
-            if not has_metadata(resolve(checkpoint.directory)):
+            if not has_metadata(directory):
                 self._record.check()
-                write_metadata(resolve(checkpoint.directory), checkpoint.to_json())
+                write_metadata(directory, checkpoint.to_json())
         except NotLeaderError as error:
             return self._lost(error)
-        except _SETTLED as error:
-            return on.MetadataFailed(checkpoint.id, str(error))
-        except StorageError as error:
+        except NotFoundError as error:
+            answer = on.MetadataFailed if directory.is_local else on.MetadataUnknown
+            return answer(checkpoint.id, str(error))
+        except Exception as error:
             return on.MetadataUnknown(checkpoint.id, str(error))
         return on.MetadataWritten(checkpoint.id)
 
@@ -377,16 +386,21 @@ class CheckpointShell:
         reach("removal-after")
         return on.StoreRemoved(checkpoint_id)
 
-    def _find_leftovers(self, states: list[SubtaskState], next_attempt: int) -> CoordinatorEvent | None:
+    def _find_leftovers(
+        self, states: list[SubtaskState], below: int | None, next_attempt: int
+    ) -> CoordinatorEvent | None:
         """Looks until storage answers; checkpoints go on meanwhile."""
         try:
+            if below is not None:
+                ids = range(self._earlier_ids.start, below)
+                return on.LeftoversFound((), find_unused_shared_files(self._storage, ids, states))
             return find_leftovers(self._storage, self._earlier_ids, states)
         except InvalidLocationError as error:
-            logger.warning("cannot tell what an earlier driver left, so it stays: %s", error)
+            logger.warning("cannot tell what was left behind, so it stays: %s", error)
             return on.LeftoversFound(())
         except StorageError as error:
-            logger.warning("cannot see what an earlier driver left, will try again: %s", error)
-        again = partial(self._find_leftovers, states, next_attempt + 1)
+            logger.warning("cannot see what was left behind, will try again: %s", error)
+        again = partial(self._find_leftovers, states, below, next_attempt + 1)
         self._loop.call_soon_threadsafe(self._in_pool, again, _backoff(next_attempt))
         return None
 
@@ -417,10 +431,27 @@ class CheckpointShell:
         if keeps_nothing and first == FIRST_CHECKPOINT_ID:
             delete_tree(self._storage.shared)
             delete_tree(self._storage.task_owned)
+        else:
+            self._clean_up_shared(range(first, sys.maxsize))
+        release_job_directory(self._storage)
         delete_job_directory(self._storage)
 
+    def _clean_up_shared(self, ids: range) -> None:
+        """Deletes what this job has written and none of the checkpoints that are left refers to."""
+        if not find_unused_shared_files(self._storage, ids, ()):
+            return
+        states: list[SubtaskState] = []
+        for checkpoint_id in self._storage.list_checkpoints():
+            if checkpoint_id in ids:
+                found = read_metadata(self._storage.checkpoint(checkpoint_id))
+                states += CompletedCheckpoint.from_json(found.document).states.values()
+        for url in find_unused_shared_files(self._storage, ids, states):
+            self._delete_shared(url)
+
     def _delete_shared(self, path: str) -> None:
-        delete_state_file(self._storage.location, resolve(path))
+        """Also one that a claimed snapshot of another job has brought along: it has become this job's."""
+        file, own = resolve(path), self._storage.location
+        delete_state_file(own if own.contains(file) else shared_file_owner(file), file)
 
 
 def _delete_file(directory: str, path: str) -> None:

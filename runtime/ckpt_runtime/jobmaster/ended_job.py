@@ -7,10 +7,10 @@ job; figures of single subtasks and the history of checkpoints ended with the dr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
+from ckpt_runtime.checkpoint.statistics import CheckpointCounts, CheckpointStatsSnapshot
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.exceptions_history import entry_of
@@ -60,6 +60,9 @@ class EndedJob:
         self._restart_strategy = str(document["restart_strategy"])
         shown = document["checkpoint_config"]
         self._checkpoint_config = EffectiveCheckpointConfig(**{**shown, "overrides": tuple(shown["overrides"])})
+        # Drivers of earlier versions stored neither.
+        self._counts = CheckpointCounts(**document.get("checkpoint_counts", {}))
+        self._restarts = int(document.get("restarts", 0))
 
     def overview(self) -> JobOverview:
         return self._overview
@@ -77,10 +80,16 @@ class EndedJob:
         return self._checkpoint_config
 
     def checkpoint_statistics(self) -> CheckpointStatsSnapshot:
-        return CheckpointStatsSnapshot()
+        return CheckpointStatsSnapshot(self._counts)
 
     def metrics(self) -> dict[str, str]:
-        return {}
+        """Those that do not change once a job has ended."""
+        return {
+            "numRestarts": str(self._restarts),
+            "numberOfCompletedCheckpoints": str(self._counts.completed),
+            "numberOfFailedCheckpoints": str(self._counts.failed),
+            "totalNumberOfCheckpoints": str(self._counts.total),
+        }
 
     def exception_history(self, limit: int) -> ExceptionHistory:
         return ExceptionHistory(self._exceptions[:limit], truncated=len(self._exceptions) > limit)
@@ -105,8 +114,11 @@ def result_document(  # noqa: PLR0913 -- one parameter for each part of the docu
     restart_strategy: str,
     checkpoint_config: EffectiveCheckpointConfig,
     request: RunRequest | None,
+    checkpoint_counts: CheckpointCounts,
+    restarts: int,
 ) -> dict[str, Any]:
-    """The stored form."""
+    """The stored form. Checkpoints that are still in progress fail with the job's end."""
+    failed = checkpoint_counts.failed + checkpoint_counts.in_progress
     return {
         "job_id": job_id,
         "status": status.value,
@@ -118,4 +130,6 @@ def result_document(  # noqa: PLR0913 -- one parameter for each part of the docu
         "restart_strategy": restart_strategy,
         "checkpoint_config": asdict(checkpoint_config),
         "request": None if request is None else asdict(request),
+        "checkpoint_counts": asdict(replace(checkpoint_counts, in_progress=0, failed=failed)),
+        "restarts": restarts,
     }

@@ -282,6 +282,8 @@ class JobMaster:
             restart_strategy=strategy_type(self.configuration).value,
             checkpoint_config=self.checkpoint_config(),
             request=self._submission.request,
+            checkpoint_counts=self.checkpoint_statistics().counts,
+            restarts=self._restarts,
         )
 
     def _execute(self, effect: JobEffect) -> None:

@@ -31,6 +31,10 @@ OverridesChange = Callable[[str | None], str | None]
 class JobRecord(Protocol):
     """One job's durable side."""
 
+    @property
+    def cluster(self) -> str | None:
+        """The URL of the cluster's high-availability directory; None without one."""
+
     def check(self) -> None:
         """Raises NotLeaderError when this driver may change nothing of the job any more."""
 
@@ -70,6 +74,10 @@ class VolatileRecord:
 
     def __init__(self) -> None:
         self._overrides: str | None = None
+
+    @property
+    def cluster(self) -> str | None:
+        return None
 
     def check(self) -> None:
         return
@@ -115,6 +123,10 @@ class DurableRecord:
         self._job_id = job_id
         self._pointers = store.pointers(job_id)
         self._counters = store.counters(job_id)
+
+    @property
+    def cluster(self) -> str | None:
+        return self._store.root.url
 
     def check(self) -> None:
         self._store.fence()

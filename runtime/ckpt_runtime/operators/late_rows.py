@@ -19,7 +19,7 @@ class LateRows:
         """The rows whose event time is after the watermark."""
         column = batch.column(self._column)
         times = column.cast(pa.int64())
-        bound = _in_unit(watermark_ms, column.type.unit)
+        bound = in_unit(watermark_ms, column.type.unit)
         earliest = pc.min(times).as_py()
         if earliest is None or earliest > bound:
             return batch
@@ -28,8 +28,8 @@ class LateRows:
         return on_time
 
 
-def _in_unit(watermark_ms: int, unit: str) -> int:
-    """The latest value of the unit that is at or before the watermark."""
+def in_unit(watermark_ms: int, unit: str) -> int:
+    """The latest 64-bit value of the unit that is at or before the watermark."""
     if unit == "s":
         return watermark_ms // 1000
-    return min(watermark_ms * {"ms": 1, "us": 1000, "ns": 1_000_000}[unit], _MAX)
+    return max(min(watermark_ms * {"ms": 1, "us": 1000, "ns": 1_000_000}[unit], _MAX), -_MAX)

@@ -79,6 +79,10 @@ class KeyedStateBackend(ABC):
         """A priority queue of (time, key), each pair once."""
 
     @abstractmethod
+    def row_buffers(self, specs: Sequence[Any]) -> Any:
+        """Rows per key of several sides (``RowBufferSpec``) whose keys have equal types; each side is a state."""
+
+    @abstractmethod
     def restored_key_schema(self) -> pa.Schema | None:
         """The key's schema according to the restored snapshot, of which nothing has been asked for; else None."""
 

@@ -7,7 +7,7 @@ blocks count from the file's start and stand in :class:`~ckpt_runtime.checkpoint
 
 The section's descriptor (JSON) makes a section readable without the job:
 
-* ``format``: 1; ``kind``: ``aggregate``, ``value``, ``list``, ``map`` or ``timers``
+* ``format``: 1; ``kind``: ``aggregate``, ``value``, ``list``, ``map``, ``timers`` or ``rows``
 * ``schema``: the Arrow schema of every batch in the section, ``key_schema``: of the key alone. A schema is
   ``{"arrow": base64 of the IPC schema message, "fields": ["name: type", …]}``; ``fields`` is for people
 * aggregate: columns ``key.<name>`` then each aggregate's stored columns; ``aggregates``: list of ``{alias, function,
@@ -17,6 +17,8 @@ The section's descriptor (JSON) makes a section readable without the job:
 * map: ``key.<name>``, ``user_key.<name>``, ``value.<name>``; one row per entry
 * value, list and map with time to live also have ``expires_at`` (int64, ms since epoch)
 * timers: ``key.<name>``, ``time`` (int64 ms); one row per timer
+* rows: ``key.<name>``, ``value.<name>``, ``matched`` (bool); rows of a key in order and in one block; ``rows``:
+  ``{event_time: the column by which rows are forgotten or null, keeps_matched: whether matched rows stay}``
 
 A row's key group comes from the stable hash of its key columns (``state/hashing.py``). Nothing here is pickled, and
 bytes that do not fit their descriptor raise :class:`CorruptStateError`.
@@ -45,6 +47,7 @@ USER_KEY_PREFIX = "user_key."
 VALUE_PREFIX = "value."
 EXPIRES_AT = "expires_at"
 TIME = "time"
+MATCHED = "matched"
 
 
 def schema_to_json(schema: pa.Schema) -> dict[str, Any]:
@@ -91,7 +94,7 @@ def check_descriptor(name: str, descriptor: dict[str, Any]) -> None:
     version = descriptor.get("format")
     if version != FORMAT_VERSION:
         raise CorruptStateError(f"state {name!r} has native format {version!r}, this version reads {FORMAT_VERSION}")
-    if descriptor.get("kind") not in ("aggregate", "value", "list", "map", "timers"):
+    if descriptor.get("kind") not in ("aggregate", "value", "list", "map", "timers", "rows"):
         raise CorruptStateError(f"state {name!r} has the unknown kind {descriptor.get('kind')!r}")
 
 

@@ -8,19 +8,24 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 
-from ckpt_runtime.storage.errors import AlreadyExistsError, InvalidLocationError, StorageError
-from ckpt_runtime.storage.filesystem import Location, list_names, make_directory, naming, resolve
+from ckpt_runtime.storage.errors import AlreadyExistsError, InvalidLocationError, NotFoundError, StorageError
+from ckpt_runtime.storage.filesystem import Location, list_names, make_directory, naming, read_bytes, resolve
+from ckpt_runtime.storage.publish import publish
 from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, has_metadata
 
 CHECKPOINT_PREFIX = "chk-"
 SAVEPOINT_PREFIX = "savepoint-"
 SHARED_NAME = "shared"
 TASK_OWNED_NAME = "taskowned"
+OWNER_NAME = "owner"
 
 _CHECKPOINT_NAME = re.compile(rf"{CHECKPOINT_PREFIX}([0-9]{{1,19}})")
+_SHARED_FILE_NAME = re.compile(rf"{CHECKPOINT_PREFIX}([0-9]{{1,19}})-.+")
 _JOB_ID = re.compile(r"[0-9a-f]{32}")
 _SAVEPOINT_ATTEMPTS = 10
+_MAX_OWNER_BYTES = 16_384
 
 
 def check_job_id(job_id: str) -> str:
@@ -56,6 +61,31 @@ class CheckpointStorage:
     def checkpoint(self, checkpoint_id: int) -> Location:
         """The directory of one checkpoint, whether it exists or not."""
         return self.location.child(f"{CHECKPOINT_PREFIX}{checkpoint_id}")
+
+    @property
+    def owner(self) -> Location:
+        """Names the cluster whose job writes here, as long as it does."""
+        return self.location.child(OWNER_NAME)
+
+    def claim(self, cluster: str | None) -> None:
+        """Before the first write of a job: two clusters that use one directory may be given the same job id.
+
+        ``cluster`` is the URL of its high-availability directory; None, for a session without, only looks. Claiming
+        again is fine. Raises :class:`AlreadyExistsError` naming the other cluster.
+        """
+        if cluster is not None:
+            with suppress(AlreadyExistsError):
+                publish(self.owner, cluster.encode())
+        try:
+            holder = read_bytes(self.owner, _MAX_OWNER_BYTES).decode(errors="replace")
+        except NotFoundError:
+            return
+        if holder != cluster:
+            message = (
+                f"{self.location.url} belongs to the job of this id in the cluster {holder}; choose another job id or "
+                f"another execution.checkpointing.dir, or delete {self.owner.url} if that cluster is no more"
+            )
+            raise AlreadyExistsError(message, self.owner.url)
 
     def initialize(self) -> None:
         """Makes the job's directories; they may exist. Raises :class:`StorageError` naming the directory."""
@@ -100,6 +130,24 @@ def initialize_savepoint(
     raise StorageError(f"cannot create a savepoint directory in {base.url}: all names tried exist", base.url)
 
 
+def shared_file_checkpoint(name: str) -> int | None:
+    """The id of the checkpoint for which a shared file was written, by its name; None for foreign files."""
+    match = _SHARED_FILE_NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def shared_file_owner(file: Location) -> Location:
+    """The job directory that a shared file lies in, by its path alone.
+
+    Raises :class:`InvalidLocationError` unless it has the name and place of a job's shared file.
+    """
+    directory = file.parent
+    owner = directory.parent
+    if shared_file_checkpoint(file.name) is None or directory.name != SHARED_NAME or not is_job_id(owner.name):
+        raise InvalidLocationError(f"{file.url} does not lie where a job's shared files do", file.url)
+    return owner
+
+
 def is_checkpoint_name(name: str) -> bool:
     """Whether a directory name is one that :class:`CheckpointStorage` gives to checkpoints."""
     return _CHECKPOINT_NAME.fullmatch(name) is not None
@@ -112,4 +160,6 @@ __all__ = [
     "initialize_savepoint",
     "is_checkpoint_name",
     "is_job_id",
+    "shared_file_checkpoint",
+    "shared_file_owner",
 ]

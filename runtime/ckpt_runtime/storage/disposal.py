@@ -40,6 +40,11 @@ def delete_checkpoint(storage: CheckpointStorage, checkpoint_id: int) -> None:
         reach("checkpoint-deleted")
 
 
+def release_job_directory(storage: CheckpointStorage) -> None:
+    """The job has ended: what is left of it no longer belongs to its cluster."""
+    delete_file(storage.owner)
+
+
 def delete_job_directory(storage: CheckpointStorage) -> bool:
     """Deletes a job's checkpoint directory if nothing but empty directories is left in it; says whether it is gone."""
     for directory in (storage.shared, storage.task_owned):

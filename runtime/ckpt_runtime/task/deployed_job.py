@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
+
 from ckpt_runtime.api.entry_point import load_plan
 from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.configuration.cluster_options import TaskManagerOptions
@@ -17,18 +19,19 @@ from ckpt_runtime.configuration.state_options import StateOptions
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.job_graph import JobEdge, JobVertex, Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range
-from ckpt_runtime.graph.specs import ProcessSpec, RangeReaderSpec
+from ckpt_runtime.graph.specs import JoinSpec, ProcessSpec, RangeReaderSpec
 from ckpt_runtime.network.framing import channel_id
 from ckpt_runtime.network.gate import InputChannel, InputGate
-from ckpt_runtime.network.transport import DataTransport
+from ckpt_runtime.network.transport import DataTransport, RemoteSubpartition
 from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore
 from ckpt_runtime.state.backend import KeyedStateBackend
 from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.task.chain import ChainEnd, OperatorChain
 from ckpt_runtime.task.deployment import Deployment, OutputDescriptor, Program, SubtaskDescriptor
+from ckpt_runtime.task.input_debloating import input_debloating
 from ckpt_runtime.task.operator_factory import create_operator, is_keyed
-from ckpt_runtime.task.output import BufferLimits, LocalSubpartition, ResultPartition, Subpartition
+from ckpt_runtime.task.output import BufferLimits, LocalSubpartition, ResultPartition
 from ckpt_runtime.task.restore import create_keyed_backend
 from ckpt_runtime.task.restored_input import EdgeKeys, RestoredInput, check_schema
 from ckpt_runtime.task.subtask import Subtask, SubtaskHost
@@ -145,6 +148,8 @@ class DeployedJob:
             finished_on_restore=descriptor.finished,
             restored=self._restored_input(descriptor, vertex),
         )
+        local = [channel.local for channel in descriptor.inputs]
+        subtask.debloating = input_debloating(self._configuration, self._gates[key].channels, local)
         holder.append(subtask)
         self.subtasks[key] = subtask
 
@@ -168,26 +173,34 @@ class DeployedJob:
             return None
         head = vertex.operators[0]
         for stream in descriptor.in_flight:
-            check_schema(stream, self._plan.input_schemas.get(head.uid), head.uid)
+            check_schema(stream, self._input_schema(head.uid, stream.edge), head.uid)
         location = resolve(self.deployment.snapshot_directory)
         edges = self.deployment.graph.inputs(vertex.id)
         return RestoredInput(
+            head.uid,
             descriptor.in_flight,
             lambda stream: ChannelStateReader(location, stream, foreign=not self.deployment.snapshot_owned),
             [EdgeKeys(edge.keys, vertex.max_parallelism) for edge in edges],
         )
 
+    def _input_schema(self, uid: str, gate: int) -> pa.Schema | None:
+        """What the head of a vertex takes from one of its inputs; None where the plan cannot tell."""
+        spec = self._plan.specs[uid]
+        if isinstance(spec, JoinSpec):
+            return spec.sides[spec.side_of_gate(gate)].schema
+        return self._plan.input_schemas.get(uid)
+
     def _build_output(self, output: OutputDescriptor, edge: JobEdge, index: int, wakeup: Wakeup) -> ResultPartition:
         ranges = self._reads_ranges(edge.target)
         capacity = 1 if ranges else self._configuration.get(TaskManagerOptions.MAX_BUFFERS_PER_OUTPUT_CHANNEL)
-        subpartitions: list[Subpartition] = []
+        subpartitions: list[LocalSubpartition | RemoteSubpartition] = []
         for channel in output.channels:
             if channel.address is None:
                 subpartitions.append(LocalSubpartition(self._local[channel.index], capacity, wakeup.wake))
             else:
                 wire = channel_id(self.deployment.deployment, channel.index)
                 subpartitions.append(self._transport.connect(channel.address, wire, capacity, wakeup.wake))
-        return ResultPartition(
+        partition = ResultPartition(
             output.partitioning,
             output.keys,
             output.max_parallelism,
@@ -201,6 +214,9 @@ class DeployedJob:
             peers=[index] if edge.partitioning is Partitioning.FORWARD else None,
             overtakes=self.deployment.graph.overtakes(edge),
         )
+        for position, subpartition in enumerate(subpartitions):
+            subpartition.buffer_size.listen(partial(partition.limit_bytes, position))
+        return partition
 
     def _context(
         self,

@@ -8,6 +8,7 @@ from ckpt_runtime.connectors.registry import create_connector
 from ckpt_runtime.graph.specs import (
     AggregateSpec,
     FilterSpec,
+    JoinSpec,
     MapInArrowSpec,
     OperatorSpec,
     ProcessSpec,
@@ -16,6 +17,7 @@ from ckpt_runtime.graph.specs import (
 )
 from ckpt_runtime.operators.aggregate import AggregateOperator
 from ckpt_runtime.operators.filter import FilterOperator
+from ckpt_runtime.operators.join import JoinOperator
 from ckpt_runtime.operators.map_in_arrow import MapInArrowOperator
 from ckpt_runtime.operators.operator import Operator
 from ckpt_runtime.operators.project import ProjectOperator
@@ -36,6 +38,8 @@ def create_operator(spec: OperatorSpec, input_schema: pa.Schema | None) -> Opera
             return WatermarkOperator(spec)
         case AggregateSpec():
             return AggregateOperator(spec, input_schema)
+        case JoinSpec():
+            return JoinOperator(spec)
         case ProcessSpec():
             return StatefulProcessorOperator(spec, input_schema)
         case _:
@@ -44,4 +48,4 @@ def create_operator(spec: OperatorSpec, input_schema: pa.Schema | None) -> Opera
 
 def is_keyed(spec: OperatorSpec) -> bool:
     """Whether the operator keeps state per key, and so needs a keyed backend."""
-    return isinstance(spec, AggregateSpec | ProcessSpec)
+    return isinstance(spec, AggregateSpec | ProcessSpec | JoinSpec)

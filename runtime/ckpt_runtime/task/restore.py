@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle
 from ckpt_runtime.configuration.state_options import StateBackendType
@@ -41,13 +41,20 @@ def create_keyed_backend(
         raise UnsupportedBackendError(f"state.backend.type: {kind.value!r} is not available, use 'hashmap'")
     backend = MemoryKeyedStateBackend(key_groups, max_parallelism, uid)
     if handles:
-        try:
+        with naming_operator(uid, f"state from {directory}", directory):
             _restore(backend, handles, directory)
-        except (CorruptFileError, NotFoundError, InvalidLocationError, CorruptStateError) as error:
-            url = error.url if isinstance(error, StorageError) else directory
-            message = f"the state of operator {uid!r} cannot be restored from {directory}: {error}"
-            raise StateRestoreError(message, url, error) from error
     return backend
+
+
+@contextmanager
+def naming_operator(uid: str, what: str, directory: str = "") -> Iterator[None]:
+    """Raises StateRestoreError for what is damaged or missing, naming the operator; lets other errors pass."""
+    try:
+        yield
+    except (CorruptFileError, NotFoundError, InvalidLocationError, CorruptStateError) as error:
+        url = error.url if isinstance(error, StorageError) else directory
+        message = f"operator {uid!r} cannot restore its {what}: {error}"
+        raise StateRestoreError(message, url, error) from error
 
 
 def _restore(backend: MemoryKeyedStateBackend, handles: Sequence[KeyedStateHandle], directory: str) -> None:

@@ -18,6 +18,7 @@ from ckpt_runtime.state.hashing import hash_columns, key_groups_of
 from ckpt_runtime.storage.channel_state_frame import InFlightWatermark
 from ckpt_runtime.storage.channel_state_reader import ChannelStateReader, decode_schema
 from ckpt_runtime.task.in_flight import CapturedChannel
+from ckpt_runtime.task.restore import naming_operator
 
 
 class UnreadableInFlightDataError(ValueError):
@@ -59,15 +60,18 @@ class RestoredWatermark:
 class RestoredInput:
     """The streams of one subtask, in order; ``edge_keys`` by edge, for those that are clipped by key group.
 
-    ``open_reader`` opens one stream; it and reading raise as :class:`ChannelStateReader` does.
+    ``open_reader`` opens one stream. What is damaged or missing raises :class:`StateRestoreError`, which names operator
+    ``uid`` and the file; other failures come as the storage raises them.
     """
 
     def __init__(
         self,
+        uid: str,
         streams: Sequence[ChannelStateStream],
         open_reader: Callable[[ChannelStateStream], ChannelStateReader],
         edge_keys: Sequence[EdgeKeys],
     ) -> None:
+        self._uid = uid
         self._streams = deque(streams)
         self._open_reader = open_reader
         self._edge_keys = edge_keys
@@ -83,9 +87,10 @@ class RestoredInput:
         if not self._streams:
             return None
         stream = self._streams[0]
-        if self._reader is None:
-            self._reader = self._open_reader(stream)
-        element = self._reader.read()
+        with naming_operator(self._uid, "in-flight data"):
+            if self._reader is None:
+                self._reader = self._open_reader(stream)
+            element = self._reader.read()
         if element is None:
             self._reader.close()
             self._reader = None

@@ -29,8 +29,9 @@ class SliceSize:
     def took(self, rows: int, ms: float) -> None:
         """A slice of so many rows has taken so long (monotonic ms)."""
         expected = self._call_ms + self._row_ms * rows
-        if ms * 2 > 3 * max(self._known_ms, expected):
-            # The first one, or slower than anything known. Whether it is the call, the next slice tells: it is shorter.
+        if ms * 2 > 3 * max(self._known_ms, expected) or ms * 3 < 2 * min(self._known_ms, expected):
+            # The first one, or the operator has become slower or faster. Whether it is the call that costs, slices of
+            # another size tell, and the next one is of another size.
             self._call_ms, self._row_ms = 0.0, ms / rows
         elif abs(rows - self._known_rows) * 4 > self._known_rows:
             slope = (ms - self._known_ms) / (rows - self._known_rows)
@@ -44,4 +45,4 @@ class SliceSize:
         if self._row_ms <= 0:
             return max(self.rows, most)
         wanted_ms = max(SLICE_MS - self._call_ms, self._call_ms * _OVERHEAD_SHARE)
-        return max(1, min(int(wanted_ms / self._row_ms), most))
+        return max(1, int(min(wanted_ms / self._row_ms, most)))

@@ -178,13 +178,13 @@ def _():
 
 @bug("a new leader does not close the plan to the old one", "I12")
 def _():
-    original = World._lead
+    original = World._take_up
 
-    def lead(self):
+    def take_up(self, epoch):
         self.ha.revision -= 1
-        original(self)
+        original(self, epoch)
 
-    return [(World, "_lead", lead), (StorageShell, "_answered", _careless_answer)]
+    return [(World, "_take_up", take_up), (StorageShell, "_answered", _careless_answer)]
 
 
 def _careless_answer(self, what, answer, told, refused, fenced):
@@ -208,3 +208,43 @@ def _():
     from ckpt_runtime.scheduler import job_effects as job_out
 
     return [(simulated_driver._EXECUTE, job_out.JobEnded, ended)]
+
+
+@bug("a new leader does not close the results to the old one", "K13, I12")
+def _():
+    return [(World, "_adopt_results", nothing)]
+
+
+@bug("a new leader reads the result before it closes it to the old one", "K13, I12")
+def _():
+    lead, start = World._lead, simulated_driver.Driver.start
+
+    def early(self):
+        self.early = self.ha.result
+        lead(self)
+
+    def starts(self):
+        world = self.world
+        world.ha.result, stored = getattr(world, "early", None), world.ha.result
+        try:
+            start(self)
+        finally:
+            world.ha.result = stored
+
+    return [(World, "_lead", early), (simulated_driver.Driver, "start", starts)]
+
+
+@bug("a new driver does not delete what the old one noted", "2.1, the gaps")
+def _():
+    return [(StorageShell, "dispose", nothing)]
+
+
+@bug("a removed pointer leaves no note of what is to be deleted", "2.1, the gaps")
+def _():
+    original = World.remove_pointer
+    return [(World, "remove_pointer", lambda self, driver, number, disposal: original(self, driver, number, None))]
+
+
+@bug("a new driver starts with an empty history of failures", "the job record")
+def _():
+    return [(simulated_driver.Driver, "_earlier_failures", lambda self: [])]

@@ -105,3 +105,39 @@ def running_aggregate(function: str, values: Sequence[Any]) -> Any:
         return (value != value, value if value == value else 0)
 
     return min(present, key=order) if function == "min" else max(present, key=order)
+
+
+class BufferedRows:
+    """What the kernels of buffered rows do, with a list of ``[key, time, alive, matched]``."""
+
+    def __init__(self, keeps_matched: bool) -> None:
+        self._keeps_matched = keeps_matched
+        self._rows: list[list[Any]] = []
+
+    def append(self, keys: Sequence[Any], times: Sequence[int]) -> None:
+        self._rows += [[key, time, True, False] for key, time in zip(keys, times, strict=True)]
+
+    def matches(self, keys: Sequence[Any], times: Sequence[int], lower: int, upper: int) -> list[tuple[int, int]]:
+        """Pairs of probing position and row; a row that ends with its first match is in one pair only."""
+        pairs: list[tuple[int, int]] = []
+        gone: set[int] = set()
+        for position, (key, time) in enumerate(zip(keys, times, strict=True)):
+            for number, (other, row_time, alive, _) in enumerate(self._rows):
+                if alive and number not in gone and other == key and lower <= row_time - time <= upper:
+                    pairs.append((position, number))
+                    gone |= set() if self._keeps_matched else {number}
+        return pairs
+
+    def mark(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for _, number in pairs:
+            self._rows[number][2:] = [self._keeps_matched, True]
+
+    def expire(self, bound: int) -> list[int]:
+        """Ends rows at or before ``bound``; those without a match."""
+        ended = [number for number, (_, time, alive, _) in enumerate(self._rows) if alive and time <= bound]
+        for number in ended:
+            self._rows[number][2] = False
+        return [number for number in ended if not self._rows[number][3]]
+
+    def living(self) -> int:
+        return sum(alive for _, _, alive, _ in self._rows)

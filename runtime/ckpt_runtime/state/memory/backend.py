@@ -22,6 +22,7 @@ from ckpt_runtime.state.memory.aggregate_table import AggregateTable
 from ckpt_runtime.state.memory.keyed_state import KeyedState, StoredRow, TimeToLive
 from ckpt_runtime.state.memory.keyed_states import ListStateTable, MapStateTable, ValueStateTable
 from ckpt_runtime.state.memory.restored import RestoredState, restored_states
+from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers, RowBufferSpec, check_ends
 from ckpt_runtime.state.memory.timers import TimerQueue
 from ckpt_runtime.state.schema_evolution import check_evolution, evolve
 
@@ -65,7 +66,7 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
         self.key_groups = key_groups
         self.max_parallelism = max_parallelism
         self.uid = uid
-        self._states: dict[str, AggregateTable | KeyedState] = {}
+        self._states: dict[str, AggregateTable | KeyedState | RowBuffer] = {}
         self._unclaimed: dict[str, RestoredState] = {}
 
     def restore(self, sources: Sequence[RestoreSource]) -> None:
@@ -77,7 +78,7 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
         known = self._states.get(name)
         if known is not None:
             same = isinstance(known, AggregateTable) and known.aggregates == tuple(columns)
-            if not same or not known.key_schema.equals(key_schema):
+            if not same or not cast(AggregateTable, known).key_schema.equals(key_schema):
                 raise schema_mismatch(self.uid, name, "it is in use otherwise", _schema_of(known), list(columns))
             return cast(AggregateTable, known)
         table = AggregateTable(self.uid, name, key_schema, columns)
@@ -116,6 +117,26 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
     def timers(self, name: str, key_schema: pa.Schema) -> TimerQueue:
         """A priority queue of (time, key), each pair once."""
         return self._keyed(TimerQueue, name, key_schema)
+
+    def row_buffers(self, specs: Sequence[RowBufferSpec]) -> RowBuffers:
+        """Rows per key of several sides; to be asked for once."""
+        key_types = {tuple(spec.key_schema.types) for spec in specs}
+        if len(key_types) != 1:
+            raise StateSchemaError(f"operator {self.uid!r}: keys differ in type: {sorted(map(str, key_types))}")
+        buffers = RowBuffers(specs)
+        for spec, side in zip(specs, buffers.sides, strict=True):
+            known = self._states.get(spec.name)
+            if known is not None:
+                raise schema_mismatch(self.uid, spec.name, "it is in use", _schema_of(known), spec.stored_schema())
+            restored = self._claim(spec.name, "rows")
+            if restored is not None:
+                check_ends(self.uid, spec, restored.descriptor)
+                wanted = spec.stored_schema()
+                check_evolution(self.uid, spec.name, restored.schema, wanted)
+                for batch in restored.batches():
+                    buffers.load(side, evolve(spec.name, batch, wanted))
+            self._states[spec.name] = side
+        return buffers
 
     def restored_key_schema(self) -> pa.Schema | None:
         """The key's schema according to the restored snapshot; None without one."""
@@ -182,7 +203,7 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
             raise schema_mismatch(self.uid, name, "the key changed", stored, asked)
 
 
-def _schema_of(state: AggregateTable | KeyedState) -> pa.Schema:
+def _schema_of(state: AggregateTable | KeyedState | RowBuffer) -> pa.Schema:
     return state.stored_schema()
 
 

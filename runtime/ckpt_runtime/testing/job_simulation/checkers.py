@@ -1,4 +1,4 @@
-"""What must hold on every schedule, checked as it happens: checkpoints, files, the sink's content, buffers in memory."""
+"""What must hold on every schedule, checked as it happens: checkpoints, files, the sink's content."""
 
 from __future__ import annotations
 
@@ -50,6 +50,8 @@ class CheckpointLedger:
             self.completed.add(checkpoint_id)
             return
         self.aborted[checkpoint_id] = failure
+        if "expired" in failure and started > self._master.world.calm_since:
+            raise Violation(f"checkpoint {checkpoint_id} expires although nothing fails any more")
         waited = self._master.world.now - started
         if waited > self._greatest_timeout + 50 and "expired" in failure:
             raise Violation(f"checkpoint {checkpoint_id} expires after {waited} ms")
@@ -146,9 +148,18 @@ class Snapshots:
             self._protect(checkpoint)
 
     def claim(self, checkpoint: CompletedCheckpoint) -> None:
-        """No longer a user's."""
-        if self._users.pop(checkpoint.directory, None) is not None:
-            self._protected -= Counter(_paths(checkpoint))
+        """No longer a user's, who also deletes the older ones of that run: files that both use are not theirs now."""
+        if self._users.pop(checkpoint.directory, None) is None:
+            return
+        self._protected -= Counter(_paths(checkpoint))
+        claimed = set(_paths(checkpoint))
+        for directory, other in list(self._users.items()):
+            if other.job_id == checkpoint.job_id and not other.is_savepoint:
+                del self._users[directory]
+                self._protected -= Counter(_paths(other))
+                for path in _paths(other):
+                    if path not in claimed and not self._protected[path]:
+                        del self._world.files.files[path]
 
     def _protect(self, checkpoint: CompletedCheckpoint) -> None:
         paths = _paths(checkpoint)
@@ -213,4 +224,6 @@ class Sink:
         """A restore from that checkpoint must not repeat what is committed."""
         for name, (committed_run, number, _) in self._committed.items():
             if (committed_run, number) > (run, checkpoint_id):
-                raise Violation(f"transaction {name} is committed, but checkpoint {checkpoint_id} of run {run} is restored")
+                raise Violation(
+                    f"transaction {name} is committed, but checkpoint {checkpoint_id} of run {run} is restored"
+                )

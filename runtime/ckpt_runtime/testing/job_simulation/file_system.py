@@ -102,7 +102,9 @@ class SimulatedFileSystem(AbstractFileSystem):
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         directory = self._strip_protocol(path).rstrip("/")
-        found = {f"{directory}/{name[len(directory) + 1:].split('/')[0]}": None for name in self.store.below(directory)}
+        found = {
+            f"{directory}/{name[len(directory) + 1 :].split('/')[0]}": None for name in self.store.below(directory)
+        }
         if not found:
             raise FileNotFoundError(path)
         return [{"name": name} for name in found] if detail else list(found)

@@ -130,6 +130,13 @@ class JobMaster:
                 self.schedule(timer, at_rel_ms, lambda: self.tell(on.TimerFired(timer, generation)))
             case out.CancelTimer(timer):
                 self._timers.pop(timer, None)
+            case out.TriggerSources() | out.NotifyComplete() | out.NotifyAborted():
+                self._tell_tasks(effect)
+            case _:
+                self._answer(effect)
+
+    def _tell_tasks(self, effect: out.TriggerSources | out.NotifyComplete | out.NotifyAborted) -> None:
+        match effect:
             case out.TriggerSources(checkpoint_id, timestamp, options, tasks):
                 self.options[checkpoint_id] = options
                 barrier = CheckpointBarrier(checkpoint_id, timestamp, options)
@@ -147,6 +154,9 @@ class JobMaster:
                     keys = [execution.key for execution in mine]
                     known = None if latest < 0 else latest
                     self._send(slot, self._slots[slot].aborted, checkpoint_id, known, keys)
+
+    def _answer(self, effect: out.Effect) -> None:
+        match effect:
             case out.RequestCompleted(request_id, checkpoint_id, path):
                 if request_id.startswith("stop"):
                     self.world.savepoint_taken(self, checkpoint_id, path, stop=True)
@@ -196,12 +206,31 @@ class JobMaster:
             case job_out.Deploy(executions):
                 self._deploy(executions)
             case job_out.CancelTasks(executions):
-                for slot, mine in _by_slot(executions):
-                    if slot in self._alive:
-                        self._send(slot, self._slots[slot].cancel)
-                    else:
-                        for execution in mine:
-                            self.tell_job(job_on.TaskCanceled(execution))
+                self._cancel(executions)
+            case job_out.ScheduleRestart(generation, at):
+                self.schedule("restart", at, lambda: self.tell_job(job_on.RestartTimerFired(generation)))
+            case job_out.CancelRestart():
+                self._timers.pop("restart", None)
+            case job_out.StopCompleted() | job_out.StopFailed():
+                self.stopped_at = effect.location
+            case job_out.JobEnded(status):
+                self.ended = status
+                if self.coordinator.state is CoordinatorState.RUNNING:
+                    self.tell(on.TasksLeftRunning())
+                self.tell(on.Shutdown(status.value))
+            case _:
+                self._tell_coordinator(effect)
+
+    def _cancel(self, executions: tuple[ExecutionId, ...]) -> None:
+        for slot, mine in _by_slot(executions):
+            if slot in self._alive:
+                self._send(slot, self._slots[slot].cancel)
+            else:
+                for execution in mine:
+                    self.tell_job(job_on.TaskCanceled(execution))
+
+    def _tell_coordinator(self, effect: job_out.JobEffect) -> None:
+        match effect:
             case job_out.AllTasksRunning(executions, finished):
                 vertices = frozenset() if self.restored is None else self.restored.finished_vertices
                 self.tell(on.JobRunning(executions, finished, vertices))
@@ -218,19 +247,6 @@ class JobMaster:
             case job_out.TriggerSavepoint(request_id, drain, directory, savepoint_format):
                 properties = CheckpointProperties(CheckpointType.SYNC_SAVEPOINT, savepoint_format, drain=drain)
                 self.tell(on.TriggerRequested(request_id, properties, directory))
-            case job_out.ScheduleRestart(generation, at):
-                self.schedule("restart", at, lambda: self.tell_job(job_on.RestartTimerFired(generation)))
-            case job_out.CancelRestart():
-                self._timers.pop("restart", None)
-            case job_out.StopCompleted(_, location):
-                self.stopped_at = location
-            case job_out.StopFailed(_, _, location):
-                self.stopped_at = location
-            case job_out.JobEnded(status):
-                self.ended = status
-                if self.coordinator.state is CoordinatorState.RUNNING:
-                    self.tell(on.TasksLeftRunning())
-                self.tell(on.Shutdown(status.value))
 
     def _request_restore(self, attempt: int) -> None:
         open_states = (CoordinatorState.CREATED, CoordinatorState.RESTORING)
@@ -271,7 +287,12 @@ class JobMaster:
                 self.tell_job(job_on.TaskFailed(execution, CAUSE))
 
     def worker_message(
-        self, worker: SimulatedWorker, kind: str, deployment: int, execution: ExecutionId | None, content: tuple[Any, ...]
+        self,
+        worker: SimulatedWorker,
+        kind: str,
+        deployment: int,
+        execution: ExecutionId | None,
+        content: tuple[Any, ...],
     ) -> None:
         if deployment != self.deployment or worker not in self._slots:
             return
@@ -330,5 +351,3 @@ def _by_slot(executions: tuple[ExecutionId, ...]) -> list[tuple[int, list[Execut
     for execution in executions:
         found.setdefault(execution.subtask, []).append(execution)
     return sorted(found.items())
-
-

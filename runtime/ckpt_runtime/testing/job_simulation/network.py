@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from ckpt_runtime.network.elements import decode_element
+from ckpt_runtime.network.elements import CheckpointBarrier, decode_element
 from ckpt_runtime.network.framing import (
     FrameKind,
     decode_credit,
@@ -23,6 +23,7 @@ from ckpt_runtime.network.framing import (
 from ckpt_runtime.network.gate import InputChannel
 from ckpt_runtime.network.transport import RemoteSubpartition
 from ckpt_runtime.task.deployment import Address
+from ckpt_runtime.testing.simulation.storage import Violation
 
 if TYPE_CHECKING:
     from ckpt_runtime.testing.job_simulation.worker import SimulatedWorker
@@ -42,6 +43,7 @@ class Connection:
         self.in_flight: deque[Frame] = deque()
         self.returning: deque[tuple[int, int]] = deque()
         self._ready: deque[RemoteSubpartition] = deque()
+        self._barriers: dict[int, int] = {}
 
     # What a RemoteSubpartition wants of its connection.
 
@@ -84,8 +86,18 @@ class Connection:
             return
         if kind is FrameKind.DATA:
             receiver.put(body if isinstance(body, pa.Buffer) else pa.py_buffer(body))
+            held = sum(isinstance(element, pa.Buffer) for element in receiver.queue)
+            if held > receiver.credit.window:
+                raise Violation(f"a channel holds {held} buffers, more than its {receiver.credit.window}")
         elif kind is FrameKind.CONTROL:
-            receiver.put(decode_element(body))
+            element = decode_element(body)
+            if isinstance(element, CheckpointBarrier):
+                if self._barriers.get(channel, 0) >= element.checkpoint_id:
+                    raise Violation(
+                        f"barrier {element.checkpoint_id} comes after {self._barriers[channel]} on a channel"
+                    )
+                self._barriers[channel] = element.checkpoint_id
+            receiver.put(element)
         elif kind is FrameKind.SCHEMA:
             receiver.schema = pa.ipc.read_schema(pa.py_buffer(body))
 
@@ -160,5 +172,3 @@ class SimulatedTransport:
         connection.inputs[channel] = receiver
         receiver.on_credit(lambda count: connection.returning.append((channel, count)))
         connection.returning.append((channel, receiver.credit.window))
-
-

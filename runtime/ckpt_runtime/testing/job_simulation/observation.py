@@ -32,6 +32,8 @@ Item = tuple[int, int]
 """(row id, key) of a row; (-1, ms) of a watermark."""
 
 _WATERMARK = -1
+_MOST = 8
+"""More subtasks than any simulated vertex has."""
 
 
 @dataclass(slots=True)
@@ -93,11 +95,12 @@ class ObservedSubpartition:
 
 
 def items_of(batch: pa.RecordBatch) -> list[Item]:
+    """The rows of a batch."""
     return list(zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True))
 
 
 class Observation:
-    """One deployment of ``graph``. ``restored`` holds what each subtask was given of in-flight data, as (gate, item)."""
+    """One deployment of ``graph``. ``restored`` is what each subtask was given of in-flight data, as (gate, item)."""
 
     def __init__(self, graph: JobGraph) -> None:
         self.graph = graph
@@ -110,7 +113,7 @@ class Observation:
         ]
 
     def log(self, edge: JobEdge, sender: int, receiver: int) -> ChannelLog:
-        number = next(number for number, known in enumerate(self.graph.edges) if known is edge or known == edge)
+        number = self.graph.edges.index(edge)
         return self._channels.setdefault((number, sender, receiver), ChannelLog())
 
     def give(self, key: SubtaskKey, streams: Sequence[ChannelStateStream], directory: str) -> None:
@@ -140,6 +143,8 @@ class Observation:
                 items = list(_read(stream, checkpoint.directory, edge.keys, 1))
                 recorded.setdefault((edge.target, stream.peer, gate), []).append((index, items))
         for number, edge, gate in self._gates:
+            if not self.graph.overtakes(edge) and any((edge.target, n, gate) in recorded for n in range(_MOST)):
+                raise Violation(f"checkpoint {checkpoint.id} keeps data of an input on which barriers stay in order")
             for receiver in range(self.graph.vertex(edge.target).parallelism):
                 key = (edge.target, receiver)
                 if key in checkpoint.states and checkpoint.id in self.probes[key].cuts:
@@ -193,7 +198,7 @@ def _compare(sent: list[Item], done: list[Item], kept: list[Item], where: str) -
     if kept_rows != rest:
         kind = "lacks rows" if len(kept_rows) < len(rest) else "has rows too many or in another order"
         raise Violation(f"{where}: the checkpoint {kind}: {len(kept_rows)} kept, {len(rest)} expected")
-    if rest and [i for i in kept[kept.index(rest[0]) :]] != sent[sent.index(rest[0]) :]:
+    if rest and kept[kept.index(rest[0]) :] != sent[sent.index(rest[0]) :]:
         raise Violation(f"{where}: watermarks are not kept in their places")
 
 

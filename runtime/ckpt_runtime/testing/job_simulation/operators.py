@@ -34,7 +34,7 @@ from ckpt_runtime.testing.job_simulation.rows import (
     source_of,
     window_id,
 )
-from ckpt_runtime.testing.simulation.checkers import Violation
+from ckpt_runtime.testing.simulation.storage import Violation
 
 _KEY = pa.schema([("key", pa.int64())])
 _SEEN = pa.schema([("seen0", pa.int64()), ("seen1", pa.int64())])
@@ -146,7 +146,7 @@ class _Keyed(SimulatedOperator):
         if masks[copy] >> bit & 1:
             raise Violation(f"{self.context.uid}: row {identity} of key {key} came twice")
         self._seen[gate].put((key,), (masks[0] | (1 << bit if not copy else 0), masks[1] | (1 << bit if copy else 0)))
-        return masks[0].bit_count() + masks[1].bit_count()  # type: ignore[no-any-return]
+        return masks[0].bit_count() + masks[1].bit_count()
 
 
 class CountOperator(_Keyed):
@@ -198,7 +198,9 @@ class WindowOperator(_Keyed):
         for row in rows:
             identity, key, ts, _ = row
             if ts <= self._watermark:
-                raise Violation(f"{self.context.uid}: row {identity} of time {ts} is behind watermark {self._watermark}")
+                raise Violation(
+                    f"{self.context.uid}: row {identity} of time {ts} is behind watermark {self._watermark}"
+                )
             self.see(row, gate)
             window = ts // WINDOW_MS
             known = self._counts.get_value((key,), (window,))

@@ -24,18 +24,22 @@ _WINDOW = 1 << 41
 
 
 def row_id(source: int, number: int, copy: int = 0) -> int:
+    """What a row is known by everywhere."""
     return source << 12 | number << 4 | copy
 
 
 def source_of(identity: int) -> int:
+    """Which source a row came from."""
     return identity >> 12 & 0xFF
 
 
 def number_of(identity: int) -> int:
+    """Its number in that source."""
     return identity >> 4 & 0xFF
 
 
 def copy_of(identity: int) -> int:
+    """0, or 1 for the second copy that a flat map makes."""
     return identity & 0xF
 
 
@@ -45,18 +49,24 @@ def bit_of(identity: int) -> int:
 
 
 def pair_id(left: int, right: int) -> int:
+    """Of a joined row."""
     return _PAIR | left << 20 | right
 
 
 def window_id(window: int) -> int:
+    """Of a window's result."""
     return _WINDOW | window
 
 
 def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array(column, pa.int64()) for column in zip(*rows, strict=True)], schema=SCHEMA)
+    """At least one row as Arrow has it."""
+    return pa.RecordBatch.from_arrays(
+        [pa.array(column, pa.int64()) for column in zip(*rows, strict=True)], schema=SCHEMA
+    )
 
 
 def rows_of(batch: pa.RecordBatch) -> list[Row]:
+    """The inverse of :func:`batch_of`."""
     return list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
 
@@ -70,7 +80,12 @@ class SourceRows:
     keys: int
 
     def row(self, number: int) -> Row:
-        return (row_id(self.source, number), (number * 7 + self.source * 3 + number // 5) % self.keys, self.ts(number), 0)
+        return (
+            row_id(self.source, number),
+            (number * 7 + self.source * 3 + number // 5) % self.keys,
+            self.ts(number),
+            0,
+        )
 
     def ts(self, number: int) -> int:
         return number // self.splits * 10 + number % self.splits
@@ -99,6 +114,7 @@ def counted(rows: Iterable[Row]) -> Counter[tuple[int, int, int]]:
 
 
 def joined(left: Iterable[Row], right: Iterable[Row]) -> list[Row]:
+    """All pairs of equal keys."""
     by_key: dict[int, list[Row]] = {}
     for row in right:
         by_key.setdefault(row[1], []).append(row)
@@ -110,6 +126,7 @@ def joined(left: Iterable[Row], right: Iterable[Row]) -> list[Row]:
 
 
 def windowed(rows: Iterable[Row]) -> list[Row]:
+    """Counts by key and window of event time."""
     counts = Counter((key, ts // WINDOW_MS) for _, key, ts, _ in rows)
     return [
         (window_id(window), key, (window + 1) * WINDOW_MS - 1, count) for (key, window), count in sorted(counts.items())

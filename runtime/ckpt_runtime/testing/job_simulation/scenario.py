@@ -13,6 +13,7 @@ ACTIONS = (
     ("checkpoint", 8),
     ("savepoint", 8),
     ("patch", 20),
+    ("expire what is pending", 14),
     ("crash a worker", 12),
     ("fail a task", 12),
     ("rescale", 8),
@@ -38,7 +39,8 @@ class Action:
 class Scenario:
     """``parallelism`` by group of vertices. ``weights`` say how often what moves: subtasks, frames, messages, storage.
 
-    ``slow`` are vertices that rarely get their turn, ``skew_ms`` the wall clocks of the slots against the driver's.
+    ``slow`` are vertices that rarely get their turn, ``late_slots`` workers that hear late of the driver, ``skew_ms``
+    the wall clocks of the slots against the driver's.
     """
 
     topology: Topology
@@ -48,6 +50,7 @@ class Scenario:
     source_rows: int = 3
     weights: tuple[float, float, float, float] = (6.0, 3.0, 1.5, 1.0)
     slow: frozenset[str] = frozenset()
+    late_slots: frozenset[int] = frozenset()
     skew_ms: tuple[int, ...] = (0, 0, 0)
     step_ms: float = 0.2
     actions: tuple[Action, ...] = ()
@@ -58,12 +61,11 @@ def random_scenario(seed: int) -> Scenario:
     """Everything from the seed."""
     rng = Random(seed)
     topology = random_topology(rng)
-    most = min(3, topology.max_parallelism)
     names = [vertex.name for vertex in topology.vertices]
     slow = frozenset(name for name in names if rng.random() < 0.2) | {rng.choice(names)}
     return Scenario(
         topology=topology,
-        parallelism=tuple(rng.randint(1, most) for _ in range(topology.groups)),
+        parallelism=random_parallelism(rng, topology),
         submitted=random_configuration(rng),
         options={
             "taskmanager.network.memory.buffers-per-channel": str(rng.choice((1, 1, 2, 4))),
@@ -75,6 +77,7 @@ def random_scenario(seed: int) -> Scenario:
         source_rows=rng.choice((1, 2, 3, 5)),
         weights=(6.0, rng.choice((0.7, 3.0, 6.0)), rng.choice((0.4, 1.5, 4.0)), rng.choice((0.2, 1.0, 3.0))),
         slow=slow,
+        late_slots=frozenset(slot for slot in (1, 2, 0, 1, 2) if rng.random() < 0.15),
         skew_ms=tuple(rng.choice((0, 0, 0, -6, 8)) for _ in range(3)),
         step_ms=rng.choice((0.05, 0.2, 0.4)),
         actions=_random_actions(rng),
@@ -82,14 +85,21 @@ def random_scenario(seed: int) -> Scenario:
     )
 
 
+def random_parallelism(rng: Random, topology: Topology) -> tuple[int, ...]:
+    """By group; often a single source, whose worker is not the one of most other subtasks."""
+    most = min(3, topology.max_parallelism)
+    single = {vertex.group for vertex in topology.vertices if "source" in vertex.operators and rng.random() < 0.4}
+    return tuple(1 if group in single else rng.randint(1, most) for group in range(topology.groups))
+
+
 def random_configuration(rng: Random) -> CheckpointConfiguration:
     """What a job is submitted with."""
     configuration = CheckpointConfiguration(
         interval_ms=rng.choice((None, 10, 15, 25, 40)),
-        timeout_ms=rng.choice((20, 60, 200, 2_000)),
+        timeout_ms=rng.choice((20, 40, 200, 2_000)),
         min_pause_ms=rng.choice((0, 0, 0, 10)),
         max_concurrent=rng.choice((1, 1, 2, 3)),
-        tolerable_failures=rng.choice((0, 2, 1_000, 1_000)),
+        tolerable_failures=rng.choice((0, 1_000, 1_000, 1_000)),
         retained=rng.choice((1, 1, 2)),
     )
     if rng.random() < 0.75:

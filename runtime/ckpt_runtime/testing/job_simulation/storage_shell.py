@@ -5,6 +5,7 @@ Each call is one step that the scheduler takes when it likes; it may fail, and a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.properties import RestoreMode
-from ckpt_runtime.storage.checkpoint_storage import SHARED_NAME, CheckpointStorage, initialize_savepoint
+from ckpt_runtime.checkpoint.state_handles import SubtaskState
+from ckpt_runtime.jobmaster.snapshot_leftovers import find_unused_shared_files
+from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint, shared_file_owner
 from ckpt_runtime.storage.disposal import (
     SnapshotDisposal,
     delete_checkpoint,
@@ -28,7 +30,7 @@ from ckpt_runtime.storage.errors import (
     StorageError,
 )
 from ckpt_runtime.storage.filesystem import delete_file, delete_tree, resolve
-from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, has_metadata, write_metadata
+from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, has_metadata, read_metadata, write_metadata
 from ckpt_runtime.storage.state_file_reader import locate
 
 if TYPE_CHECKING:
@@ -62,8 +64,8 @@ class StorageShell:
                 self._answer(self._resolve_pointer, checkpoint, owned)
             case out.RemoveFromStore(checkpoint_id, _, discards):
                 self._answer(self._remove_pointer, checkpoint_id, discards)
-            case out.FindLeftovers():
-                self._answer(lambda: on.LeftoversFound(()))
+            case out.FindLeftovers(below):
+                self._answer(self._find_leftovers, below)
             case _:
                 self._delete(effect)
 
@@ -93,6 +95,17 @@ class StorageShell:
         except StorageError as error:
             return on.MetadataFailed(checkpoint.id, str(error))
         return on.MetadataWritten(checkpoint.id)
+
+    def _find_leftovers(self, below: int | None) -> on.CoordinatorEvent:
+        """There is no earlier driver; workers that died may have left something."""
+        if below is None:
+            return on.LeftoversFound(())
+        retained = self._master.coordinator.retained
+        states = [state for entry in retained for state in entry.checkpoint.states.values()]
+        try:
+            return on.LeftoversFound((), find_unused_shared_files(self._storage, range(1, below), states))
+        except StorageError:
+            return on.LeftoversFound(())
 
     def _resolve_metadata(self, checkpoint: CompletedCheckpoint) -> on.CoordinatorEvent:
         try:
@@ -153,11 +166,9 @@ class StorageShell:
                 raise AssertionError(effect)
 
     def _delete_shared(self, path: str) -> None:
-        """Of this job's directory, or of the one that a claimed checkpoint lies in."""
-        file, owner, origin = resolve(path), self._storage.location, self._master.origin
-        if not owner.contains(file) and origin is not None and self._master.mode is RestoreMode.CLAIM:
-            owner = resolve(origin.directory).parent.child(SHARED_NAME)
-        delete_state_file(owner, file)
+        """Also one that a claimed snapshot of another job has brought along."""
+        file, own = resolve(path), self._storage.location
+        delete_state_file(own if own.contains(file) else shared_file_owner(file), file)
 
     def _discard(self, checkpoint: CompletedCheckpoint) -> None:
         if resolve(checkpoint.directory) == self._storage.checkpoint(checkpoint.id):
@@ -202,11 +213,25 @@ class StorageShell:
             if keeps_nothing:
                 delete_tree(self._storage.shared)
                 delete_tree(self._storage.task_owned)
+            else:
+                self._clean_up_shared()
             delete_job_directory(self._storage)
         except StorageError:
             self._world.asynchronously("deletion", self._clean_up, keeps_nothing)
             return
         self._world.job_closed(self._master)
+
+    def _clean_up_shared(self) -> None:
+        """Deletes what none of the checkpoints that are left refers to."""
+        ids = range(1, sys.maxsize)
+        if not find_unused_shared_files(self._storage, ids, ()):
+            return
+        states: list[SubtaskState] = []
+        for checkpoint_id in self._storage.list_checkpoints():
+            found = read_metadata(self._storage.checkpoint(checkpoint_id))
+            states += CompletedCheckpoint.from_json(found.document).states.values()
+        for url in find_unused_shared_files(self._storage, ids, states):
+            self._delete_shared(url)
 
 
 def _delete_file(directory: str, path: str) -> None:

@@ -222,8 +222,8 @@ class _Builder:
         for gate, end in enumerate(ends):
             partitioning = Partitioning.HASH
             if kind == "enrich":
-                partitioning = Partitioning.BROADCAST if gate else self._rng.choice(
-                    (Partitioning.HASH, Partitioning.REBALANCE)
+                partitioning = (
+                    Partitioning.BROADCAST if gate else self._rng.choice((Partitioning.HASH, Partitioning.REBALANCE))
                 )
             self.edges.append((end, "core", partitioning))
         return "core"

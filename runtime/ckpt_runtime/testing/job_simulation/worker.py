@@ -30,6 +30,7 @@ from ckpt_runtime.task.wakeup import Wakeup
 from ckpt_runtime.testing.job_simulation.network import SimulatedTransport
 from ckpt_runtime.testing.job_simulation.observation import ObservedSubpartition
 from ckpt_runtime.testing.job_simulation.operators import OPERATORS, Place, Probe, RowSource, SimulatedError
+from ckpt_runtime.testing.simulation.storage import Violation
 
 if TYPE_CHECKING:
     from ckpt_runtime.testing.job_simulation.world import World
@@ -156,6 +157,7 @@ class SimulatedWorker:
         self.alive = True
         self.job: SimulatedJob | None = None
         self.transport = SimulatedTransport(self)
+        self._aborted: set[tuple[int, int]] = set()
 
     @property
     def runners(self) -> list[Runner]:
@@ -164,6 +166,7 @@ class SimulatedWorker:
     # --- messages of the driver
 
     def deploy(self, deployment: Deployment, plan: CompiledPlan) -> None:
+        self._aborted.clear()
         try:
             self.job = SimulatedJob(self, deployment, plan)
         except EXPECTED_FAILURES as error:
@@ -188,13 +191,21 @@ class SimulatedWorker:
 
     def completed(self, deployment: int, checkpoint_id: int, tasks: list[SubtaskKey]) -> None:
         job = self._current(deployment)
-        for key in tasks if job is not None else ():
+        if job is None:
+            return
+        for key in tasks:
             job.mail(key, lambda task: task.notify_complete(checkpoint_id))
 
     def aborted(self, deployment: int, checkpoint_id: int, latest: int | None, tasks: list[SubtaskKey]) -> None:
         job = self._current(deployment)
-        for key in tasks if job is not None else ():
-            job.mail(key, lambda task: task.notify_aborted(checkpoint_id, latest))
+        if job is None:
+            return
+        for key in tasks:
+            job.mail(key, lambda task: self._notify_aborted(task, checkpoint_id, latest))
+
+    def _notify_aborted(self, subtask: Subtask, checkpoint_id: int, latest: int | None) -> None:
+        subtask.notify_aborted(checkpoint_id, latest)
+        self._aborted.add((id(subtask), checkpoint_id))
 
     def _current(self, deployment: int) -> SimulatedJob | None:
         job = self.job
@@ -220,6 +231,8 @@ class SimulatedWorker:
         self._report_subtask(subtask, "decline", checkpoint_id, CheckpointFailureReason[reason], message)
 
     def write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
+        if (id(subtask), snapshot.barrier.checkpoint_id) in self._aborted:
+            raise Violation(f"a snapshot of an aborted checkpoint is written by {subtask.name}")
         self.world.note("snapshot %s of %s", snapshot.barrier.checkpoint_id, subtask.name)
         self.world.asynchronously("snapshot", self._write_snapshot, subtask, snapshot, owner=self)
 
@@ -232,6 +245,8 @@ class SimulatedWorker:
         threshold = Configuration(job.deployment.graph.configuration).get(StateOptions.FS_MEMORY_THRESHOLD)
         key_groups = key_group_range(vertex.max_parallelism, vertex.parallelism, subtask.index)
         barrier, measures = snapshot.barrier, snapshot.measures
+        if not self.alive and barrier.options.properties.is_savepoint:
+            return  # what a dead worker leaves in a user's directory is nobody's to delete
         try:
             written = write_snapshot(snapshot, key_groups, threshold, subtask.checkpoints.persisted)
         except StorageError as error:
@@ -268,5 +283,3 @@ class SimulatedWorker:
     def _report(self, kind: str, deployment: int, execution: ExecutionId | None, *content: Any) -> None:
         if self.alive:
             self.world.to_driver(self, kind, deployment, execution, *content)
-
-

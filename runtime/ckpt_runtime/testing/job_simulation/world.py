@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from random import Random
 from typing import Any
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.configuration import CheckpointRetention
+from ckpt_runtime.checkpoint.configuration import MINIMUM_MS, CheckpointRetention
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.scheduler import job_events as job_on
@@ -28,7 +29,7 @@ from ckpt_runtime.testing.job_simulation.job_master import JobMaster
 from ckpt_runtime.testing.job_simulation.network import Connection
 from ckpt_runtime.testing.job_simulation.observation import Observation
 from ckpt_runtime.testing.job_simulation.rows import Row
-from ckpt_runtime.testing.job_simulation.scenario import Action, Scenario, patched, random_scenario
+from ckpt_runtime.testing.job_simulation.scenario import Action, Scenario, patched, random_parallelism, random_scenario
 from ckpt_runtime.testing.job_simulation.topology import observed
 from ckpt_runtime.testing.job_simulation.worker import Runner, SimulatedWorker
 from ckpt_runtime.testing.simulation.choices import Choices, FaultKey
@@ -83,15 +84,17 @@ class World:
         self._asynchronous: list[tuple[str, SimulatedWorker | None, Callable[..., None], tuple[Any, ...]]] = []
         self._later: deque[Message] = deque()
         self._savepoints: list[tuple[int, int, str]] = []
-        self._next: tuple[CompletedCheckpoint | None, RestoreMode, tuple[int, ...], tuple[int, int] | None] | None = None
+        self._next: tuple[CompletedCheckpoint | None, RestoreMode, tuple[int, ...], tuple[int, int] | None] | None = (
+            None
+        )
         self._workers_made = 0
         self._disordered = False
         self._trap: Action | None = None
         self._parallelism = self.scenario.parallelism
-        self._configuration = replace(
-            self.scenario.submitted, retention=CheckpointRetention.RETAIN_ON_CANCELLATION
-        )
+        self._configuration = replace(self.scenario.submitted, retention=CheckpointRetention.RETAIN_ON_CANCELLATION)
+        self.calm_since = float("inf")
         self.broken: Violation | None = None
+        self._kinds = (self._step_subtask, self._step_connection, self._step_message, self._step_asynchronous)
         self.seen: Counter[str] = Counter()
         self.observation: Observation
         self.master: JobMaster
@@ -126,7 +129,7 @@ class World:
             draw -= weight
             kind += 1
         for offset in range(4):
-            if _KINDS[(kind + offset) % 4](self):
+            if self._kinds[(kind + offset) % 4]():
                 return
         self._skip_time()
 
@@ -160,9 +163,20 @@ class World:
         lanes = [lane for lane in self._lanes.values() if lane]
         if not lanes:
             return False
-        action, arguments = lanes[int(self._random() * len(lanes))].popleft()
+        lane = lanes[int(self._random() * len(lanes))]
+        if lane is self._late_lane(lane) and self._random() < 0.93:
+            return True
+        action, arguments = lane.popleft()
         action(*arguments)
         return True
+
+    def _late_lane(self, lane: deque[Message]) -> deque[Message] | None:
+        """The lane itself when it leads to a worker that hears late."""
+        if self.choices.chaos and self.scenario.late_slots:
+            for worker in self.workers:
+                if worker.slot in self.scenario.late_slots and self._lanes.get(("to", worker.number)) is lane:
+                    return lane
+        return None
 
     def _step_asynchronous(self) -> bool:
         waiting = self._asynchronous
@@ -191,16 +205,17 @@ class World:
     def _calm(self) -> None:
         """Faults end; checkpoints can complete."""
         self.note("faults end")
+        self.calm_since = self.now
         self.choices.chaos = False
         configuration = self.master.coordinator.configuration
-        calm = replace(configuration, interval_ms=30, min_pause_ms=0, timeout_ms=60_000, tolerable_failures=1_000)
+        calm = replace(configuration, interval_ms=120, min_pause_ms=0, timeout_ms=60_000, tolerable_failures=1_000)
         self._configuration = replace(calm, retention=self._configuration.retention)
         self.master.patch(self._configuration)
 
     def _run_fairly(self) -> None:
         """Everything gets its turn until the job has finished."""
         for _ in range(FAIR_ROUNDS):
-            self.now += 0.5
+            self.now += 1.0
             self._drain_later()
             self.master.fire_timers()
             moved = False
@@ -227,7 +242,10 @@ class World:
     def _situation(self) -> str:
         """Short and the same for the same cause."""
         waiting = sorted(
-            {f"{r.vertex} {r.subtask.state} {'full' if not r.subtask.chain.end.has_room else ''}" for r in self._runners}
+            {
+                f"{r.vertex} {r.subtask.state} {'full' if not r.subtask.chain.end.has_room else ''}"
+                for r in self._runners
+            }
         )
         master = self.master
         return f"{master.machine.state.value}, coordinator {master.coordinator.state.value}, {waiting}"
@@ -312,7 +330,7 @@ class World:
         return not (self._disordered and self.topology.pointwise(name, gate))
 
     def commit(self, transaction: str, checkpoint_id: int, rows: list[Row]) -> None:
-        run = int(transaction.split("/")[0], 16)
+        run = int(transaction.partition("/")[0], 16)
         self.sink.commit(transaction, run, checkpoint_id, rows)
 
     def broadcast_ended(self, rows: list[int]) -> None:
@@ -355,6 +373,7 @@ class World:
             return
         with self.without_faults():
             self.observation.check(checkpoint, master.options.get(checkpoint.id))
+            self._check_references(master, checkpoint)
         self.seen["checked"] += 1
         if any(state.has_channel_state for state in checkpoint.states.values()):
             self.seen["with in-flight data"] += 1
@@ -363,6 +382,16 @@ class World:
                 self._trap = None
         if any(state.outputs for state in checkpoint.states.values()):
             self.seen["with output data"] += 1
+
+    def _check_references(self, master: JobMaster, checkpoint: CompletedCheckpoint) -> None:
+        """Files of other checkpoints of this run are of completed ones: those of aborted ones may go at any time."""
+        for state in checkpoint.states.values():
+            for file in state.files():
+                origin = re.search(f"/{master.job_id}/shared/chk-([0-9]+)-", file.path)
+                if origin is not None and int(origin[1]) not in {checkpoint.id, *master.ledger.completed}:
+                    raise Violation(
+                        f"checkpoint {checkpoint.id} refers to a file of {origin[1]}, which did not complete"
+                    )
 
     def savepoint_taken(self, master: JobMaster, checkpoint_id: int, path: str, *, stop: bool) -> None:
         checkpoint = self._read(path)
@@ -427,10 +456,11 @@ class World:
             case "savepoint":
                 properties = CheckpointProperties(CheckpointType.SAVEPOINT)
                 master.trigger(f"savepoint-{action.value}", properties)
-            case "patch":
-                if master.ended is None:
-                    self._configuration = patched(self._configuration, action.value)
-                    master.patch(self._configuration)
+            case "patch" if master.ended is None:
+                self._configuration = patched(self._configuration, action.value)
+                master.patch(self._configuration)
+            case "expire what is pending":
+                self._expire_pending()
             case "crash a worker":
                 alive = [worker for worker in self.workers if worker.alive]
                 if alive:
@@ -441,10 +471,21 @@ class World:
             case "rescale" | "restore a savepoint" | "stop":
                 self._replace(action.kind, rng)
             case _:
-                raise AssertionError(action)
+                pass  # there is nothing to do it to
+
+    def _expire_pending(self) -> None:
+        """By a timeout that is short for a moment."""
+        if self.master.ended is None:
+            present = self.master.coordinator.configuration
+            self.master.patch(replace(present, timeout_ms=MINIMUM_MS))
+            self.master.patch(present)
 
     def _crash(self, worker: SimulatedWorker) -> None:
         worker.alive = False
+        for _, owner, action, arguments in self._asynchronous:
+            if owner is worker and self.choices.chance("a dead worker's snapshot is written", 0.4):
+                action(*arguments)
+        self._asynchronous = [entry for entry in self._asynchronous if entry[1] is not worker]
         self._lanes.pop(("to", worker.number), None)
         for connection in self.connections_of(worker):
             connection.fail()
@@ -457,8 +498,7 @@ class World:
     def _replace(self, kind: str, rng: Random) -> None:
         """The job is ended, to be started again in another way."""
         master = self.master
-        most = min(3, self.topology.max_parallelism)
-        parallelism = tuple(rng.randint(1, most) for _ in range(self.topology.groups))
+        parallelism = random_parallelism(rng, self.topology)
         if master.ended is not None or self._next is not None or master.machine.state is JobState.STOPPING:
             return
         if kind == "stop":
@@ -503,11 +543,3 @@ def describe(value: Any) -> str:
     from ckpt_runtime.testing.simulation.trace import describe as short
 
     return short(value) if hasattr(type(value), "__slots__") and hasattr(value, "__dataclass_fields__") else str(value)
-
-
-_KINDS: tuple[Callable[[World], bool], ...] = (
-    World._step_subtask,
-    World._step_connection,
-    World._step_message,
-    World._step_asynchronous,
-)

@@ -34,6 +34,8 @@ class ProtocolChecker:
         self.last_id = 0
         self.newest = 0
         self.notified = 0
+        self.released: set[str] = set()
+        self._kept: set[int] = set()
         self._deployments: list[tuple[int, int]] = []
         self._snapshots: dict[tuple[int, str, int], set[str]] = {}
 
@@ -57,6 +59,7 @@ class ProtocolChecker:
     def deployed(self, deployment: Deployment) -> None:
         """One whose driver does not lead any more cannot commit, wherever it started from."""
         if deployment.driver.leads:
+            self.require(self._world.ha.result is None, "a job that has ended is deployed")
             self._deployments.append((deployment.number, deployment.base_id))
 
     def committed(self, deployment: Deployment, number: int) -> None:
@@ -80,6 +83,18 @@ class ProtocolChecker:
         return self._snapshots.get((number, vertex_id, index), set())
 
     # --- storage
+
+    def result_stored(self, driver: Driver) -> None:
+        later = self._world.present.epoch
+        self.require(later <= driver.epoch, f"driver {driver.epoch} stores a result while driver {later} runs the job")
+
+    def failures_kept(self, failures: tuple[int, ...]) -> None:
+        """They are durable, and their driver knows."""
+        self._kept.update(failures)
+
+    def failures_found(self, driver: Driver) -> None:
+        lost = self._kept.difference(driver.failures)
+        self.require(not lost, f"driver {driver.epoch} does not show the failures {sorted(lost)}")
 
     def pointer_added(self, driver: Driver, checkpoint: CompletedCheckpoint) -> None:
         missing = self._world.files.missing(checkpoint)

@@ -86,15 +86,20 @@ class Driver:
             statistics=ReportingStatistics(self.checker),
         )
         self.machine = JobMachine(self.subtasks, world.scenario.restart_strategy())
+        self.failures = self._earlier_failures()
 
     @property
     def leads(self) -> bool:
         """Whether nobody has claimed a later epoch. A driver cannot see this but by asking high availability."""
         return self.world.ha.epoch == self.epoch
 
+    def _earlier_failures(self) -> list[int]:
+        return list(self.world.ha.failures)
+
     def start(self) -> None:
         """Goes on with the job, or finishes cleaning up after it."""
         self._renew()
+        self.storage.dispose()
         result = self.world.ha.result
         if result is None:
             self.tell_job(job_on.Start())
@@ -144,6 +149,10 @@ class Driver:
             if world.tracing:
                 world.note(self, effect)
             _EXECUTE[type(effect)](self, effect)
+        if type(event) in _FAILURES:
+            self.failures.append(world.next_failure())
+            if self.process.alive and not self.machine.state.is_terminal:
+                self.storage.keep_failures()
 
     # --- effects of the job machine
 
@@ -337,6 +346,7 @@ class Driver:
                     self.tell_job(job_on.TaskFailed(execution, CAUSE))
 
 
+_FAILURES = (job_on.TaskFailed, job_on.SlotsFailed, job_on.StateRestoreFailed, job_on.JobFailed)
 _EXECUTE: dict[type[Any], Callable[[Driver, Any], None]] = {
     job_out.StatusChanged: Driver._nothing,
     job_out.AcquireSlots: Driver._acquire_slots,

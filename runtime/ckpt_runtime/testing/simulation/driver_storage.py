@@ -32,6 +32,10 @@ class Outcome(Enum):
     UNKNOWN = "unknown"
 
 
+def _ignored(outcome: Outcome) -> None:
+    """A deletion that is noted for longer than it has to be is done again."""
+
+
 class StorageShell:
     """Storage as one driver uses it."""
 
@@ -40,6 +44,7 @@ class StorageShell:
         self._world = driver.world
         self._under_way: set[str] = set()
         self.deleting = 0
+        self._keeping = False
 
     # --- one durable write
 
@@ -186,26 +191,45 @@ class StorageShell:
 
     def remove_from_store(self, effect: out.RemoveFromStore) -> None:
         number = effect.checkpoint_id
+        disposal = None if effect.discards == f"chk-{number}" else effect.discards
         self.write(
             f"removal {number}",
-            partial(self._world.remove_pointer, number),
+            partial(self._removed, number, disposal),
             lambda outcome: self._driver.tell(
                 on.StoreRemoved(number) if outcome is Outcome.DONE else on.StoreRemoveFailed(number)
             ),
         )
 
+    def _removed(self, number: int, disposal: str | None) -> bool:
+        world = self._world
+        if disposal is not None and number in world.ha.pointers and self._driver.epoch >= world.ha.removals_of:
+            world.checker.released.add(disposal)
+        return world.remove_pointer(self._driver, number, disposal)
+
     # --- deletions
 
-    def _delete_later(self, what: str, delete: Callable[[], None], answer: CoordinatorEvent | None) -> None:
+    def dispose(self) -> None:
+        """What earlier drivers noted and did not get to."""
+        for number, directory in sorted(self._world.ha.disposals.items()):
+            delete = partial(self._world.files.delete_directory, directory)
+            self._delete_later(f"discard {number}", delete, None, noted=number)
+
+    def _delete_later(
+        self, what: str, delete: Callable[[], None], answer: CoordinatorEvent | None, noted: int | None = None
+    ) -> None:
         self._world.crash_point(self._driver, f"before {what}")
         self.deleting += 1
         at = self._world.loop.now + self._world.choices.delay("deletion", 1, 12)
-        self._world.loop.at(at, self._driver.process, self._delete, what, delete, answer)
+        self._world.loop.at(at, self._driver.process, self._delete, what, delete, answer, noted)
 
-    def _delete(self, what: str, delete: Callable[[], None], answer: CoordinatorEvent | None) -> None:
+    def _delete(
+        self, what: str, delete: Callable[[], None], answer: CoordinatorEvent | None, noted: int | None
+    ) -> None:
         delete()
         self.deleting -= 1
         self._world.crash_point(self._driver, f"after {what}")
+        if noted in self._world.ha.disposals:
+            self.write(f"settling {noted}", partial(self._world.settle, noted), _ignored)
         if answer is not None and not self._driver.shut_down:
             self._driver.tell(answer)
 
@@ -214,7 +238,7 @@ class StorageShell:
         if checkpoint.id in self._world.ha.pointers and checkpoint.id not in self._world.ha.stale:
             raise Violation(f"the files of checkpoint {checkpoint.id} go before its pointer")
         delete = partial(self._world.files.delete_directory, checkpoint.directory)
-        self._delete_later(f"discard {checkpoint.id}", delete, on.CleanupDone(checkpoint.id))
+        self._delete_later(f"discard {checkpoint.id}", delete, on.CleanupDone(checkpoint.id), noted=checkpoint.id)
 
     def discard_location(self, effect: out.DiscardLocation) -> None:
         delete = partial(self._world.files.delete_directory, effect.directory)
@@ -231,8 +255,30 @@ class StorageShell:
     def find_leftovers(self, effect: out.FindLeftovers) -> None:
         files = self._world.files
         numbers = sorted(int(name[4:]) for name in files.directories if name.startswith("chk-"))
-        found = tuple((number, f"chk-{number}") for number in numbers)
-        self._tell_later(3, on.LeftoversFound(found, tuple(sorted(files.shared - files.user_shared))))
+        found = tuple((number, f"chk-{number}") for number in numbers) if effect.below is None else ()
+        shared = sorted(
+            path
+            for path in files.shared - files.user_shared
+            if effect.below is None or (path.startswith("/shared/") and int(path.rpartition("-")[2]) < effect.below)
+        )
+        self._tell_later(3, on.LeftoversFound(found, tuple(shared)))
+
+    # --- failures
+
+    def keep_failures(self) -> None:
+        """One write after the other, as long as there is something new."""
+        if not self._keeping:
+            self._keeping = True
+            kept = tuple(self._driver.failures)
+            keep = partial(self._world.keep_failures, kept, self._world.ha.failures_revision)
+            self.write("failures", keep, partial(self._failures_kept, kept))
+
+    def _failures_kept(self, kept: tuple[int, ...], outcome: Outcome) -> None:
+        self._keeping = False
+        if outcome is Outcome.DONE:
+            self._world.checker.failures_kept(kept)
+        if len(self._driver.failures) > len(kept) and not self._driver.machine.state.is_terminal:
+            self.keep_failures()
 
     # --- the end of the job
 
@@ -240,8 +286,10 @@ class StorageShell:
         """Tries until it is there."""
 
         def effect() -> bool:
-            if self._driver.leads and self._world.ha.result is None:
-                self._world.ha.result = JobResult(status)
+            ha = self._world.ha
+            if self._driver.epoch >= ha.results_of and ha.result is None:
+                self._world.checker.result_stored(self._driver)
+                ha.result = JobResult(status)
             return True
 
         def answer(outcome: Outcome) -> None:
@@ -250,7 +298,7 @@ class StorageShell:
             else:
                 self.store_result(status, stored)
 
-        self.write("result", effect, answer)
+        self.write("result", effect, answer, faults=0.5)  # there is only one in a schedule
 
     def clean_up(self, keeps_nothing: bool) -> None:
         """The job never runs again: what is not to be kept goes, then the job itself."""
@@ -266,5 +314,6 @@ class StorageShell:
         self._world.crash_point(self._driver, "before the job is removed")
         self._world.ha.job_is_stored = False
         self._world.ha.pointers.clear()
+        self._world.ha.disposals.clear()
         assert self._world.ha.result is not None
         self._world.ha.result.dirty = False

@@ -96,6 +96,8 @@ def _check_leaks(world: World) -> None:
         own_savepoint = name.startswith("savepoints/") and name.endswith(f"-{world.present.epoch}")
         known = own_savepoint or name in checker.known_directories
         _require(name in kept or not written or not known, f"{name} leaks: {sorted(content)}")
+    for name in sorted(world.checker.released):
+        _require(name not in files.directories, f"{name} was to be deleted and is there")
     if discards:
         left = files.shared & checker.known_shared - files.user_shared
         _require(not left, f"shared files leak: {sorted(left)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
@@ -24,17 +24,25 @@ def failing_seeds(seeds: Sequence[int], limit: int | None = None) -> list[int]:
     return found
 
 
-def run_seeds(first: int, count: int, processes: int | None = None) -> Iterator[tuple[int, list[int]]]:
-    """Runs ``count`` schedules from ``first`` on; yields how many have run and which of the latest block failed."""
+def run_seeds(
+    first: int,
+    count: int,
+    processes: int | None = None,
+    failing: Callable[[Sequence[int]], list[int]] = failing_seeds,
+) -> Iterator[tuple[int, list[int]]]:
+    """Runs ``count`` schedules from ``first`` on; yields how many have run and which of the latest block failed.
+
+    ``failing`` runs a block; it is a function of a module, since it is sent to other processes.
+    """
     blocks = [range(start, min(start + _BLOCK, first + count)) for start in range(first, first + count, _BLOCK)]
     workers = min(len(blocks), processes or os.cpu_count() or 1)
     if workers <= 1:
         for block in blocks:
-            yield len(block), failing_seeds(block)
+            yield len(block), failing(block)
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        submitted = {pool.submit(failing_seeds, block): block for block in blocks}
+        submitted = {pool.submit(failing, block): block for block in blocks}
         for future in as_completed(submitted):
             yield len(submitted[future]), future.result()
 

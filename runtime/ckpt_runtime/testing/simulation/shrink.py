@@ -64,11 +64,12 @@ def find_failure(
         text = f"{type(error).__name__}: {error}"
         trace = () if world is None else tuple(world.trace)
         faults = () if world is None else tuple(world.choices.fired)
-        return Failure(seed, chosen, text, _kind(text), trace, faults, muted, plain)
+        return Failure(seed, chosen, text, kind_of(text), trace, faults, muted, plain)
     return None
 
 
-def _kind(text: str) -> str:
+def kind_of(text: str) -> str:
+    """What tells failures apart: the text without its numbers."""
     return re.sub(r"[\d\[\]'., -]+", " ", text)[:80]
 
 
@@ -86,8 +87,8 @@ class _Shrinker:
         self._try(plain=True)
         while True:
             before = (len(self._best.scenario.actions), len(self._best.faults))
-            self._without(self._best.scenario.actions, self._try_actions)
-            self._without(self._best.faults, self._try_faults)
+            leave_out(self._best.scenario.actions, self._try_actions)
+            leave_out(self._best.faults, self._try_faults)
             if self._runs >= MAX_RUNS or before == (len(self._best.scenario.actions), len(self._best.faults)):
                 return self._best
 
@@ -115,18 +116,19 @@ class _Shrinker:
     def _try_faults(self, faults: Sequence[FaultKey]) -> bool:
         return self._try(muted=self._best.muted | (frozenset(self._best.faults) - frozenset(faults)))
 
-    def _without(self, items: Sequence[T], attempt: Callable[[Sequence[T]], bool]) -> None:
-        """Leaves out halves, then quarters, down to single ones."""
-        kept = list(items)
-        size = max(1, len(kept) // 2)
-        while kept:
-            start = 0
-            while start < len(kept):
-                candidate = kept[:start] + kept[start + size :]
-                if attempt(candidate):
-                    kept = candidate
-                else:
-                    start += size
-            if size == 1:
-                return
-            size //= 2
+
+def leave_out(items: Sequence[T], attempt: Callable[[Sequence[T]], bool]) -> None:
+    """Leaves out halves, then quarters, down to single ones; ``attempt`` says whether what is kept still fails."""
+    kept = list(items)
+    size = max(1, len(kept) // 2)
+    while kept:
+        start = 0
+        while start < len(kept):
+            candidate = kept[:start] + kept[start + size :]
+            if attempt(candidate):
+                kept = candidate
+            else:
+                start += size
+        if size == 1:
+            return
+        size //= 2

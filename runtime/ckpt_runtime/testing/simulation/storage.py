@@ -30,9 +30,11 @@ class JobResult:
 class HaStore:
     """High availability. ``epoch`` is the fence; ``revision`` rises with each write of the plan.
 
-    A pointer can be written by a driver whose epoch has passed, since the check and the write are two steps; plan and
-    result are written by compare-and-set, and a new leader's first act is to write the plan again. ``stale`` pointers
-    are those that were written too late: no leader counts on their checkpoints.
+    A pointer can be written by a driver whose epoch has passed, since the check and the write are two steps; the plan
+    is written by compare-and-set, and a new leader writes it again before it reads it. ``stale`` pointers are those
+    that were written too late: no leader counts on their checkpoints. From the adoption of an epoch on, no earlier
+    driver stores a result or removes a pointer. ``disposals`` are directories outside the job's own that are to be
+    deleted, by the id of the checkpoint whose pointer is gone; ``failures`` the history that a later driver shows.
     """
 
     overrides: str | None = None
@@ -42,6 +44,11 @@ class HaStore:
     pointers: dict[int, RetainedCheckpoint] = field(default_factory=dict)
     stale: set[int] = field(default_factory=set)
     result: JobResult | None = None
+    results_of: int = 0
+    removals_of: int = 0
+    disposals: dict[int, str] = field(default_factory=dict)
+    failures: tuple[int, ...] = ()
+    failures_revision: int = 0
     job_is_stored: bool = True
 
 

@@ -53,6 +53,7 @@ class World:
         self.crash_points: list[str] = []
         self.drivers = 0
         self.deployments = 0
+        self.failures = 0
         self.origin: CompletedCheckpoint | None = None
         self._crash_at = crash_at
         self._removed: set[int] = set()
@@ -61,7 +62,8 @@ class World:
         self.users = Users(self)
         self._known: list[Driver] = []
         self.present: Driver
-        self._lead()
+        self._claim()
+        self._take_up(self.ha.epoch)
 
     @property
     def origin_id(self) -> int:
@@ -97,12 +99,23 @@ class World:
     # --- drivers
 
     def _lead(self) -> None:
-        """A new driver claims the next epoch, closes the plan to the old one, reads what there is, and goes on."""
-        if not self.ha.job_is_stored:
-            return
+        """A new driver claims the next epoch; until it has adopted what there is, writes of the old one may come in."""
+        if self.ha.job_is_stored and self.ha.epoch == self.present.epoch:
+            self._claim()
+            self.loop.at(self.loop.now + self.choices.delay("adoption", 0, 80), None, self._take_up, self.ha.epoch)
+
+    def _claim(self) -> None:
         self.ha.epoch += 1
-        self.ha.revision += 1
         self.drivers += 1
+
+    def _adopt_results(self, epoch: int) -> None:
+        self.ha.results_of = epoch
+
+    def _take_up(self, epoch: int) -> None:
+        """Results are adopted before plans are read: a job that is run must not get the result of an earlier driver."""
+        self._adopt_results(epoch)
+        self.ha.removals_of = epoch
+        self.ha.revision += 1
         for number in sorted(self.ha.stale):
             if number in self.ha.pointers and not self.files.missing(self.ha.pointers[number].checkpoint):
                 self.ha.stale.discard(number)
@@ -111,6 +124,7 @@ class World:
         self.note(driver, "leads")
         self.checker.clients.in_force(driver)
         self.checker.clients.settled()
+        self.checker.failures_found(driver)
         self.loop.at(self.loop.now, driver.process, driver.start)
 
     def crash_point(self, driver: Driver, name: str) -> None:
@@ -120,7 +134,7 @@ class World:
         number = len(self.crash_points)
         self.crash_points.append(name)
         if number in self._crash_at or self.choices.fault(
-            "crash", 0.05 if name.endswith(("result", "removed")) else 0.004
+            "crash", 0.15 if name.endswith(("result", "removed")) else 0.004
         ):
             self.note(driver, f"crashes {name}")
             raise DriverCrash
@@ -172,10 +186,31 @@ class World:
             self.ha.pointers[number] = entry
         return True
 
-    def remove_pointer(self, number: int) -> bool:
-        self.ha.pointers.pop(number, None)
-        self._removed.add(number)
+    def remove_pointer(self, driver: Driver, number: int, disposal: str | None) -> bool:
+        """``disposal`` is noted in the same step: the directory that nobody would find after a crash."""
+        if driver.epoch >= self.ha.removals_of:
+            self.ha.pointers.pop(number, None)
+            self._removed.add(number)
+            if disposal is not None and self.ha.job_is_stored:
+                self.ha.disposals[number] = disposal
         return True
+
+    def settle(self, number: int) -> bool:
+        self.ha.disposals.pop(number, None)
+        return True
+
+    def keep_failures(self, failures: tuple[int, ...], revision: int) -> bool:
+        """By compare-and-set."""
+        if self.ha.failures_revision != revision or not self.ha.job_is_stored:
+            return False
+        self.ha.failures = failures
+        self.ha.failures_revision += 1
+        return True
+
+    def next_failure(self) -> int:
+        """Of the job, over all drivers."""
+        self.failures += 1
+        return self.failures
 
     def next_number(self) -> int:
         """Of a deployment, over all drivers."""

@@ -89,21 +89,34 @@ class TestLeftovers:
         driver.complete()
         assert not driver.of(out.RemoveFromStore)
 
-    def test_only_once(self):
+    def test_those_of_earlier_drivers_are_sought_once(self):
         driver = self.started()
         driver.step(on.RestoreRequested("y"))
         assert not driver.of(out.FindLeftovers)
 
-    def test_own_checkpoints_and_what_they_may_have_shared_are_none(self):
+    def test_after_a_failure_shared_files_of_killed_workers_are_sought_and_go_with_the_next_checkpoint(self):
         driver = self.started().run()
         driver.trigger()
-        driver.step(on.LeftoversFound(((3, "dir/3"), (7, "dir/7")), ("/s/perhaps-of-7",)))
+        driver.step(on.TasksLeftRunning())
+        driver.step(on.RestoreRequested("y"))
+        assert driver.one(out.FindLeftovers).below == 8
+        driver.step(on.RestoreRequested("z"))
+        assert not driver.of(out.FindLeftovers)
+        driver.step(on.LeftoversFound((), ("/s/chk-7-x",)))
+        driver.run()
+        driver.complete()
+        assert ("/s/chk-7-x",) in [effect.paths for effect in driver.trace if isinstance(effect, out.DeleteSharedFiles)]
+
+    def test_own_checkpoints_are_none(self):
+        driver = self.started().run()
+        driver.trigger()
+        driver.step(on.LeftoversFound(((3, "dir/3"), (7, "dir/7")), ("/s/of-3",)))
         driver.ack_all(7)
         driver.step(on.MetadataWritten(7))
         driver.step(on.StoreAdded(7))
         assert driver.one(out.RemoveFromStore).checkpoint_id == 3
         driver.step(on.StoreRemoved(3))
-        assert driver.last == [out.DiscardLocation(3, "dir/3")]
+        assert driver.last == [out.DiscardLocation(3, "dir/3"), out.DeleteSharedFiles(("/s/of-3",))]
 
 
 class TestStop:

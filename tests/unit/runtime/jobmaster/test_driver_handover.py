@@ -235,6 +235,24 @@ class TestFormerLeader:
         run(tmp_path, test)
 
 
+@pytest.mark.row("571.5")
+def test_two_clusters_cannot_run_the_same_job_id_in_one_checkpoint_directory(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        flights, trains = (HaStore(str(tmp_path / "ha"), name, epoch=1) for name in ("flights", "trains"))
+        job = world.submit_durably(flights)
+        with pytest.raises(StorageError, match="belongs to the job of this id in the cluster .*/flights; choose"):
+            world.submit_durably(trains)
+        assert trains.jobs.list_ids() == []
+        await world.running(job)
+        await checkpoint(job)
+        job.cancel()
+        await world.status(job, JobStatus.CANCELED)
+        await world.until(lambda: not (tmp_path / "checkpoints" / JOB).exists())
+        await world.running(world.submit_durably(trains))
+
+    run(tmp_path, test)
+
+
 def test_the_result_is_stored_before_anything_of_the_job_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A crash before it is stored leaves a job that goes on from its checkpoint, not one that starts from nothing."""
     publish = versioned_document.publish
@@ -301,7 +319,7 @@ class TestLeftovers:
             half = root / "chk-2"
             half.mkdir()
             (half / "state-0").write_bytes(b"half")
-            (shared / "unused").write_bytes(b"state")
+            (shared / "chk-2-unused").write_bytes(b"state")
             driver(tmp_path).counters(JOB).reserve_checkpoint(2)
             found = found_by(driver(tmp_path, 2))
             assert found.submission is not None
@@ -309,7 +327,7 @@ class TestLeftovers:
             await world.running(recovered)
             assert names(tmp_path) == ["chk-1", "chk-2"]
             assert await checkpoint(recovered) == 3
-            await world.until(lambda: names(tmp_path) == ["chk-3"] and not (shared / "unused").exists())
+            await world.until(lambda: names(tmp_path) == ["chk-3"] and not (shared / "chk-2-unused").exists())
             assert sorted(path.name for path in shared.iterdir()) == ["used-0", "used-1"]
 
         run(tmp_path, test)

@@ -744,6 +744,8 @@ class TestResults:
             assert ended.checkpoint_config() == job.checkpoint_config()
             assert [vertex.name for vertex in ended.details().vertices] == ["numbers", "count"]
             assert ended.result() == job.result()
+            assert ended.checkpoint_statistics().counts == job.checkpoint_statistics().counts
+            assert ended.checkpoint_statistics().counts.completed == 1
 
         run(tmp_path, test)
 
@@ -760,7 +762,9 @@ class TestResults:
             ended = EndedJob(found.result)
             assert ended.exception_history(5) == job.exception_history(5)
             assert ended.result() == job.result()
-            assert ended.metrics() == {}
+            metrics = job.metrics()
+            assert ended.metrics() == {name: metrics[name] for name in ended.metrics()}
+            assert ended.metrics()["numRestarts"] == "0"
             assert ended.checkpoint_statistics().history == ()
 
         run(tmp_path, test)

@@ -21,7 +21,14 @@ from hypothesis import strategies as st
 from ckpt_runtime.checkpoint.state_handles import ChannelStateSegment, ChannelStateStream, StateFile
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.storage import channel_state_writer
-from ckpt_runtime.storage.channel_state_frame import HEADER_BYTES, InFlightWatermark, PersistedElement
+from ckpt_runtime.storage.channel_state_frame import (
+    HEADER_BYTES,
+    ElementKind,
+    InFlightWatermark,
+    PersistedElement,
+    frame_header,
+    watermark_body,
+)
 from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
 from ckpt_runtime.storage.channel_state_writer import (
     CapturedStream,
@@ -114,6 +121,15 @@ def test_all_channels_of_a_subtask_lie_in_one_file_each_in_its_order(job: Locati
     assert sum(segment.length for segment in segments) == written.file.length == written.written_bytes
     assert written.referenced_bytes == 0
     assert [len(entry) for entry in written.input_places] == [3, 0, 1]
+
+
+def test_the_format_never_changes(local_job: Location) -> None:
+    """What an earlier release has written has to be read."""
+    body = bytes(range(16))
+    rows_header = "434b49460100000010000000000000000f1ccc3fbae5021a"
+    mark_header = "434b4946020000000800000000000000e934d990edbdfb2f"
+    assert frame_header("chk-1-x", 5, ElementKind.ROWS, body).hex() == rows_header
+    assert frame_header("", 0, ElementKind.WATERMARK, watermark_body(InFlightWatermark(-2))).hex() == mark_header
 
 
 def test_no_elements_make_no_file(job: Location) -> None:

@@ -16,6 +16,7 @@ from ckpt_runtime.storage.disposal import (
     delete_job_directory,
     delete_state_file,
     dispose_snapshot,
+    release_job_directory,
 )
 from ckpt_runtime.storage.errors import (
     AlreadyExistsError,
@@ -60,6 +61,24 @@ def test_the_layout_is_flinks(directory: Location) -> None:
     names = list_names(directory.child(JOB))
     assert {"shared", "taskowned", "chk-10"} <= set(names)
     assert 10 in storage.list_checkpoints()
+
+
+def test_a_job_s_directory_belongs_to_one_cluster_until_the_job_has_ended(directory: Location) -> None:
+    storage = CheckpointStorage(directory, JOB)
+    storage.initialize()
+    storage.claim(None)
+    storage.claim("file:///ha/flights")
+    storage.claim("file:///ha/flights")
+    for other in ("file:///ha/trains", None):
+        with pytest.raises(AlreadyExistsError, match="in the cluster file:///ha/flights; choose another job id"):
+            storage.claim(other)
+    another = CheckpointStorage(directory, JOB[::-1])
+    another.initialize()
+    another.claim("file:///ha/trains")
+    release_job_directory(storage)
+    storage.claim("file:///ha/trains")
+    release_job_directory(storage)
+    assert delete_job_directory(storage)
 
 
 def test_a_complete_checkpoint_is_not_begun_again(directory: Location) -> None:

@@ -174,7 +174,7 @@ def test_damaged_inline_state_is_named_by_its_snapshot(tmp_path: Path) -> None:
     content = bytearray(handle.file.inline)
     content[3] ^= 1
     broken = replace(handle, file=replace(handle.file, inline=bytes(content)))
-    with pytest.raises(StateRestoreError, match=f"operator 'op' cannot be restored from {tmp_path}"):
+    with pytest.raises(StateRestoreError, match=f"operator 'op' cannot restore its state from {tmp_path}"):
         create_keyed_backend(HASHMAP, "op", ALL, 128, [broken], str(tmp_path))
 
 

@@ -1,0 +1,216 @@
+"""Joins two streams by key and, with bounds, by event time, on the conventions of Spark's stream-stream joins.
+
+A pair comes out as soon as both rows are there: in the order of the rows that complete pairs, then in the order in
+which their partners came. A null in a key or in event time matches nothing. With time bounds, late rows are dropped, a
+row is forgotten when the watermark has passed everything that it could match, and an outer join then emits it with
+nulls if it has no match. Without bounds (inner only) every row is kept for ever. Never blocks.
+
+The watermark that goes out is held back by the greater bound, so that no row of the result is late by the event time
+of either side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
+from ckpt_runtime.graph.schemas import join_bounds, join_output_schema
+from ckpt_runtime.graph.specs import JoinSide, JoinSpec
+from ckpt_runtime.operators.errors import OperatorError, output_schema_error
+from ckpt_runtime.operators.join_output import LEFT, RIGHT, JoinOutput
+from ckpt_runtime.operators.late_rows import LateRows, in_unit
+from ckpt_runtime.operators.operator import MAX_WATERMARK, Operator, OperatorContext, Output
+from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, int64_column, plain
+from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers, RowBufferSpec
+
+STATE_NAMES = ("left", "right")
+WATERMARK = "watermark"
+_MIN = -(1 << 63)
+_NO_TIMES: AnyArray = np.empty(0, dtype=np.int64)
+
+
+class JoinOperator(Operator):
+    """Built from a :class:`JoinSpec`; gates of the left side come first. The watermark is state, as late rows are."""
+
+    def __init__(self, spec: JoinSpec) -> None:
+        self._spec = spec
+        self._result = JoinOutput(spec)
+        self._sides = tuple(
+            _Side(spec, side, outer)
+            for side, outer in (
+                (LEFT, spec.how in ("left_outer", "full_outer")),
+                (RIGHT, spec.how in ("right_outer", "full_outer")),
+            )
+        )
+        self._semi = spec.how == "left_semi"
+        self._watermark: int | None = None
+        self._watermark_to_keep: int | None = None
+        lower, upper = spec.within_ms or (0, 0)
+        self._held_back_ms = max(-lower, upper, 0)
+
+    @staticmethod
+    def output_schema(spec: JoinSpec) -> pa.Schema:
+        """Keys of one name, then the left side's columns, then the right side's."""
+        return join_output_schema(spec)
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        super().open(context, output)
+        if context.keyed_state is None:
+            raise OperatorError(f"operator {context.uid!r} joins by key but has no keyed state")
+        self._watermark = self._watermark_to_keep = min(context.operator_state.restored(WATERMARK), default=None)
+        self._buffers: RowBuffers = context.keyed_state.row_buffers([side.buffer_spec for side in self._sides])
+        for side, buffer in zip(self._sides, self._buffers.sides, strict=True):
+            side.buffer = buffer
+
+    def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
+        number = self._spec.side_of_gate(input_index)
+        side = self._sides[number]
+        batch = side.conformed(batch, self.context.uid)
+        if side.late_rows is not None and self._watermark is not None:
+            batch = side.late_rows.removed(batch, self._watermark)
+            self.late_rows_dropped = sum(s.late_rows.dropped for s in self._sides if s.late_rows is not None)
+        batch = self._that_can_match(side, batch)
+        if not batch.num_rows:
+            return
+        slots = self._buffers.slots_of([batch.column(key) for key in side.spec.keys])
+        found = np.zeros(batch.num_rows, dtype=np.uint8)
+        for joined in self._matches(number, batch, slots, found):
+            self.output.emit(joined)
+        self._keep(side, batch, slots, found)
+        self._buffers.compact_if_due()
+
+    def _that_can_match(self, side: _Side, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows without nulls in key and event time; an outer join emits the others at once."""
+        nullable = [column for column in map(batch.column, side.match_columns) if column.null_count]
+        if not nullable:
+            return batch
+        valid = pc.is_valid(nullable[0])
+        for column in nullable[1:]:
+            valid = pc.and_(valid, pc.is_valid(column))
+        self._emit_unmatched(side, batch.filter(pc.invert(valid)))
+        return batch.filter(valid)
+
+    def _matches(
+        self, number: int, batch: pa.RecordBatch, slots: AnyArray, found: AnyArray
+    ) -> Iterator[pa.RecordBatch]:
+        """Rows of the result that ``batch`` completes; sets ``found`` where a row of it has a match."""
+        side, other = self._sides[number], self._sides[1 - number]
+        times = side.times_of(batch)
+        if self._semi and number == LEFT:
+            other.buffer.mark_found(slots, times, *side.bounds, found)
+            if found.any():
+                yield self._result.joined(batch.filter(_mask(found)).columns, ())
+            return
+        for probes, rows in other.buffer.matches(slots, times, *side.bounds, found):
+            stored = other.buffer.take(rows, self._result.needed[1 - number])
+            if self._semi:
+                yield self._result.joined(stored, ())
+                continue
+            wanted = self._result.needed[number]
+            mine = [batch.column(index) for index in wanted]
+            if len(probes) != batch.num_rows or not np.array_equal(probes, np.arange(len(probes))):
+                indices = arrow_from_numpy(pa.int32(), probes)
+                mine = [pc.take(column, indices, boundscheck=False) for column in mine]
+            yield self._result.joined(mine, stored) if number == LEFT else self._result.joined(stored, mine)
+
+    def _keep(self, side: _Side, batch: pa.RecordBatch, slots: AnyArray, found: AnyArray) -> None:
+        """Adds what can still match to the state. An outer join emits the rest where it has no match."""
+        keep: AnyArray | None = None
+        if self._watermark is not None and self._spec.within_ms is not None:
+            keep = side.times_of(batch) > side.last_ended(self._watermark)
+            if side.outer and not keep.all():
+                self._emit_unmatched(side, batch.filter(pa.array(~keep & (found == 0))))
+        if not side.buffer.spec.keeps_matched:
+            unmatched = found == 0
+            keep = unmatched if keep is None else keep & unmatched
+        if keep is not None and not keep.all():
+            batch, slots, found = batch.filter(pa.array(keep)), slots[keep], found[keep]
+        if batch.num_rows:
+            side.buffer.append(batch, slots, found)
+
+    def _emit_unmatched(self, side: _Side, batch: pa.RecordBatch) -> None:
+        if side.outer and batch.num_rows:
+            self.output.emit(self._result.unmatched(side.number, batch.columns))
+
+    def process_watermark(self, timestamp_ms: int) -> None:
+        self._watermark = timestamp_ms if self._watermark is None else max(self._watermark, timestamp_ms)
+        if timestamp_ms != MAX_WATERMARK:
+            self._watermark_to_keep = self._watermark
+        if self._spec.within_ms is not None:
+            for side in self._sides:
+                self._forget(side, side.last_ended(self._watermark))
+            self._buffers.compact_if_due()
+        at_end = timestamp_ms == MAX_WATERMARK
+        self.output.emit_watermark(timestamp_ms if at_end else timestamp_ms - self._held_back_ms)
+
+    def _forget(self, side: _Side, bound: int) -> None:
+        rows = side.buffer.expire(bound)
+        if side.outer and len(rows):
+            columns = side.buffer.take(rows, range(len(side.spec.schema)))
+            self.output.emit(self._result.unmatched(side.number, columns))
+
+    def snapshot(self, checkpoint_id: int) -> None:
+        """Keeps the watermark, but not the one of the end of data: a job started from a drained savepoint goes on."""
+        if self._watermark_to_keep is not None:
+            self.context.operator_state.put(WATERMARK, [self._watermark_to_keep], OperatorStateMode.UNION)
+
+
+class _Side:
+    """What one side is, and its rows. ``bounds`` are of the other side's event time minus this side's, in its unit."""
+
+    buffer: RowBuffer
+
+    def __init__(self, spec: JoinSpec, number: int, outer: bool) -> None:
+        self.spec: JoinSide = spec.sides[number]
+        self.number = number
+        self.outer = outer
+        self.bounds = (0, 0)
+        self.late_rows: LateRows | None = None
+        self.match_columns = list(self.spec.keys)
+        self._unit = ""
+        event_time = None
+        if spec.within_ms is not None:
+            event_time = self.spec.event_time
+            assert event_time is not None
+            lower, upper = join_bounds(spec)
+            self.bounds = (lower, upper) if number == LEFT else (-upper, -lower)
+            self.late_rows = LateRows(event_time)
+            self.match_columns.append(event_time)
+            self._unit = self.spec.schema.field(event_time).type.unit
+        keeps_matched = spec.how != "left_semi" or number == RIGHT
+        self.buffer_spec = RowBufferSpec(
+            STATE_NAMES[number], self.spec.schema, self.spec.keys, event_time, keeps_matched
+        )
+
+    def times_of(self, batch: pa.RecordBatch) -> AnyArray:
+        """Event times in their own unit; empty without time bounds."""
+        event_time = self.buffer_spec.event_time
+        return _NO_TIMES if event_time is None else int64_column(batch.column(event_time)).values
+
+    def last_ended(self, watermark_ms: int) -> int:
+        """The latest event time, in its own unit, whose rows match nothing that comes after the watermark."""
+        if watermark_ms == MAX_WATERMARK:
+            return MAX_WATERMARK
+        return min(max(in_unit(watermark_ms, self._unit) - self.bounds[1], _MIN), MAX_WATERMARK)
+
+    def conformed(self, batch: pa.RecordBatch, uid: str) -> pa.RecordBatch:
+        """The batch in the side's schema: columns that came dictionary encoded after all are decoded."""
+        schema = self.spec.schema
+        if batch.schema is schema or batch.schema.equals(schema):
+            return batch
+        try:
+            arrays = [
+                column if column.type == field.type else plain(column).cast(field.type)
+                for column, field in zip(batch.columns, schema, strict=True)
+            ]
+            return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        except (pa.ArrowException, ValueError) as error:
+            raise output_schema_error(uid, batch.schema, schema) from error
+
+
+def _mask(found: AnyArray) -> pa.Array:
+    return pa.array(found.astype(bool))

@@ -1,0 +1,163 @@
+"""Buffered rows by key: append to the chain of a slot, find matches by slot and time, forget by time.
+
+Rows are numbered from 0. A slot's rows are a linked list in the order in which they came: ``heads`` and ``tails`` have
+an entry per slot, ``nexts`` one per row, each holding row + 1 (0: none). ``flags`` has the bits :data:`ALIVE` and
+:data:`MATCHED`. Rows that are not alive are taken out of their list when a probe comes past. ``block_least`` holds a
+lower bound of the times of each :data:`BLOCK` rows' living ones, so that blocks with nothing to forget are skipped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ckpt_runtime.state.kernels.compiler import I32, I64, IN_I64, IN_U8, IN_U32, INT64, U8, inlined, kernel
+
+ALIVE, MATCHED = np.uint8(1), np.uint8(2)
+BLOCK = 4096
+PAIRS, FIRST, CONSUME = 0, 1, 2
+"""Modes of :func:`probe_rows`: all matches; only whether there is one; all matches, which die of it."""
+POSITION, ENTRY, PREVIOUS, FOUND = 0, 1, 2, 3
+"""Places in the cursor of :func:`probe_rows`; the last one says how many pairs this call gave."""
+NOT_STARTED = -1
+UNMATCHED, EXPIRED = 0, 1
+"""Places in the result of :func:`expire_rows`."""
+_MAX = np.int64(2**63 - 1)
+_MIN = np.int64(-(2**63))
+
+
+@kernel((IN_U32, IN_I64, IN_U8, INT64, I32, I32, I32, I64, U8, I64))
+def append_rows(
+    slots: Any,
+    times: Any,
+    matched: Any,
+    first: Any,
+    heads: Any,
+    tails: Any,
+    nexts: Any,
+    row_times: Any,
+    flags: Any,
+    block_least: Any,
+) -> None:
+    """Rows ``first`` and following, at the ends of their slots' lists. ``times`` is empty when rows have none."""
+    for position in range(slots.size):
+        row = first + position
+        slot = slots[position]
+        last = tails[slot]
+        if last == 0:
+            heads[slot] = row + 1
+        else:
+            nexts[last - 1] = row + 1
+        tails[slot] = row + 1
+        nexts[row] = 0
+        flags[row] = ALIVE | MATCHED if matched[position] else ALIVE
+        if times.size:
+            time = times[position]
+            row_times[row] = time
+            block = row // BLOCK
+            block_least[block] = min(block_least[block], time)
+
+
+@inlined
+def _shifted(time: Any, by: Any) -> Any:
+    """``time + by``, stopping at the ends of 64 bits."""
+    if by > 0 and time > _MAX - by:
+        return _MAX
+    if by < 0 and time < _MIN - by:
+        return _MIN
+    return time + by
+
+
+@inlined
+def _take_out(slot: Any, previous: Any, following: Any, heads: Any, tails: Any, nexts: Any) -> None:
+    """Leaves out the row between two others of its slot's list (each as row + 1, 0: none)."""
+    if previous == 0:
+        heads[slot] = following
+    else:
+        nexts[previous - 1] = following
+    if following == 0:
+        tails[slot] = previous
+
+
+@kernel((IN_U32, IN_I64, INT64, INT64, INT64, I64, I32, I32, I32, U8, U8, I64, I32, I32))
+def probe_rows(
+    slots: Any,
+    times: Any,
+    lower: Any,
+    upper: Any,
+    mode: Any,
+    row_times: Any,
+    heads: Any,
+    tails: Any,
+    nexts: Any,
+    flags: Any,
+    found: Any,
+    cursor: Any,
+    probes: Any,
+    rows: Any,
+) -> None:
+    """Pairs of a probing position and a living row of the same slot, by position, then in the order rows came.
+
+    With ``times``, a row matches whose time minus the probe's is between ``lower`` and ``upper``. Marks both sides of
+    each pair. Stops when ``rows`` is full and goes on there when called again; at the end ``cursor`` stands behind the
+    last position.
+    """
+    timed = times.size > 0
+    position, entry, previous = cursor[POSITION], cursor[ENTRY], cursor[PREVIOUS]
+    pairs = 0
+    while position < slots.size:
+        slot = slots[position]
+        if entry == NOT_STARTED:
+            entry, previous = np.int64(heads[slot]), np.int64(0)
+        earliest = _shifted(times[position], lower) if timed else _MIN
+        latest = _shifted(times[position], upper) if timed else _MAX
+        while entry != 0 and pairs < rows.size:
+            row = entry - 1
+            following = np.int64(nexts[row])
+            lives = flags[row] & ALIVE != 0
+            if lives and (not timed or earliest <= row_times[row] <= latest):
+                found[position] = 1
+                if mode == FIRST:
+                    following = np.int64(0)
+                else:
+                    lives = mode == PAIRS
+                    flags[row] = ALIVE | MATCHED if lives else MATCHED
+                    probes[pairs], rows[pairs] = position, row
+                    pairs += 1
+            if lives:
+                previous = entry
+            else:
+                _take_out(slot, previous, following, heads, tails, nexts)
+            entry = following
+        if entry != 0:
+            break
+        position += 1
+        entry = np.int64(NOT_STARTED)
+    cursor[POSITION], cursor[ENTRY], cursor[PREVIOUS], cursor[FOUND] = position, entry, previous, pairs
+
+
+@kernel((INT64, INT64, I64, U8, I64, I32, I64))
+def expire_rows(
+    bound: Any, size: Any, row_times: Any, flags: Any, block_least: Any, unmatched: Any, result: Any
+) -> None:
+    """Ends the life of rows whose time is at or before ``bound``; lists those without a match, in order."""
+    listed = 0
+    expired = 0
+    for block in range((size + BLOCK - 1) // BLOCK):
+        if block_least[block] > bound:
+            continue
+        least = _MAX
+        for row in range(block * BLOCK, min(size, (block + 1) * BLOCK)):
+            if flags[row] & ALIVE:
+                if row_times[row] <= bound:
+                    expired += 1
+                    if not flags[row] & MATCHED:
+                        unmatched[listed] = row
+                        listed += 1
+                    flags[row] &= MATCHED
+                elif row_times[row] < least:
+                    least = row_times[row]
+        block_least[block] = least
+    result[UNMATCHED] = listed
+    result[EXPIRED] = expired

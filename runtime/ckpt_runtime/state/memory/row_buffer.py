@@ -1,0 +1,300 @@
+"""Buffered rows per key, for several inputs whose rows meet by key: the state of a join.
+
+Each side keeps its rows in the order in which they came, as columns; sides share the index from keys to slots, so that
+a batch is looked up once for finding matches and for being kept. Rows are forgotten by event time, or when they match.
+A snapshot shares all columns and copies one byte per row. What has been forgotten is removed from memory when it is
+more than what lives. One thread owns the buffers; frozen ones may go to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.state import native_format
+from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, int64_column
+from ckpt_runtime.state.errors import CorruptStateError, StateError, schema_mismatch
+from ckpt_runtime.state.kernels import row_buffer_kernels as kernels
+from ckpt_runtime.state.kernels.compiler import read_only
+from ckpt_runtime.state.memory.key_index import KeyIndex, capacity_for, grown, key_index
+from ckpt_runtime.state.memory.keyed_state import write_batches
+from ckpt_runtime.state.memory.row_segments import RowSegments
+
+PAIRS_PER_CALL = 16_384
+_FIRST_CAPACITY = 1024
+_SPARE_ROWS = 16_384
+_MOST_ROWS = (1 << 31) - 2
+_MAX = (1 << 63) - 1
+_NO_TIMES: AnyArray = read_only(np.empty(0, dtype=np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class RowBufferSpec:
+    """One side: its state's name, its columns, which of them are the key, and how rows end.
+
+    ``event_time`` is the timestamp column by which they do (rows with null in it must not be added), or None.
+    ``keeps_matched`` is false when a row ends with its first match.
+    """
+
+    name: str
+    schema: pa.Schema
+    keys: tuple[str, ...]
+    event_time: str | None = None
+    keeps_matched: bool = True
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        return pa.schema([self.schema.field(key) for key in self.keys])
+
+    @property
+    def stored_columns(self) -> list[str]:
+        """Names of the columns in the order in which they are stored: keys first."""
+        return [*self.keys, *(name for name in self.schema.names if name not in self.keys)]
+
+    def stored_schema(self) -> pa.Schema:
+        """Schema of stored batches."""
+        values = pa.schema([field for field in self.schema if field.name not in self.keys])
+        keys = native_format.prefixed(self.key_schema, native_format.KEY_PREFIX)
+        matched = pa.field(native_format.MATCHED, pa.bool_(), nullable=False)
+        return pa.schema([*keys, *native_format.prefixed(values, native_format.VALUE_PREFIX), matched])
+
+    def ends(self) -> dict[str, Any]:
+        """What the descriptor says about the ends of rows."""
+        return {"event_time": self.event_time, "keeps_matched": self.keeps_matched}
+
+    def descriptor(self) -> dict[str, Any]:
+        """Descriptor of the native section."""
+        return native_format.descriptor_of("rows", self.key_schema, self.stored_schema(), rows=self.ends())
+
+
+class RowBuffer:
+    """The rows of one side. Slots come from :class:`RowBuffers`."""
+
+    def __init__(self, spec: RowBufferSpec) -> None:
+        self.spec = spec
+        self._clear()
+
+    def __len__(self) -> int:
+        return self._rows.rows - self.dead
+
+    def _clear(self) -> None:
+        self.dead = 0
+        self._rows = RowSegments(self.spec.schema)
+        self._heads: AnyArray = np.zeros(_FIRST_CAPACITY, dtype=np.int32)
+        self._tails: AnyArray = np.zeros(_FIRST_CAPACITY, dtype=np.int32)
+        self._nexts: AnyArray = np.zeros(_FIRST_CAPACITY, dtype=np.int32)
+        self._flags: AnyArray = np.zeros(_FIRST_CAPACITY, dtype=np.uint8)
+        self._times: AnyArray = np.zeros(_FIRST_CAPACITY if self.spec.event_time else 0, dtype=np.int64)
+        self._block_least: AnyArray = np.full(1, _MAX, dtype=np.int64)
+
+    def memory_bytes(self) -> int:
+        """Memory held, forgotten rows that are not removed yet included."""
+        arrays = (self._heads, self._tails, self._nexts, self._flags, self._times, self._block_least)
+        return self._rows.memory_bytes() + sum(int(array.nbytes) for array in arrays)
+
+    def stored_schema(self) -> pa.Schema:
+        """Schema of stored batches."""
+        return self.spec.stored_schema()
+
+    def times_of(self, batch: pa.RecordBatch) -> AnyArray:
+        """Event times of a batch in their own unit; empty when rows do not end by time."""
+        if self.spec.event_time is None:
+            return _NO_TIMES
+        return int64_column(batch.column(self.spec.event_time)).values
+
+    def make_slots(self, slots: int) -> None:
+        """Room for ``slots`` slots."""
+        capacity = capacity_for(len(self._heads), slots)
+        if capacity != len(self._heads):
+            self._heads = grown(self._heads, capacity, len(self._heads))
+            self._tails = grown(self._tails, capacity, len(self._tails))
+
+    def append(self, batch: pa.RecordBatch, slots: AnyArray, matched: AnyArray) -> None:
+        """Adds rows behind those of their keys; ``matched`` says (0 or 1) which have found a match already.
+
+        :raises StateError: there are 2**31 - 2 rows.
+        """
+        first = self._rows.rows
+        self._make_rows(first + batch.num_rows)
+        kernels.append_rows(
+            read_only(slots), self.times_of(batch), read_only(matched), first,
+            self._heads, self._tails, self._nexts, self._times, self._flags, self._block_least,
+        )  # fmt: skip
+        self._rows.append(batch)
+
+    def _make_rows(self, rows: int) -> None:
+        if rows > _MOST_ROWS:
+            raise StateError(f"state {self.spec.name!r} cannot hold more than {_MOST_ROWS} rows in one subtask")
+        used = self._rows.rows
+        capacity = capacity_for(len(self._flags), rows)
+        if capacity == len(self._flags):
+            return
+        self._nexts = grown(self._nexts, capacity, used)
+        self._flags = grown(self._flags, capacity, used)
+        if self.spec.event_time is not None:
+            self._times = grown(self._times, capacity, used)
+            blocks = np.full(-(-capacity // kernels.BLOCK), _MAX, dtype=np.int64)
+            blocks[: len(self._block_least)] = self._block_least
+            self._block_least = blocks
+
+    def matches(
+        self, slots: AnyArray, times: AnyArray, lower: int, upper: int, found: AnyArray
+    ) -> Iterator[tuple[AnyArray, AnyArray]]:
+        """Pairs (probing position, row), at most :data:`PAIRS_PER_CALL` at a time.
+
+        Ordered by position, then by when the row came. ``times`` are the probes', in the unit of this side's; a row
+        matches whose time minus the probe's is between ``lower`` and ``upper``. With no times every row of the key
+        matches. Sets ``found`` (uint8) to 1 where there was a match. Nothing may be added before the last pair is out.
+        """
+        mode = kernels.PAIRS if self.spec.keeps_matched else kernels.CONSUME
+        cursor = _new_cursor()
+        while cursor[kernels.POSITION] < len(slots):
+            probes = np.empty(PAIRS_PER_CALL, dtype=np.int32)
+            rows = np.empty(PAIRS_PER_CALL, dtype=np.int32)
+            self._probe(slots, times, lower, upper, mode, found, cursor, probes, rows)
+            pairs = int(cursor[kernels.FOUND])
+            if not self.spec.keeps_matched:
+                self.dead += pairs
+            if pairs:
+                yield probes[:pairs], rows[:pairs]
+
+    def mark_found(self, slots: AnyArray, times: AnyArray, lower: int, upper: int, found: AnyArray) -> None:
+        """As :meth:`matches`, only setting ``found``."""
+        nothing = np.empty(1, dtype=np.int32)
+        self._probe(slots, times, lower, upper, kernels.FIRST, found, _new_cursor(), nothing, nothing)
+
+    def _probe(
+        self, slots: AnyArray, times: AnyArray, lower: int, upper: int, mode: int, found: AnyArray,
+        cursor: AnyArray, probes: AnyArray, rows: AnyArray,
+    ) -> None:  # fmt: skip
+        kernels.probe_rows(
+            read_only(slots), read_only(times), lower, upper, mode, self._times,
+            self._heads, self._tails, self._nexts, self._flags, found, cursor, probes, rows,
+        )  # fmt: skip
+
+    def expire(self, bound: int) -> AnyArray:
+        """Forgets rows whose event time is at or before ``bound`` (own unit); the numbers of those without a match."""
+        unmatched = np.empty(self._rows.rows, dtype=np.int32)
+        result = np.zeros(2, dtype=np.int64)
+        kernels.expire_rows(bound, self._rows.rows, self._times, self._flags, self._block_least, unmatched, result)
+        self.dead += int(result[kernels.EXPIRED])
+        return unmatched[: int(result[kernels.UNMATCHED])]
+
+    def take(self, rows: AnyArray, wanted: Sequence[int]) -> list[pa.Array]:
+        """Columns of rows by number. Numbers hold until :meth:`RowBuffers.compact_if_due`."""
+        return self._rows.take(rows, wanted)
+
+    def living(self) -> list[tuple[pa.RecordBatch, AnyArray]]:
+        """The rows that live, in order, with whether they have matched (0 or 1)."""
+        return _living(self._rows.segments, self._flags)
+
+    def refill(self, parts: list[tuple[pa.RecordBatch, AnyArray]], index: KeyIndex) -> None:
+        """Starts anew with these rows and slots of a new index."""
+        self._clear()
+        for batch, matched in parts:
+            slots = index.slots_of([batch.column(key) for key in self.spec.keys])
+            self.make_slots(index.size)
+            self.append(batch, slots, matched)
+
+    def loaded(self, stored: pa.RecordBatch) -> tuple[pa.RecordBatch, AnyArray]:
+        """A stored batch as rows and whether they have matched."""
+        columns = dict(zip(self.spec.stored_columns, stored.columns, strict=False))
+        arrays = [columns[name] for name in self.spec.schema.names]
+        matched = stored.column(native_format.MATCHED).cast(pa.uint8()).to_numpy()
+        return pa.RecordBatch.from_arrays(arrays, schema=self.spec.schema), matched
+
+    def freeze(self) -> FrozenRows:
+        """The synchronous part of a snapshot: columns are shared, flags copied."""
+        return FrozenRows(self.spec, self._rows.segments, self._flags[: self._rows.rows].copy())
+
+
+class FrozenRows:
+    """One side as of one moment."""
+
+    def __init__(self, spec: RowBufferSpec, segments: tuple[pa.RecordBatch, ...], flags: AnyArray) -> None:
+        self._spec = spec
+        self._segments = segments
+        self._flags = flags
+
+    def write(self, writer: native_format.SectionWriter, owned: KeyGroupRange, max_parallelism: int) -> None:
+        """The asynchronous part: leaves forgotten rows out, sorts by key group, writes."""
+        schema = self._spec.stored_schema()
+        batches = []
+        for batch, matched in _living(self._segments, self._flags):
+            arrays = [batch.column(name) for name in self._spec.stored_columns]
+            arrays.append(arrow_from_numpy(pa.uint8(), matched).cast(pa.bool_()))
+            batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+        write_batches(writer, self._spec.name, self._spec.descriptor(), batches, owned, max_parallelism)
+
+    def release(self) -> None:
+        """Gives the columns up."""
+        self._segments = ()
+
+
+class RowBuffers:
+    """All sides with the index that they share. ``index`` columns are the first side's key columns."""
+
+    def __init__(self, specs: Sequence[RowBufferSpec]) -> None:
+        self.sides = [RowBuffer(spec) for spec in specs]
+        self._key_schema = specs[0].key_schema
+        self._index = key_index(self._key_schema)
+
+    def slots_of(self, keys: list[pa.Array]) -> AnyArray:
+        """The slot of each row's key, with room for it in all sides."""
+        slots = self._index.slots_of(keys)
+        for side in self.sides:
+            side.make_slots(self._index.size)
+        return slots
+
+    def load(self, side: RowBuffer, stored: pa.RecordBatch) -> None:
+        """Adds restored rows."""
+        batch, matched = side.loaded(stored)
+        side.append(batch, self.slots_of([batch.column(key) for key in side.spec.keys]), matched)
+
+    def compact_if_due(self) -> None:
+        """Removes forgotten rows and keys without rows, when they outnumber the living ones: constant work per row."""
+        living = sum(len(side) for side in self.sides)
+        dead = sum(side.dead for side in self.sides)
+        if dead <= living + _SPARE_ROWS and self._index.size <= 2 * living + _SPARE_ROWS:
+            return
+        self._index = key_index(self._key_schema)
+        for side in self.sides:
+            side.refill(side.living(), self._index)
+        for side in self.sides:
+            side.make_slots(self._index.size)
+
+    def memory_bytes(self) -> int:
+        """Memory held by keys and rows."""
+        return self._index.memory_bytes() + sum(side.memory_bytes() for side in self.sides)
+
+
+def check_ends(uid: str, spec: RowBufferSpec, descriptor: dict[str, Any]) -> None:
+    """Raises StateSchemaError when stored rows ended otherwise: the state does not hold what would be needed now."""
+    stored = descriptor.get("rows")
+    if not isinstance(stored, dict):
+        raise CorruptStateError(f"state {spec.name!r} has a descriptor that does not say how its rows end")
+    if stored != spec.ends():
+        raise schema_mismatch(uid, spec.name, "its rows end otherwise", stored, spec.ends())
+
+
+def _living(segments: Sequence[pa.RecordBatch], flags: AnyArray) -> list[tuple[pa.RecordBatch, AnyArray]]:
+    parts = []
+    start = 0
+    for segment in segments:
+        own = flags[start : start + segment.num_rows]
+        start += segment.num_rows
+        alive = (own & kernels.ALIVE).astype(bool)
+        if alive.all():
+            parts.append((segment, (own & kernels.MATCHED) >> 1))
+        elif alive.any():
+            parts.append((segment.filter(pa.array(alive)), (own[alive] & kernels.MATCHED) >> 1))
+    return parts
+
+
+def _new_cursor() -> AnyArray:
+    return np.array([0, kernels.NOT_STARTED, 0, 0], dtype=np.int64)

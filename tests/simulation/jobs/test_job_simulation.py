@@ -1,0 +1,128 @@
+"""Seeded schedules of whole jobs: real subtasks, channels, coordinator and storage, with checkers on every step."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.testing.job_simulation.rows import SourceRows, flat_mapped, joined, windowed
+from ckpt_runtime.testing.job_simulation.shrink import explain, failing_seeds, find_failure, shrink
+from ckpt_runtime.testing.job_simulation.world import World
+from ckpt_runtime.testing.simulation.runner import read_seeds, run_seeds
+from tests.simulation.jobs.planted_job_bugs import BUGS, ENOUGH
+from tests.simulation.planted.registry import PlantedBug
+
+SEEDS = int(os.environ.get("JOB_SIMULATION_SEEDS", "5000"))
+BLOCK = 500
+KEPT = read_seeds(Path(__file__).with_name("kept_job_seeds.txt"))
+
+
+def check(failed: list[int]) -> None:
+    if failed:
+        raise AssertionError(f"{len(failed)} seeds fail, {failed[:20]}; the first:\n{explain(min(failed)).report()}")
+
+
+@pytest.mark.row("76.1", "76.2", "76.6", "76.7", "76.8")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+def test_whole_jobs_hold(first: int) -> None:
+    blocks = run_seeds(first, min(BLOCK, SEEDS - first), failing=failing_seeds)
+    check([seed for _, failed in blocks for seed in failed])
+
+
+@pytest.mark.parametrize("seed", KEPT)
+def test_a_kept_seed_holds(seed: int) -> None:
+    check([] if find_failure(seed, tracing=False) is None else [seed])
+
+
+def test_the_schedules_are_worth_running() -> None:
+    """Guards against a simulation in which nothing happens."""
+    seen: Counter[str] = Counter()
+    for seed in range(100):
+        world = World(seed)
+        world.run()
+        seen.update(world.seen)
+        seen["runs"] += world.runs
+        seen["restores"] += world.restores
+        seen["completed"] += world.completed
+    assert seen["runs"] > 130
+    assert seen["restores"] > 180
+    assert seen["completed"] > 250
+    assert seen["with in-flight data"] > 60
+    assert seen["with output data"] > 30
+    assert seen["restores with in-flight data"] > 15
+    assert seen["rescaled with in-flight data"] > 5
+
+
+def test_the_same_seed_gives_the_same_trace_under_any_hash_seed() -> None:
+    code = (
+        "from ckpt_runtime.testing.job_simulation.world import World\n"
+        "print([World(seed, tracing=True).run() for seed in range(12)])"
+    )
+    root = Path(__file__).resolve().parents[3]
+    traces = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": f"{root}:{root / 'runtime'}"},
+            cwd=root,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for hash_seed in ("1", "77")
+    }
+    assert len(traces) == 1
+
+
+# --- what a job must make of its rows is computed without the engine
+
+
+def test_rows_of_a_split_rise_in_event_time() -> None:
+    rows = SourceRows(0, 20, 3, 4)
+    for split in range(3):
+        times = [rows.ts(number) for number in rows.split(split)]
+        assert times == sorted(set(times))
+    assert sorted(number for split in range(3) for number in rows.split(split)) == list(range(20))
+
+
+def test_the_reference_results() -> None:
+    left = [(1, 5, 10, 0), (2, 6, 70, 0)]
+    right = [(4097, 5, 20, 0), (4098, 5, 30, 0)]
+    assert [(row[1], row[2]) for row in joined(left, right)] == [(5, 20), (5, 30)]
+    assert [(row[1], row[3]) for row in windowed([*left, *right])] == [(5, 3), (6, 1)]
+    copies = [len(flat_mapped((number << 4, 0, 0, 0))) for number in range(5)]
+    assert copies == [1, 1, 2, 0, 1]
+
+
+# --- the simulator is graded
+
+
+def plant(planted: PlantedBug, monkeypatch: pytest.MonkeyPatch) -> None:
+    for owner, name, replacement in planted.patches():
+        monkeypatch.setattr(owner, name, replacement, raising=False)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("planted", BUGS, ids=lambda planted: planted.name)
+def test_a_planted_bug_is_found(planted: PlantedBug, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(planted, monkeypatch)
+    found = next((seed for seed in range(ENOUGH) if find_failure(seed, tracing=False) is not None), None)
+    assert found is not None, f"not found within {ENOUGH} seeds"
+
+
+def test_a_failing_seed_shrinks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left fails in the same way, and is small."""
+    plant(next(known for known in BUGS if known.name == "the rest of the batch in work is not recorded"), monkeypatch)
+    failure = next(failure for failure in map(find_failure, range(ENOUGH)) if failure is not None)
+    small = shrink(failure)
+    assert small.kind == failure.kind
+    assert len(small.scenario.actions) + len(small.faults) <= 4
+    assert f"seed {small.seed}: Violation" in small.report()
+    again = find_failure(small.seed, small.scenario, small.muted)
+    assert again is not None
+    assert again.trace == small.trace

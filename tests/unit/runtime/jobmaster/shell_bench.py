@@ -1,0 +1,153 @@
+"""A real checkpoint coordinator and shell on a real directory, with the tasks' part played by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ckpt_runtime.checkpoint import events as on
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
+from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
+from ckpt_runtime.checkpoint.executions import ExecutionId
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
+from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.jobmaster.checkpoint_shell import CheckpointShell
+from ckpt_runtime.jobmaster.job_record import VolatileRecord
+from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
+from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
+from ckpt_runtime.storage.disposal import SnapshotDisposal
+
+JOB = "0123456789abcdef" * 2
+GRAPH = JobGraph("job", (JobVertex("v", (OperatorNode("u", "Source", "source"),), 2),), ())
+TASKS = tuple(ExecutionId("v", index, 0) for index in range(2))
+TIMEOUT_S = 5
+
+
+class Listener:
+    """A job master that notes what it is told; ``changed`` is set each time."""
+
+    def __init__(self) -> None:
+        self.triggers: list[tuple[int, Any]] = []
+        self.completed: list[int] = []
+        self.aborted: list[int] = []
+        self.answers: list[Any] = []
+        self.changed = asyncio.Event()
+
+    def send_trigger(self, checkpoint_id: int, timestamp: int, options: Any, tasks: tuple[ExecutionId, ...]) -> None:
+        assert tasks == TASKS
+        self.triggers.append((checkpoint_id, options))
+        self.changed.set()
+
+    def send_complete(self, checkpoint_id: int, tasks: tuple[ExecutionId, ...]) -> None:
+        self.completed.append(checkpoint_id)
+        self.changed.set()
+
+    def send_aborted(self, checkpoint_id: int, latest_completed: int, tasks: tuple[ExecutionId, ...]) -> None:
+        self.aborted.append(checkpoint_id)
+        self.changed.set()
+
+    def checkpoint_answer(self, effect: Any) -> None:
+        self.answers.append(effect)
+        self.changed.set()
+
+
+class Pointers(VolatileRecord):
+    """Pointers whose calls fail as told: the errors are raised one after the other, then all is well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.present: dict[int, bool] = {}
+        self.add_errors: list[Exception] = []
+        self.remove_errors: list[Exception] = []
+
+    def add(self, checkpoint: CompletedCheckpoint, owned: bool) -> None:
+        if self.add_errors:
+            raise self.add_errors.pop(0)
+        self.present[checkpoint.id] = owned
+
+    def contains(self, checkpoint_id: int) -> bool:
+        return checkpoint_id in self.present
+
+    def remove(self, checkpoint_id: int, disposal: SnapshotDisposal | None = None) -> None:
+        if self.remove_errors:
+            raise self.remove_errors.pop(0)
+        self.present.pop(checkpoint_id, None)
+
+
+class Bench:
+    """The shell on ``directory``, with the tasks' part played by hand."""
+
+    def __init__(self, directory: Path, pool: ThreadPoolExecutor, **settings: Any) -> None:
+        self.directory = directory / JOB
+        self.storage = CheckpointStorage(str(directory), JOB)
+        self.storage.initialize()
+        self.listener = Listener()
+        self.pointers = Pointers()
+        self.pool = pool
+        coordinator = CheckpointCoordinator(JOB, GRAPH, CheckpointConfiguration(**settings))
+        self.shell = CheckpointShell(
+            JOB, coordinator, self.storage, self.pointers, self.listener, pool, SnapshotDeletions(pool)
+        )
+        self.shell.handle(on.JobRunning(TASKS))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            while not condition():
+                self.listener.changed.clear()
+                await self.listener.changed.wait()
+
+    async def settle(self) -> None:
+        """Waits until the pool has nothing to do and its answers were taken."""
+        for _ in range(10):
+            await asyncio.get_running_loop().run_in_executor(self.pool, int)
+            await asyncio.sleep(0)
+
+    async def trigger(self, kind: CheckpointType = CheckpointType.CHECKPOINT, target: str | None = None) -> Any:
+        """Up to the trigger message; gives id and options."""
+        triggers, answers = self.listener.triggers, self.listener.answers
+        known = len(triggers), len(answers)
+        self.shell.handle(on.TriggerRequested("r", CheckpointProperties(kind), target))
+        await self.until(lambda: (len(triggers), len(answers)) != known)
+        return triggers[-1] if len(triggers) > known[0] else (None, None)
+
+    def acknowledge(self, checkpoint_id: int, directory: str) -> list[Path]:
+        """Every task writes one file and acknowledges."""
+        files = []
+        for task in TASKS:
+            file = Path(directory.removeprefix("file://")) / f"state-{task.subtask}"
+            file.write_bytes(b"state")
+            handle = KeyedStateHandle(KeyGroupRange(0, 127), StateFile(file.name, 5, "xxh64:0"), ())
+            state = SubtaskState({"u": OperatorSubtaskState((handle,))}, 5)
+            self.shell.handle(on.Acknowledged(checkpoint_id, task, directory, state))
+            files.append(file)
+        return files
+
+    async def checkpoint(self) -> tuple[int, list[Path]]:
+        """A whole one."""
+        checkpoint_id, options = await self.trigger()
+        files = self.acknowledge(checkpoint_id, options.directory)
+        await self.until(lambda: checkpoint_id in self.listener.completed)
+        await self.settle()
+        return checkpoint_id, files
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self.directory.iterdir() if path.name.startswith("chk-"))
+
+
+def run(directory: Path, test: Callable[[Bench], Coroutine[Any, Any, None]], **settings: Any) -> None:
+    async def inside() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            bench = Bench(directory, pool, **settings)
+            try:
+                await test(bench)
+            finally:
+                bench.shell.close()
+
+    asyncio.run(inside())

@@ -1,0 +1,322 @@
+"""How long channel state files live: real files, a real coordinator, and tasks that refer to what they have stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ckpt_runtime.checkpoint import effects as out
+from ckpt_runtime.checkpoint import events as on
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.configuration import CheckpointRetention
+from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, RestoreMode
+from ckpt_runtime.checkpoint.state_handles import ChannelStateSegment, ChannelStateStream, StateFile, SubtaskState
+from ckpt_runtime.jobmaster import checkpoint_shell
+from ckpt_runtime.storage.channel_state_frame import InFlightWatermark, PersistedElement
+from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
+from ckpt_runtime.storage.channel_state_writer import (
+    CapturedStream,
+    InFlightElement,
+    WrittenChannelState,
+    write_channel_state,
+)
+from ckpt_runtime.storage.filesystem import resolve
+from ckpt_runtime.storage.snapshot_metadata import read_metadata, write_metadata
+from tests.unit.runtime.jobmaster.shell_bench import JOB, TASKS, Bench, run
+
+SCHEMA = pa.schema([("v", pa.int64())])
+OTHER_JOB = "f" * 32
+
+
+@pytest.fixture(autouse=True)
+def hasty_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_shell, "_RETRY_BASE_S", 0.001)
+
+
+def rows(value: int) -> pa.RecordBatch:
+    return pa.record_batch([[value]], schema=SCHEMA)
+
+
+def write(options: CheckpointOptions, elements: Sequence[InFlightElement]) -> WrittenChannelState:
+    """As a task does it."""
+    stream = CapturedStream(0, 0, SCHEMA, elements)
+    full = options.properties.full
+    return write_channel_state(
+        resolve(options.shared_directory), resolve(options.directory), [stream], [], 0, full=full
+    )
+
+
+def state_of(written: WrittenChannelState) -> SubtaskState:
+    return SubtaskState({}, written.written_bytes, written.inputs, written.outputs)
+
+
+def acknowledge(bench: Bench, number: int, task: int, directory: str, written: WrittenChannelState) -> None:
+    bench.shell.handle(on.Acknowledged(number, TASKS[task], directory, state_of(written)))
+
+
+async def checkpoint(bench: Bench, *elements: Sequence[InFlightElement]) -> list[WrittenChannelState]:
+    """A whole one, of what each task has in flight."""
+    number, options = await bench.trigger()
+    written = [write(options, entry) for entry in elements]
+    for task, entry in enumerate(written):
+        acknowledge(bench, number, task, options.directory, entry)
+    await bench.until(lambda: number in bench.listener.completed)
+    await bench.settle()
+    return written
+
+
+def place(written: WrittenChannelState) -> PersistedElement:
+    ((found,),) = written.input_places
+    assert found is not None
+    return found
+
+
+def shared(directory: Path) -> list[str]:
+    """Checkpoint id and path of every shared file of a job."""
+    return sorted(path.name for path in (directory / "shared").iterdir())
+
+
+def names(*written: WrittenChannelState) -> list[str]:
+    return sorted(resolve(entry.file.path).name for entry in written if entry.file is not None)
+
+
+def values(directory: str, streams: Sequence[ChannelStateStream]) -> list[object]:
+    found: list[object] = []
+    for stream in streams:
+        reader = ChannelStateReader(resolve(directory), stream)
+        while (element := reader.read()) is not None:
+            content = element.content
+            if not isinstance(content, InFlightWatermark):
+                found += pa.ipc.read_record_batch(content, reader.schema).column("v").to_pylist()
+        reader.close()
+    return found
+
+
+async def restore(bench: Bench, snapshot: CompletedCheckpoint | None, mode: RestoreMode) -> CompletedCheckpoint | None:
+    bench.shell.handle(on.TasksLeftRunning())
+    bench.listener.answers.clear()
+    bench.shell.handle(on.RestoreRequested("restore", snapshot, mode))
+    await bench.until(lambda: bool(bench.listener.answers))
+    await bench.settle()
+    bench.shell.handle(on.JobRunning(TASKS))
+    answer = next(entry for entry in bench.listener.answers if isinstance(entry, out.RestoreFrom))
+    return answer.checkpoint
+
+
+@pytest.mark.row("76.11")
+def test_a_file_stays_as_long_as_a_retained_checkpoint_refers_to_it(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        first = await checkpoint(bench, [rows(1)], [rows(2)])
+        assert shared(bench.directory) == names(*first)
+        second = await checkpoint(bench, [place(first[0])], [rows(3)])
+        assert shared(bench.directory) == sorted(names(first[0]) + names(second[1]))
+        (directory,) = (path for path in bench.directory.iterdir() if path.name.startswith("chk-"))
+        found = CompletedCheckpoint.from_json(read_metadata(str(directory)).document)
+        assert [values(str(directory), found.states[task.key].inputs) for task in TASKS] == [[1], [3]]
+        await checkpoint(bench, [], [place(second[1])])
+        assert shared(bench.directory) == names(second[1])
+        await checkpoint(bench, [], [])
+        assert shared(bench.directory) == []
+
+    run(tmp_path, test)
+
+
+def test_with_two_retained_both_stay_restorable(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        first = await checkpoint(bench, [rows(1)], [])
+        await checkpoint(bench, [], [rows(2)])
+        third = await checkpoint(bench, [place(first[0])], [])
+        await checkpoint(bench, [rows(4)], [])
+        for entry in bench.shell.coordinator.retained:
+            assert len(values(entry.checkpoint.directory, entry.checkpoint.states[TASKS[0].key].inputs)) == 1
+        await checkpoint(bench, [], [])
+        assert names(first[0])[0] not in shared(bench.directory)
+        assert place(third[0]) == place(first[0])
+
+    run(tmp_path, test, retained=2)
+
+
+def test_files_of_an_aborted_checkpoint_go_with_the_next_one_also_when_they_come_late(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        number, options = await bench.trigger()
+        early, late = write(options, [rows(1)]), write(options, [rows(2)])
+        acknowledge(bench, number, 0, options.directory, early)
+        bench.shell.handle(on.Declined(number, TASKS[1], CheckpointFailureReason.CHECKPOINT_DECLINED, "no"))
+        acknowledge(bench, number, 1, options.directory, late)
+        await bench.settle()
+        await checkpoint(bench, [], [])
+        assert shared(bench.directory) == []
+        assert bench.names() == ["chk-2"]
+
+    run(tmp_path, test, tolerable_failures=5)
+
+
+def test_an_aborted_checkpoint_takes_nothing_from_a_later_one_that_refers_to_the_same_file(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        first = await checkpoint(bench, [rows(1)], [])
+        number, options = await bench.trigger()
+        later, later_options = await bench.trigger()
+        acknowledge(bench, number, 0, options.directory, write(options, [place(first[0])]))
+        written = [write(later_options, [place(first[0])]), write(later_options, [])]
+        for task, entry in enumerate(written):
+            acknowledge(bench, later, task, later_options.directory, entry)
+        await bench.until(lambda: later in bench.listener.completed)
+        await bench.settle()
+        assert number in bench.listener.aborted
+        assert values(later_options.directory, written[0].inputs) == [1]
+
+    run(tmp_path, test, max_concurrent=2, tolerable_failures=5)
+
+
+def test_what_a_killed_worker_left_goes_after_the_restart(tmp_path: Path) -> None:
+    """Only by name and when nothing refers to it; what a task of the next deployment writes meanwhile stays."""
+
+    async def test(bench: Bench) -> None:
+        await restore(bench, None, RestoreMode.NO_CLAIM)
+        first = await checkpoint(bench, [rows(1)], [])
+        number, options = await bench.trigger()
+        orphan = write(options, [rows(2)])
+        (bench.directory / "shared" / "of-somebody-else").write_bytes(b"x")
+        await restore(bench, None, RestoreMode.NO_CLAIM)
+        assert number in bench.listener.aborted
+        assert set(names(orphan)) <= set(shared(bench.directory))
+        third, later = await bench.trigger()
+        unknown = write(later, [rows(5)])
+        for task in (0, 1):
+            acknowledge(bench, third, task, later.directory, write(later, [place(first[0])] if task == 0 else []))
+        await bench.until(lambda: third in bench.listener.completed)
+        await bench.settle()
+        assert shared(bench.directory) == sorted(["of-somebody-else", *names(first[0], unknown)])
+
+    run(tmp_path, test, tolerable_failures=5)
+
+
+@pytest.mark.parametrize("retention", [CheckpointRetention.RETAIN_ON_CANCELLATION, None])
+def test_after_the_end_of_the_job_only_what_its_kept_checkpoint_refers_to_is_left(
+    tmp_path: Path, retention: CheckpointRetention | None
+) -> None:
+    async def test(bench: Bench) -> None:
+        first = await checkpoint(bench, [rows(1)], [rows(2)])
+        _, options = await bench.trigger()
+        write(options, [rows(9)])
+        bench.shell.handle(on.Shutdown("CANCELED"))
+        await bench.until(lambda: any(isinstance(answer, out.ShutdownComplete) for answer in bench.listener.answers))
+        ended = next(answer for answer in bench.listener.answers if isinstance(answer, out.ShutdownComplete))
+        bench.shell.finish(clean_up=True, keeps_nothing=ended.keeps_nothing)
+        await bench.settle()
+        if retention is None:
+            assert not bench.directory.exists()
+        else:
+            assert shared(bench.directory) == names(*first)
+            assert bench.names() == ["chk-1"]
+
+    settings: dict[str, Any] = {} if retention is None else {"retention": retention}
+    run(tmp_path, test, tolerable_failures=5, **settings)
+
+
+def foreign_snapshot(tmp_path: Path, *, second_file: str | None = None) -> tuple[Path, CompletedCheckpoint]:
+    """An unaligned checkpoint of another job, with a channel state file for each subtask."""
+    directory = tmp_path / OTHER_JOB / "chk-5"
+    (tmp_path / OTHER_JOB / "shared").mkdir(parents=True)
+    directory.mkdir()
+    options = CheckpointOptions(
+        CheckpointProperties(), directory.as_uri(), shared_directory=(tmp_path / OTHER_JOB / "shared").as_uri()
+    )
+    written = [write(options, [rows(value)]) for value in (1, 2)]
+    states = {task.key: state_of(entry) for task, entry in zip(TASKS, written, strict=True)}
+    if second_file is not None:
+        file = StateFile(second_file, 1, "c")
+        stream = ChannelStateStream(0, 0, "", (ChannelStateSegment(file, 0, 1),))
+        states[TASKS[1].key] = SubtaskState(inputs=(stream,))
+    snapshot = CompletedCheckpoint(5, OTHER_JOB, 1, 2, directory.as_uri(), CheckpointProperties(), (), states)
+    write_metadata(resolve(directory.as_uri()), snapshot.to_json())
+    return directory, snapshot
+
+
+def stored(snapshot: CompletedCheckpoint, task: int) -> PersistedElement:
+    (stream,) = snapshot.states[TASKS[task].key].inputs
+    (segment,) = stream.segments
+    return PersistedElement(segment.file, segment.offset, segment.length)
+
+
+@pytest.mark.row("203.6")
+def test_nothing_ever_refers_to_files_of_a_snapshot_that_stays_the_users(tmp_path: Path) -> None:
+    directory, snapshot = foreign_snapshot(tmp_path)
+    before = {path: path.read_bytes() for path in directory.parent.rglob("*") if path.is_file()}
+
+    async def test(bench: Bench) -> None:
+        assert await restore(bench, snapshot, RestoreMode.NO_CLAIM) == snapshot
+        assert not bench.shell.coordinator.latest_is_owned
+        number, options = await bench.trigger()
+        assert options.properties.full
+        careless = write(replace(options, properties=CheckpointProperties()), [stored(snapshot, 0)])
+        acknowledge(bench, number, 0, options.directory, careless)
+        await bench.until(lambda: number in bench.listener.aborted)
+        (copied, _) = await checkpoint(bench, [stored(snapshot, 0)], [])
+        assert values("file:///", copied.inputs) == [1]
+        assert copied.file is not None
+        assert copied.referenced_bytes == 0
+        assert bench.shell.coordinator.latest_is_owned
+        _, options = await bench.trigger()
+        assert not options.properties.full
+
+    run(tmp_path, test, tolerable_failures=5, max_concurrent=2)
+    assert {path: path.read_bytes() for path in directory.parent.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.row("203.6")
+def test_files_of_a_claimed_snapshot_become_the_jobs_and_go_when_nothing_refers_to_them(tmp_path: Path) -> None:
+    directory, snapshot = foreign_snapshot(tmp_path)
+
+    async def test(bench: Bench) -> None:
+        assert await restore(bench, snapshot, RestoreMode.CLAIM) == snapshot
+        (referring, _) = await checkpoint(bench, [stored(snapshot, 0)], [])
+        assert referring.file is None
+        assert values("file:///", referring.inputs) == [1]
+        assert not directory.exists()
+        assert shared(directory.parent) == [resolve(stored(snapshot, 0).file.path).name]
+        await checkpoint(bench, [], [])
+        assert shared(directory.parent) == []
+
+    run(tmp_path, test)
+
+
+def test_a_claimed_snapshot_cannot_have_other_files_deleted(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"x")
+    _, snapshot = foreign_snapshot(tmp_path, second_file=precious.as_uri())
+
+    async def test(bench: Bench) -> None:
+        await restore(bench, snapshot, RestoreMode.CLAIM)
+        await checkpoint(bench, [], [])
+        await checkpoint(bench, [], [])
+        assert resolve(stored(snapshot, 0).file.path).name not in shared(tmp_path / OTHER_JOB)
+        assert precious.read_bytes() == b"x"
+
+    run(tmp_path, test)
+
+
+def test_an_earlier_job_of_the_same_id_keeps_its_shared_files(tmp_path: Path) -> None:
+    theirs = tmp_path / JOB / "shared" / "chk-3-theirs"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_bytes(b"x")
+    (tmp_path / JOB / "chk-3").mkdir()
+
+    async def test(bench: Bench) -> None:
+        assert bench.shell.prepare_storage() == 4
+        bench.shell.coordinator._ids.advance_to(4)
+        await checkpoint(bench, [rows(1)], [])
+        bench.shell.handle(on.TasksLeftRunning())
+        bench.shell.handle(on.RestoreRequested("again"))
+        await bench.settle()
+        bench.shell.handle(on.JobRunning(TASKS))
+        await checkpoint(bench, [], [])
+        assert shared(bench.directory) == ["chk-3-theirs"]
+
+    run(tmp_path, test)

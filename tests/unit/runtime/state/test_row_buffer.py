@@ -1,0 +1,161 @@
+"""Buffered rows per key: columns in segments, matches by kernel, restoring and passing on, what does not fit."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError
+from ckpt_runtime.state.kernels import reference
+from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers, RowBufferSpec
+from ckpt_runtime.state.memory.row_segments import RowSegments
+
+SCHEMA = pa.schema(
+    [
+        ("v", pa.list_(pa.string())),
+        ("t", pa.timestamp("ms")),
+        ("k", pa.string()),
+        ("n", pa.int32()),
+    ]
+)
+SPEC = RowBufferSpec("rows", SCHEMA, ("k", "n"), "t")
+INTS = RowBufferSpec("ints", pa.schema([("k", pa.int64()), ("t", pa.timestamp("ms"))]), ("k",), "t")
+
+
+def rows_of(numbers: range) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(
+        [
+            {"v": ["x"] * (n % 3) if n % 4 else None, "t": n, "k": f"key-{n % 5}", "n": n % 2 if n % 7 else None}
+            for n in numbers
+        ],
+        SCHEMA,
+    )
+
+
+def append(buffers: RowBuffers, side: RowBuffer, batch: pa.RecordBatch) -> None:
+    slots = buffers.slots_of([batch.column(key) for key in side.spec.keys])
+    side.append(batch, slots, np.zeros(batch.num_rows, dtype=np.uint8))
+
+
+def test_rows_are_read_back_by_number_from_any_number_of_segments() -> None:
+    """Batches of falling sizes stay apart; small ones that follow are merged."""
+    segments = RowSegments(SCHEMA)
+    whole = []
+    start = 0
+    for size in (4000, 900, 200, 40, 10, 3, 1, 1, 1, 300):
+        batch = rows_of(range(start, start + size))
+        segments.append(batch)
+        whole.append(batch)
+        start += size
+    table = pa.Table.from_batches(whole)
+    assert 1 < len(segments.segments) < 5
+    choice = Random(1)
+    for count in (0, 1, 7, 5000):
+        rows = np.array([choice.randrange(start) for _ in range(count)], dtype=np.int32)
+        taken = segments.take(rows, range(4))
+        assert [array.type for array in taken] == SCHEMA.types
+        assert [array.to_pylist() for array in taken] == [
+            column.to_pylist() for column in table.take(pa.array(rows)).columns
+        ]
+
+
+def test_no_segment_grows_without_bound() -> None:
+    segments = RowSegments(INTS.schema)
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(np.arange(50_000)), pa.nulls(50_000, pa.timestamp("ms"))], INTS.schema.names
+    )
+    for _ in range(10):
+        segments.append(batch)
+    assert segments.rows == 500_000
+    assert max(segment.num_rows for segment in segments.segments) <= 1 << 17
+
+
+@pytest.mark.parametrize("keeps_matched", [True, False])
+@pytest.mark.parametrize("seed", range(8))
+def test_matches_and_forgetting_follow_the_plain_form(seed: int, keeps_matched: bool) -> None:
+    choice = Random(seed)
+    buffers = RowBuffers([RowBufferSpec("ints", INTS.schema, ("k",), "t", keeps_matched)])
+    [side] = buffers.sides
+    plain = reference.BufferedRows(keeps_matched)
+    for _ in range(60):
+        keys = [choice.randrange(6) for _ in range(choice.randint(1, 40))]
+        times = [choice.randrange(100) for _ in keys]
+        batch = pa.record_batch({"k": pa.array(keys), "t": pa.array(times).cast(pa.timestamp("ms"))})
+        lower, upper = sorted((choice.randint(-30, 30), choice.randint(-30, 30)))
+        slots = buffers.slots_of([batch["k"]])
+        found = np.zeros(len(keys), dtype=np.uint8)
+        expected = plain.matches(keys, times, lower, upper)
+        if keeps_matched and choice.random() < 0.3:
+            side.mark_found(slots, side.times_of(batch), lower, upper, found)
+            assert found.tolist() == [int(position in {p for p, _ in expected}) for position in range(len(keys))]
+            found[:] = 0
+        pairs = [
+            pair
+            for probes, rows in side.matches(slots, side.times_of(batch), lower, upper, found)
+            for pair in zip(probes.tolist(), rows.tolist(), strict=True)
+        ]
+        assert pairs == expected
+        plain.mark(expected)
+        assert found.tolist() == [int(position in {p for p, _ in expected}) for position in range(len(keys))]
+        append(buffers, side, batch)
+        plain.append(keys, times)
+        bound = choice.randrange(60)
+        assert side.expire(bound).tolist() == plain.expire(bound)
+        assert len(side) == plain.living()
+
+
+def test_rows_of_a_key_keep_their_order_over_a_snapshot_and_unclaimed_ones_are_passed_on(snapshots: Any) -> None:
+    backend = snapshots.backend()
+    buffers = backend.row_buffers([SPEC])
+    append(buffers, buffers.sides[0], rows_of(range(500)))
+    unclaimed = snapshots.restored(snapshots.of(backend))
+    halves = [snapshots.restored(snapshots.of(unclaimed), first, last) for first, last in ((0, 63), (64, 127))]
+    found: list[dict[str, Any]] = []
+    for half in halves:
+        [side] = half.row_buffers([SPEC]).sides
+        found += [row for batch, _ in side.living() for row in batch.to_pylist()]
+    expected = rows_of(range(500)).to_pylist()
+    assert sorted(map(repr, found)) == sorted(map(repr, expected))
+    for key in {(row["k"], row["n"]) for row in expected}:
+        assert [r for r in found if (r["k"], r["n"]) == key] == [r for r in expected if (r["k"], r["n"]) == key]
+
+
+def test_added_and_removed_columns_evolve_as_in_other_states(snapshots: Any) -> None:
+    backend = snapshots.backend()
+    buffers = backend.row_buffers([SPEC])
+    append(buffers, buffers.sides[0], rows_of(range(3)))
+    wider = pa.schema([SCHEMA.field("t"), SCHEMA.field("k"), pa.field("new", pa.int8()), SCHEMA.field("n")])
+    [side] = (
+        snapshots.restored(snapshots.of(backend)).row_buffers([RowBufferSpec("rows", wider, ("k", "n"), "t")]).sides
+    )
+    [(batch, _)] = side.living()
+    assert batch.schema.equals(wider)
+    assert batch["new"].null_count == 3
+    strict = pa.schema([*SCHEMA, pa.field("new", pa.int8(), nullable=False)])
+    with pytest.raises(StateSchemaError, match="state 'rows' of operator 'op': the added field 'value.new' must be"):
+        snapshots.restored(snapshots.of(backend)).row_buffers([RowBufferSpec("rows", strict, ("k", "n"), "t")])
+
+
+def test_another_kind_of_state_and_sides_with_other_keys_are_refused(snapshots: Any) -> None:
+    backend = snapshots.backend()
+    backend.value_state("rows", SPEC.key_schema, pa.schema([("x", pa.int64())]))
+    with pytest.raises(StateSchemaError, match="state 'rows' of operator 'op': the snapshot has another kind of state"):
+        snapshots.restored(snapshots.of(backend)).row_buffers([SPEC])
+    with pytest.raises(StateSchemaError, match="state 'rows' of operator 'op': it is in use"):
+        backend.row_buffers([SPEC])
+    with pytest.raises(StateSchemaError, match="operator 'op': keys differ in type"):
+        snapshots.backend().row_buffers([SPEC, INTS])
+
+
+def test_a_descriptor_that_does_not_say_how_rows_end_is_corrupt(snapshots: Any) -> None:
+    backend = snapshots.backend()
+    buffers = backend.row_buffers([INTS])
+    append(buffers, buffers.sides[0], pa.RecordBatch.from_pylist([{"k": 1, "t": 1}], INTS.schema))
+    [source] = snapshots.of(backend)
+    del source.section.descriptor["rows"]
+    with pytest.raises(CorruptStateError, match="state 'ints' has a descriptor that does not say how its rows end"):
+        snapshots.restored([source]).row_buffers([INTS])
