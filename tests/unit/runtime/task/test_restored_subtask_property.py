@@ -268,7 +268,7 @@ def check(
     overtaken = [e for stream in written.state.outputs for e in read_back(here, stream)]
     assert rows_only(flat(run.sent[:place])) + rows_only(overtaken) == state
     restored = RestoredInput(
-        written.state.inputs, lambda stream: ChannelStateReader(here, stream), [EdgeKeys(("n",), 128)]
+        "op0", written.state.inputs, lambda stream: ChannelStateReader(here, stream), [EdgeKeys(("n",), 128)]
     )
     wire = kit.Wire()
     again = kit.Bench(inputs=[(0, True)] * len(channels), wires=[wire], restored=restored)
