@@ -23,7 +23,7 @@ import pyarrow as pa
 from ckpt_runtime.network.buffer_debloater import BufferSizeWish
 from ckpt_runtime.network.connections import HANDSHAKE_TIMEOUT_S, authenticate
 from ckpt_runtime.network.credit import SenderCredit
-from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, decode_element, encode_element
+from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, EndOfData, decode_element, encode_element
 from ckpt_runtime.network.framing import (
     HEADER_BYTES,
     FrameHeader,
@@ -51,7 +51,7 @@ class RemoteSubpartition:
 
     The subtask's thread queues elements; whoever holds the connection's send lock moves them on as credit allows. The
     producer is woken when there is room again, when a barrier that might yet turn unaligned has left the queue, and
-    when nothing is left in it: a subtask that ends waits for that.
+    when nothing is left in it after the end of data: a subtask that ends waits for that.
     """
 
     def __init__(self, channel: int, capacity: int, wake_producer: Callable[[], None]) -> None:
@@ -63,6 +63,7 @@ class RemoteSubpartition:
         self._credit = SenderCredit()
         self._schema: pa.Schema | None = None
         self._opened = False
+        self._ends = False
         self._connection: _Connection | None = None
 
     @property
@@ -96,6 +97,7 @@ class RemoteSubpartition:
         self._notify()
 
     def send_control(self, element: ControlElement) -> None:
+        self._ends = self._ends or isinstance(element, EndOfData)
         self._queue.add_control(element)
         self._notify()
 
@@ -137,7 +139,7 @@ class RemoteSubpartition:
                 out.append(encode_header(self.channel, len(memoryview(body)), kind))
                 out.append(body)
                 turnable = turnable or (isinstance(element, CheckpointBarrier) and element.options.unaligned)
-                emptied = self._queue.is_empty
+                emptied = self._ends and self._queue.is_empty
         # Looked at afterwards: a producer that filled the channel during the loop sleeps as well.
         if turnable or emptied or self._queue.was_full(self._queue.taken - before):
             self._wake_producer()

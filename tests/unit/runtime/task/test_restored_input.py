@@ -16,8 +16,8 @@ from ckpt_runtime.state.hashing import hash_columns, key_groups_of
 from ckpt_runtime.storage.channel_state_frame import InFlightWatermark, PersistedElement
 from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
 from ckpt_runtime.storage.channel_state_writer import CapturedStream, write_channel_state
-from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.storage.filesystem import resolve
+from ckpt_runtime.task.restore import StateRestoreError
 from ckpt_runtime.task.restored_input import (
     EdgeKeys,
     RestoredInput,
@@ -57,7 +57,7 @@ class Stored:
             self.readers.append(ChannelStateReader(self.directory, stream))
             return self.readers[-1]
 
-        return RestoredInput(streams, open_reader, keys)
+        return RestoredInput("op0", streams, open_reader, keys)
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_damage_is_named_with_the_file(stored: Stored, kit: Any) -> None:
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with pytest.raises(CorruptFileError, match=file.name):
+    with pytest.raises(StateRestoreError, match=f"'op0'.*{file.name}"):
         stored.restored(stream).poll()
 
 
