@@ -230,19 +230,6 @@ def _():
     return [(BarrierHandler, "_consume", consume)]
 
 
-@bug("an announced barrier ends the recording of every checkpoint", "FLINK-18063, mutant 16")
-def _():
-    original = BarrierHandler._on_barrier
-
-    def on_barrier(self, event, now):
-        for pending in self._in_order():
-            if pending.collecting and pending.checkpoint_id != event.checkpoint_id:
-                self._announce(pending, event.channel, now)
-        original(self, event, now)
-
-    return [(BarrierHandler, "_on_barrier", on_barrier)]
-
-
 @bug("an abort that comes before its barrier is forgotten", "FLINK-8871, mutant 21")
 def _():
     def aborted(self, checkpoint_id):

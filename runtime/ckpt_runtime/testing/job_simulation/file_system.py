@@ -7,10 +7,15 @@ to may go.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
 from typing import Any, ClassVar
+from uuid import UUID
 
 from fsspec import AbstractFileSystem, register_implementation
+
+from ckpt_runtime.storage import state_file_writer
 
 PROTOCOL = "simulated"
 ROOT = f"{PROTOCOL}://jobs"
@@ -121,6 +126,19 @@ class SimulatedFileSystem(AbstractFileSystem):
 
     def invalidate_cache(self, path: str | None = None) -> None:
         """Nothing is cached."""
+
+
+@contextmanager
+def counted_names() -> Iterator[None]:
+    """State files get names by number instead of random ones, which would make each run of a seed another one."""
+    numbers = count(1)
+    names = vars(state_file_writer)
+    known = names["uuid4"]
+    names["uuid4"] = lambda: UUID(int=next(numbers))
+    try:
+        yield
+    finally:
+        names["uuid4"] = known
 
 
 register_implementation(PROTOCOL, SimulatedFileSystem, clobber=True)
