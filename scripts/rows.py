@@ -101,18 +101,22 @@ def _rows_of_module(module: ast.Module, file: str) -> list[str]:
 def _marks(tree: ast.AST, file: str) -> list[str]:
     """Arguments of ``pytest.mark.row`` anywhere inside: decorators and parameters alike."""
     return [
-        _argument(node, file)
+        row
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.row"
+        for row in _ids(node, file)
     ]
 
 
-def _argument(call: ast.Call, file: str) -> str:
-    if len(call.args) == 1 and not call.keywords:
-        (argument,) = call.args
-        if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-            return argument.value
-    raise ValueError(f"{file}:{call.lineno}: pytest.mark.row takes one literal id")
+def _ids(call: ast.Call, file: str) -> list[str]:
+    found = [
+        argument.value
+        for argument in call.args
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+    ]
+    if call.keywords or not found or len(found) != len(call.args):
+        raise ValueError(f"{file}:{call.lineno}: pytest.mark.row takes literal ids")
+    return found
 
 
 def claims(root: Path) -> Iterator[Claim]:

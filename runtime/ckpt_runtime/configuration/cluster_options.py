@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from ckpt_runtime.configuration.option import Changeability, ConfigOption, OptionScope
 from ckpt_runtime.configuration.value_types import (
+    BOOLEAN,
     DURATION,
     DurationType,
     EnumType,
@@ -100,6 +101,36 @@ class TaskManagerOptions:
         IntegerType(minimum=1, maximum=1 << 16),
         10,
         "Buffers that a sender queues for one channel at most before it is back-pressured.",
+    )
+    BUFFER_DEBLOAT_ENABLED = ConfigOption(
+        "taskmanager.network.memory.buffer-debloat.enabled",
+        BOOLEAN,
+        False,
+        "Buffers become smaller where rows are worked off slowly, so that barriers do not wait long behind them.",
+    )
+    BUFFER_DEBLOAT_TARGET = ConfigOption(
+        "taskmanager.network.memory.buffer-debloat.target",
+        DurationType(1),
+        1_000,
+        "With debloating: how long a subtask should take for all data on its way to it.",
+    )
+    BUFFER_DEBLOAT_PERIOD = ConfigOption(
+        "taskmanager.network.memory.buffer-debloat.period",
+        DurationType(1),
+        200,
+        "With debloating: time between two measurements of a subtask's throughput.",
+    )
+    BUFFER_DEBLOAT_SAMPLES = ConfigOption(
+        "taskmanager.network.memory.buffer-debloat.samples",
+        IntegerType(minimum=1, maximum=10_000),
+        20,
+        "With debloating: measurements over which the size is smoothed. Fewer react faster, more ride out bursts.",
+    )
+    BUFFER_DEBLOAT_THRESHOLD_PERCENTAGES = ConfigOption(
+        "taskmanager.network.memory.buffer-debloat.threshold-percentages",
+        IntegerType(minimum=0, maximum=100),
+        25,
+        "With debloating: by how much a new size must differ from the one in use before senders hear of it.",
     )
 
 

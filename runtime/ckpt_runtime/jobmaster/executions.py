@@ -156,6 +156,8 @@ class ExecutionGraph:
                     "accumulateIdleTimeMs": current["idle_ms"],
                     "accumulateBackPressuredTimeMs": current["backpressured_ms"],
                 }
+                if current.get("debloated_buffer_size") is not None:
+                    found[index]["debloatedBufferSize"] = current["debloated_buffer_size"]
         return found
 
 

@@ -15,13 +15,17 @@ MAX_BODY_BYTES = 1 << 30
 
 
 class FrameKind(IntEnum):
-    """OPEN asks the receiver for credit; CREDIT grants it (body: u32 count); the others travel with the data."""
+    """OPEN asks the receiver for credit; CREDIT grants it (body: u32 count); the others travel with the data.
+
+    BUFFER_SIZE goes the way of CREDIT: what a buffer of the channel should measure from now on (body: u32 bytes).
+    """
 
     OPEN = 1
     CREDIT = 2
     SCHEMA = 3
     DATA = 4
     CONTROL = 5
+    BUFFER_SIZE = 6
 
 
 class FramingError(ConnectionError):
@@ -66,6 +70,21 @@ def decode_credit(content: bytes | bytearray | memoryview) -> int:
         raise FramingError(f"credit frame of {len(content)} bytes")
     count: int = struct.unpack("<I", content)[0]
     return count
+
+
+def encode_buffer_size(size: int) -> bytes:
+    """The body of a BUFFER_SIZE frame."""
+    return struct.pack("<I", size)
+
+
+def decode_buffer_size(content: bytes | bytearray | memoryview) -> int:
+    """Raises FramingError unless the body is one positive u32."""
+    if len(content) != 4:
+        raise FramingError(f"buffer size frame of {len(content)} bytes")
+    size: int = struct.unpack("<I", content)[0]
+    if size == 0:
+        raise FramingError("buffer size of 0 bytes")
+    return size
 
 
 def channel_id(deployment: int, index: int) -> int:

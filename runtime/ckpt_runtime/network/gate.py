@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
+from ckpt_runtime.network.buffer_debloater import BufferSizeWish
 from ckpt_runtime.network.credit import ReceiverCredit
 from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, EndOfPartition, Watermark
 from ckpt_runtime.network.output_queue import InFlightData
@@ -37,6 +38,7 @@ class InputChannel:
         "_gate",
         "_give_back",
         "blocked",
+        "buffer_size",
         "credit",
         "held",
         "index",
@@ -59,6 +61,7 @@ class InputChannel:
         self.queue: deque[Element] = deque()
         self.schema: pa.Schema | None = None
         self.credit = ReceiverCredit(window)
+        self.buffer_size = BufferSizeWish()
         self.blocked = False
         self.held = 0
 

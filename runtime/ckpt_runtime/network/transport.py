@@ -1,6 +1,7 @@
 """The only file with data sockets: one listening socket and one I/O thread per worker.
 
-A worker dials each peer that it sends to; data flows one way on that connection and credit the other. All channels
+A worker dials each peer that it sends to; data flows one way on that connection, credit and wanted buffer sizes the
+other. All channels
 between two workers share it. Bodies are received straight into Arrow buffers, so that a record batch is read without a
 copy, and sent by scatter-gather. Dialling and the handshake happen outside the I/O thread.
 """
@@ -19,16 +20,19 @@ from itertools import islice
 
 import pyarrow as pa
 
+from ckpt_runtime.network.buffer_debloater import BufferSizeWish
 from ckpt_runtime.network.connections import HANDSHAKE_TIMEOUT_S, authenticate
 from ckpt_runtime.network.credit import SenderCredit
-from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, decode_element, encode_element
+from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, EndOfData, decode_element, encode_element
 from ckpt_runtime.network.framing import (
     HEADER_BYTES,
     FrameHeader,
     FrameKind,
+    decode_buffer_size,
     decode_credit,
     decode_header,
     deployment_of,
+    encode_buffer_size,
     encode_credit,
     encode_header,
 )
@@ -47,17 +51,19 @@ class RemoteSubpartition:
 
     The subtask's thread queues elements; whoever holds the connection's send lock moves them on as credit allows. The
     producer is woken when there is room again, when a barrier that might yet turn unaligned has left the queue, and
-    when nothing is left in it: a subtask that ends waits for that.
+    when nothing is left in it after the end of data: a subtask that ends waits for that.
     """
 
     def __init__(self, channel: int, capacity: int, wake_producer: Callable[[], None]) -> None:
         self.channel = channel
+        self.buffer_size = BufferSizeWish()
         self._wake_producer = wake_producer
         self._queue = OutputQueue(capacity)
         self._moving = threading.Lock()
         self._credit = SenderCredit()
         self._schema: pa.Schema | None = None
         self._opened = False
+        self._ends = False
         self._connection: _Connection | None = None
 
     @property
@@ -91,6 +97,7 @@ class RemoteSubpartition:
         self._notify()
 
     def send_control(self, element: ControlElement) -> None:
+        self._ends = self._ends or isinstance(element, EndOfData)
         self._queue.add_control(element)
         self._notify()
 
@@ -132,7 +139,7 @@ class RemoteSubpartition:
                 out.append(encode_header(self.channel, len(memoryview(body)), kind))
                 out.append(body)
                 turnable = turnable or (isinstance(element, CheckpointBarrier) and element.options.unaligned)
-                emptied = self._queue.is_empty
+                emptied = self._ends and self._queue.is_empty
         # Looked at afterwards: a producer that filled the channel during the loop sleeps as well.
         if turnable or emptied or self._queue.was_full(self._queue.taken - before):
             self._wake_producer()
@@ -186,7 +193,7 @@ class _Connection:
             self._transport.notify(self)
 
     def send_frame(self, channel: int, kind: FrameKind, body: bytes) -> None:
-        """Queues a frame outside flow control (OPEN, CREDIT); any thread."""
+        """Queues a frame outside flow control (OPEN, CREDIT, BUFFER_SIZE); any thread."""
         self._frames.append((channel, kind, body))
         if not self._send_here():
             self._transport.notify(self)
@@ -294,6 +301,10 @@ class _Connection:
                 if subpartition is not None and body is not None:
                     subpartition.grant(decode_credit(memoryview(body)))
                     self._ready.append(subpartition)
+            case FrameKind.BUFFER_SIZE:
+                subpartition = self.subpartitions.get(frame.channel)
+                if subpartition is not None and body is not None:
+                    subpartition.buffer_size.announce(decode_buffer_size(memoryview(body)))
             case FrameKind.OPEN:
                 self._transport.channel_opened(self, frame.channel)
 
@@ -433,6 +444,9 @@ class DataTransport:
         connection.inputs[channel] = receiver
         receiver.on_credit(lambda count: connection.send_frame(channel, FrameKind.CREDIT, encode_credit(count)))
         connection.send_frame(channel, FrameKind.CREDIT, encode_credit(receiver.credit.window))
+        receiver.buffer_size.listen(
+            lambda size: connection.send_frame(channel, FrameKind.BUFFER_SIZE, encode_buffer_size(size))
+        )
 
     def _forget(self, deployment: int, forgotten: threading.Event) -> None:
         for connection in self._connections:

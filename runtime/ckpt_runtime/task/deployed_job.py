@@ -22,15 +22,16 @@ from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.graph.specs import JoinSpec, ProcessSpec, RangeReaderSpec
 from ckpt_runtime.network.framing import channel_id
 from ckpt_runtime.network.gate import InputChannel, InputGate
-from ckpt_runtime.network.transport import DataTransport
+from ckpt_runtime.network.transport import DataTransport, RemoteSubpartition
 from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore
 from ckpt_runtime.state.backend import KeyedStateBackend
 from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.task.chain import ChainEnd, OperatorChain
 from ckpt_runtime.task.deployment import Deployment, OutputDescriptor, Program, SubtaskDescriptor
+from ckpt_runtime.task.input_debloating import input_debloating
 from ckpt_runtime.task.operator_factory import create_operator, is_keyed
-from ckpt_runtime.task.output import BufferLimits, LocalSubpartition, ResultPartition, Subpartition
+from ckpt_runtime.task.output import BufferLimits, LocalSubpartition, ResultPartition
 from ckpt_runtime.task.restore import create_keyed_backend
 from ckpt_runtime.task.restored_input import EdgeKeys, RestoredInput, check_schema
 from ckpt_runtime.task.subtask import Subtask, SubtaskHost
@@ -147,6 +148,8 @@ class DeployedJob:
             finished_on_restore=descriptor.finished,
             restored=self._restored_input(descriptor, vertex),
         )
+        local = [channel.local for channel in descriptor.inputs]
+        subtask.debloating = input_debloating(self._configuration, self._gates[key].channels, local)
         holder.append(subtask)
         self.subtasks[key] = subtask
 
@@ -190,14 +193,14 @@ class DeployedJob:
     def _build_output(self, output: OutputDescriptor, edge: JobEdge, index: int, wakeup: Wakeup) -> ResultPartition:
         ranges = self._reads_ranges(edge.target)
         capacity = 1 if ranges else self._configuration.get(TaskManagerOptions.MAX_BUFFERS_PER_OUTPUT_CHANNEL)
-        subpartitions: list[Subpartition] = []
+        subpartitions: list[LocalSubpartition | RemoteSubpartition] = []
         for channel in output.channels:
             if channel.address is None:
                 subpartitions.append(LocalSubpartition(self._local[channel.index], capacity, wakeup.wake))
             else:
                 wire = channel_id(self.deployment.deployment, channel.index)
                 subpartitions.append(self._transport.connect(channel.address, wire, capacity, wakeup.wake))
-        return ResultPartition(
+        partition = ResultPartition(
             output.partitioning,
             output.keys,
             output.max_parallelism,
@@ -211,6 +214,9 @@ class DeployedJob:
             peers=[index] if edge.partitioning is Partitioning.FORWARD else None,
             overtakes=self.deployment.graph.overtakes(edge),
         )
+        for position, subpartition in enumerate(subpartitions):
+            subpartition.buffer_size.listen(partial(partition.limit_bytes, position))
+        return partition
 
     def _context(
         self,

@@ -8,7 +8,7 @@ any work that may emit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import pyarrow as pa
@@ -64,6 +64,7 @@ class LocalSubpartition:
     schema: pa.Schema | None = None
 
     def __init__(self, receiver: InputChannel, capacity: int, wake_producer: Callable[[], None]) -> None:
+        self.buffer_size = receiver.buffer_size
         self._receiver = receiver
         self._capacity = capacity
         self._wake_producer = wake_producer
@@ -154,6 +155,7 @@ class ResultPartition:
         self._overtakes = overtakes
         self._gathering = [_Gathering() for _ in subpartitions]
         self._limits = limits
+        self._channel_limits = [limits] * len(self._subpartitions)
         self._now_ms = now_ms
         self._sizer = BatchSizer()
         self._flush_at: float | None = None
@@ -179,6 +181,13 @@ class ResultPartition:
     def flush_at(self) -> float | None:
         """When :meth:`flush` is due (clock of ``now_ms``); None when nothing is held back."""
         return self._flush_at
+
+    def limit_bytes(self, index: int, size: int) -> None:
+        """The consumer of that channel wants smaller buffers, or larger ones again (FLIP-183). Any thread.
+
+        Holds from the next rows on; what is queued stays as it is, and no limit exceeds the one given at first.
+        """
+        self._channel_limits[index] = replace(self._limits, bytes=min(size, self._limits.bytes))
 
     @property
     def error(self) -> BaseException | None:
@@ -282,8 +291,9 @@ class ResultPartition:
             self._next = (self._next + 1) % channels
 
     def _add(self, index: int, batch: pa.RecordBatch) -> None:
+        limits = self._channel_limits[index]
         size = self._sizer.of(batch)
-        if batch.num_rows > 1 and (batch.num_rows > self._limits.rows * 2 or size > self._limits.bytes * 2):
+        if batch.num_rows > 1 and (batch.num_rows > limits.rows * 2 or size > limits.bytes * 2):
             half = batch.num_rows // 2
             self._add(index, batch.slice(0, half))
             self._add(index, batch.slice(half))
@@ -293,11 +303,7 @@ class ResultPartition:
         gathering.batches.append(batch)
         gathering.rows += batch.num_rows
         gathering.bytes += size
-        if (
-            gathering.rows * 2 >= self._limits.rows
-            or gathering.bytes * 2 >= self._limits.bytes
-            or not self._limits.timeout_ms
-        ):
+        if gathering.rows * 2 >= limits.rows or gathering.bytes * 2 >= limits.bytes or not limits.timeout_ms:
             self._subpartitions[index].send_batch(gathering.take())
         else:
             self._hold()

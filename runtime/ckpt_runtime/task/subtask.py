@@ -32,6 +32,7 @@ from ckpt_runtime.operators.operator import MAX_WATERMARK, SourceOperator, Sourc
 from ckpt_runtime.task.batch_size import BatchSizer
 from ckpt_runtime.task.chain import OperatorChain
 from ckpt_runtime.task.in_flight import CapturedChannel
+from ckpt_runtime.task.input_debloating import InputDebloating
 from ckpt_runtime.task.metrics import SubtaskMetrics
 from ckpt_runtime.task.restored_input import RestoredInput, RestoredRows, RestoredWatermark
 from ckpt_runtime.task.rows_in_work import RowsInWork
@@ -75,6 +76,7 @@ class Subtask:
 
     ``finished_on_restore``: its operators had finished before the restored checkpoint; it only ends its outputs.
     ``restored`` is the in-flight data of that checkpoint, which is processed before what the channels deliver.
+    ``debloating``, once set, adapts the size of the buffers that the channels get.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Subtask:
         self.gate = gate
         self.chain = chain
         self.backpressured = False
+        self.debloating: InputDebloating | None = None
         self.checkpoints = SubtaskCheckpoints(self)
         self._host = host
         self._finished_on_restore = finished_on_restore
@@ -153,6 +156,8 @@ class Subtask:
             self.backpressured = True
             return False
         self.backpressured = False
+        if self.debloating is not None:
+            self._measure_throughput(self.debloating)
         return self._work_on_rows()
 
     def _work_on_rows(self) -> bool:
@@ -303,6 +308,8 @@ class Subtask:
     def _take_rows(self, channel: InputChannel, batch: pa.RecordBatch, size: int) -> None:
         self.metrics.rows_in += batch.num_rows
         self.metrics.bytes_in += size
+        if self.debloating is not None:
+            self.debloating.taken_bytes += self._sizers[channel.input_index].of(batch)
         self._work.put(batch, channel.input_index, channel)
         self._process_slice()
 
@@ -314,12 +321,22 @@ class Subtask:
             channel.buffer_consumed()
         self.checkpoints.rows_processed()
 
+    def _measure_throughput(self, debloating: InputDebloating) -> None:
+        now = self._host.monotonic_ms()
+        if now >= debloating.next_ms:
+            rest = self._work.rest
+            rest_bytes = 0 if rest is None else self._sizers[self._work.input_index].of(rest)
+            waits = rest is not None or self.gate.has_arrivals
+            debloating.measure(now, self.metrics, rest_bytes=rest_bytes, input_waits=waits)
+
     def _read_back(self, restored: RestoredInput) -> None:
         """One element of the restored checkpoint's in-flight data."""
         match restored.poll():
             case RestoredRows(edge, batch):
                 self.metrics.rows_in += batch.num_rows
                 self.metrics.bytes_in += batch.nbytes
+                if self.debloating is not None:
+                    self.debloating.taken_bytes += self._sizers[edge].of(batch)
                 self._work.put(batch, edge, None)
                 self._process_slice()
             case RestoredWatermark(edge, peer, timestamp_ms):

@@ -333,6 +333,7 @@ def _measures(subtask: Subtask) -> dict[str, Any]:
         "busy_ms": metrics.busy_ns / 1e6,
         "idle_ms": metrics.idle_ns / 1e6,
         "backpressured_ms": metrics.backpressured_ns / 1e6,
+        "debloated_buffer_size": metrics.debloated_buffer_size,
     }
 
 

@@ -1,10 +1,12 @@
 """Failures on demand in user code: a test drops a file into a directory, the next call of user code acts on it.
 
-Knows nothing of the engine. Every file but ``slow`` and ``held`` is consumed by the one call that acts on it.
+Knows nothing of the engine. Every file but ``slow``, ``held`` and ``process`` is consumed by the one call that acts on
+it.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -33,6 +35,12 @@ def act(directory: str | None, place: str) -> None:
     if _consumed(root / f"{place}-block"):
         while True:
             time.sleep(1)
+
+
+def sign_in(directory: str | None) -> None:
+    """Leaves ``process-<pid>``: this process runs the job."""
+    if directory is not None:
+        (Path(directory) / f"process-{os.getpid()}").touch()
 
 
 def _consumed(file: Path) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
-from injected import act
+from injected import act, sign_in
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
@@ -31,6 +31,7 @@ class SeenCounter(StatefulProcessor):
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._seen = handle.getValueState("seen", "seen BIGINT")
+        sign_in(self._faults)
 
     def handleInputRows(self, key: tuple[Any, ...], rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         act(self._faults, "processor")

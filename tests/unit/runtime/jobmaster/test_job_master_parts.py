@@ -210,6 +210,7 @@ class TestExecutions:
         assert metrics[0]["numRecordsOutPerSecond"] == 400
         assert metrics[0]["busyTimeMsPerSecond"] == 500
         assert metrics[0]["accumulateBusyTimeMs"] == 260
+        assert "debloatedBufferSize" not in metrics[0]
         assert metrics[0]["numBytesInPerSecond"] == 1600
         assert metrics[0]["numBytesOut"] == 3200
         assert metrics[0]["numBytesOutPerSecond"] == 3200
@@ -219,6 +220,12 @@ class TestExecutions:
         assert (io.read_records, io.write_records, io.complete) == (200, 400, True)
         assert (io.read_bytes, io.write_bytes) == (1600, 3200)
         assert not graph.vertex_details(SOURCE).subtasks[1].io.complete
+
+    def test_the_size_of_buffers_is_shown_where_it_adapts(self, graph: ExecutionGraph) -> None:
+        graph.measured([{**self.figures(200), "debloated_buffer_size": 4_096}])
+        assert graph.vertex_metrics(SOURCE)[0]["debloatedBufferSize"] == 4_096
+        graph.measured([{**self.figures(200), "debloated_buffer_size": None}])
+        assert "debloatedBufferSize" not in graph.vertex_metrics(SOURCE)[0]
 
     def test_two_heartbeats_in_one_millisecond_are_no_division_by_zero(self, graph: ExecutionGraph) -> None:
         graph.measured([self.figures(1)])

@@ -13,9 +13,11 @@ from ckpt_runtime.network.framing import (
     FrameKind,
     FramingError,
     channel_id,
+    decode_buffer_size,
     decode_credit,
     decode_header,
     deployment_of,
+    encode_buffer_size,
     encode_credit,
     encode_header,
 )
@@ -53,3 +55,11 @@ def test_credit_is_one_number() -> None:
     assert decode_credit(encode_credit(7)) == 7
     with pytest.raises(FramingError, match="3 bytes"):
         decode_credit(b"abc")
+
+
+def test_a_buffer_size_is_one_positive_number() -> None:
+    assert decode_buffer_size(encode_buffer_size(256)) == 256
+    with pytest.raises(FramingError, match="5 bytes"):
+        decode_buffer_size(b"abcde")
+    with pytest.raises(FramingError, match="of 0 bytes"):
+        decode_buffer_size(encode_buffer_size(0))

@@ -150,3 +150,41 @@ def test_garbage_is_refused_before_any_frame_is_read(transports: tuple[DataTrans
         connection.settimeout(10)
         with pytest.raises(ConnectionError):
             receive_exactly(connection, 1 << 20)
+
+
+def test_a_receivers_wish_for_smaller_buffers_reaches_the_sender(
+    transports: tuple[DataTransport, DataTransport],
+) -> None:
+    """Also one from before the channel was bound; data on its way is not disturbed."""
+    sender, receiver = transports
+    gate, channel = new_channel(window=2)
+    wire = channel_id(1, 0)
+    channel.buffer_size.announce(4_096)
+    receiver.register(wire, channel)
+    out = sender.connect(receiver.address, wire, 4, lambda: None)
+    heard: list[int] = []
+    out.buffer_size.listen(heard.append)
+    wait_until(lambda: heard == [4_096], "the size")
+    for round_ in range(20):
+        out.send_batch(batch(round_ * 100))
+        channel.buffer_size.announce(1_000 + round_)
+        assert take(gate) == batch(round_ * 100)
+    wait_until(lambda: len(heard) == 21, "all sizes")
+    assert heard == [4_096, *range(1_000, 1_020)]
+
+
+def test_a_wish_for_a_channel_that_was_released_is_dropped(transports: tuple[DataTransport, DataTransport]) -> None:
+    sender, receiver = transports
+    channels = [new_channel()[1], new_channel()[1]]
+    outs = []
+    for deployment, channel in enumerate(channels, start=1):
+        wire = channel_id(deployment, 0)
+        receiver.register(wire, channel)
+        outs.append(sender.connect(receiver.address, wire, 4, lambda: None))
+        outs[-1].send_control(Watermark(deployment))
+    wait_until(lambda: all(channel.queue for channel in channels), "both channels to be open")
+    sender.release(1)
+    for channel in channels:
+        channel.buffer_size.announce(2_048)
+    wait_until(lambda: outs[1].buffer_size.latest == 2_048, "the size of the channel that lives")
+    assert outs[0].buffer_size.latest is None

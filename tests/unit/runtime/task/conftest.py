@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
+from ckpt_runtime.checkpoint.state_handles import OperatorListState
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement
+from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, decode_element
+from ckpt_runtime.network.framing import FrameKind, decode_header
 from ckpt_runtime.network.gate import InputGate
 from ckpt_runtime.network.output_queue import InFlightData
+from ckpt_runtime.network.transport import RemoteSubpartition
 from ckpt_runtime.operators.operator import (
     Operator,
     OperatorContext,
@@ -25,7 +29,9 @@ from ckpt_runtime.operators.operator import (
 )
 from ckpt_runtime.state.backend import KeyedStateBackend
 from ckpt_runtime.task.chain import ChainEnd, OperatorChain
-from ckpt_runtime.task.output import BufferLimits, ResultPartition
+from ckpt_runtime.task.in_flight import CapturedChannel
+from ckpt_runtime.task.output import BufferLimits, ResultPartition, Subpartition
+from ckpt_runtime.task.restored_input import RestoredInput
 from ckpt_runtime.task.subtask import Subtask
 from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, Snapshot, SnapshotMeasures
 
@@ -44,6 +50,70 @@ def barrier(
 ) -> CheckpointBarrier:
     options = CheckpointOptions(CheckpointProperties(kind, drain=drain), directory)
     return CheckpointBarrier(checkpoint_id, timestamp, options)
+
+
+def unaligned(
+    checkpoint_id: int,
+    *,
+    timeout_ms: int = 0,
+    limit: int | None = None,
+    timestamp: int = 1_000,
+    directory: str = "dir",
+    shared: str = "",
+) -> CheckpointBarrier:
+    """A barrier that may overtake; triggered when the :class:`Host`'s clock began."""
+    options = CheckpointOptions(
+        CheckpointProperties(), directory, unaligned=True, aligned_timeout_ms=timeout_ms,
+        max_inflight_data_bytes=limit, shared_directory=shared,
+    )  # fmt: skip
+    return CheckpointBarrier(checkpoint_id, timestamp, options)
+
+
+def kept(captured: CapturedChannel) -> list[Any]:
+    """What was caught of a channel: rows as lists of ints, watermarks as they are."""
+    found: list[Any] = []
+    for element in captured.elements:
+        if isinstance(element, pa.Buffer):
+            found.append(pa.ipc.read_record_batch(element, captured.schema).column(0).to_pylist())
+        else:
+            found.append(element.column(0).to_pylist() if isinstance(element, pa.RecordBatch) else element)
+    return found
+
+
+class Wire:
+    """A sending channel as between two workers, without a socket: sends what credit allows, as soon as it may."""
+
+    def __init__(self, capacity: int = 100) -> None:
+        self.woken = 0
+        self.error: BaseException | None = None
+        self.elements: list[Any] = []
+        self.schema: pa.Schema | None = None
+        self.subpartition = RemoteSubpartition(0, capacity, self._wake)
+        self.subpartition.attach(cast(Any, self))
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def ready(self, subpartition: RemoteSubpartition) -> None:
+        out: deque[bytes | memoryview | pa.Buffer] = deque()
+        subpartition.drain_into(out)
+        while out:
+            kind, body = decode_header(cast(bytes, out.popleft())).kind, out.popleft()
+            if kind is FrameKind.SCHEMA:
+                self.schema = pa.ipc.read_schema(pa.py_buffer(body))
+            elif kind is FrameKind.DATA:
+                self.elements.append(pa.ipc.read_record_batch(body, self.schema).column(0).to_pylist())
+            else:
+                self.elements.append(decode_element(cast(bytes, body)))
+
+    def grant(self, count: int) -> None:
+        """The receiver gives credit."""
+        self.subpartition.grant(count)
+        self.ready(self.subpartition)
+
+    def take(self) -> list[Any]:
+        elements, self.elements = self.elements, []
+        return elements
 
 
 class Sent:
@@ -194,7 +264,11 @@ class Host:
 
 
 class Bench:
-    """One subtask with its surroundings. ``channels`` input channels; output is one channel, sent at once."""
+    """One subtask with its surroundings. ``channels`` input channels; output is one channel, sent at once.
+
+    ``inputs`` tells of each input channel the edge and whether barriers overtake there; ``wires`` are the channels of a
+    broadcast output. Each row takes ``row_ms``.
+    """
 
     def __init__(
         self,
@@ -205,26 +279,38 @@ class Bench:
         capacity: int | None = None,
         buffer_timeout_ms: int = 0,
         finished_on_restore: bool = False,
+        inputs: Sequence[tuple[int, bool]] | None = None,
+        wires: Sequence[Wire] = (),
+        restored: RestoredInput | None = None,
+        lists: tuple[OperatorListState, ...] = (),
     ) -> None:
+        self.row_ms = 0.0
         self.host = Host()
         self.calls: list[Any] = []
         self.out = Sent(capacity)
         self.gate = InputGate(lambda: None)
-        for _ in range(0 if source is not None else channels):
-            self.gate.add_channel(0, 4)
+        for edge, overtakes in [(0, True)] * channels if inputs is None else inputs:
+            if source is None:
+                self.gate.add_channel(edge, 4, overtakes=overtakes)
         self.operators: list[Recorder] = [Recorder(f"op{i}", self.calls) for i in range(operators)]
         if source is not None:
             self.operators[0] = RecordingSource("op0", self.calls, source)
         holder: list[Subtask] = []
-        contexts = [context(f"op{i}", self.host, lambda at, i=i: holder[0].set_timer(i, at)) for i in range(operators)]
+        contexts = [
+            context(f"op{i}", self.host, lambda at, i=i: holder[0].set_timer(i, at), lists=lists)
+            for i in range(operators)
+        ]
+        for operator in self.operators:
+            operator.at["batch"] = self._work
+        outs: list[Subpartition] = [wire.subpartition for wire in wires] or [self.out]
         partition = ResultPartition(
-            Partitioning.FORWARD, (), 128, [self.out], limits=BufferLimits(100, 1 << 20, buffer_timeout_ms),
+            Partitioning.BROADCAST, (), 128, outs, limits=BufferLimits(100, 1 << 20, buffer_timeout_ms),
             now_ms=self.host.monotonic_ms,
         )  # fmt: skip
         self.chain = OperatorChain(self.operators, contexts, ChainEnd([partition]))
         self.subtask = Subtask(
             "v", 0, "op (1/1)", self.host, self.gate, self.chain,
-            finished_on_restore=finished_on_restore,
+            finished_on_restore=finished_on_restore, restored=restored,
         )  # fmt: skip
         holder.append(self.subtask)
 
@@ -237,6 +323,9 @@ class Bench:
         self.calls.clear()
         self.host.states.clear()
         return self
+
+    def _work(self) -> None:
+        self.host.mono_ms += self.row_ms * len(self.calls[-1][3])
 
     def put(self, channel: int, *elements: Any) -> Bench:
         for element in elements:
@@ -260,11 +349,15 @@ class Bench:
 
 
 def context(
-    uid: str, host: Host, set_timer: Callable[[int], None], keyed_state: KeyedStateBackend | None = None
+    uid: str,
+    host: Host,
+    set_timer: Callable[[int], None],
+    keyed_state: KeyedStateBackend | None = None,
+    lists: tuple[OperatorListState, ...] = (),
 ) -> OperatorContext:
     return OperatorContext(
         job_id="j", uid=uid, name=uid, subtask_index=0, parallelism=1, max_parallelism=128, attempt=0,
-        key_groups=KeyGroupRange(0, 127), operator_state=OperatorStateStore(), now_ms=host.now_ms,
+        key_groups=KeyGroupRange(0, 127), operator_state=OperatorStateStore(lists), now_ms=host.now_ms,
         set_timer=set_timer, keyed_state=keyed_state,
     )  # fmt: skip
 
@@ -274,10 +367,13 @@ class TaskKit:
 
     rows = staticmethod(rows)
     barrier = staticmethod(barrier)
+    unaligned = staticmethod(unaligned)
+    kept = staticmethod(kept)
     context = staticmethod(context)
     Bench = Bench
     Host = Host
     Sent = Sent
+    Wire = Wire
     Recorder = Recorder
 
 

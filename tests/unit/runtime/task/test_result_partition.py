@@ -130,6 +130,63 @@ class TestBuffers:
         assert part.error is outs[1].error
 
 
+class TestLimitedBytes:
+    """One channel's consumer wants smaller buffers (FLIP-183). Rows have 8 bytes."""
+
+    def test_that_channels_buffers_become_smaller_and_no_other_channels(self, kit: Any) -> None:
+        outs = [kit.Sent(), kit.Sent()]
+        part = partition(Partitioning.BROADCAST, outs, buffer_rows=100)
+        part.limit_bytes(1, 32)
+        part.emit(kit.rows(*range(64)))
+        assert [batch.num_rows for batch in outs[0].batches] == [64]
+        assert [batch.num_rows for batch in outs[1].batches] == [8] * 8
+        assert flat(outs[1]) == list(range(64))
+
+    def test_rows_are_gathered_up_to_the_smaller_size(self, kit: Any) -> None:
+        out = kit.Sent()
+        part = partition(Partitioning.FORWARD, [out], buffer_rows=1_000)
+        part.emit(kit.rows(0, 1))
+        assert out.batches == []
+        part.limit_bytes(0, 64)
+        for start in range(2, 20, 2):
+            part.emit(kit.rows(start, start + 1))
+        assert [batch.num_rows for batch in out.batches] == [4] * 5
+
+    def test_rows_gathered_before_go_with_the_next_ones(self, kit: Any) -> None:
+        out = kit.Sent()
+        part = partition(Partitioning.FORWARD, [out], buffer_rows=1_000)
+        part.emit(kit.rows(*range(20)))
+        part.limit_bytes(0, 64)
+        part.emit(kit.rows(20))
+        assert out.elements == [list(range(21))]
+
+    def test_rows_stay_the_upper_bound_and_the_configured_bytes_too(self, kit: Any) -> None:
+        out = kit.Sent()
+        part = partition(Partitioning.FORWARD, [out], buffer_rows=4, buffer_bytes=80)
+        part.limit_bytes(0, 1 << 20)
+        part.emit(kit.rows(*range(64)))
+        assert {batch.num_rows for batch in out.batches} == {8}
+        wide = partition(Partitioning.FORWARD, [out := kit.Sent()], buffer_rows=1_000, buffer_bytes=80)
+        wide.limit_bytes(0, 1 << 20)
+        wide.emit(kit.rows(*range(64)))
+        assert {batch.num_rows for batch in out.batches} == {16}
+
+    def test_a_row_larger_than_the_size_gets_a_buffer_of_its_own(self, kit: Any) -> None:
+        out = kit.Sent()
+        part = partition(Partitioning.FORWARD, [out], buffer_rows=1_000)
+        part.limit_bytes(0, 1)
+        part.emit(kit.rows(1, 2, 3))
+        assert out.elements == [[1], [2], [3]]
+
+    def test_sizes_grow_again(self, kit: Any) -> None:
+        out = kit.Sent()
+        part = partition(Partitioning.FORWARD, [out], buffer_rows=100)
+        part.limit_bytes(0, 32)
+        part.limit_bytes(0, 512)
+        part.emit(kit.rows(*range(64)))
+        assert [batch.num_rows for batch in out.batches] == [64]
+
+
 SIZES = st.lists(st.integers(1, 40), max_size=12)
 ACTIONS = st.lists(st.sampled_from(["flush", "control", "watermark", ""]), min_size=12, max_size=12)
 

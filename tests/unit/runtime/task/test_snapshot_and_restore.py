@@ -163,7 +163,7 @@ def test_a_damaged_file_is_named_with_its_operator(tmp_path: Path, damage: str) 
         file.unlink()
         if damage == "directory":
             file.mkdir()
-    with pytest.raises(StateRestoreError, match=f"state of operator 'op' cannot be restored.*{file.name}") as caught:
+    with pytest.raises(StateRestoreError, match=f"operator 'op' cannot restore its state from .*{file.name}") as caught:
         create_keyed_backend(HASHMAP, "op", ALL, 128, first, str(tmp_path))
     assert file.name in caught.value.url
 

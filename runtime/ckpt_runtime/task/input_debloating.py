@@ -1,0 +1,83 @@
+"""Buffer debloating of one subtask: measures how fast its inputs are worked off and tells their senders (FLIP-183)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckpt_runtime.configuration.cluster_options import TaskManagerOptions
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.network.buffer_debloater import BufferDebloater
+from ckpt_runtime.network.gate import InputChannel
+from ckpt_runtime.task.metrics import SubtaskMetrics
+
+
+class InputDebloating:
+    """Called by the subtask's thread between two pieces of work. All inputs together have one throughput and one size.
+
+    ``taken_bytes`` grows with each buffer that the subtask takes, by the bytes of its rows as senders count them: on
+    the wire small buffers are mostly their headers.
+    """
+
+    def __init__(self, debloater: BufferDebloater, channels: Sequence[InputChannel], period_ms: int) -> None:
+        self._debloater = debloater
+        self._channels = tuple(channels)
+        self._period_ms = period_ms
+        self._last: tuple[float, int, int, int] | None = None
+        self.next_ms = 0.0
+        self.taken_bytes = 0
+
+    def measure(self, now_ms: float, metrics: SubtaskMetrics, *, rest_bytes: int, input_waits: bool) -> None:
+        """Takes a sample; due when the monotonic clock has reached :attr:`next_ms`.
+
+        ``rest_bytes`` of the buffer in work have not been processed yet. While input waits, all time but idle time
+        counts: a thread that is busy with its other subtasks slows this one down too. Otherwise only the subtask's own.
+        """
+        processed = self.taken_bytes - rest_bytes
+        own_ns = metrics.busy_ns + metrics.backpressured_ns
+        last, self._last = self._last, (now_ms, processed, metrics.idle_ns, own_ns)
+        self.next_ms = now_ms + self._period_ms
+        if last is None:
+            return
+        last_ms, last_processed, last_idle_ns, last_own_ns = last
+        if input_waits:
+            active_ms = now_ms - last_ms - (metrics.idle_ns - last_idle_ns) / 1e6
+        elif processed > last_processed:
+            active_ms = (own_ns - last_own_ns) / 1e6
+        else:
+            return
+        size = self._debloater.measured(processed - last_processed, active_ms)
+        metrics.debloated_buffer_size = self._debloater.size
+        if size is not None:
+            for channel in self._channels:
+                channel.buffer_size.announce(size)
+
+
+def input_debloating(
+    configuration: Configuration, channels: Sequence[InputChannel], local: Sequence[bool]
+) -> InputDebloating | None:
+    """For the input channels of a subtask, ``local`` ones inside the worker; None when it is off or has no use.
+
+    A channel on which nothing overtakes carries ranges or committables: there is nothing to be cut.
+    """
+    get = configuration.get
+    if not get(TaskManagerOptions.BUFFER_DEBLOAT_ENABLED):
+        return None
+    queued = get(TaskManagerOptions.MAX_BUFFERS_PER_OUTPUT_CHANNEL)
+    granted = get(TaskManagerOptions.BUFFERS_PER_CHANNEL)
+    buffers = {
+        channel.index: queued if inside else queued + granted
+        for channel, inside in zip(channels, local, strict=True)
+        if channel.overtakes
+    }
+    if not buffers:
+        return None
+    period_ms = get(TaskManagerOptions.BUFFER_DEBLOAT_PERIOD)
+    debloater = BufferDebloater(
+        target_ms=get(TaskManagerOptions.BUFFER_DEBLOAT_TARGET),
+        period_ms=period_ms,
+        samples=get(TaskManagerOptions.BUFFER_DEBLOAT_SAMPLES),
+        threshold_percentages=get(TaskManagerOptions.BUFFER_DEBLOAT_THRESHOLD_PERCENTAGES),
+        buffers=sum(buffers.values()),
+        max_bytes=get(TaskManagerOptions.BUFFER_BYTES),
+    )
+    return InputDebloating(debloater, [channel for channel in channels if channel.index in buffers], period_ms)

@@ -1,0 +1,92 @@
+"""Under back-pressure, debloating keeps about as much data in flight as is worked off in the target time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import SequenceJob, fast
+from tests.support.outputs import assert_sequence
+
+pytestmark = pytest.mark.slow
+
+UNALIGNED = fast(
+    execution__checkpointing__interval="300ms",
+    execution__checkpointing__unaligned__enabled="true",
+    state__storage__fs__memory_threshold="1mb",
+)
+"""Each checkpoint holds all that is in flight: nothing is in a file that the next one could refer to."""
+
+DEBLOATING = {
+    **UNALIGNED,
+    "taskmanager.network.memory.buffer-debloat.enabled": "true",
+    "taskmanager.network.memory.buffer-debloat.target": "200 ms",
+    "taskmanager.network.memory.buffer-debloat.period": "50 ms",
+    "taskmanager.network.memory.buffer-debloat.samples": "4",
+}
+BLOATED = 100_000
+"""Bytes in flight when both channels to a slow subtask are full: 24 buffers of 256 rows, 16 bytes a row."""
+
+DEBLOATED = BLOATED // 3
+"""Enough for 24 buffers of the least size and their headers."""
+
+
+@pytest.fixture(scope="module")
+def client(cluster: MiniCluster) -> Iterator[CkptClient]:
+    with CkptClient(cluster.rest_url) as connected:
+        yield connected
+
+
+def start(cluster: MiniCluster, directory: Path, configuration: dict[str, str]) -> SequenceJob:
+    """Sources as fast as they can be, half a millisecond or more for each row of theirs."""
+    job = SequenceJob(cluster, directory)
+    job.start(rate=0, sleep_ms=0.5, configuration=configuration)
+    job.running()
+    return job
+
+
+def in_flight(client: CkptClient, job: SequenceJob) -> int:
+    """Bytes that the latest completed checkpoint keeps of what was on its way; 0 without one."""
+    completed = (known for known in client.checkpoint_statistics(job.job_id).history if known.status == "COMPLETED")
+    return next((known.persisted_data for known in completed), 0)
+
+
+def savepoint(cluster: MiniCluster, client: CkptClient, job: SequenceJob, *, stop: bool = False) -> int:
+    """Takes a savepoint, which is always aligned: its barriers wait behind all that is in flight. Returns its ms."""
+    cluster.savepoint(job.job_id, job.directory / "savepoints", stop=stop)
+    latest = client.checkpoint_statistics(job.job_id).latest_savepoint
+    assert latest is not None
+    return latest.duration_ms
+
+
+def buffer_sizes(client: CkptClient, job: SequenceJob) -> list[int]:
+    """What the subtasks want of their senders, as the metrics show it."""
+    names = tuple(f"{subtask}.debloatedBufferSize" for subtask in range(2))
+    shown = (client.vertex_metrics(job.job_id, vertex.id, names) for vertex in client.job_details(job.job_id).vertices)
+    return [int(float(value)) for metrics in shown for value in metrics.values()]
+
+
+def test_less_is_in_flight_and_what_waits_behind_it_is_quick(
+    client: CkptClient, cluster: MiniCluster, tmp_path: Path
+) -> None:
+    job = start(cluster, tmp_path / "off", UNALIGNED)
+    cluster.wait_until(lambda: in_flight(client, job) > BLOATED, "the queues to fill")
+    assert buffer_sizes(client, job) == []
+    slow_ms = savepoint(cluster, client, job, stop=True)
+    job.finished()
+    assert_sequence(job.out)
+
+    job = start(cluster, tmp_path / "on", DEBLOATING)
+    cluster.wait_until(lambda: 0 < min(buffer_sizes(client, job), default=0) < 1_000, "smaller buffers to be wanted")
+    cluster.wait_until(lambda: 0 < in_flight(client, job) < DEBLOATED, "less to be in flight")
+    quick_ms = savepoint(cluster, client, job)
+    assert quick_ms * 2 < slow_ms, (quick_ms, slow_ms)
+    job.inject("processor-raise")
+    job.restarted(1)
+    savepoint(cluster, client, job, stop=True)
+    job.finished()
+    assert_sequence(job.out)

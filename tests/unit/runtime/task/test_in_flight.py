@@ -1,0 +1,99 @@
+"""In-flight data on its way into a checkpoint: sizes, and which buffers earlier checkpoints hold already."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ckpt_runtime.checkpoint.state_handles import StateFile
+from ckpt_runtime.network.elements import Watermark
+from ckpt_runtime.storage.channel_state_frame import PersistedElement
+from ckpt_runtime.task.in_flight import CapturedChannel, InFlight, PersistedBuffers, size_of
+
+
+def place(number: int) -> PersistedElement:
+    return PersistedElement(StateFile(f"file:///shared/{number}", 100, "c"), 0, 10)
+
+
+@pytest.fixture(params=["message", "batch"])
+def buffer(request: pytest.FixtureRequest, kit: Any) -> Any:
+    return kit.rows(1, 2).serialize() if request.param == "message" else kit.rows(1, 2)
+
+
+def test_rows_count_as_they_are_kept_whether_they_came_over_the_wire_or_not(kit: Any) -> None:
+    batch = kit.rows(1, 2, 3)
+    assert size_of(batch) == size_of(batch.serialize()) == batch.serialize().size
+    assert size_of(batch.slice(1, 1)) == batch.slice(1, 1).serialize().size
+    assert size_of(Watermark(5)) == 0
+    assert size_of(place(1)) == 10
+    assert CapturedChannel(0, None, [batch, Watermark(1), place(1)]).bytes == size_of(batch) + 10
+
+
+def test_channels_without_elements_are_no_in_flight_data() -> None:
+    empty = CapturedChannel(0, None)
+    assert InFlight((empty,), (empty,)).is_empty
+    assert not InFlight((empty,), (CapturedChannel(0, None, [Watermark(1)]),)).is_empty
+
+
+class TestPersistedBuffers:
+    @pytest.mark.row("76.11")
+    def test_only_a_completed_checkpoint_is_referred_to(self, buffer: Any) -> None:
+        known = PersistedBuffers()
+        known.written(1, [(buffer, place(1))])
+        assert known.place_of(buffer) is None
+        known.completed(1)
+        assert known.place_of(buffer) == place(1)
+
+    def test_an_aborted_one_is_forgotten_and_what_was_known_stays(self, buffer: Any) -> None:
+        known = PersistedBuffers()
+        known.written(1, [(buffer, place(1))])
+        known.completed(1)
+        known.written(2, [(buffer, place(2))])
+        known.aborted(2)
+        known.completed(2)
+        assert known.place_of(buffer) == place(1)
+
+    def test_a_later_one_replaces_and_those_below_it_are_forgotten(self, buffer: Any, kit: Any) -> None:
+        known, other = PersistedBuffers(), kit.rows(9)
+        known.written(1, [(other, place(1))])
+        known.written(2, [(buffer, place(2))])
+        known.written(3, [(buffer, place(3))])
+        known.completed(2)
+        assert known.place_of(buffer) == place(2)
+        known.completed(1)
+        assert known.place_of(other) is None
+        known.completed(3)
+        assert known.place_of(buffer) == place(3)
+
+    def test_buffers_are_not_kept_alive(self, kit: Any) -> None:
+        known = PersistedBuffers()
+        before = pa.total_allocated_bytes()
+        for number in range(1, 4):
+            big = pa.record_batch({"n": pa.array(range(100_000))}).serialize()
+            known.written(number, [(big, place(number))])
+            known.completed(number)
+            assert known.place_of(big) == place(number)
+        del big
+        gc.collect()
+        assert pa.total_allocated_bytes() - before < 100_000
+        assert known._places == {}
+        assert known._written == {}
+
+    def test_one_that_is_gone_before_completion_is_not_remembered(self, kit: Any) -> None:
+        known = PersistedBuffers()
+        gone = kit.rows(1).serialize()
+        known.written(1, [(gone, place(1))])
+        del gone
+        gc.collect()
+        known.completed(1)
+        assert known._places == {}
+
+    def test_an_equal_buffer_is_another_one(self, kit: Any) -> None:
+        known = PersistedBuffers()
+        buffer = kit.rows(1).serialize()
+        known.written(1, [(buffer, place(1))])
+        known.completed(1)
+        assert known.place_of(kit.rows(1).serialize()) is None

@@ -1,0 +1,181 @@
+"""A snapshot with in-flight data: what is written, what is referred to, and that failures leave nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
+from ckpt_runtime.checkpoint.state_handles import ChannelStateStream, KeyedSection
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.network.elements import CheckpointBarrier, Watermark
+from ckpt_runtime.storage.channel_state_frame import HEADER_BYTES
+from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
+from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.filesystem import resolve
+from ckpt_runtime.task import snapshot_writer
+from ckpt_runtime.task.in_flight import CapturedChannel, InFlight, PersistedBuffers
+from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
+from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, Snapshot, SnapshotMeasures
+
+ALL = KeyGroupRange(0, 127)
+
+
+class Frozen:
+    """A keyed snapshot of some bytes, which notes its release."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.released = 0
+
+    def write(self, stream: BinaryIO, base_offset: int) -> list[KeyedSection]:
+        stream.write(bytes(100))
+        if self.error is not None:
+            raise self.error
+        return [KeyedSection("s", {}, ((0, base_offset, 100),))]
+
+    def release(self) -> None:
+        self.released += 1
+
+
+class Storage:
+    """A job's directories, and snapshots written there one after the other."""
+
+    def __init__(self, directory: Path) -> None:
+        self.root = directory
+        self.persisted = PersistedBuffers()
+        (directory / "shared").mkdir()
+
+    def write(
+        self,
+        number: int,
+        inputs: Sequence[CapturedChannel] = (),
+        outputs: Sequence[CapturedChannel] = (),
+        operators: Sequence[Frozen] = (),
+        *,
+        threshold: int = 0,
+        full: bool = False,
+    ) -> WrittenSnapshot:
+        (self.root / f"chk-{number}").mkdir()
+        options = CheckpointOptions(
+            CheckpointProperties(full=full), str(self.root / f"chk-{number}"), unaligned=True,
+            shared_directory=str(self.root / "shared"),
+        )  # fmt: skip
+        snapshot = Snapshot(
+            CheckpointBarrier(number, 0, options),
+            tuple(OperatorSnapshot(f"op{i}", (), frozen) for i, frozen in enumerate(operators)),
+            InFlight(tuple(inputs), tuple(outputs)),
+            SnapshotMeasures(0, 0, 0, 0.0),
+        )
+        return write_snapshot(snapshot, ALL, threshold, self.persisted)
+
+    def files(self) -> list[Path]:
+        return sorted(path for path in self.root.rglob("*") if path.is_file())
+
+    def content(self, number: int, stream: ChannelStateStream) -> list[Any]:
+        reader = ChannelStateReader(resolve(str(self.root / f"chk-{number}")), stream)
+        found: list[Any] = []
+        while (element := reader.read()) is not None:
+            found.append(element.content)
+        reader.close()
+        return found
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return Storage(tmp_path)
+
+
+@pytest.mark.row("76.3")
+def test_all_in_flight_data_of_a_subtask_is_one_file_beside_its_state(storage: Storage, kit: Any) -> None:
+    message, batch = kit.rows(1).serialize(), kit.rows(2)
+    frozen = Frozen()
+    written = storage.write(
+        1,
+        [CapturedChannel(0, kit.rows(1).schema, [message, Watermark(3)]), CapturedChannel(1, None, [batch], edge=1)],
+        [CapturedChannel(4, batch.schema, [message], edge=2)],
+        [frozen],
+    )
+    assert len(written.files) == len(storage.files()) == 2
+    assert [(s.edge, s.peer) for s in written.state.inputs] == [(0, 0), (1, 1)]
+    assert [(s.edge, s.peer) for s in written.state.outputs] == [(2, 4)]
+    assert written.state.inputs[1].schema, "a batch brings its own schema"
+    in_flight = 2 * message.size + batch.serialize().size + 4 * HEADER_BYTES + 8
+    assert written.in_flight_bytes == in_flight
+    assert written.written_bytes == written.state.bytes == 100 + in_flight
+    assert storage.content(1, written.state.outputs[0]) == [message]
+    assert frozen.released == 1
+
+
+@pytest.mark.row("76.11")
+def test_what_a_completed_checkpoint_holds_is_referred_to(storage: Storage, kit: Any) -> None:
+    first, second = kit.rows(1).serialize(), kit.rows(2).serialize()
+    schema = kit.rows(1).schema
+    storage.write(1, [CapturedChannel(0, schema, [first])])
+    storage.persisted.completed(1)
+    later = storage.write(2, [CapturedChannel(0, schema, [first, second])])
+    assert later.in_flight_bytes == second.size + HEADER_BYTES
+    assert later.state.bytes == first.size + second.size + 2 * HEADER_BYTES
+    assert later.state.inputs[0].bytes == later.state.bytes
+    assert len({segment.file for segment in later.state.inputs[0].segments}) == 2
+    assert len(later.files) == 1
+    assert storage.content(2, later.state.inputs[0]) == [first, second]
+    storage.persisted.completed(2)
+    nothing_new = storage.write(3, [CapturedChannel(0, schema, [first, second])])
+    assert (nothing_new.in_flight_bytes, nothing_new.files) == (0, ())
+    full = storage.write(4, [CapturedChannel(0, schema, [first, second])], full=True)
+    assert len({segment.file for segment in full.state.inputs[0].segments}) == 1
+    assert storage.content(4, full.state.inputs[0]) == [first, second]
+
+
+def test_small_data_lies_in_the_handles_and_is_never_referred_to(storage: Storage, kit: Any) -> None:
+    message = kit.rows(1).serialize()
+    written = storage.write(1, [CapturedChannel(0, kit.rows(1).schema, [message])], threshold=1 << 20)
+    assert (written.files, storage.files()) == ((), [])
+    assert written.in_flight_bytes == message.size + HEADER_BYTES
+    storage.persisted.completed(1)
+    assert storage.persisted.place_of(message) is None
+
+
+def test_failing_to_freeze_state_leaves_no_file(storage: Storage, kit: Any) -> None:
+    good, bad = Frozen(), Frozen(RuntimeError("broken"))
+    with pytest.raises(RuntimeError, match="broken"):
+        storage.write(1, [CapturedChannel(0, None, [kit.rows(1)])], operators=[good, bad])
+    assert storage.files() == []
+    assert [good.released, bad.released] == [1, 1]
+
+
+def test_failing_to_write_in_flight_data_leaves_no_file(
+    storage: Storage, kit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen = Frozen()
+    monkeypatch.setattr("ckpt_runtime.storage.channel_state_writer.MAX_BODY_BYTES", 500)
+    channels = [CapturedChannel(0, None, [kit.rows(1), kit.rows(*range(1_000))])]
+    with pytest.raises(StorageError, match="in-flight element of .* bytes is larger"):
+        storage.write(1, channels, operators=[frozen])
+    assert storage.files() == []
+    assert frozen.released == 1
+
+
+def test_a_full_disk_at_the_second_file_takes_the_first_with_it(
+    storage: Storage, kit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: Any, **__: Any) -> Any:
+        raise StorageError("no space left", "x")
+
+    monkeypatch.setattr(snapshot_writer, "write_channel_state", no_room)
+    with pytest.raises(StorageError, match="no space left"):
+        storage.write(1, [CapturedChannel(0, None, [kit.rows(1)])], operators=[Frozen()])
+    assert storage.files() == []
+
+
+def test_a_snapshot_that_nobody_waits_for_is_deleted_but_not_what_it_refers_to(storage: Storage, kit: Any) -> None:
+    first, second = kit.rows(1).serialize(), kit.rows(2).serialize()
+    schema = kit.rows(1).schema
+    kept = storage.write(1, [CapturedChannel(0, schema, [first])])
+    storage.persisted.completed(1)
+    storage.write(2, [CapturedChannel(0, schema, [first, second])], operators=[Frozen()]).discard()
+    assert [path.name for path in storage.files()] == [resolve(kept.state.inputs[0].segments[0].file.path).name]

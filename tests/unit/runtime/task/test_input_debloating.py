@@ -1,0 +1,123 @@
+"""A subtask measures how fast it works off its inputs, slice by slice, and tells every sender."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ckpt_runtime.configuration.cluster_options import TaskManagerOptions
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.network.gate import InputChannel, InputGate
+from ckpt_runtime.task.input_debloating import input_debloating
+from ckpt_runtime.task.metrics import SubtaskMetrics
+
+ROW_BYTES = 8
+ON = {
+    TaskManagerOptions.BUFFER_DEBLOAT_ENABLED.key: "true",
+    TaskManagerOptions.BUFFER_DEBLOAT_SAMPLES.key: "1",
+    TaskManagerOptions.BUFFER_DEBLOAT_THRESHOLD_PERCENTAGES.key: "0",
+}
+
+
+def channels(number: int, *, overtakes: bool = True) -> list[InputChannel]:
+    gate = InputGate(lambda: None)
+    return [gate.add_channel(0, 4, overtakes=overtakes) for _ in range(number)]
+
+
+def wishes(of: list[InputChannel]) -> list[int | None]:
+    return [channel.buffer_size.latest for channel in of]
+
+
+def test_it_is_off_unless_asked_for() -> None:
+    assert input_debloating(Configuration({}), channels(2), [True, False]) is None
+
+
+def test_sources_and_readers_of_ranges_have_nothing_to_adapt() -> None:
+    assert input_debloating(Configuration(ON), [], []) is None
+    assert input_debloating(Configuration(ON), channels(2, overtakes=False), [True, False]) is None
+
+
+def test_local_channels_queue_and_remote_ones_queue_and_grant() -> None:
+    """10 + (10 + 4) buffers; 240 kB a second take one second."""
+    inputs = channels(2)
+    debloating = input_debloating(Configuration(ON), inputs, [True, False])
+    assert debloating is not None
+    metrics = SubtaskMetrics()
+    debloating.measure(0, metrics, rest_bytes=0, input_waits=True)
+    assert wishes(inputs) == [None, None]
+    debloating.taken_bytes += 50_000
+    debloating.measure(200, metrics, rest_bytes=2_000, input_waits=True)
+    assert wishes(inputs) == [10_000, 10_000]
+    assert metrics.debloated_buffer_size == 10_000
+    assert debloating.next_ms == 400
+    debloating.taken_bytes += 46_000
+    debloating.measure(400, metrics, rest_bytes=0, input_waits=True)
+    assert wishes(inputs) == [10_000, 10_000]
+
+
+@pytest.mark.parametrize(
+    ("waits", "busy_ms", "backpressured_ms", "idle_ms", "size"),
+    [
+        (True, 40, 0, 0, 5_000),  # the other 160 ms went to subtasks of the same thread
+        (True, 40, 0, 160, 25_000),
+        (False, 40, 0, 160, 25_000),
+        (False, 40, 0, 0, 25_000),
+        (False, 20, 20, 0, 25_000),
+    ],
+)
+def test_idle_time_does_not_count(waits: bool, busy_ms: int, backpressured_ms: int, idle_ms: int, size: int) -> None:
+    inputs = channels(1)
+    debloating = input_debloating(Configuration(ON), inputs, [True])
+    assert debloating is not None
+    metrics = SubtaskMetrics()
+    debloating.measure(0, metrics, rest_bytes=0, input_waits=True)
+    metrics.busy_ns += busy_ms * 1_000_000
+    metrics.backpressured_ns += backpressured_ms * 1_000_000
+    metrics.idle_ns += idle_ms * 1_000_000
+    debloating.taken_bytes += 10_000
+    debloating.measure(200, metrics, rest_bytes=0, input_waits=waits)
+    assert wishes(inputs) == [size]
+
+
+def test_without_input_nothing_is_learnt() -> None:
+    inputs = channels(1)
+    debloating = input_debloating(Configuration(ON), inputs, [True])
+    assert debloating is not None
+    metrics = SubtaskMetrics()
+    debloating.measure(0, metrics, rest_bytes=0, input_waits=True)
+    metrics.busy_ns += 1_000_000
+    debloating.measure(200, metrics, rest_bytes=0, input_waits=False)
+    assert wishes(inputs) == [None]
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_buffer_of_slow_rows_counts_as_far_as_it_has_been_processed(kit: Any, remote: bool) -> None:
+    """One ms a row; 14 buffers of a channel. Bytes on the wire would be many more."""
+    bench = kit.Bench().open()
+    [channel] = bench.gate.channels
+    bench.subtask.debloating = input_debloating(Configuration(ON), bench.gate.channels, [False])
+
+    class Slow(type(bench.head)):  # type: ignore[misc]
+        def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
+            bench.host.mono_ms += batch.num_rows
+
+    bench.head.__class__ = Slow
+    rows = kit.rows(*range(4_000))
+    channel.schema = rows.schema
+    bench.put(0, rows.serialize() if remote else rows)
+    while bench.subtask.step():
+        if channel.buffer_size.latest is not None:
+            break
+    assert bench.subtask._work.rest.num_rows > 3_000
+    assert channel.buffer_size.latest == pytest.approx(1_000 * ROW_BYTES / 14, abs=1)
+    bench.run()
+    assert channel.buffer_size.latest == pytest.approx(1_000 * ROW_BYTES / 14, abs=1)
+
+
+def test_nothing_is_measured_when_it_is_off(kit: Any) -> None:
+    bench = kit.Bench().open()
+    bench.put(0, kit.rows(1, 2)).run()
+    assert wishes(bench.gate.channels) == [None]
+    assert bench.subtask.metrics.debloated_buffer_size is None

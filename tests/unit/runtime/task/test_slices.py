@@ -1,0 +1,117 @@
+"""A subtask works on a buffer slice by slice: what may happen between two of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ckpt_runtime.task.rows_in_work import RowsInWork
+
+
+def sizes(bench: Any) -> list[int]:
+    return [len(values) for _, values in bench.called("batch")]
+
+
+def test_fast_operators_soon_take_whole_buffers(kit: Any) -> None:
+    bench = kit.Bench().open()
+    for _ in range(4):
+        bench.put(0, kit.rows(*range(2_000))).run()
+    assert sizes(bench)[0] < 2_000
+    assert sizes(bench)[-2:] == [2_000, 2_000]
+    assert sum(sizes(bench)) == 8_000
+
+
+def test_slow_rows_are_taken_about_five_milliseconds_at_a_time(kit: Any) -> None:
+    bench = kit.Bench().open()
+    bench.row_ms = 0.5
+    bench.put(0, kit.rows(*range(1_000))).run()
+    assert set(sizes(bench)[2:-1]) == {10}
+    assert [value for _, values in bench.called("batch") for value in values] == list(range(1_000))
+
+
+def test_a_row_slower_than_a_slice_is_one(kit: Any) -> None:
+    bench = kit.Bench().open()
+    bench.row_ms = 60
+    bench.put(0, kit.rows(*range(300))).run()
+    assert set(sizes(bench)[2:]) == {1}
+
+
+def test_a_buffer_is_counted_and_gives_credit_back_once(kit: Any) -> None:
+    bench = kit.Bench().open()
+    granted: list[int] = []
+    bench.gate.channels[0].on_credit(granted.append)
+    bench.row_ms = 1
+    bench.put(0, kit.rows(*range(300)))
+    bench.subtask.step()
+    assert (bench.subtask.metrics.rows_in, granted) == (300, [])
+    bench.run()
+    assert (bench.subtask.metrics.rows_in, granted) == (300, [1])
+
+
+def test_mails_and_announcements_come_between_slices(kit: Any) -> None:
+    bench = kit.Bench().open()
+    bench.row_ms = 1
+    bench.put(0, kit.rows(*range(300)))
+    bench.subtask.step()
+    slices = len(sizes(bench))
+    seen: list[int] = []
+    bench.mail(lambda: seen.append(len(sizes(bench)))).put(0, kit.unaligned(1))
+    bench.subtask.step()
+    bench.subtask.step()
+    assert seen == [slices]
+    assert len(sizes(bench)) == slices
+    assert bench.host.snapshot_ids == [1]
+
+
+def test_the_next_slice_waits_for_output_room(kit: Any) -> None:
+    bench = kit.Bench(capacity=1).open()
+    bench.row_ms = 1
+    bench.put(0, kit.rows(*range(300))).run()
+    assert len(sizes(bench)) == 1
+    assert not bench.subtask.has_work
+    bench.out.capacity = None
+    assert bench.subtask.has_work
+    bench.run()
+    assert sum(sizes(bench)) == 300
+
+
+def test_a_channel_that_stays_in_order_has_its_buffers_taken_whole(kit: Any) -> None:
+    bench = kit.Bench(inputs=[(0, False)]).open()
+    bench.row_ms = 50
+    bench.put(0, kit.rows(*range(400)), kit.rows(*range(300))).run()
+    assert sizes(bench) == [400, 300]
+
+
+def test_the_rest_is_what_has_not_been_processed(kit: Any) -> None:
+    clock = [0.0]
+    seen: list[Any] = []
+
+    def process(batch: Any, edge: int) -> None:
+        seen.append((edge, batch.column(0).to_pylist()))
+        clock[0] += 5 * batch.num_rows
+
+    work = RowsInWork(lambda: clock[0])
+    assert work.is_empty
+    assert work.rest is None
+    work.put(kit.rows(*range(258)), 3, None)
+    assert work.rest is not None
+    assert work.rest.num_rows == 258
+    assert not work.process(process)
+    assert work.rest.column(0).to_pylist() == [256, 257]
+    while not work.process(process):
+        pass
+    assert work.is_empty
+    assert work.rest is None
+    assert [value for _, values in seen for value in values] == list(range(258))
+    assert {edge for edge, _ in seen} == {3}
+
+
+def test_an_operator_that_fails_leaves_its_slice_unprocessed(kit: Any) -> None:
+    bench = kit.Bench().open()
+    bench.head.raises_in.add("batch")
+    bench.put(0, kit.rows(1))
+    with pytest.raises(RuntimeError, match="batch of op0"):
+        bench.run()
+    bench.subtask.fail(RuntimeError("x"))
+    assert bench.host.states == ["FAILED"]
