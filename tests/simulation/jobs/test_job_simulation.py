@@ -17,7 +17,7 @@ from ckpt_runtime.testing.simulation.runner import read_seeds, run_seeds
 from tests.simulation.jobs.planted_job_bugs import BUGS, ENOUGH
 from tests.simulation.planted.registry import PlantedBug
 
-SEEDS = int(os.environ.get("JOB_SIMULATION_SEEDS", "5000"))
+SEEDS = int(os.environ.get("JOB_SIMULATION_SEEDS", "2000"))
 BLOCK = 500
 KEPT = read_seeds(Path(__file__).with_name("kept_job_seeds.txt"))
 
@@ -43,7 +43,7 @@ def test_a_kept_seed_holds(seed: int) -> None:
 def test_the_schedules_are_worth_running() -> None:
     """Guards against a simulation in which nothing happens."""
     seen: Counter[str] = Counter()
-    for seed in range(60):
+    for seed in range(100):
         world = World(seed)
         world.run()
         seen.update(world.seen)

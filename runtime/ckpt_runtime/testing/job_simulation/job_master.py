@@ -112,6 +112,8 @@ class JobMaster:
     def fire_timers(self) -> None:
         """Those that are due, by their time."""
         now = int(self.world.now)
+        if not any(at <= now for at, _ in self._timers.values()):
+            return
         due = sorted((at, str(key), key) for key, (at, _) in self._timers.items() if at <= now)
         for at, _, key in due:
             known = self._timers.get(key)
