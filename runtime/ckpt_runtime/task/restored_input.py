@@ -131,7 +131,8 @@ def _clip(batch: pa.RecordBatch, edge: EdgeKeys, own: KeyGroupRange) -> pa.Recor
 def check_schema(stream: ChannelStateStream, expected: pa.Schema | None, uid: str) -> None:
     """Raises :class:`UnreadableInFlightDataError`, or StateRestoreError when the handle's schema is damaged.
 
-    Whether a field may be null is not compared. ``expected`` is what operator ``uid`` takes; None where a plan cannot tell.
+    Whether a field may be null is not compared. ``expected`` is what operator ``uid`` takes; None where a plan cannot
+    tell.
     """
     if not stream.schema or expected is None:
         return
