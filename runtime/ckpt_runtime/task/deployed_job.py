@@ -128,6 +128,7 @@ class DeployedJob:
     def _build_subtask(self, descriptor: SubtaskDescriptor) -> None:
         key = (descriptor.vertex_id, descriptor.subtask_index)
         vertex = self.deployment.graph.vertex(descriptor.vertex_id)
+        restored = self._restored_input(descriptor, vertex)
         edges = self.deployment.graph.outputs(vertex.id)
         end = ChainEnd(
             [
@@ -146,7 +147,7 @@ class DeployedJob:
             self._gates[key],
             OperatorChain(operators, contexts, end),
             finished_on_restore=descriptor.finished,
-            restored=self._restored_input(descriptor, vertex),
+            restored=restored,
         )
         local = [channel.local for channel in descriptor.inputs]
         subtask.debloating = input_debloating(self._configuration, self._gates[key].channels, local)

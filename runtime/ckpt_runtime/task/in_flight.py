@@ -65,18 +65,26 @@ class InFlight:
 class PersistedBuffers:
     """Where buffers that are still queued lie in files of earlier checkpoints, so that they are not written again.
 
-    Only files of completed checkpoints may be referred to; those of aborted ones are deleted. Buffers are held weakly.
-    Threads: remembered and looked up by those that write snapshots, completed and aborted by the subtask's.
+    Only files of completed checkpoints may be referred to; those of aborted ones are deleted, and so are those that no
+    checkpoint refers to once a newer one is complete. Buffers are held weakly. Threads: remembered and looked up by
+    those that write snapshots, the rest is called by the subtask's.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._places: dict[int, _Place] = {}
         self._written: dict[int, list[_Place]] = {}
+        self._begun: set[int] = set()
+
+    def begun(self, checkpoint_id: int) -> None:
+        """A snapshot was taken that may hold buffers; where they lie is not known before it is written."""
+        with self._lock:
+            self._begun.add(checkpoint_id)
 
     def written(self, checkpoint_id: int, places: Iterable[tuple[_Rows, PersistedElement]]) -> None:
         """Where the buffers of a checkpoint that is not complete yet were written."""
         with self._lock:
+            self._begun.discard(checkpoint_id)
             self._written[checkpoint_id] = [(weakref.ref(buffer), place) for buffer, place in places]
 
     def completed(self, checkpoint_id: int) -> None:
@@ -84,16 +92,25 @@ class PersistedBuffers:
             for reference, place in self._written.pop(checkpoint_id, ()):
                 self._remember(reference, place)
             self._written = {known: places for known, places in self._written.items() if known > checkpoint_id}
+            self._begun = {known for known in self._begun if known > checkpoint_id}
 
     def aborted(self, checkpoint_id: int) -> None:
         with self._lock:
             self._written.pop(checkpoint_id, None)
+            self._begun.discard(checkpoint_id)
 
-    def place_of(self, buffer: _Rows) -> PersistedElement | None:
-        """The buffer's frame in a file of a completed checkpoint; None when it has to be written."""
+    def place_of(self, buffer: _Rows, checkpoint_id: int) -> PersistedElement | None:
+        """The buffer's frame in a file that the checkpoint may refer to; None when it has to be written.
+
+        An older checkpoint under way that keeps the buffer elsewhere makes the file go when it completes.
+        """
         with self._lock:
             reference, place = self._places.get(id(buffer), (None, None))
-            return place if reference is not None and reference() is buffer else None
+            if reference is None or reference() is not buffer or any(known < checkpoint_id for known in self._begun):
+                return None
+            kept = (written for known, written in self._written.items() if known < checkpoint_id)
+            elsewhere = any(other() is buffer and at != place for places in kept for other, at in places)
+            return None if elsewhere else place
 
     def _remember(self, reference: weakref.ref[_Rows], place: PersistedElement) -> None:
         buffer = reference()

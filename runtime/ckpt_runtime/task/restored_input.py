@@ -18,7 +18,7 @@ from ckpt_runtime.state.hashing import hash_columns, key_groups_of
 from ckpt_runtime.storage.channel_state_frame import InFlightWatermark
 from ckpt_runtime.storage.channel_state_reader import ChannelStateReader, decode_schema
 from ckpt_runtime.task.in_flight import CapturedChannel
-from ckpt_runtime.task.restore import naming_operator
+from ckpt_runtime.task.restore import StateRestoreError, naming_operator
 
 
 class UnreadableInFlightDataError(ValueError):
@@ -129,13 +129,17 @@ def _clip(batch: pa.RecordBatch, edge: EdgeKeys, own: KeyGroupRange) -> pa.Recor
 
 
 def check_schema(stream: ChannelStateStream, expected: pa.Schema | None, uid: str) -> None:
-    """Raises :class:`UnreadableInFlightDataError`; whether a field may be null is not compared.
+    """Raises :class:`UnreadableInFlightDataError`, or StateRestoreError when the handle's schema is damaged.
 
-    ``expected`` is what operator ``uid`` takes; None where a plan cannot tell.
+    Whether a field may be null is not compared. ``expected`` is what operator ``uid`` takes; None where a plan cannot
+    tell.
     """
     if not stream.schema or expected is None:
         return
-    stored = decode_schema(stream.schema)
+    try:
+        stored = decode_schema(stream.schema)
+    except ValueError as error:
+        raise StateRestoreError(f"operator {uid!r} cannot restore its in-flight data: {error}", "", error) from error
     assert stored is not None
     if [(field.name, field.type) for field in stored] != [(field.name, field.type) for field in expected]:
         raise UnreadableInFlightDataError(uid, stored, expected)

@@ -99,22 +99,22 @@ def _write_keyed(
 def _write_in_flight(
     directory: Location, snapshot: Snapshot, inline_threshold: int, persisted: PersistedBuffers
 ) -> WrittenChannelState:
-    options = snapshot.barrier.options
+    checkpoint_id, options = snapshot.barrier.checkpoint_id, snapshot.barrier.options
     written = write_channel_state(
         resolve(options.shared_directory),
         directory,
-        [_stream(channel, persisted) for channel in snapshot.in_flight.inputs],
-        [_stream(channel, persisted) for channel in snapshot.in_flight.outputs],
+        [_stream(channel, persisted, checkpoint_id) for channel in snapshot.in_flight.inputs],
+        [_stream(channel, persisted, checkpoint_id) for channel in snapshot.in_flight.outputs],
         inline_threshold,
         full=options.properties.full,
     )
     places = _places(snapshot.in_flight.inputs, written.input_places)
     places += _places(snapshot.in_flight.outputs, written.output_places)
-    persisted.written(snapshot.barrier.checkpoint_id, places)
+    persisted.written(checkpoint_id, places)
     return written
 
 
-def _stream(channel: CapturedChannel, persisted: PersistedBuffers) -> CapturedStream:
+def _stream(channel: CapturedChannel, persisted: PersistedBuffers, checkpoint_id: int) -> CapturedStream:
     elements: list[PersistedElement | pa.Buffer | pa.RecordBatch | InFlightWatermark] = []
     schema = channel.schema
     for element in channel.elements:
@@ -126,7 +126,7 @@ def _stream(channel: CapturedChannel, persisted: PersistedBuffers) -> CapturedSt
             case _:
                 if schema is None and isinstance(element, pa.RecordBatch):
                     schema = element.schema
-                elements.append(persisted.place_of(element) or element)
+                elements.append(persisted.place_of(element, checkpoint_id) or element)
     return CapturedStream(channel.edge, channel.peer, schema, elements)
 
 

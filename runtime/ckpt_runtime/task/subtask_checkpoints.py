@@ -382,6 +382,8 @@ class SubtaskCheckpoints:
             in_flight = InFlight((*snapshot.restored, *snapshot.inputs.values()), tuple(snapshot.outputs))
             measures = snapshot.snapshot.measures
             measures = replace(measures, unaligned=measures.unaligned or not in_flight.is_empty)
+            if not in_flight.is_empty:
+                self.persisted.begun(checkpoint_id)
             self._subtask.write(replace(snapshot.snapshot, in_flight=in_flight, measures=measures))
 
     def _discard(self, checkpoint_id: int) -> bool:

@@ -39,13 +39,27 @@ def test_channels_without_elements_are_no_in_flight_data() -> None:
 
 
 class TestPersistedBuffers:
+    def test_an_older_checkpoint_under_way_that_keeps_it_elsewhere_makes_the_file_go(self, buffer: Any) -> None:
+        known = PersistedBuffers()
+        known.written(1, [(buffer, place(1))])
+        known.completed(1)
+        known.begun(2)
+        assert known.place_of(buffer, 2) == place(1)
+        assert known.place_of(buffer, 3) is None
+        known.written(2, [(buffer, place(1))])
+        assert known.place_of(buffer, 3) == place(1)
+        known.written(2, [(buffer, place(2))])
+        assert known.place_of(buffer, 3) is None
+        known.aborted(2)
+        assert known.place_of(buffer, 3) == place(1)
+
     @pytest.mark.row("76.11")
     def test_only_a_completed_checkpoint_is_referred_to(self, buffer: Any) -> None:
         known = PersistedBuffers()
         known.written(1, [(buffer, place(1))])
-        assert known.place_of(buffer) is None
+        assert known.place_of(buffer, 3) is None
         known.completed(1)
-        assert known.place_of(buffer) == place(1)
+        assert known.place_of(buffer, 3) == place(1)
 
     def test_an_aborted_one_is_forgotten_and_what_was_known_stays(self, buffer: Any) -> None:
         known = PersistedBuffers()
@@ -54,7 +68,7 @@ class TestPersistedBuffers:
         known.written(2, [(buffer, place(2))])
         known.aborted(2)
         known.completed(2)
-        assert known.place_of(buffer) == place(1)
+        assert known.place_of(buffer, 3) == place(1)
 
     def test_a_later_one_replaces_and_those_below_it_are_forgotten(self, buffer: Any, kit: Any) -> None:
         known, other = PersistedBuffers(), kit.rows(9)
@@ -62,11 +76,11 @@ class TestPersistedBuffers:
         known.written(2, [(buffer, place(2))])
         known.written(3, [(buffer, place(3))])
         known.completed(2)
-        assert known.place_of(buffer) == place(2)
+        assert known.place_of(buffer, 3) == place(2)
         known.completed(1)
-        assert known.place_of(other) is None
+        assert known.place_of(other, 3) is None
         known.completed(3)
-        assert known.place_of(buffer) == place(3)
+        assert known.place_of(buffer, 3) == place(3)
 
     def test_buffers_are_not_kept_alive(self, kit: Any) -> None:
         known = PersistedBuffers()
@@ -75,7 +89,7 @@ class TestPersistedBuffers:
             big = pa.record_batch({"n": pa.array(range(100_000))}).serialize()
             known.written(number, [(big, place(number))])
             known.completed(number)
-            assert known.place_of(big) == place(number)
+            assert known.place_of(big, 100) == place(number)
         del big
         gc.collect()
         assert pa.total_allocated_bytes() - before < 100_000
@@ -96,4 +110,4 @@ class TestPersistedBuffers:
         buffer = kit.rows(1).serialize()
         known.written(1, [(buffer, place(1))])
         known.completed(1)
-        assert known.place_of(kit.rows(1).serialize()) is None
+        assert known.place_of(kit.rows(1).serialize(), 3) is None

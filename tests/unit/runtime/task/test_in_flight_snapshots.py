@@ -137,7 +137,7 @@ def test_small_data_lies_in_the_handles_and_is_never_referred_to(storage: Storag
     assert (written.files, storage.files()) == ((), [])
     assert written.in_flight_bytes == message.size + HEADER_BYTES
     storage.persisted.completed(1)
-    assert storage.persisted.place_of(message) is None
+    assert storage.persisted.place_of(message, 3) is None
 
 
 def test_failing_to_freeze_state_leaves_no_file(storage: Storage, kit: Any) -> None:
