@@ -117,6 +117,7 @@ def test_backpressure_measures_and_checks_itself() -> None:
     assert "each has come exactly once" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.row("76.10")

@@ -8,7 +8,7 @@ calls a service once for each batch keeps its batches.
 from __future__ import annotations
 
 SLICE_MS = 5.0
-FIRST_ROWS = 256
+FIRST_ROWS = 4
 MOST_ROWS = 1 << 20
 _OVERHEAD_SHARE = 9
 _GROWTH = 8

@@ -17,8 +17,8 @@ from ckpt_runtime.testing.simulation.runner import read_seeds, run_seeds
 from tests.simulation.jobs.planted_job_bugs import BUGS, ENOUGH
 from tests.simulation.planted.registry import PlantedBug
 
-SEEDS = int(os.environ.get("JOB_SIMULATION_SEEDS", "2000"))
-BLOCK = 500
+SEEDS = int(os.environ.get("JOB_SIMULATION_SEEDS", "1000"))
+BLOCK = 250
 KEPT = read_seeds(Path(__file__).with_name("kept_job_seeds.txt"))
 
 
@@ -107,6 +107,7 @@ def plant(planted: PlantedBug, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(owner, name, replacement, raising=False)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("planted", BUGS, ids=lambda planted: planted.name)
 def test_a_planted_bug_is_found(planted: PlantedBug, monkeypatch: pytest.MonkeyPatch) -> None:
