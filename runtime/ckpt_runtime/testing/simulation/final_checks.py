@@ -100,6 +100,8 @@ def _check_leaks(world: World) -> None:
         _require(name not in files.directories, f"{name} was to be deleted and is there")
     if discards:
         left = files.shared & checker.known_shared - files.user_shared
+        if METADATA in files.directories.get("origin", ()):  # claimed, and not replaced before the job ended
+            left = {path for path in left if not path.startswith("/origin/")}
         _require(not left, f"shared files leak: {sorted(left)}")
 
 
