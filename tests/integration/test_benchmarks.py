@@ -87,6 +87,7 @@ def test_patch_measures_and_checks_itself() -> None:
     assert "every count and sum is right" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.row("76.10")
