@@ -18,5 +18,7 @@ def cluster() -> Iterator[MiniCluster]:
 
 
 @pytest.fixture
-def job(cluster: MiniCluster, tmp_path: Path) -> SequenceJob:
-    return SequenceJob(cluster, tmp_path)
+def job(cluster: MiniCluster, tmp_path: Path) -> Iterator[SequenceJob]:
+    job = SequenceJob(cluster, tmp_path)
+    yield job
+    job.end()

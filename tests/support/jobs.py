@@ -124,6 +124,11 @@ class SequenceJob:
         self.cluster.call(self.cluster.dispatcher.cancel_job(self.job_id))
         self.cluster.wait_for_status(self.job_id, JobStatus.CANCELED)
 
+    def end(self) -> None:
+        """Cancels what still runs, or the tests after a failed one would wait for its slots."""
+        if self.job_id and not self.cluster.status(self.job_id).is_globally_terminal:
+            self.canceled()
+
     def left_behind(self) -> list[str]:
         """The names in the job's checkpoint directory, but for the two of shared files while these are empty."""
         root = self.checkpoints / self.job_id

@@ -153,11 +153,20 @@ class MiniCluster:
         return self.status(job_id)
 
     def wait_for_checkpoints(self, job_id: str, count: int, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
-        """Waits until ``count`` more checkpoints than now have completed; returns the total."""
+        """Waits until ``count`` more checkpoints than now have completed; returns the total.
+
+        Fails at once when the job ends before.
+        """
         target = self.completed_checkpoints(job_id) + count
-        self.wait_until(
-            lambda: self.completed_checkpoints(job_id) >= target, f"{count} completed checkpoints", timeout_s
-        )
+
+        def completed() -> bool:
+            ended = self.status(job_id).is_globally_terminal  # asked first: its last checkpoint counts
+            if self.completed_checkpoints(job_id) >= target:
+                return True
+            assert not ended, f"job {job_id} is {self.status(job_id).value}: {self.failure(job_id)}"
+            return False
+
+        self.wait_until(completed, f"{count} completed checkpoints", timeout_s)
         return self.completed_checkpoints(job_id)
 
     def completed_checkpoints(self, job_id: str) -> int:
