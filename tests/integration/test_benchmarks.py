@@ -41,14 +41,19 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def measured(*arguments: str) -> tuple[dict[str, Any], str]:
+    """The line of JSON that a benchmark prints, and what it says on stderr."""
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    return json.loads(line), done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(240)
 def test_keyed_count_measures_and_checks_itself() -> None:
-    done = run("benchmarks.keyed_count", "--seconds", "2", "--keys", "5000", "--interval-ms", "200")
-    assert done.returncode == 0, done.stderr
-    (line,) = done.stdout.splitlines()
-    document: dict[str, Any] = json.loads(line)
+    document, said = measured("benchmarks.keyed_count", "--seconds", "2", "--keys", "5000", "--interval-ms", "200")
     assert set(document) == COMMON_KEYS | {
         "rows_per_s",
         "checkpoints",
@@ -61,7 +66,7 @@ def test_keyed_count_measures_and_checks_itself() -> None:
     assert document["rows_per_s"] > 0
     assert document["peak_rss_mb"] > 0
     assert document["options"]["keys"] == 5000
-    assert "every count and sum is right" in done.stderr
+    assert "every count and sum is right" in said
 
 
 @pytest.mark.slow
@@ -70,10 +75,7 @@ def test_keyed_count_measures_and_checks_itself() -> None:
 @pytest.mark.row("571.2")
 @pytest.mark.timeout(240)
 def test_patch_measures_and_checks_itself() -> None:
-    done = run("benchmarks.patch", "--seconds", "2")
-    assert done.returncode == 0, done.stderr
-    (line,) = done.stdout.splitlines()
-    document: dict[str, Any] = json.loads(line)
+    document, said = measured("benchmarks.patch", "--seconds", "2")
     assert set(document) == COMMON_KEYS | {
         "effective_ms_p50",
         "effective_ms_p95",
@@ -84,7 +86,7 @@ def test_patch_measures_and_checks_itself() -> None:
     }
     assert document["patches"] == 10
     assert 0 < document["effective_ms_p50"] <= document["effective_ms_p95"]
-    assert "every count and sum is right" in done.stderr
+    assert "every count and sum is right" in said
 
 
 @pytest.mark.long
@@ -93,12 +95,9 @@ def test_patch_measures_and_checks_itself() -> None:
 @pytest.mark.row("76.10")
 @pytest.mark.timeout(240)
 def test_backpressure_measures_and_checks_itself() -> None:
-    done = run(
+    document, said = measured(
         "benchmarks.backpressure", "--policy", "aligned", "--sleep-ms", "0.01", "--seconds", "2", *SMALL_TOPOLOGY
     )
-    assert done.returncode == 0, done.stderr
-    (line,) = done.stdout.splitlines()
-    document: dict[str, Any] = json.loads(line)
     assert set(document) == COMMON_KEYS | {
         "rows_per_s",
         "checkpoints",
@@ -115,7 +114,7 @@ def test_backpressure_measures_and_checks_itself() -> None:
     assert 0 < document["checkpoint_ms_p50"] <= document["checkpoint_ms_p95"] <= document["checkpoint_ms_max"]
     assert document["censored"] is False
     assert document["persisted_inflight_bytes_p50"] == 0
-    assert "each has come exactly once" in done.stderr
+    assert "each has come exactly once" in said
 
 
 @pytest.mark.long
@@ -125,10 +124,7 @@ def test_backpressure_measures_and_checks_itself() -> None:
 @pytest.mark.timeout(240)
 def test_progress_measures_and_checks_itself() -> None:
     times = ("--minutes", "0.12", "--fail-every-s", "3", "--sleep-ms", "0.01")
-    done = run("benchmarks.progress", *times, *SMALL_TOPOLOGY)
-    assert done.returncode == 0, done.stderr
-    (line,) = done.stdout.splitlines()
-    document: dict[str, Any] = json.loads(line)
+    document, said = measured("benchmarks.progress", *times, *SMALL_TOPOLOGY)
     assert set(document) == COMMON_KEYS | {
         "useful_rows_per_min",
         "recoveries",
@@ -139,7 +135,7 @@ def test_progress_measures_and_checks_itself() -> None:
     assert document["recoveries"] > 0
     assert document["completed_checkpoints"] > 0
     assert document["positions_advanced"] == f"{document['recoveries']} of {document['recoveries']}"
-    assert "each has come exactly once" in done.stderr
+    assert "each has come exactly once" in said
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -18,6 +18,8 @@ UNALIGNED = fast(
     execution__checkpointing__interval="300ms",
     execution__checkpointing__unaligned__enabled="true",
     state__storage__fs__memory_threshold="1mb",
+    taskmanager__network__memory__buffers_per_channel="4",
+    taskmanager__network__memory__max_buffers_per_channel="10",
 )
 """Each checkpoint holds all that is in flight: nothing is in a file that the next one could refer to."""
 

@@ -8,7 +8,8 @@ import pytest
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.graph.job_graph import Partitioning
-from ckpt_runtime.testing.simulation.scenario import Action, Scenario, simple_graph
+from ckpt_runtime.testing.schedules.schedule import Action
+from ckpt_runtime.testing.simulation.scenario import Scenario, simple_graph
 from ckpt_runtime.testing.simulation.world import World
 
 SETTINGS = CheckpointConfiguration(interval_ms=50, timeout_ms=500, tolerable_failures=1_000, retained=1)
@@ -24,6 +25,7 @@ def scenario(*actions: Action, end: int) -> Scenario:
         calm_ms=250,
         actions=actions,
         fault_scale=0.0,
+        plain=True,
     )
 
 
@@ -40,7 +42,7 @@ RUNS = {
 
 
 def points_of(run: Scenario) -> list[str]:
-    world = World(1, run, plain=True)
+    world = World(1, run)
     world.run()
     return world.crash_points
 
@@ -53,7 +55,7 @@ def test_every_pair_of_crash_points(name: str) -> None:
     points = points_of(run)
     relevant = range(min(len(points), POINTS))
     for pair in [*((point,) for point in relevant), *combinations(relevant, 2)]:
-        world = World(1, run, plain=True, crash_at=frozenset(pair))
+        world = World(1, run, crash_at=frozenset(pair))
         try:
             world.run()
         except Exception as error:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +12,19 @@ import pytest
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.graph.job_graph import Partitioning
-from ckpt_runtime.testing.simulation.runner import explain, read_seeds, run_seeds
+from ckpt_runtime.testing.schedules.runner import read_seeds
 from ckpt_runtime.testing.simulation.scenario import Scenario, random_scenario, simple_graph
-from ckpt_runtime.testing.simulation.shrink import find_failure, shrink
+from ckpt_runtime.testing.simulation.schedules import PROTOCOLS
 from ckpt_runtime.testing.simulation.tasks import Deployment
 from ckpt_runtime.testing.simulation.world import World
-from tests.simulation.planted_bugs import BUGS, ENOUGH, PlantedBug
+from tests.simulation.checks import (
+    assert_found,
+    assert_holds,
+    assert_same_trace_under_any_hash_seed,
+    assert_shrinks,
+    plant,
+)
+from tests.simulation.planted_bugs import BUGS, ENOUGH
 
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "5000"))
 BLOCK = 1_000
@@ -27,21 +32,16 @@ KEPT = read_seeds(Path(__file__).with_name("kept_seeds.txt"))
 MINUTE = 60_000
 
 
-def check(failed: list[int]) -> None:
-    if failed:
-        raise AssertionError(f"{len(failed)} seeds fail, {failed[:20]}; the first:\n{explain(min(failed)).report()}")
-
-
 @pytest.mark.row("571.3")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
 def test_the_protocols_hold(first: int) -> None:
-    check([seed for _, failed in run_seeds(first, min(BLOCK, SEEDS - first)) for seed in failed])
+    assert_holds(PROTOCOLS, first, min(BLOCK, SEEDS - first))
 
 
 @pytest.mark.parametrize("seed", KEPT)
 def test_a_kept_seed_holds(seed: int) -> None:
-    check([] if find_failure(seed, tracing=False) is None else [seed])
+    assert_holds(PROTOCOLS, seed)
 
 
 def test_the_schedules_are_worth_running() -> None:
@@ -74,58 +74,23 @@ def test_the_schedules_are_worth_running() -> None:
 
 
 def test_the_same_seed_gives_the_same_trace_under_any_hash_seed() -> None:
-    code = (
-        "from ckpt_runtime.testing.simulation.world import World\n"
-        "print([World(seed, tracing=True).run() for seed in range(25)])"
-    )
-    root = Path(__file__).resolve().parents[2]
-    traces = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": f"{root}:{root / 'runtime'}"},
-            cwd=root,
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-        for hash_seed in ("1", "2", "77")
-    }
-    assert len(traces) == 1
+    assert_same_trace_under_any_hash_seed("ckpt_runtime.testing.simulation.world", 25)
 
 
 # --- the simulator is graded
 
 
-def first_failing_seed(planted: PlantedBug, monkeypatch: pytest.MonkeyPatch, enough: int = ENOUGH) -> int | None:
-    for owner, name, replacement in planted.patches():
-        if isinstance(owner, dict):
-            monkeypatch.setitem(owner, name, replacement)
-        else:
-            monkeypatch.setattr(owner, name, replacement)
-    return next((seed for seed in range(enough) if find_failure(seed, tracing=False) is not None), None)
-
-
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("planted", BUGS, ids=lambda planted: planted.name)
-def test_a_planted_bug_is_found(planted: PlantedBug, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert first_failing_seed(planted, monkeypatch) is not None, f"not found within {ENOUGH} seeds"
+@pytest.mark.parametrize("name", [planted.name for planted in BUGS])
+def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(BUGS, name, monkeypatch)
+    assert_found(PROTOCOLS, ENOUGH)
 
 
 def test_a_failing_seed_shrinks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left is enough to fail, fails in the same way, and is small."""
-    planted = next(known for known in BUGS if known.name == "a pointer whose removal failed counts as gone")
-    seed = first_failing_seed(planted, monkeypatch)
-    assert seed is not None
-    failure = find_failure(seed)
-    assert failure is not None
-    small = shrink(failure)
-    assert small.kind == failure.kind
-    assert len(small.scenario.actions) + len(small.faults) <= 6
+    plant(BUGS, "a pointer whose removal failed counts as gone", monkeypatch)
+    small = assert_shrinks(PROTOCOLS, ENOUGH, most=6)
     assert any("removal" in kind for kind, _ in small.faults)
-    assert f"seed {seed}: Violation" in small.report()
-    again = find_failure(seed, small.scenario, small.muted, plain=small.plain)
-    assert again is not None
-    assert again.trace == small.trace
 
 
 # --- the example of the design
@@ -153,8 +118,14 @@ def test_a_checkpoint_at_95_percent_is_rescued(monkeypatch: pytest.MonkeyPatch) 
     settings = CheckpointConfiguration(interval_ms=30 * MINUTE, timeout_ms=10 * MINUTE)
     world = World(
         1,
-        Scenario(simple_graph(1, 20, (Partitioning.HASH,)), settings, calm=False, fault_scale=0.0, incremental=True),
-        plain=True,
+        Scenario(
+            simple_graph(1, 20, (Partitioning.HASH,)),
+            settings,
+            calm=False,
+            fault_scale=0.0,
+            incremental=True,
+            plain=True,
+        ),
         tracing=True,
     )
     while not started:
@@ -185,7 +156,7 @@ def test_without_the_extension_it_is_lost(monkeypatch: pytest.MonkeyPatch) -> No
         ),
     )
     settings = CheckpointConfiguration(interval_ms=1_000, timeout_ms=10 * MINUTE, tolerable_failures=9)
-    world = World(1, Scenario(simple_graph(1, 2, ()), settings, calm=False, fault_scale=0.0), plain=True)
+    world = World(1, Scenario(simple_graph(1, 2, ()), settings, calm=False, fault_scale=0.0, plain=True))
     world.loop.run_until(11 * MINUTE + 2_000)
     assert 1 in world.checker.aborted
 

@@ -87,19 +87,19 @@ class TaskManagerOptions:
     BUFFER_BYTES = ConfigOption(
         "taskmanager.network.buffer.max-bytes",
         MemorySizeType(minimum_bytes=1 << 10, maximum_bytes=1 << 30),
-        1 << 20,
+        1 << 18,
         "Bytes of a buffer at most; a larger row gets a buffer of its own.",
     )
     BUFFERS_PER_CHANNEL = ConfigOption(
         "taskmanager.network.memory.buffers-per-channel",
         IntegerType(minimum=1, maximum=1 << 16),
-        4,
+        2,
         "Buffers that a receiver takes from each channel before it has worked any off (credits).",
     )
     MAX_BUFFERS_PER_OUTPUT_CHANNEL = ConfigOption(
         "taskmanager.network.memory.max-buffers-per-channel",
         IntegerType(minimum=1, maximum=1 << 16),
-        10,
+        2,
         "Buffers that a sender queues for one channel at most before it is back-pressured.",
     )
     BUFFER_DEBLOAT_ENABLED = ConfigOption(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import time
 from collections.abc import Callable, Mapping, Set
 from concurrent.futures import Executor
@@ -29,18 +28,16 @@ from ckpt_runtime.checkpoint.properties import CheckpointOptions
 from ckpt_runtime.checkpoint.shared_state_registry import is_shared
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.jobmaster.job_record import JobRecord
+from ckpt_runtime.jobmaster.snapshot_clean_up import clean_up_job, delete_file_of, delete_location, delete_shared_file
 from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
 from ckpt_runtime.jobmaster.snapshot_leftovers import find_leftovers, find_unused_shared_files
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.checkpoint_pointer_store import FIRST_CHECKPOINT_ID
-from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint, shared_file_owner
+from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint
 from ckpt_runtime.storage.crash_points import reach
 from ckpt_runtime.storage.disposal import (
     SnapshotDisposal,
     delete_checkpoint,
-    delete_job_directory,
-    delete_state_file,
-    release_job_directory,
 )
 from ckpt_runtime.storage.errors import (
     AmbiguousWriteError,
@@ -49,10 +46,9 @@ from ckpt_runtime.storage.errors import (
     NotFoundError,
     StorageError,
 )
-from ckpt_runtime.storage.filesystem import delete_file, delete_tree, resolve
+from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.leader_store import NotLeaderError
-from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, has_metadata, read_metadata, write_metadata
-from ckpt_runtime.storage.state_file_reader import locate
+from ckpt_runtime.storage.snapshot_metadata import has_metadata, write_metadata
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +169,10 @@ class CheckpointShell:
             self._deletions.close()
 
     def _finish_directory(self, keeps_nothing: bool) -> None:
-        self._deletions.submit(f"clean up {self._storage.location.url}", lambda: self._clean_up(keeps_nothing))
+        self._deletions.submit(
+            f"clean up {self._storage.location.url}",
+            partial(clean_up_job, self._storage, self._earlier_ids.start, keeps_nothing=keeps_nothing),
+        )
         what = f"forget job {self._job_id}"
         self._deletions.when_done(lambda: self._deletions.submit(what, self._record.forget))
 
@@ -247,16 +246,16 @@ class CheckpointShell:
                 submit(what, self._discard(checkpoint), partial(self._cleaned, checkpoint.id))
             case out.DiscardLocation(checkpoint_id, directory):
                 what = f"delete {directory}"
-                submit(what, partial(_delete_location, directory), partial(self._cleaned, checkpoint_id))
+                submit(what, partial(delete_location, directory), partial(self._cleaned, checkpoint_id))
             case out.DiscardState():
                 directory = effect.directory
                 for file in effect.state.files():
                     if is_shared(file):
                         continue  # the registry knows when nobody needs it any more
-                    submit(f"delete {file.path} in {directory}", partial(_delete_file, directory, file.path))
+                    submit(f"delete {file.path} in {directory}", partial(delete_file_of, directory, file.path))
             case out.DeleteSharedFiles(paths):
                 for path in paths:
-                    submit(f"delete {path}", partial(self._delete_shared, path))
+                    submit(f"delete {path}", partial(delete_shared_file, self._storage, path))
 
     def _cleaned(self, checkpoint_id: int) -> None:
         if not self._closed:
@@ -417,53 +416,6 @@ class CheckpointShell:
     def _dispose(self, checkpoint_id: int, disposal: SnapshotDisposal) -> None:
         disposal.execute()
         self._record.settle(checkpoint_id)
-
-    def _clean_up(self, keeps_nothing: bool) -> None:
-        """Deletes what aborted checkpoints left behind while storage failed, or all; then the directory, if empty.
-
-        What lay in it before the job began stays, and so does what has another name than the job gives.
-        """
-        first = self._earlier_ids.start
-        for checkpoint_id in self._storage.list_checkpoints():
-            own = checkpoint_id >= first
-            if (own and keeps_nothing) or not has_metadata(self._storage.checkpoint(checkpoint_id)):
-                delete_checkpoint(self._storage, checkpoint_id)
-        if keeps_nothing and first == FIRST_CHECKPOINT_ID:
-            delete_tree(self._storage.shared)
-            delete_tree(self._storage.task_owned)
-        else:
-            self._clean_up_shared(range(first, sys.maxsize))
-        release_job_directory(self._storage)
-        delete_job_directory(self._storage)
-
-    def _clean_up_shared(self, ids: range) -> None:
-        """Deletes what this job has written and none of the checkpoints that are left refers to."""
-        if not find_unused_shared_files(self._storage, ids, ()):
-            return
-        states: list[SubtaskState] = []
-        for checkpoint_id in self._storage.list_checkpoints():
-            if checkpoint_id in ids:
-                found = read_metadata(self._storage.checkpoint(checkpoint_id))
-                states += CompletedCheckpoint.from_json(found.document).states.values()
-        for url in find_unused_shared_files(self._storage, ids, states):
-            self._delete_shared(url)
-
-    def _delete_shared(self, path: str) -> None:
-        """Also one that a claimed snapshot of another job has brought along: it has become this job's."""
-        file, own = resolve(path), self._storage.location
-        delete_state_file(own if own.contains(file) else shared_file_owner(file), file)
-
-
-def _delete_file(directory: str, path: str) -> None:
-    owner = resolve(directory)
-    delete_state_file(owner, locate(owner, path))
-
-
-def _delete_location(directory: str) -> None:
-    """An earlier driver may have left a whole checkpoint: half deleted, it must not look like one."""
-    location = resolve(directory)
-    delete_file(location.child(METADATA_NAME))
-    delete_tree(location)
 
 
 def _backoff(attempt: int) -> float:

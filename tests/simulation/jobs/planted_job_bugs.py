@@ -6,8 +6,8 @@ Each has to be found within ``ENOUGH`` seeds; one that is not is a defect of the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 
@@ -28,18 +28,14 @@ from ckpt_runtime.task.rows_in_work import RowsInWork
 from ckpt_runtime.task.subtask import Subtask
 from ckpt_runtime.task.subtask_checkpoints import SubtaskCheckpoints
 from ckpt_runtime.task.watermark_valve import WatermarkValve
-from tests.simulation.planted.registry import Patches, PlantedBug, nothing
+from tests.simulation.planted import registry
+from tests.simulation.planted.registry import PlantedBug, nothing
 
 ENOUGH = 2_000
 BUGS: list[PlantedBug] = []
 
 
-def bug(name: str, like: str) -> Callable[[Callable[[], Patches]], Callable[[], Patches]]:
-    def add(patches: Callable[[], Patches]) -> Callable[[], Patches]:
-        BUGS.append(PlantedBug(name, like, patches))
-        return patches
-
-    return add
+bug = partial(registry.bug, bugs=BUGS)
 
 
 # --- what a barrier overtakes

@@ -3,41 +3,39 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from ckpt_runtime.testing.job_simulation.rows import SourceRows, flat_mapped, joined, windowed
-from ckpt_runtime.testing.job_simulation.shrink import explain, failing_seeds, find_failure, shrink
+from ckpt_runtime.testing.job_simulation.schedules import JOBS
 from ckpt_runtime.testing.job_simulation.world import World
-from ckpt_runtime.testing.simulation.runner import read_seeds, run_seeds
+from ckpt_runtime.testing.schedules.runner import read_seeds
+from tests.simulation.checks import (
+    assert_found,
+    assert_holds,
+    assert_same_trace_under_any_hash_seed,
+    assert_shrinks,
+    plant,
+)
 from tests.simulation.jobs.planted_job_bugs import BUGS, ENOUGH
-from tests.simulation.planted.registry import PlantedBug
 
 SEEDS = int(os.environ.get("JOB_SIMULATION_SEEDS", "1000"))
 BLOCK = 250
 KEPT = read_seeds(Path(__file__).with_name("kept_job_seeds.txt"))
 
 
-def check(failed: list[int]) -> None:
-    if failed:
-        raise AssertionError(f"{len(failed)} seeds fail, {failed[:20]}; the first:\n{explain(min(failed)).report()}")
-
-
 @pytest.mark.row("76.1", "76.2", "76.6", "76.7", "76.8")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
 def test_whole_jobs_hold(first: int) -> None:
-    blocks = run_seeds(first, min(BLOCK, SEEDS - first), failing=failing_seeds)
-    check([seed for _, failed in blocks for seed in failed])
+    assert_holds(JOBS, first, min(BLOCK, SEEDS - first))
 
 
 @pytest.mark.parametrize("seed", KEPT)
 def test_a_kept_seed_holds(seed: int) -> None:
-    check([] if find_failure(seed, tracing=False) is None else [seed])
+    assert_holds(JOBS, seed)
 
 
 def test_the_schedules_are_worth_running() -> None:
@@ -60,23 +58,7 @@ def test_the_schedules_are_worth_running() -> None:
 
 
 def test_the_same_seed_gives_the_same_trace_under_any_hash_seed() -> None:
-    code = (
-        "from ckpt_runtime.testing.job_simulation.world import World\n"
-        "print([World(seed, tracing=True).run() for seed in range(12)])"
-    )
-    root = Path(__file__).resolve().parents[3]
-    traces = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": f"{root}:{root / 'runtime'}"},
-            cwd=root,
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-        for hash_seed in ("1", "77")
-    }
-    assert len(traces) == 1
+    assert_same_trace_under_any_hash_seed("ckpt_runtime.testing.job_simulation.world", 12)
 
 
 # --- what a job must make of its rows is computed without the engine
@@ -102,28 +84,14 @@ def test_the_reference_results() -> None:
 # --- the simulator is graded
 
 
-def plant(planted: PlantedBug, monkeypatch: pytest.MonkeyPatch) -> None:
-    for owner, name, replacement in planted.patches():
-        monkeypatch.setattr(owner, name, replacement, raising=False)
-
-
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("planted", BUGS, ids=lambda planted: planted.name)
-def test_a_planted_bug_is_found(planted: PlantedBug, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(planted, monkeypatch)
-    found = next((seed for seed in range(ENOUGH) if find_failure(seed, tracing=False) is not None), None)
-    assert found is not None, f"not found within {ENOUGH} seeds"
+@pytest.mark.parametrize("name", [planted.name for planted in BUGS])
+def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(BUGS, name, monkeypatch)
+    assert_found(JOBS, ENOUGH)
 
 
 def test_a_failing_seed_shrinks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left fails in the same way, and is small."""
-    plant(next(known for known in BUGS if known.name == "the rest of the batch in work is not recorded"), monkeypatch)
-    failure = next(failure for failure in map(find_failure, range(ENOUGH)) if failure is not None)
-    small = shrink(failure)
-    assert small.kind == failure.kind
-    assert len(small.scenario.actions) + len(small.faults) <= 4
-    assert f"seed {small.seed}: Violation" in small.report()
-    again = find_failure(small.seed, small.scenario, small.muted)
-    assert again is not None
-    assert again.trace == small.trace
+    plant(BUGS, "the rest of the batch in work is not recorded", monkeypatch)
+    assert_shrinks(JOBS, ENOUGH, most=4)

@@ -21,9 +21,13 @@ class PlantedBug:
 BUGS: list[PlantedBug] = []
 
 
-def bug(name: str, like: str) -> Callable[[Callable[[], Patches]], Callable[[], Patches]]:
+def bug(
+    name: str, like: str, bugs: list[PlantedBug] = BUGS
+) -> Callable[[Callable[[], Patches]], Callable[[], Patches]]:
+    """Adds it to a list; by default that of the protocols."""
+
     def add(patches: Callable[[], Patches]) -> Callable[[], Patches]:
-        BUGS.append(PlantedBug(name, like, patches))
+        bugs.append(PlantedBug(name, like, patches))
         return patches
 
     return add

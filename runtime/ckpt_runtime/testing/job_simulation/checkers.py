@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
-from ckpt_runtime.checkpoint.statistics import CheckpointType, SubtaskStats
-from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME
 from ckpt_runtime.storage.state_file_reader import locate
 from ckpt_runtime.testing.job_simulation.rows import Row
-from ckpt_runtime.testing.simulation.storage import Violation
+from ckpt_runtime.testing.schedules.violation import Violation
 
 if TYPE_CHECKING:
     from ckpt_runtime.testing.job_simulation.job_master import JobMaster
@@ -42,19 +39,24 @@ class CheckpointLedger:
         self.patched(self._master.coordinator.configuration)
         self.open[checkpoint_id] = self._master.world.now
 
-    def ended(self, checkpoint_id: int, failure: str | None) -> None:
-        started = self.open.pop(checkpoint_id, None)
-        if started is None:
-            raise Violation(f"checkpoint {checkpoint_id} ends twice: {failure or 'completed'}")
-        if failure is None:
-            self.completed.add(checkpoint_id)
-            return
+    def ended_well(self, checkpoint_id: int) -> None:
+        self._ended(checkpoint_id, "completed")
+        self.completed.add(checkpoint_id)
+
+    def ended_badly(self, checkpoint_id: int, failure: str) -> None:
+        started = self._ended(checkpoint_id, failure)
         self.aborted[checkpoint_id] = failure
         if "expired" in failure and started > self._master.world.calm_since:
             raise Violation(f"checkpoint {checkpoint_id} expires although nothing fails any more")
         waited = self._master.world.now - started
         if waited > self._greatest_timeout + 50 and "expired" in failure:
             raise Violation(f"checkpoint {checkpoint_id} expires after {waited} ms")
+
+    def _ended(self, checkpoint_id: int, how: str) -> float:
+        started = self.open.pop(checkpoint_id, None)
+        if started is None:
+            raise Violation(f"checkpoint {checkpoint_id} ends twice: {how}")
+        return started
 
     def check_deadlines(self) -> None:
         """None is awaited beyond the greatest timeout that was ever in force while it was pending."""
@@ -67,48 +69,6 @@ class CheckpointLedger:
     def check_all_ended(self) -> None:
         if self.open:
             raise Violation(f"checkpoints {sorted(self.open)} never ended")
-
-
-class JobStatistics(CheckpointStatsTracker):
-    """Keeps nothing but the ledger."""
-
-    def __init__(self, ledger: CheckpointLedger) -> None:
-        super().__init__()
-        self._ledger = ledger
-
-    def report_pending(
-        self,
-        checkpoint_id: int,
-        trigger_timestamp: int,
-        checkpoint_type: CheckpointType,
-        savepoint_format: str | None,
-        parallelism: Mapping[str, int],
-        deadline_timestamp: int,
-    ) -> None:
-        self._ledger.triggered(checkpoint_id)
-
-    def report_subtask(self, checkpoint_id: int, vertex_id: str, stats: SubtaskStats) -> None:
-        """Not of interest here."""
-
-    def report_deadline(self, checkpoint_id: int, deadline_timestamp: int) -> None:
-        """Not of interest here."""
-
-    def report_completed(self, checkpoint_id: int, external_path: str) -> None:
-        self._ledger.ended(checkpoint_id, None)
-
-    def report_discarded(self, checkpoint_id: int) -> None:
-        """Not of interest here."""
-
-    def report_failed(self, checkpoint_id: int, failure_timestamp: int, message: str) -> None:
-        self._ledger.ended(checkpoint_id, message)
-
-    def report_failed_without_id(self) -> None:
-        """Not of interest here."""
-
-    def report_restored(
-        self, checkpoint_id: int, restore_timestamp: int, is_savepoint: bool, external_path: str | None
-    ) -> None:
-        """Not of interest here."""
 
 
 class Snapshots:

@@ -31,10 +31,11 @@ from ckpt_runtime.scheduler.restart_strategies import FixedDelay
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.task.deployment import Program
 from ckpt_runtime.task.subtask import TaskState
-from ckpt_runtime.testing.job_simulation.checkers import CheckpointLedger, JobStatistics
+from ckpt_runtime.testing.job_simulation.checkers import CheckpointLedger
 from ckpt_runtime.testing.job_simulation.file_system import ROOT
 from ckpt_runtime.testing.job_simulation.storage_shell import StorageShell
-from ckpt_runtime.testing.simulation.storage import Violation
+from ckpt_runtime.testing.schedules.reported_checkpoints import ReportedCheckpoints
+from ckpt_runtime.testing.schedules.violation import Violation
 
 if TYPE_CHECKING:
     from ckpt_runtime.testing.job_simulation.worker import SimulatedWorker
@@ -76,7 +77,7 @@ class JobMaster:
             self.graph,
             configuration,
             first_delay_ms=world.choices.delay("first delay", 0, 40),
-            statistics=JobStatistics(self.ledger),
+            statistics=ReportedCheckpoints(self.ledger),
         )
         subtasks = [(vertex.id, index) for vertex in self.graph.vertices for index in range(vertex.parallelism)]
         self.machine = JobMachine(subtasks, FixedDelay(1_000_000, world.choices.delay("restart", 0, 5)))

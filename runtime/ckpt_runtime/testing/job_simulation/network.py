@@ -23,7 +23,7 @@ from ckpt_runtime.network.framing import (
 from ckpt_runtime.network.gate import InputChannel
 from ckpt_runtime.network.transport import RemoteSubpartition
 from ckpt_runtime.task.deployment import Address
-from ckpt_runtime.testing.simulation.storage import Violation
+from ckpt_runtime.testing.schedules.violation import Violation
 
 if TYPE_CHECKING:
     from ckpt_runtime.testing.job_simulation.worker import SimulatedWorker

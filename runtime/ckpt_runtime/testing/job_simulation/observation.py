@@ -26,7 +26,7 @@ from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.task.output import Subpartition
 from ckpt_runtime.testing.job_simulation.operators import Probe
-from ckpt_runtime.testing.simulation.storage import Violation
+from ckpt_runtime.testing.schedules.violation import Violation
 
 Item = tuple[int, int]
 """(row id, key) of a row; (-1, ms) of a watermark."""

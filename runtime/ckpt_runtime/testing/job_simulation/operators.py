@@ -34,7 +34,7 @@ from ckpt_runtime.testing.job_simulation.rows import (
     source_of,
     window_id,
 )
-from ckpt_runtime.testing.simulation.storage import Violation
+from ckpt_runtime.testing.schedules.violation import Violation
 
 _KEY = pa.schema([("key", pa.int64())])
 _SEEN = pa.schema([("seen0", pa.int64()), ("seen1", pa.int64())])

@@ -8,6 +8,7 @@ from typing import Any
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointConfigurationError
 from ckpt_runtime.testing.job_simulation.topology import Topology, random_topology
+from ckpt_runtime.testing.schedules.schedule import Action, Schedule, weighted
 
 ACTIONS = (
     ("checkpoint", 8),
@@ -23,20 +24,11 @@ ACTIONS = (
     ("crash a worker behind", 6),
     ("rescale behind", 14),
 )
-_KINDS = tuple(kind for kind, weight in ACTIONS for _ in range(weight))
+_KINDS = weighted(ACTIONS)
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
-    """Something that a user or the world does at a step; ``value`` decides its details."""
-
-    at: int
-    kind: str
-    value: int
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
+class Scenario(Schedule):
     """``parallelism`` by group of vertices. ``weights`` say how often what moves: subtasks, frames, messages, storage.
 
     ``slow`` are vertices that rarely get their turn, ``late_slots`` workers that hear late of the driver, ``skew_ms``
@@ -53,8 +45,16 @@ class Scenario:
     late_slots: frozenset[int] = frozenset()
     skew_ms: tuple[int, ...] = (0, 0, 0)
     step_ms: float = 0.2
-    actions: tuple[Action, ...] = ()
-    fault_scale: float = 1.0
+
+    def describe(self) -> list[str]:
+        lines = [f"settings: {self.submitted}", f"options: {self.options}"]
+        for vertex in self.topology.vertices:
+            cost = f", {vertex.cost_ms} ms a row" if vertex.cost_ms else ""
+            slow = ", slow" if vertex.name in self.slow else ""
+            count = self.parallelism[vertex.group]
+            lines.append(f"vertex {vertex.name}: {' -> '.join(vertex.operators)}, parallelism {count}{cost}{slow}")
+        lines += [f"edge {source} -> {target}: {kind.value}" for source, target, kind in self.topology.edges]
+        return [*lines, *(f"rows: {rows}" for rows in self.topology.sources)]
 
 
 def random_scenario(seed: int) -> Scenario:

@@ -5,7 +5,6 @@ Each call is one step that the scheduler takes when it likes; it may fail, and a
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -13,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.state_handles import SubtaskState
+from ckpt_runtime.jobmaster.snapshot_clean_up import clean_up_job, delete_file_of, delete_location, delete_shared_file
 from ckpt_runtime.jobmaster.snapshot_leftovers import find_unused_shared_files
-from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint, shared_file_owner
+from ckpt_runtime.storage.checkpoint_pointer_store import FIRST_CHECKPOINT_ID
+from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint
 from ckpt_runtime.storage.disposal import (
     SnapshotDisposal,
     delete_checkpoint,
-    delete_job_directory,
-    delete_state_file,
 )
 from ckpt_runtime.storage.errors import (
     AmbiguousWriteError,
@@ -29,9 +27,8 @@ from ckpt_runtime.storage.errors import (
     NotFoundError,
     StorageError,
 )
-from ckpt_runtime.storage.filesystem import delete_file, delete_tree, resolve
-from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, has_metadata, read_metadata, write_metadata
-from ckpt_runtime.storage.state_file_reader import locate
+from ckpt_runtime.storage.filesystem import resolve
+from ckpt_runtime.storage.snapshot_metadata import has_metadata, write_metadata
 
 if TYPE_CHECKING:
     from ckpt_runtime.testing.job_simulation.job_master import JobMaster
@@ -155,20 +152,15 @@ class StorageShell:
             case out.DiscardCheckpoint(checkpoint):
                 self._repeat(lambda: self._discard(checkpoint), on.CleanupDone(checkpoint.id))
             case out.DiscardLocation(checkpoint_id, directory):
-                self._repeat(lambda: _delete_location(directory), on.CleanupDone(checkpoint_id))
+                self._repeat(lambda: delete_location(directory), on.CleanupDone(checkpoint_id))
             case out.DiscardState(_, directory, state):
                 for file in state.files():
-                    self._repeat(lambda path=file.path: _delete_file(directory, path))  # type: ignore[misc]
+                    self._repeat(lambda path=file.path: delete_file_of(directory, path))  # type: ignore[misc]
             case out.DeleteSharedFiles(paths):
                 for path in paths:
-                    self._repeat(lambda path=path: self._delete_shared(path))  # type: ignore[misc]
+                    self._repeat(lambda path=path: delete_shared_file(self._storage, path))  # type: ignore[misc]
             case _:
                 raise AssertionError(effect)
-
-    def _delete_shared(self, path: str) -> None:
-        """Also one that a claimed snapshot of another job has brought along."""
-        file, own = resolve(path), self._storage.location
-        delete_state_file(own if own.contains(file) else shared_file_owner(file), file)
 
     def _discard(self, checkpoint: CompletedCheckpoint) -> None:
         if resolve(checkpoint.directory) == self._storage.checkpoint(checkpoint.id):
@@ -207,39 +199,8 @@ class StorageShell:
 
     def _clean_up(self, keeps_nothing: bool) -> None:
         try:
-            for checkpoint_id in self._storage.list_checkpoints():
-                if keeps_nothing or not has_metadata(self._storage.checkpoint(checkpoint_id)):
-                    delete_checkpoint(self._storage, checkpoint_id)
-            if keeps_nothing:
-                delete_tree(self._storage.shared)
-                delete_tree(self._storage.task_owned)
-            else:
-                self._clean_up_shared()
-            delete_job_directory(self._storage)
+            clean_up_job(self._storage, FIRST_CHECKPOINT_ID, keeps_nothing=keeps_nothing)
         except StorageError:
             self._world.asynchronously("deletion", self._clean_up, keeps_nothing)
             return
         self._world.job_closed(self._master)
-
-    def _clean_up_shared(self) -> None:
-        """Deletes what none of the checkpoints that are left refers to."""
-        ids = range(1, sys.maxsize)
-        if not find_unused_shared_files(self._storage, ids, ()):
-            return
-        states: list[SubtaskState] = []
-        for checkpoint_id in self._storage.list_checkpoints():
-            found = read_metadata(self._storage.checkpoint(checkpoint_id))
-            states += CompletedCheckpoint.from_json(found.document).states.values()
-        for url in find_unused_shared_files(self._storage, ids, states):
-            self._delete_shared(url)
-
-
-def _delete_file(directory: str, path: str) -> None:
-    owner = resolve(directory)
-    delete_state_file(owner, locate(owner, path))
-
-
-def _delete_location(directory: str) -> None:
-    location = resolve(directory)
-    delete_file(location.child(METADATA_NAME))
-    delete_tree(location)

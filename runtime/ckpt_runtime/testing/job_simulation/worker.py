@@ -30,7 +30,7 @@ from ckpt_runtime.task.wakeup import Wakeup
 from ckpt_runtime.testing.job_simulation.network import SimulatedTransport
 from ckpt_runtime.testing.job_simulation.observation import ObservedSubpartition
 from ckpt_runtime.testing.job_simulation.operators import OPERATORS, Place, Probe, RowSource, SimulatedError
-from ckpt_runtime.testing.simulation.storage import Violation
+from ckpt_runtime.testing.schedules.violation import Violation
 
 if TYPE_CHECKING:
     from ckpt_runtime.testing.job_simulation.world import World

@@ -29,11 +29,13 @@ from ckpt_runtime.testing.job_simulation.job_master import JobMaster
 from ckpt_runtime.testing.job_simulation.network import Connection
 from ckpt_runtime.testing.job_simulation.observation import Observation
 from ckpt_runtime.testing.job_simulation.rows import Row
-from ckpt_runtime.testing.job_simulation.scenario import Action, Scenario, patched, random_parallelism, random_scenario
+from ckpt_runtime.testing.job_simulation.scenario import Scenario, patched, random_parallelism, random_scenario
 from ckpt_runtime.testing.job_simulation.topology import observed
 from ckpt_runtime.testing.job_simulation.worker import Runner, SimulatedWorker
-from ckpt_runtime.testing.simulation.choices import Choices, FaultKey
-from ckpt_runtime.testing.simulation.storage import Violation
+from ckpt_runtime.testing.schedules.choices import Choices, FaultKey
+from ckpt_runtime.testing.schedules.schedule import Action
+from ckpt_runtime.testing.schedules.trace import describe
+from ckpt_runtime.testing.schedules.violation import Violation
 
 WALL_MS = 1_700_000_000_000
 CHAOS_STEPS = 1_000
@@ -52,13 +54,12 @@ class World:
         scenario: Scenario | None = None,
         *,
         muted: frozenset[FaultKey] = frozenset(),
-        plain: bool = False,
         tracing: bool = False,
     ) -> None:
         self.seed = seed
         self.scenario = random_scenario(seed) if scenario is None else scenario
         self.topology = self.scenario.topology
-        self.choices = Choices(seed, muted, scale=self.scenario.fault_scale, plain=plain)
+        self.choices = Choices(seed, muted, scale=self.scenario.fault_scale, plain=self.scenario.plain)
         self.now = 1_000.0
         self.tracing = tracing
         self.trace: list[str] = []
@@ -540,10 +541,3 @@ class World:
         if self.tracing:
             shown = tuple(describe(value) for value in values)
             self.trace.append(f"{self.now:>8.1f} {text % shown if shown else text}")
-
-
-def describe(value: Any) -> str:
-    """In short."""
-    from ckpt_runtime.testing.simulation.trace import describe as short
-
-    return short(value) if hasattr(type(value), "__slots__") and hasattr(value, "__dataclass_fields__") else str(value)

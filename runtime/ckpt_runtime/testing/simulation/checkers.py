@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
+from ckpt_runtime.testing.schedules.violation import Violation
 from ckpt_runtime.testing.simulation.client_view import ClientView
-from ckpt_runtime.testing.simulation.storage import Violation
 
 if TYPE_CHECKING:
     from ckpt_runtime.testing.simulation.driver import Driver

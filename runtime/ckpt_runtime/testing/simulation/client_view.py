@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_runtime.checkpoint.coordinator import CoordinatorState
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
-from ckpt_runtime.testing.simulation.storage import Violation
+from ckpt_runtime.testing.schedules.violation import Violation
 
 if TYPE_CHECKING:
     from ckpt_runtime.testing.simulation.driver import Driver

@@ -21,11 +21,11 @@ from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler import job_events as job_on
 from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
+from ckpt_runtime.testing.schedules.reported_checkpoints import ReportedCheckpoints
 from ckpt_runtime.testing.simulation.config_endpoint import ConfigEndpoint
 from ckpt_runtime.testing.simulation.driver_checker import DriverChecker
 from ckpt_runtime.testing.simulation.driver_storage import StorageShell
 from ckpt_runtime.testing.simulation.event_loop import SimulatedProcess
-from ckpt_runtime.testing.simulation.reporting_statistics import ReportingStatistics
 from ckpt_runtime.testing.simulation.tasks import CAUSE, Deployment, Subtask
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Driver:
             _HaIds(self),
             list(world.ha.pointers.values()),
             first_delay_ms=world.choices.delay("first delay", 0, 200),
-            statistics=ReportingStatistics(self.checker),
+            statistics=ReportedCheckpoints(self.checker),
         )
         self.machine = JobMachine(self.subtasks, world.scenario.restart_strategy())
         self.failures = self._earlier_failures()

@@ -20,8 +20,9 @@ from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.request_decider import TriggerRequest
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.scheduler import job_effects as job_out
+from ckpt_runtime.testing.schedules.violation import Violation
 from ckpt_runtime.testing.simulation.failure_model import FailureModel, reason_of
-from ckpt_runtime.testing.simulation.storage import METADATA, Violation
+from ckpt_runtime.testing.simulation.storage import METADATA
 
 if TYPE_CHECKING:
     from ckpt_runtime.testing.simulation.driver import Driver

@@ -16,7 +16,8 @@ from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
 from ckpt_runtime.checkpoint.events import CoordinatorEvent
-from ckpt_runtime.testing.simulation.storage import METADATA, JobResult, Violation
+from ckpt_runtime.testing.schedules.violation import Violation
+from ckpt_runtime.testing.simulation.storage import METADATA, JobResult
 
 if TYPE_CHECKING:
     from ckpt_runtime.testing.simulation.driver import Driver

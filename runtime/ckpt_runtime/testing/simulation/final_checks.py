@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from ckpt_runtime.checkpoint.configuration import CheckpointRetention
 from ckpt_runtime.scheduler.job_status import JobState
-from ckpt_runtime.testing.simulation.storage import METADATA, Violation
+from ckpt_runtime.testing.schedules.violation import Violation
+from ckpt_runtime.testing.simulation.storage import METADATA
 
 if TYPE_CHECKING:
     from ckpt_runtime.testing.simulation.world import World

@@ -17,6 +17,7 @@ from ckpt_runtime.scheduler.restart_strategies import (
     NoRestart,
     RestartStrategy,
 )
+from ckpt_runtime.testing.schedules.schedule import Action, Schedule, weighted
 
 USER_ACTIONS = (
     ("checkpoint", 24),
@@ -34,20 +35,11 @@ USER_ACTIONS = (
     ("jump the clock", 3),
     ("toggle the backlog", 2),
 )
-_KINDS = tuple(kind for kind, weight in USER_ACTIONS for _ in range(weight))
+_KINDS = weighted(USER_ACTIONS)
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
-    """Something that a user or the world does at a time; ``value`` decides its details."""
-
-    at: int
-    kind: str
-    value: int
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
+class Scenario(Schedule):
     """``lossy``: messages may be lost, repeated and swapped, which TCP excludes, but the coordinator has to stand.
 
     ``calm``: the settings under which the job must make progress when the faults have ended. ``restored`` is the mode
@@ -65,8 +57,14 @@ class Scenario:
     strategy: str = "exponential"
     chaos_ms: int = 2_500
     calm_ms: int = 2_200
-    actions: tuple[Action, ...] = ()
-    fault_scale: float = 1.0
+
+    def describe(self) -> list[str]:
+        return [
+            f"settings: {self.submitted}",
+            f"restored {self.restored}, lossy {self.lossy}, late timers {self.late_timers}",
+            f"incremental {self.incremental}, bounded {self.bounded}",
+            f"vertices {[(vertex.id, vertex.parallelism) for vertex in self.graph.vertices]}",
+        ]
 
     def restart_strategy(self) -> RestartStrategy:
         """A fresh one for each driver, as in production."""

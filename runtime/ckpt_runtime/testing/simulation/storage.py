@@ -10,12 +10,9 @@ from dataclasses import dataclass, field
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
+from ckpt_runtime.testing.schedules.violation import Violation
 
 METADATA = "_metadata"
-
-
-class Violation(AssertionError):
-    """The protocol broke a promise."""
 
 
 @dataclass(slots=True)

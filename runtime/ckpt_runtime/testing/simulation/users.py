@@ -10,8 +10,8 @@ from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.scheduler import job_events as job_on
+from ckpt_runtime.testing.schedules.schedule import Action
 from ckpt_runtime.testing.simulation.event_loop import DriverCrash
-from ckpt_runtime.testing.simulation.scenario import Action
 
 if TYPE_CHECKING:
     from ckpt_runtime.testing.simulation.driver import Driver

@@ -14,14 +14,14 @@ from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.scheduler import job_events as job_on
+from ckpt_runtime.testing.schedules.choices import Choices, FaultKey
+from ckpt_runtime.testing.schedules.trace import describe
 from ckpt_runtime.testing.simulation.checkers import ProtocolChecker
-from ckpt_runtime.testing.simulation.choices import Choices, FaultKey
 from ckpt_runtime.testing.simulation.driver import LEASE_MS, Driver
 from ckpt_runtime.testing.simulation.event_loop import DriverCrash, EventLoop, SimulatedProcess
 from ckpt_runtime.testing.simulation.final_checks import check_files, check_progress, check_quiet
 from ckpt_runtime.testing.simulation.scenario import Scenario, random_scenario
 from ckpt_runtime.testing.simulation.storage import METADATA, FileStore, HaStore
-from ckpt_runtime.testing.simulation.trace import describe
 from ckpt_runtime.testing.simulation.users import Users
 
 ORIGIN_ID = 5
@@ -38,12 +38,11 @@ class World:
         *,
         muted: frozenset[FaultKey] = frozenset(),
         crash_at: frozenset[int] = frozenset(),
-        plain: bool = False,
         tracing: bool = False,
     ) -> None:
         self.seed = seed
         self.scenario = random_scenario(seed) if scenario is None else scenario
-        self.choices = Choices(seed, muted, scale=self.scenario.fault_scale, plain=plain)
+        self.choices = Choices(seed, muted, scale=self.scenario.fault_scale, plain=self.scenario.plain)
         self.loop = EventLoop(self._on_crash)
         self.ha = HaStore()
         self.files = FileStore(self.ha)

@@ -21,6 +21,7 @@ from ckpt_runtime.jobmaster import (
 from ckpt_runtime.jobmaster.gateway import CheckpointKind
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs
+from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.storage.ha_store import HaStore
 from tests.unit.runtime.jobmaster.fake_slots import JOB, World
 
@@ -51,6 +52,20 @@ def found_by(store: HaStore) -> FoundJob:
     """The only job that a new driver finds."""
     (found,) = find_jobs(store, Configuration())
     return found
+
+
+def submission_found_by(store: HaStore) -> JobSubmission:
+    """Of the only job, which can go on."""
+    submission = found_by(store).submission
+    assert submission is not None
+    return submission
+
+
+async def taken_over(world: World, store: HaStore) -> JobMaster:
+    """The only job as a new driver goes on with it; running."""
+    job = world.recover_job(submission_found_by(store))
+    await world.running(job)
+    return job
 
 
 async def crash(job: JobMaster) -> None:

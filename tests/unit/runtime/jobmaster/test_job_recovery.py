@@ -42,7 +42,18 @@ from ckpt_runtime.storage import disposal, job_store, snapshot_metadata, version
 from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.leader_store import NotLeaderError
-from tests.unit.runtime.jobmaster.drivers import checkpoint, crash, driver, files_in, found_by, make_hasty, names, run
+from tests.unit.runtime.jobmaster.drivers import (
+    checkpoint,
+    crash,
+    driver,
+    files_in,
+    found_by,
+    make_hasty,
+    names,
+    run,
+    submission_found_by,
+    taken_over,
+)
 from tests.unit.runtime.jobmaster.fake_slots import JOB, World
 
 PATCH = CheckpointConfigPatch(timeout_ms=77_000)
@@ -64,10 +75,9 @@ def test_a_new_driver_goes_on_with_overrides_from_the_latest_checkpoint(tmp_path
         latest = await checkpoint(job)
         await crash(job)
 
-        found = found_by(driver(tmp_path, 2))
-        assert found.submission is not None
-        assert found.submission.archive == b"archive"
-        recovered = world.recover_job(found.submission)
+        submission = submission_found_by(driver(tmp_path, 2))
+        assert submission.archive == b"archive"
+        recovered = world.recover_job(submission)
         await world.running(recovered)
         assert world.active()[0].deployment["restored_checkpoint_id"] == latest
         assert world.active()[0].deployment["attempt"] == 1
@@ -93,10 +103,7 @@ def test_a_job_stored_without_overrides_recovers(tmp_path: Path) -> None:
         await world.running(job)
         await crash(job)
         assert JOB_CHECKPOINT_OVERRIDES not in store.jobs.get(JOB).configuration
-        found = found_by(driver(tmp_path, 2))
-        assert found.submission is not None
-        recovered = world.recover_job(found.submission)
-        await world.running(recovered)
+        recovered = await taken_over(world, driver(tmp_path, 2))
         assert recovered.checkpoint_config().overrides == ()
         assert world.active()[0].deployment["restored_checkpoint_id"] is None
 
@@ -116,10 +123,7 @@ def test_a_job_without_a_checkpoint_of_its_own_starts_from_its_savepoint_again(t
         await world.running(job)
         assert [pointer.document["owned"] for pointer in store.pointers(JOB).list()] == [False]
         await crash(job)
-        found = found_by(driver(tmp_path, 2))
-        assert found.submission is not None
-        recovered = world.recover_job(found.submission)
-        await world.running(recovered)
+        recovered = await taken_over(world, driver(tmp_path, 2))
         assert world.active()[0].deployment["snapshot_directory"] == done.location
         await checkpoint(recovered)
         assert (Path(done.location.removeprefix("file://")) / "_metadata").exists()
@@ -144,10 +148,7 @@ def test_what_a_crashed_driver_did_not_delete_the_next_one_does_and_nothing_else
         (root / "chk-6").mkdir()  # never completed
         driver(tmp_path).counters(JOB).reserve_checkpoint(6)
         (root / "chk-9").mkdir()  # somebody else's
-        found = found_by(driver(tmp_path, 2))
-        assert found.submission is not None
-        recovered = world.recover_job(found.submission)
-        await world.running(recovered)
+        recovered = await taken_over(world, driver(tmp_path, 2))
         assert names(tmp_path) == ["chk-3", "chk-4", "chk-5", "chk-6", "chk-9"]
         assert await checkpoint(recovered) == 7
         await world.until(lambda: names(tmp_path) == ["chk-3", "chk-7", "chk-9"])
@@ -201,10 +202,7 @@ def test_a_claimed_snapshot_whose_deletion_a_crash_interrupted_is_deleted_by_the
         assert not (claimed / "_metadata").exists()
 
         later = driver(tmp_path, 2)
-        found = found_by(later)
-        assert found.submission is not None
-        recovered = world.recover_job(found.submission)
-        await world.running(recovered)
+        await taken_over(world, later)
         assert world.active()[0].deployment["restored_checkpoint_id"] == latest
         await world.until(lambda: not later.pointers(JOB).disposals())
         assert files_in(claimed) == ["notes.txt"]
@@ -222,10 +220,9 @@ def test_a_disposal_that_cannot_be_trusted_deletes_nothing_and_stops_no_job(
         await checkpoint(job)
         await crash(job)
         driver(tmp_path).pointers(JOB).remove(99, noted)
-        found = found_by(driver(tmp_path, 2))
-        assert found.submission is not None
-        assert not found.submission.history.disposals
-        await world.running(world.recover_job(found.submission))
+        submission = submission_found_by(driver(tmp_path, 2))
+        assert not submission.history.disposals
+        await world.running(world.recover_job(submission))
 
     run(tmp_path, test)
 
@@ -240,10 +237,7 @@ class TestHistory:
             ids = [await checkpoint(job) for _ in range(3)]
             before = {stats.id: stats for stats in job.checkpoint_statistics().history}
             await crash(job)
-            found = found_by(driver(tmp_path, 2))
-            assert found.submission is not None
-            recovered = world.recover_job(found.submission)
-            await world.running(recovered)
+            recovered = await taken_over(world, driver(tmp_path, 2))
             shown = recovered.checkpoint_statistics()
             assert [stats.id for stats in shown.history] == [ids[2], ids[1]]
             for stats in shown.history:
@@ -281,10 +275,7 @@ class TestHistory:
             entries = job.exception_history(99).entries
             await world.until(lambda: len(store.failures(JOB).read().get("entries", ())) == 3)
             await crash(job)
-            found = found_by(driver(tmp_path, 2))
-            assert found.submission is not None
-            recovered = world.recover_job(found.submission)
-            await world.running(recovered)
+            recovered = await taken_over(world, driver(tmp_path, 2))
             shown = recovered.exception_history(99)
             assert [entry.timestamp_ms for entry in shown.entries] == [entry.timestamp_ms for entry in entries]
             assert [entry.failure for entry in shown.entries] == [entry.failure for entry in entries]
@@ -302,9 +293,8 @@ class TestHistory:
             await world.running(job)
             await crash(job)
             store.failures(JOB).change(lambda _: {"entries": [{"failure": 7}]})
-            found = found_by(driver(tmp_path, 2))
-            assert found.submission is not None
-            assert found.submission.history.failures == ()
+            submission = submission_found_by(driver(tmp_path, 2))
+            assert submission.history.failures == ()
 
         run(tmp_path, test)
 
@@ -499,10 +489,7 @@ class TestPatch:
                 await job.patch_checkpoint_config(PATCH)
             assert job.checkpoint_config().timeout_ms == 60_000
             await crash(job)
-            found = found_by(driver(tmp_path, 2))
-            assert found.submission is not None
-            recovered = world.recover_job(found.submission)
-            await world.running(recovered)
+            recovered = await taken_over(world, driver(tmp_path, 2))
             assert recovered.checkpoint_config().timeout_ms == 77_000
 
         self.with_record(tmp_path, lambda store: Record(store, RuntimeError("crash"), happens=True), test)
@@ -597,10 +584,9 @@ class TestPatch:
             await crash(job)
             spoilt = {JOB_CHECKPOINT_OVERRIDES: '{"futureField": 1}'}
             store.jobs.update(JOB, lambda present: replace(present, configuration=spoilt))
-            found = found_by(driver(tmp_path, 2))
-            assert found.submission is not None
+            submission = submission_found_by(driver(tmp_path, 2))
             with pytest.raises(CheckpointConfigurationError, match="futureField"):
-                JobMaster(found.submission, world.slot_pool, world.pool)
+                JobMaster(submission, world.slot_pool, world.pool)
 
         run(tmp_path, test)
 
@@ -616,9 +602,8 @@ class TestZombie:
             world.ignored = {"trigger"}
             late = asyncio.create_task(checkpoint(job))
             await world.until(lambda: all(len(worker.peer.of("trigger")) == 2 for worker in world.active()))
-            found = found_by(driver(tmp_path, 2))
-            assert found.submission is not None
-            assert [entry.checkpoint.id for entry in found.submission.history.checkpoints] == [first]
+            submission = submission_found_by(driver(tmp_path, 2))
+            assert [entry.checkpoint.id for entry in submission.history.checkpoints] == [first]
             for worker in world.active():
                 worker.acknowledge(worker.peer.of("trigger")[-1])
             with pytest.raises(OperationFailed, match="shutdown"):
@@ -695,10 +680,7 @@ class TestStop:
             with pytest.raises(OperationFailed):
                 await stopping
             (savepoint,) = (tmp_path / "savepoints").iterdir()
-            found = found_by(driver(tmp_path, 2))
-            assert found.submission is not None
-            recovered = world.recover_job(found.submission)
-            await world.running(recovered)
+            recovered = await taken_over(world, driver(tmp_path, 2))
             assert world.active()[0].deployment["snapshot_directory"] == f"file://{savepoint}"
             assert await checkpoint(recovered) == 3
             await world.until(lambda: names(tmp_path) == ["chk-3"])

@@ -18,6 +18,8 @@ ON = {
     TaskManagerOptions.BUFFER_DEBLOAT_ENABLED.key: "true",
     TaskManagerOptions.BUFFER_DEBLOAT_SAMPLES.key: "1",
     TaskManagerOptions.BUFFER_DEBLOAT_THRESHOLD_PERCENTAGES.key: "0",
+    TaskManagerOptions.BUFFERS_PER_CHANNEL.key: "4",
+    TaskManagerOptions.MAX_BUFFERS_PER_OUTPUT_CHANNEL.key: "10",
 }
 
 

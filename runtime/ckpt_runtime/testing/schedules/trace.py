@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import is_dataclass
 from typing import Any
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
@@ -13,9 +14,9 @@ _LEFT_OUT = frozenset({"metrics", "cause", "message", "properties_json"})
 
 
 def describe(what: Any) -> str:
-    """An event or effect in short; texts as they are."""
-    if isinstance(what, str):
-        return what
+    """An event or effect in short; anything else as text."""
+    if not (is_dataclass(what) and hasattr(what, "__slots__")):
+        return str(what)
     fields = (f"{name}={_value(getattr(what, name))}" for name in what.__slots__ if name not in _LEFT_OUT)
     return f"{type(what).__name__}({', '.join(fields)})"
 

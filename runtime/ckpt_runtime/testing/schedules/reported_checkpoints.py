@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ckpt_runtime.checkpoint.statistics import CheckpointType, SubtaskStats
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 
-if TYPE_CHECKING:
-    from ckpt_runtime.testing.simulation.driver_checker import DriverChecker
+
+class CheckpointListener(Protocol):
+    """Hears of every checkpoint that has an id."""
+
+    def triggered(self, checkpoint_id: int) -> None: ...
+
+    def ended_well(self, checkpoint_id: int) -> None: ...
+
+    def ended_badly(self, checkpoint_id: int, message: str) -> None: ...
 
 
-class ReportingStatistics(CheckpointStatsTracker):
+class ReportedCheckpoints(CheckpointStatsTracker):
     """Keeps nothing, which is what a simulation of thousands of schedules can afford."""
 
-    def __init__(self, checker: DriverChecker) -> None:
+    def __init__(self, listener: CheckpointListener) -> None:
         super().__init__()
-        self._checker = checker
+        self._listener = listener
 
     def report_pending(
         self,
@@ -28,7 +35,7 @@ class ReportingStatistics(CheckpointStatsTracker):
         parallelism: Mapping[str, int],
         deadline_timestamp: int,
     ) -> None:
-        self._checker.triggered(checkpoint_id)
+        self._listener.triggered(checkpoint_id)
 
     def report_subtask(self, checkpoint_id: int, vertex_id: str, stats: SubtaskStats) -> None:
         """Not of interest here."""
@@ -37,16 +44,16 @@ class ReportingStatistics(CheckpointStatsTracker):
         """Not of interest here."""
 
     def report_completed(self, checkpoint_id: int, external_path: str) -> None:
-        self._checker.ended_well(checkpoint_id)
+        self._listener.ended_well(checkpoint_id)
 
     def report_discarded(self, checkpoint_id: int) -> None:
         """Not of interest here."""
 
     def report_failed(self, checkpoint_id: int, failure_timestamp: int, message: str) -> None:
-        self._checker.ended_badly(checkpoint_id, message)
+        self._listener.ended_badly(checkpoint_id, message)
 
     def report_failed_without_id(self) -> None:
-        """The checker hears of missing ids from where they are taken."""
+        """Who wants to hear of missing ids hears it where they are taken."""
 
     def report_restored(
         self, checkpoint_id: int, restore_timestamp: int, is_savepoint: bool, external_path: str | None

@@ -9,27 +9,14 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from ckpt_runtime.testing.simulation.runner import run_seeds
-
-
-@dataclass(frozen=True, slots=True)
-class Simulation:
-    """``failing`` runs seeds and says which fail; ``explain`` reports one that fails, with so many steps of its trace;
-
-    ``trace`` runs one that holds. ``explain`` raises ValueError for a seed that holds.
-    """
-
-    name: str
-    description: str
-    failing: Callable[[Sequence[int]], list[int]]
-    explain: Callable[[int, int], str]
-    trace: Callable[[int], list[str]]
+from ckpt_runtime.testing.schedules.runner import run_seeds
+from ckpt_runtime.testing.schedules.shrink import explain
+from ckpt_runtime.testing.schedules.simulation import S, Simulation
 
 
-def command_line(simulation: Simulation, arguments: Sequence[str] | None = None) -> int:
+def command_line(simulation: Simulation[S], arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(prog=simulation.name, description=simulation.description)
     parser.add_argument("--seeds", type=int, default=5_000, help="how many schedules (default %(default)s)")
@@ -42,21 +29,23 @@ def command_line(simulation: Simulation, arguments: Sequence[str] | None = None)
     return _run(simulation, options.first, options.seeds, options.processes)
 
 
-def _show(simulation: Simulation, seed: int) -> int:
+def _show(simulation: Simulation[S], seed: int) -> int:
     try:
-        report = simulation.explain(seed, 400)
+        report = explain(simulation, seed).report(last=400)
     except ValueError:
-        _say("\n".join([*simulation.trace(seed), f"seed {seed} holds"]))
+        world = simulation.world(seed, simulation.scenario(seed), tracing=True)
+        world.run()
+        _say("\n".join([*world.trace, f"seed {seed} holds"]))
         return 0
     _say(report)
     return 1
 
 
-def _run(simulation: Simulation, first: int, count: int, processes: int | None) -> int:
+def _run(simulation: Simulation[S], first: int, count: int, processes: int | None) -> int:
     started = time.monotonic()
     done = 0
     failed: list[int] = []
-    for size, found in run_seeds(first, count, processes, simulation.failing):
+    for size, found in run_seeds(simulation, first, count, processes):
         done += size
         failed += found
         for seed in found:
@@ -66,7 +55,7 @@ def _run(simulation: Simulation, first: int, count: int, processes: int | None) 
     seconds = time.monotonic() - started
     _say(f"{simulation.name}: {done} schedules from seed {first} on in {seconds:.0f} s: {len(failed)} fail")
     if failed:
-        _say(simulation.explain(min(failed), 60))
+        _say(explain(simulation, min(failed)).report())
     return 1 if failed else 0
 
 

@@ -1,0 +1,74 @@
+"""Deletes what the coordinator gives up and what an ended job leaves in its directory. Blocking; raises StorageError.
+
+Calling again after an error goes on; what is gone is fine.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.state_handles import SubtaskState
+from ckpt_runtime.jobmaster.snapshot_leftovers import find_unused_shared_files
+from ckpt_runtime.storage.checkpoint_pointer_store import FIRST_CHECKPOINT_ID
+from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, shared_file_owner
+from ckpt_runtime.storage.disposal import (
+    delete_checkpoint,
+    delete_job_directory,
+    delete_state_file,
+    release_job_directory,
+)
+from ckpt_runtime.storage.filesystem import delete_file, delete_tree, resolve
+from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, has_metadata, read_metadata
+from ckpt_runtime.storage.state_file_reader import locate
+
+
+def delete_file_of(directory: str, path: str) -> None:
+    """A state file as a checkpoint in ``directory`` names it."""
+    owner = resolve(directory)
+    delete_state_file(owner, locate(owner, path))
+
+
+def delete_location(directory: str) -> None:
+    """An earlier driver may have left a whole checkpoint: half deleted, it must not look like one."""
+    location = resolve(directory)
+    delete_file(location.child(METADATA_NAME))
+    delete_tree(location)
+
+
+def delete_shared_file(storage: CheckpointStorage, path: str) -> None:
+    """Also one that a claimed snapshot of another job has brought along: it has become this job's."""
+    file, own = resolve(path), storage.location
+    delete_state_file(own if own.contains(file) else shared_file_owner(file), file)
+
+
+def clean_up_job(storage: CheckpointStorage, first_id: int, *, keeps_nothing: bool) -> None:
+    """Deletes what aborted checkpoints left behind while storage failed, or all; then the directory, if empty.
+
+    What lay in it before the job's first checkpoint ``first_id`` stays, and so does what has another name than the job
+    gives.
+    """
+    for checkpoint_id in storage.list_checkpoints():
+        own = checkpoint_id >= first_id
+        if (own and keeps_nothing) or not has_metadata(storage.checkpoint(checkpoint_id)):
+            delete_checkpoint(storage, checkpoint_id)
+    if keeps_nothing and first_id == FIRST_CHECKPOINT_ID:
+        delete_tree(storage.shared)
+        delete_tree(storage.task_owned)
+    else:
+        _delete_unused_shared_files(storage, range(first_id, sys.maxsize))
+    release_job_directory(storage)
+    delete_job_directory(storage)
+
+
+def _delete_unused_shared_files(storage: CheckpointStorage, ids: range) -> None:
+    """What was written for checkpoints of ``ids`` and none of those that are left refers to."""
+    if not find_unused_shared_files(storage, ids, ()):
+        return
+    states: list[SubtaskState] = []
+    for checkpoint_id in storage.list_checkpoints():
+        if checkpoint_id in ids:
+            found = read_metadata(storage.checkpoint(checkpoint_id))
+            states += CompletedCheckpoint.from_json(found.document).states.values()
+    for url in find_unused_shared_files(storage, ids, states):
+        delete_shared_file(storage, url)

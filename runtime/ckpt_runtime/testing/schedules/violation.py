@@ -1,0 +1,7 @@
+"""What a checker raises."""
+
+from __future__ import annotations
+
+
+class Violation(AssertionError):
+    """The protocol broke a promise."""

@@ -1,0 +1,71 @@
+"""What the tests of every simulation ask: that seeds hold, that a seed is a schedule, that bugs are found."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.testing.schedules.runner import run_seeds
+from ckpt_runtime.testing.schedules.shrink import explain, shrink
+from ckpt_runtime.testing.schedules.simulation import Failure, S, Simulation
+from tests.simulation.planted.registry import PlantedBug
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def assert_holds(simulation: Simulation[S], first: int, count: int = 1) -> None:
+    """Runs the seeds; shows the first that fails, shrunk."""
+    failed = sorted(seed for _, found in run_seeds(simulation, first, count) for seed in found)
+    if failed:
+        report = explain(simulation, failed[0]).report()
+        raise AssertionError(f"{len(failed)} seeds fail, {failed[:20]}; the first:\n{report}")
+
+
+def assert_same_trace_under_any_hash_seed(module: str, seeds: int) -> None:
+    """``module`` has a ``World``; its traces must not depend on the order of sets."""
+    code = f"from {module} import World\nprint([World(seed, tracing=True).run() for seed in range({seeds})])"
+    traces = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime'}"},
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for hash_seed in ("1", "77")
+    }
+    assert len(traces) == 1
+
+
+def plant(bugs: list[PlantedBug], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted = next(known for known in bugs if known.name == name)
+    for owner, attribute, replacement in planted.patches():
+        if isinstance(owner, dict):
+            monkeypatch.setitem(owner, attribute, replacement)
+        else:
+            monkeypatch.setattr(owner, attribute, replacement, raising=False)
+
+
+def assert_found(simulation: Simulation[S], enough: int) -> None:
+    assert simulation.first_failing(range(enough)) is not None, f"not found within {enough} seeds"
+
+
+def assert_shrinks(simulation: Simulation[S], enough: int, most: int) -> Failure[S]:
+    """A bug is planted: what is left fails in the same way, is small, and can be run again."""
+    seed = simulation.first_failing(range(enough))
+    assert seed is not None
+    failure = simulation.find_failure(seed)
+    assert failure is not None
+    small = shrink(simulation, failure)
+    assert small.kind == failure.kind
+    assert len(small.scenario.actions) + len(small.faults) <= most
+    assert f"seed {seed}: Violation" in small.report()
+    again = simulation.find_failure(seed, small.scenario, small.muted)
+    assert again is not None
+    assert again.trace == small.trace
+    return small
