@@ -10,8 +10,8 @@ from typing import Self
 
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
-WORKER_MODULE = "ckpt_runtime.spark.worker_main"
-AGENT_MODULE = "pyspark.daemon"
+from ckpt_runtime.spark.processes import TEMPLATE, WORKER
+
 SAMPLE_S = 0.5
 
 
@@ -51,7 +51,7 @@ def workers_of(root_pid: int) -> list[psutil.Process]:
     found = []
     for process in processes_of(root_pid):
         try:
-            if WORKER_MODULE in process.cmdline():
+            if process.name() == WORKER:
                 found.append(process)
         except psutil.Error:
             continue
@@ -60,16 +60,13 @@ def workers_of(root_pid: int) -> list[psutil.Process]:
 
 def agent_of(worker: psutil.Process) -> psutil.Process | None:
     """The slot agent that started or adopted a worker; None when there is none."""
-    parent = worker.parent()
-    if parent is not None and AGENT_MODULE in parent.cmdline():
-        return parent
     return next((process for process in processes_of(os.getsid(worker.pid)) if _holds(process, worker)), None)
 
 
 def _holds(process: psutil.Process, other: psutil.Process) -> bool:
-    """Whether one has a process descriptor of the other, and is no worker itself."""
+    """Whether one has a process descriptor of the other, as its agent has, and the template that it was forked from."""
     try:
-        if WORKER_MODULE in process.cmdline():
+        if process.name() in (WORKER, TEMPLATE):
             return False
         return any(f"Pid:\t{other.pid}\n" in file.read_text() for file in Path(f"/proc/{process.pid}/fdinfo").iterdir())
     except (psutil.Error, OSError):

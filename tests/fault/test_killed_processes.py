@@ -75,7 +75,7 @@ def test_a_killed_agent_takes_its_stage_along_and_a_new_one_is_launched(job: Seq
     job.cluster.wait_for_checkpoints(job.job_id, 1)
     agents, spares = job.cluster.provider.agent_pids(), job.cluster.spare_pids()
     before = [pid for agent in agents for pid in (agent, *children(agent)) if pid not in spares]
-    assert len(before) == 4
+    assert len(before) == 6, "an agent, its template and its worker in each slot"
     _kill(agents[0])
     job.restarted(1)
     job.cluster.wait_until(lambda: not living(before), "the old stage's processes to end")

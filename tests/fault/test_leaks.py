@@ -14,9 +14,10 @@ from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.spark.launch import start_session, stop_session
+from ckpt_runtime.spark.processes import WORKER
 from tests.support.driver_processes import high_availability
 from tests.support.jobs import fast
-from tests.support.processes import command_line, members
+from tests.support.processes import command_line, command_name, members
 from tests.support.spark_sessions import wait_until
 
 WARM, END = 300, 1000
@@ -52,7 +53,7 @@ class Watched:
     def python_processes(self) -> dict[int, str]:
         """Driver and workers: those that have a part in every checkpoint, without the JVM."""
         found = {pid: command_line(pid) for pid in members(self.session_pid)}
-        return {pid: line for pid, line in found.items() if "java" not in line.split(" ")[0] and _has_part(line)}
+        return {pid: line for pid, line in found.items() if _has_part(pid, line)}
 
     def pause_after(self, completed: int) -> tuple[dict[int, Usage], Counter[str]]:
         """Usage and files once so many checkpoints are complete and none is under way."""
@@ -77,8 +78,9 @@ class Watched:
         return list((self.directory / "ha" / "default" / "snapshots" / self.job_id).glob("chk-*"))
 
 
-def _has_part(line: str) -> bool:
-    return "runtime/main.py" in line or "ckpt_runtime.spark.worker_main" in line
+def _has_part(pid: int, line: str) -> bool:
+    is_driver = "runtime/main.py" in line and "java" not in line.split(" ", maxsplit=1)[0]
+    return is_driver or command_name(pid) == WORKER
 
 
 @pytest.mark.spark

@@ -10,9 +10,10 @@ import pytest
 
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.spark.launch import start_session, stop_session
+from ckpt_runtime.spark.processes import WORKER
 from tests.support.flights import assert_carriers, assert_rotations, read_flights, write_slice
 from tests.support.outputs import hidden, visible
-from tests.support.processes import children, command_line
+from tests.support.processes import children, command_line, command_name
 from tests.support.spark_sessions import FlightsJob, SparkCluster, standalone_cluster, wait_until
 
 ROWS = 12_000
@@ -35,7 +36,7 @@ def _through_a_lost_executor(job: FlightsJob, cluster: SparkCluster) -> None:
     job.wait_for_checkpoint()
     executors = _executors(cluster)
     assert len(executors) == 2
-    assert all(any("worker_main" in command_line(pid) for pid in children(executor)) for executor in executors)
+    assert all(any(command_name(pid) == WORKER for pid in children(executor)) for executor in executors)
     os.kill(executors[0], signal.SIGKILL)
     wait_until(lambda: job.restarts() >= 1, "the restart")
     job.finished()

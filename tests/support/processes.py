@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ckpt_runtime.spark.processes import TEMPLATE, WORKER
+
 
 def children(pid: int) -> list[int]:
     """All living descendants of a process."""
@@ -42,6 +44,14 @@ def command_line(pid: int) -> str:
         return ""
 
 
+def command_name(pid: int) -> str:
+    """What the process calls itself; empty for one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
 def _stat(pid: int) -> list[str] | None:
     """State, parent and what follows."""
     try:
@@ -52,8 +62,7 @@ def _stat(pid: int) -> list[str] | None:
 
 def workers_of(session_pid: int, file: Path) -> list[int]:
     """Worker processes of a session which have a file open: those that run a job that reads it."""
-    workers = (pid for pid in members(session_pid) if "ckpt_runtime.spark.worker_main" in command_line(pid))
-    return [pid for pid in workers if file in _open_files(pid)]
+    return [pid for pid in members(session_pid) if command_name(pid) == WORKER and file in _open_files(pid)]
 
 
 def agent_of(worker: int) -> int:
@@ -61,11 +70,9 @@ def agent_of(worker: int) -> int:
     fields = _stat(worker)
     if fields is None:
         raise LookupError(f"process {worker} is gone")
-    started_by, session = int(fields[1]), int(fields[3])
-    if "pyspark.daemon" in command_line(started_by):
-        return started_by
+    session = int(fields[3])
     for pid in members(session):
-        if "worker_main" not in command_line(pid) and worker in _held(pid):
+        if command_name(pid) not in (WORKER, TEMPLATE) and worker in _held(pid):
             return pid
     raise LookupError(f"worker {worker} has no agent")
 

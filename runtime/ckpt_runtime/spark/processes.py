@@ -12,6 +12,15 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
+WORKER = "ckpt-worker"
+TEMPLATE = "ckpt-template"
+
+
+def set_name(name: str) -> None:
+    """What ``ps -o comm`` and ``top`` show of this process; forked ones have the same command line. Linux only."""
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
+
 
 def machine() -> str:
     """Equal for two processes that see each other's pids: the same boot of a kernel, the same pid namespace."""

@@ -7,27 +7,23 @@ stage when one task fails, rarely sees a failure.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.network.connections import ControlConnection
 from ckpt_runtime.spark import processes
+from ckpt_runtime.spark.worker_processes import Spawner, WorkerProcess, WorkerStarter
+from ckpt_runtime.spark.worker_template import Forker
 
 logger = logging.getLogger(__name__)
 
-_ZIPPED = ("pyspark.zip", "py4j-")
 _DIRECTORY_PREFIX = "ckpt-worker-"
 
 
@@ -41,51 +37,12 @@ class AgentParameters:
     stage_id: int
 
 
-class WorkerProcess(Protocol):
-    """A process that the agent started or adopted."""
-
-    def kill(self) -> None: ...
-
-    def wait(self) -> int | None:
-        """Its exit code, None when that is unknown."""
-
-    def let_go(self) -> None:
-        """It may live on without this agent."""
-
-
-class SpawnedProcess:
-    """A child. Its standard input stays open as long as the agent holds it."""
-
-    def __init__(self, command: list[str], environment: dict[str, str], start: dict[str, Any]) -> None:
-        self._process = subprocess.Popen(
-            command,
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=sys.__stderr__.fileno() if sys.__stderr__ is not None else None,
-            env=environment,
-        )
-        assert self._process.stdin is not None
-        self._pipe = self._process.stdin
-        with suppress(BrokenPipeError):
-            self._pipe.write(json.dumps(start).encode() + b"\n")
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def wait(self) -> int:
-        code = self._process.wait()
-        self._pipe.close()
-        return code
-
-    def let_go(self) -> None:
-        self._pipe.close()
-
-
 class SlotAgent:
     """One slot's supervisor; :meth:`run` returns when the driver says so or is gone."""
 
-    def __init__(self, parameters: AgentParameters, index: int) -> None:
+    def __init__(self, parameters: AgentParameters, index: int, starter: WorkerStarter | None = None) -> None:
         self._parameters = parameters
+        self._starter = _starter() if starter is None else starter
         self._slot = f"{parameters.stage_id}-{index}"
         self._workers: dict[str, WorkerProcess] = {}
         self._directories: dict[str, str] = {}
@@ -138,19 +95,16 @@ class SlotAgent:
 
     def _spawn(self, worker_id: str) -> None:
         """A machine without processes or space is reported like a worker that ended: the driver tries again later."""
-        environment = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
         start = {
             "driver": [self._parameters.driver_host, self._parameters.driver_port],
             "secret": self._parameters.secret,
             "slot": self._slot,
             "worker": worker_id,
         }
-        command = [sys.executable, "-m", "ckpt_runtime.spark.worker_main"]
         directory = ""
         try:
             start["directory"] = directory = tempfile.mkdtemp(prefix=_DIRECTORY_PREFIX)
-            environment |= {"PYTHONPATH": os.pathsep.join(_worker_path()), "TZ": "UTC", "TMPDIR": directory}
-            worker = SpawnedProcess(command, environment, start)
+            worker = self._starter.start(start)
         except OSError as error:
             logger.warning("slot %s: worker %s cannot be started: %s", self._slot, worker_id, error)
             _remove(directory)
@@ -198,6 +152,7 @@ class SlotAgent:
         workers = list(self._workers.values())
         for worker in workers:
             worker.kill()
+        self._starter.close()
         for worker in workers:
             worker.wait()
         for directory in list(self._directories.values()):
@@ -210,15 +165,8 @@ def _remove(directory: str) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _worker_path() -> list[str]:
-    """This process's import path, without Spark's zipped copy of pyspark where the interpreter has it installed.
-
-    A zip has no compiled modules: importing from it takes seconds of each worker's start.
-    """
-    path = [entry for entry in sys.path if entry]
-    if any((Path(entry) / "pyspark" / "__init__.py").is_file() for entry in path):
-        return [entry for entry in path if not (entry.endswith(".zip") and Path(entry).name.startswith(_ZIPPED))]
-    return path
+def _starter() -> WorkerStarter:
+    return Forker() if processes.machine() else Spawner()
 
 
 def run_agent(parameters: AgentParameters, index: int) -> None:

@@ -1,7 +1,8 @@
-"""Entry point of a worker process: start-up in the right order, then the control loop until agent or driver is gone.
+"""A worker process: start-up in the right order, then the control loop until agent or driver is gone.
 
-A worker reads one JSON line from its agent on standard input; the end of that pipe means that the agent is gone, and a
-worker that runs a job follows at once, so that no orphan ever touches a sink (see ``tether.py``).
+A worker that is started by itself reads one JSON line from its agent on standard input; one that is forked gets a pipe
+from the template. The end of either means that the agent is gone, and a worker that runs a job follows at once, so that
+no orphan ever touches a sink (see ``tether.py``).
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import logging
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.tether import Tether
 
 SWITCH_INTERVAL_S = 0.0005
@@ -23,37 +26,77 @@ GC_THRESHOLDS = (10_000, 20, 50)
 """Batches of rows and state entries are no garbage in cycles: collect less often than Python's default."""
 
 
-def main() -> None:
-    """Runs until the driver says shutdown or either side is lost."""
+def make_ready() -> None:
+    """What comes first in a worker or a template."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    start = json.loads(sys.stdin.buffer.readline())
-    directory = start["directory"]
-    tether = Tether(sys.stdin.fileno(), partial(_end, directory), directory=directory)
-    tether.start()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
+
+def prepare() -> None:
+    """Imports and compiles everything; takes seconds. No thread of Python's is running afterwards."""
     import pyarrow as pa
 
-    from ckpt_runtime.network.connections import ControlConnection
-    from ckpt_runtime.task.worker import TaskWorker
-    from ckpt_runtime.task.worker_warm_up import warm_up
+    from ckpt_runtime.task import worker, worker_warm_up
 
+    del worker
     pa.set_cpu_count(1)
-    warm_up()
+    worker_warm_up.warm_up()
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-    connection = ControlConnection.dial((start["driver"][0], start["driver"][1]), start["secret"])
-    worker = TaskWorker(connection, start["secret"], tether, slot=start["slot"], worker_id=start["worker"])
+
+
+def work(start: Mapping[str, Any], pipe: int) -> NoReturn:
+    """Serves the driver until it says shutdown or is gone; ``pipe`` is the tether. For a process without threads."""
+    tether = _tethered(start, pipe)
+    _reseed()
+    _serve(start, tether)
+
+
+def main() -> None:
+    """Of a worker that is started by itself."""
+    processes.set_name(processes.WORKER)
+    make_ready()
+    start = json.loads(sys.stdin.buffer.readline())
+    tether = _tethered(start, sys.stdin.fileno())
+    prepare()
+    _serve(start, tether)
+
+
+def _tethered(start: Mapping[str, Any], pipe: int) -> Tether:
+    directory = start["directory"]
+    tether = Tether(pipe, partial(_end, directory), directory=directory)
+    tether.start()
+    return tether
+
+
+def _reseed() -> None:
+    """Forks of one process would draw the same numbers. Python's own generator sees to itself."""
+    import numpy as np
+
+    np.random.seed()
+
+
+def _serve(start: Mapping[str, Any], tether: Tether) -> NoReturn:
+    from ckpt_runtime.network.connections import ControlConnection
+    from ckpt_runtime.task.worker import TaskWorker
+
     try:
-        worker.run()
-    except ConnectionError:
-        logging.getLogger(__name__).info("worker %s: the driver is gone", start["worker"])
+        connection = ControlConnection.dial((start["driver"][0], start["driver"][1]), start["secret"])
+        worker = TaskWorker(connection, start["secret"], tether, slot=start["slot"], worker_id=start["worker"])
+        try:
+            worker.run()
+        except ConnectionError:
+            logging.getLogger(__name__).info("worker %s: the driver is gone", start["worker"])
+        finally:
+            worker.close()
+    except BaseException:
+        logging.getLogger(__name__).exception("worker %s ends", start["worker"])
+        os._exit(1)
     finally:
-        worker.close()
         logging.shutdown()
-        shutil.rmtree(directory, ignore_errors=True)
-        os._exit(0)
+        shutil.rmtree(start["directory"], ignore_errors=True)
+    os._exit(0)
 
 
 def _end(directory: str) -> NoReturn:

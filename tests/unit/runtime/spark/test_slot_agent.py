@@ -18,8 +18,9 @@ import pytest
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint, Message, Peer
 from ckpt_runtime.network.authentication import AuthenticationError
-from ckpt_runtime.spark import processes, slot_agent
+from ckpt_runtime.spark import processes, worker_processes
 from ckpt_runtime.spark.slot_agent import AgentParameters, SlotAgent
+from ckpt_runtime.spark.worker_processes import Spawner
 
 TIMEOUT_S = 20
 OBEDIENT = """
@@ -77,7 +78,7 @@ def use_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
         script.write_text(f"#!{sys.executable} -IS\nimport os, sys\n{body}\n")
         script.chmod(0o755)
         replaced = SimpleNamespace(executable=str(script), path=sys.path, __stderr__=None)
-        monkeypatch.setattr(slot_agent, "sys", replaced)
+        monkeypatch.setattr(worker_processes, "sys", replaced)
         return tmp_path / "started"
 
     return use
@@ -88,7 +89,7 @@ def run(test: Callable[[Driver], Coroutine[Any, Any, None]], *, shut_down: bool 
         driver = Driver()
         endpoint = ControlEndpoint("127.0.0.1", "secret", driver.welcome)
         port = await endpoint.start()
-        agent = SlotAgent(AgentParameters("127.0.0.1", port, "secret", 3), 1)
+        agent = SlotAgent(AgentParameters("127.0.0.1", port, "secret", 3), 1, Spawner())
         running = asyncio.get_running_loop().run_in_executor(None, agent.run)
         try:
             await asyncio.wait_for(driver.here.wait(), TIMEOUT_S)
@@ -166,7 +167,7 @@ def test_a_worker_that_is_gone_before_it_reads_is_reported_like_any_other(
         process.wait()
         return process
 
-    monkeypatch.setattr(slot_agent, "subprocess", SimpleNamespace(Popen=start_and_wait, PIPE=pipe))
+    monkeypatch.setattr(worker_processes, "subprocess", SimpleNamespace(Popen=start_and_wait, PIPE=pipe))
 
     async def test(driver: Driver) -> None:
         driver.send(type="spawn", worker="w1")
@@ -252,8 +253,10 @@ def test_a_worker_that_cannot_be_started_is_reported_and_the_agent_lives_on(
         raise BlockingIOError("no more")
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    name, place = ("mkdtemp", "tempfile") if lacking == "space" else ("Popen", "subprocess")
-    monkeypatch.setattr(slot_agent, place, SimpleNamespace(**{name: fail}, **{"PIPE": -1} if name == "Popen" else {}))
+    if lacking == "space":
+        monkeypatch.setattr(tempfile, "mkdtemp", fail)
+    else:
+        monkeypatch.setattr(worker_processes, "subprocess", SimpleNamespace(Popen=fail, PIPE=-1))
 
     async def test(driver: Driver) -> None:
         driver.send(type="spawn", worker="w1")
@@ -341,14 +344,3 @@ def test_a_driver_with_another_secret_is_an_error() -> None:
         await endpoint.stop()
 
     asyncio.run(test())
-
-
-def test_workers_prefer_an_installed_pyspark_to_the_zipped_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    zipped = ["/spark/python/lib/pyspark.zip", "/spark/python/lib/py4j-0.10.9-src.zip"]
-    monkeypatch.setattr(slot_agent, "sys", SimpleNamespace(path=["", *zipped, "/job.zip", str(tmp_path)]))
-    assert slot_agent._worker_path() == [*zipped, "/job.zip", str(tmp_path)]
-    (tmp_path / "pyspark").mkdir()
-    (tmp_path / "pyspark" / "__init__.py").touch()
-    assert slot_agent._worker_path() == ["/job.zip", str(tmp_path)]

@@ -1,0 +1,105 @@
+"""The template process: imports everything, loads the kernels, then forks a worker whenever its agent asks for one.
+
+It has a single thread of its own and runs no user code. Its descriptor, named on the command line, is a connection to
+the agent; with each request comes the reading end of a pipe that the worker is tethered to. It ends with its agent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import sys
+import tempfile
+import warnings
+from typing import Any, NoReturn
+
+from ckpt_runtime.spark import processes
+from ckpt_runtime.spark.worker_main import make_ready, prepare, work
+from ckpt_runtime.spark.worker_template import MAX_MESSAGE
+
+
+class Template:
+    """``connection`` is the one to the agent."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+        self._workers: dict[int, tuple[int, str]] = {}
+
+    def run(self) -> None:
+        """Until the agent is gone."""
+        while True:
+            for descriptor, _ in self._poll.poll():
+                if descriptor in self._workers:
+                    self._reap(descriptor)
+                elif not self._take_request():
+                    return
+
+    def _take_request(self) -> bool:
+        data, descriptors, _, _ = socket.recv_fds(self._connection, MAX_MESSAGE, 1)
+        if not data:
+            return False
+        start = json.loads(data)
+        (pipe,) = descriptors
+        os.set_inheritable(pipe, False)
+        try:
+            self._fork(start, pipe)
+        except OSError as error:
+            self._say(type="failed", worker=start["worker"], reason=str(error))
+        finally:
+            os.close(pipe)
+        return True
+
+    def _fork(self, start: dict[str, Any], pipe: int) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(start, pipe)
+        descriptor = os.pidfd_open(pid)
+        self._workers[descriptor] = pid, start["worker"]
+        self._poll.register(descriptor, select.POLLIN)
+        self._say(type="forked", worker=start["worker"], pid=pid, started=processes.started(pid))
+
+    def _become_worker(self, start: dict[str, Any], pipe: int) -> NoReturn:
+        """What the agent would have given to a new process; then a worker's life. Never goes back to the loop."""
+        try:
+            self._connection.close()
+            for descriptor in self._workers:
+                os.close(descriptor)
+            processes.set_name(processes.WORKER)
+            os.environ["TMPDIR"] = start["directory"]
+            tempfile.tempdir = None
+            work(start, pipe)
+        finally:
+            os._exit(1)
+
+    def _reap(self, descriptor: int) -> None:
+        pid, worker = self._workers.pop(descriptor)
+        self._poll.unregister(descriptor)
+        os.close(descriptor)
+        _, status = os.waitpid(pid, 0)
+        self._say(type="ended", worker=worker, code=os.waitstatus_to_exitcode(status))
+
+    def _say(self, **message: Any) -> None:
+        """An agent that is gone is noticed by the next read."""
+        try:
+            self._connection.send(json.dumps(message).encode())
+        except OSError:
+            return
+
+
+def main() -> None:
+    """Runs until the agent is gone."""
+    processes.set_name(processes.TEMPLATE)
+    # Python counts the threads of OpenBLAS and of Arrow's allocator, which see to themselves in a fork.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    make_ready()
+    prepare()
+    Template(socket.socket(fileno=int(sys.argv[1]))).run()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

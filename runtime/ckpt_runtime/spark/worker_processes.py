@@ -1,0 +1,100 @@
+"""How a slot agent starts a worker process and holds on to it. Here: each one by itself, from a cold interpreter."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from ckpt_runtime.client.session_command import TOKEN_VARIABLE
+
+_ZIPPED = ("pyspark.zip", "py4j-")
+
+
+class WorkerProcess(Protocol):
+    """A process that the agent started or adopted."""
+
+    def kill(self) -> None: ...
+
+    def wait(self) -> int | None:
+        """Its exit code, None when that is unknown."""
+
+    def let_go(self) -> None:
+        """It may live on without this agent."""
+
+
+class WorkerStarter(Protocol):
+    """``start`` is what the worker's first message from its agent says; its ``directory`` is for temporary files."""
+
+    def start(self, start: Mapping[str, Any]) -> WorkerProcess:
+        """Returns at once. Raises OSError when the machine has no processes, memory or descriptors left."""
+
+    def close(self) -> None:
+        """Nothing more is started. The workers are not affected."""
+
+
+class SpawnedProcess:
+    """A child. Its standard input stays open as long as the agent holds it."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        assert process.stdin is not None
+        self._pipe = process.stdin
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self) -> int:
+        code = self._process.wait()
+        self._pipe.close()
+        return code
+
+    def let_go(self) -> None:
+        self._pipe.close()
+
+
+class Spawner:
+    """Works on every system; a worker takes seconds to import everything and to load its kernels."""
+
+    def start(self, start: Mapping[str, Any]) -> SpawnedProcess:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ckpt_runtime.spark.worker_main"],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=log_descriptor(),
+            env=worker_environment() | {"TMPDIR": start["directory"]},
+        )
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(start).encode() + b"\n")
+        return SpawnedProcess(process)
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def log_descriptor() -> int | None:
+    """Where a worker's output goes: to the log of its agent, never to the agent's output, which Spark reads."""
+    return sys.__stderr__.fileno() if sys.__stderr__ is not None else None
+
+
+def worker_environment() -> dict[str, str]:
+    """This process's, without the secret of the REST API; times of user code are UTC's."""
+    inherited = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
+    return inherited | {"PYTHONPATH": os.pathsep.join(_import_path()), "TZ": "UTC"}
+
+
+def _import_path() -> list[str]:
+    """This process's import path, without Spark's zipped copy of pyspark where the interpreter has it installed.
+
+    A zip has no compiled modules: importing from it takes seconds of each worker's start.
+    """
+    path = [entry for entry in sys.path if entry]
+    if any((Path(entry) / "pyspark" / "__init__.py").is_file() for entry in path):
+        return [entry for entry in path if not (entry.endswith(".zip") and Path(entry).name.startswith(_ZIPPED))]
+    return path

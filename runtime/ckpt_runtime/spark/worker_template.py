@@ -1,0 +1,181 @@
+"""Workers from a template: a process that has imported everything and loaded the kernels, and forks itself.
+
+The first worker of an agent takes as long as a cold one, each further one some hundredths of a second, and they share
+the template's memory. Linux only: elsewhere libraries do not survive a fork, and there are no process descriptors.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from ckpt_runtime.spark.processes import AdoptedProcess
+from ckpt_runtime.spark.worker_processes import log_descriptor, worker_environment
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGE = 1 << 16
+_CODE_WAIT_S = 1.0
+"""The template reaps a worker and tells its exit code as soon as it has ended."""
+
+
+class ForkedProcess:
+    """A worker that the template forks when it is ready. The agent holds the writing end of its ``pipe``."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe: int | None = pipe
+        self._lock = threading.Lock()
+        self._answered = threading.Event()
+        self._reaped = threading.Event()
+        self._process: AdoptedProcess | None = None
+        self._killed = False
+        self._code: int | None = None
+
+    def begun(self, pid: int, started: int) -> None:
+        """The template has forked it."""
+        try:
+            process = AdoptedProcess(pid, started)
+        except OSError:
+            process = None  # it has ended already, as the template will say
+        with self._lock:
+            self._process = process
+            if self._killed and process is not None:
+                process.kill()
+        self._answered.set()
+
+    def ended(self, code: int | None) -> None:
+        """The template has reaped it, never had it, or is gone and can say nothing more: None."""
+        self._code = code
+        self._reaped.set()
+        self._answered.set()
+
+    def kill(self) -> None:
+        """Also one that is still to be forked."""
+        with self._lock:
+            self._killed = True
+            if self._process is not None:
+                self._process.kill()
+
+    def wait(self) -> int | None:
+        self._answered.wait()
+        if self._process is not None:
+            self._process.wait()
+        self._reaped.wait(_CODE_WAIT_S)
+        self.let_go()
+        return self._code
+
+    def let_go(self) -> None:
+        with self._lock:
+            pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            os.close(pipe)
+
+
+class WorkerTemplate:
+    """The agent's side of one template process (see ``template_main.py``), which ends with the connection to it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._workers: dict[str, ForkedProcess] = {}
+        self._lost = False
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "ckpt_runtime.spark.template_main", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=log_descriptor(),
+                env=worker_environment(),
+                pass_fds=[theirs.fileno()],
+            )
+        except BaseException:
+            self._connection.close()
+            raise
+        finally:
+            theirs.close()
+        threading.Thread(target=self._listen, name="worker-template", daemon=True).start()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the process is gone: it forks no more. Its workers live on."""
+        return self._lost
+
+    def fork(self, start: Mapping[str, Any]) -> ForkedProcess:
+        """Asks for a worker. Raises OSError when the process is gone or there are no descriptors left."""
+        ours: int
+        theirs, ours = os.pipe()
+        worker = ForkedProcess(ours)
+        try:
+            with self._lock:
+                if self._lost:
+                    raise BrokenPipeError("the template process is gone")
+                self._workers[start["worker"]] = worker
+            socket.send_fds(self._connection, [json.dumps(start).encode()], [theirs])
+        except OSError:
+            with self._lock:
+                self._workers.pop(start["worker"], None)
+            worker.let_go()
+            raise
+        finally:
+            os.close(theirs)
+        return worker
+
+    def close(self) -> None:
+        """Also one that is still importing, or that has been asked for workers which nobody wants any more."""
+        self._process.kill()
+        self._process.wait()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                data = self._connection.recv(MAX_MESSAGE)
+            except OSError:
+                data = b""
+            if not data:
+                break
+            self._take(json.loads(data))
+        with self._lock:
+            self._lost = True
+            workers, self._workers = list(self._workers.values()), {}
+        for worker in workers:
+            worker.ended(None)
+        self._connection.close()
+        self._process.wait()
+
+    def _take(self, message: Mapping[str, Any]) -> None:
+        with self._lock:
+            worker = self._workers.get(message["worker"])
+        if worker is None:
+            return
+        match message["type"]:
+            case "forked":
+                worker.begun(message["pid"], message["started"])
+                return
+            case "failed":
+                logger.warning("worker %s cannot be forked: %s", message["worker"], message["reason"])
+        worker.ended(message.get("code"))
+        with self._lock:
+            self._workers.pop(message["worker"], None)
+
+
+class Forker:
+    """Starts a template when the first worker is asked for, and another when that one is lost."""
+
+    def __init__(self) -> None:
+        self._template: WorkerTemplate | None = None
+
+    def start(self, start: Mapping[str, Any]) -> ForkedProcess:
+        if self._template is None or self._template.lost:
+            self._template = WorkerTemplate()
+        return self._template.fork(start)
+
+    def close(self) -> None:
+        if self._template is not None:
+            self._template.close()
+            self._template = None

@@ -1,0 +1,216 @@
+"""Real workers, forked from a real template that a real agent starts; the driver's side is the test."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_runtime.client.session_command import TOKEN_VARIABLE
+from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint, Message, Peer
+from ckpt_runtime.spark import processes
+from ckpt_runtime.spark.slot_agent import AgentParameters, SlotAgent
+from tests.support.processes import children, command_name, living
+
+TIMEOUT_S = 60
+
+pytestmark = pytest.mark.skipif(not processes.machine(), reason="no process descriptors here")
+
+
+class Driver:
+    """The agent and its workers, as they connect."""
+
+    def __init__(self) -> None:
+        self.agent: Peer | None = None
+        self.workers: dict[str, Peer] = {}
+        self.messages: list[Message] = []
+        self.lost: list[Peer] = []
+
+    def welcome(self, peer: Peer) -> None:
+        peer.listener = self
+        if peer.hello["role"] == "agent":
+            self.agent = peer
+        else:
+            self.workers[peer.hello["worker"]] = peer
+
+    def peer_message(self, peer: Peer, message: Message) -> None:
+        if peer is self.agent:
+            self.messages.append(message)
+
+    def peer_lost(self, peer: Peer, reason: str) -> None:
+        self.lost.append(peer)
+
+    def send(self, **message: Any) -> None:
+        assert self.agent is not None
+        self.agent.send(message)
+
+    async def started(self, *names: str) -> list[int]:
+        """Their process ids, once they have connected."""
+        for name in names:
+            self.send(type="spawn", worker=name)
+        await until(lambda: all(name in self.workers for name in names))
+        return [self.workers[name].hello["pid"] for name in names]
+
+    async def exited(self, name: str) -> int | None:
+        """The exit code that the agent reports."""
+        await until(lambda: any(message.get("worker") == name for message in self.messages))
+        (code,) = [message["code"] for message in self.messages if message.get("worker") == name]
+        return code
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for something that another process does."""
+    for _ in range(TIMEOUT_S * 200):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it never happened")
+
+
+def run(test: Callable[[Driver], Coroutine[Any, Any, None]], *, shut_down: bool = True) -> None:
+    async def inside() -> None:
+        driver = Driver()
+        endpoint = ControlEndpoint("127.0.0.1", "secret", driver.welcome)
+        port = await endpoint.start()
+        agent = SlotAgent(AgentParameters("127.0.0.1", port, "secret", 3), 1)
+        running = asyncio.get_running_loop().run_in_executor(None, agent.run)
+        try:
+            await until(lambda: driver.agent is not None)
+            await test(driver)
+            if shut_down:
+                driver.send(type="shutdown")
+            await asyncio.wait_for(running, TIMEOUT_S)
+        finally:
+            await endpoint.stop()
+
+    before = set(children(os.getpid()))
+    asyncio.run(inside())
+    assert not set(children(os.getpid())) - before
+
+
+def template() -> int:
+    (pid,) = [pid for pid in children(os.getpid()) if command_name(pid) == processes.TEMPLATE]
+    return pid
+
+
+def environment(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/environ").read_bytes()
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the workers' temporary files lie."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_workers_share_a_template_and_live_and_die_by_themselves(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+
+    async def test(driver: Driver) -> None:
+        pids = await driver.started("w1", "w2", "w3")
+        assert len(set(pids)) == 3
+        assert {command_name(pid) for pid in pids} == {processes.WORKER}
+        assert set(pids) <= set(children(template()))
+        assert TOKEN_VARIABLE.encode() not in environment(pids[0])
+        assert len(os.listdir(directory)) == 3
+
+        driver.send(type="kill", worker="w1")
+        assert await driver.exited("w1") == -signal.SIGKILL
+        os.kill(pids[1], signal.SIGTERM)
+        assert await driver.exited("w2") == -signal.SIGTERM
+        driver.workers["w3"].send({"type": "shutdown"})
+        assert await driver.exited("w3") == 0
+        assert not living(pids)
+
+        (again,) = await driver.started("w4")
+        assert again in children(template())
+        await until(lambda: len(os.listdir(directory)) == 1)
+
+    run(test)
+    assert not list(directory.iterdir())
+
+
+def test_a_worker_that_is_killed_before_it_is_forked_never_works(directory: Path) -> None:
+    async def test(driver: Driver) -> None:
+        driver.send(type="spawn", worker="w1")
+        driver.send(type="kill", worker="w1")
+        assert await driver.exited("w1") == -signal.SIGKILL
+        await driver.started("w2")
+
+    run(test)
+    assert not list(directory.iterdir())
+
+
+def test_an_agent_that_ends_while_its_template_starts_leaves_nothing(directory: Path) -> None:
+    async def test(driver: Driver) -> None:
+        driver.send(type="spawn", worker="w1")
+        await until(lambda: any(command_name(pid) == processes.TEMPLATE for pid in children(os.getpid())))
+
+    run(test)
+    assert not list(directory.iterdir())
+
+
+def test_workers_outlive_their_template_and_the_next_one_comes_when_it_is_needed() -> None:
+    async def test(driver: Driver) -> None:
+        pids = await driver.started("w1", "w2")
+        old = template()
+        os.kill(old, signal.SIGKILL)
+        await until(lambda: not living([old]))
+        assert living(pids) == pids
+        driver.send(type="kill", worker="w1")
+        assert await driver.exited("w1") is None
+        driver.send(type="spawn", worker="w3")
+        await until(lambda: "w3" in driver.workers)
+        assert template() != old
+
+    run(test)
+
+
+def test_kept_workers_outlive_agent_and_template(directory: Path) -> None:
+    kept: list[int] = []
+
+    async def test(driver: Driver) -> None:
+        kept.extend(await driver.started("w1", "w2"))
+        driver.send(type="shutdown", keep=["w1"])
+        await until(lambda: driver.workers["w2"] in driver.lost)
+        await until(lambda: living(kept) == kept[:1])
+        assert driver.workers["w1"] not in driver.lost
+        driver.workers["w1"].send({"type": "shutdown"})
+        await until(lambda: not living(kept))
+
+    run(test, shut_down=False)
+    assert not list(directory.iterdir())
+
+
+def test_a_template_that_is_gone_in_the_moment_of_asking_is_told_of_like_a_worker_that_ended() -> None:
+    async def test(driver: Driver) -> None:
+        driver.send(type="spawn", worker="w1")
+        await until(lambda: any(command_name(pid) == processes.TEMPLATE for pid in children(os.getpid())))
+        os.kill(template(), signal.SIGKILL)
+        assert await driver.exited("w1") is None
+        await driver.started("w2")
+
+    run(test)
+
+
+def test_forks_do_not_draw_the_same_numbers(tmp_path: Path) -> None:
+    """Only one of both generators sees to itself; user code may use either."""
+    import numpy as np
+
+    from ckpt_runtime.spark.worker_main import _reseed
+
+    drawn = []
+    for _ in range(2):
+        np.random.seed(7)
+        _reseed()
+        drawn.append(np.random.random())
+    assert drawn[0] != drawn[1]
