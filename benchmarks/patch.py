@@ -3,11 +3,15 @@
 Windows with a PATCH every 200 ms alternate with windows without, in the order ABBA so that a drift of the machine hits
 both alike. High availability is on: a PATCH is answered when it is stored. Each PATCH is followed by a GET of the
 effective configuration, and the windows without PATCH send the same GETs: the difference is the PATCH alone.
+
+The rates of windows scatter by far more than a PATCH costs. ``driver_cpu_percent`` does not: how much more of all
+processors the driver uses while it is patched, which is what the job loses when it could use all of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
@@ -16,6 +20,7 @@ from pathlib import Path
 
 from benchmarks.harness import BenchmarkError, BenchmarkJob, emit, parser_for, percentile, progress, run_main, session
 from benchmarks.keyed_run import WARM_UP_S, check
+from benchmarks.process_tree import driver_cpu_s
 from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
 from ckpt_runtime.client.clients import CkptClient
 
@@ -34,11 +39,12 @@ ORDER = (False, True, True, False)
 
 @dataclass
 class Measured:
-    """``patched`` and ``quiet`` are rows per second, one for each window."""
+    """One figure a window: ``patched`` and ``quiet`` rows per second, ``cpu_s`` processors that the driver used."""
 
     effective_ms: list[float] = field(default_factory=list)
     patched: list[float] = field(default_factory=list)
     quiet: list[float] = field(default_factory=list)
+    cpu_s: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
     peak_rss_mb: int = 0
 
     @property
@@ -52,6 +58,12 @@ class Measured:
         errors = (statistics.variance(rates) / len(rates) for rates in (self.patched, self.quiet))
         return float(100 * sum(errors) ** 0.5 / statistics.fmean(self.quiet))
 
+    @property
+    def driver_cpu_percent(self) -> float:
+        """More of all processors, with PATCH than without."""
+        more = statistics.fmean(self.cpu_s[True]) - statistics.fmean(self.cpu_s[False])
+        return 100 * more / (os.cpu_count() or 1)
+
 
 def main() -> None:
     """The command line."""
@@ -64,6 +76,7 @@ def main() -> None:
         "effective_ms_p95": percentile(measured.effective_ms, 0.95),
         "dip_percent": round(measured.dip_percent, 2),
         "dip_error_percent": round(measured.dip_error_percent, 2),
+        "driver_cpu_percent": round(measured.driver_cpu_percent, 2),
         "patches": len(measured.effective_ms),
         "rows_per_s_quiet": round(statistics.fmean(measured.quiet)),
     }
@@ -88,16 +101,16 @@ def measure(options: argparse.Namespace) -> Measured:
             job.let_run(min(WARM_UP_S, options.seconds))
             windows = max(MIN_WINDOWS, round(options.seconds / WINDOW_S))
             for number in range(windows + windows % 2):
-                _window(running.client, job, measured, patching=ORDER[number % len(ORDER)])
+                _window(running.client, job, running.info.pid, measured, patching=ORDER[number % len(ORDER)])
             progress("draining and checking")
             check(job, job.drain(), KEYS)
             measured.peak_rss_mb = running.peak_rss_mb
     return measured
 
 
-def _window(client: CkptClient, job: BenchmarkJob, measured: Measured, *, patching: bool) -> None:
+def _window(client: CkptClient, job: BenchmarkJob, session_pid: int, measured: Measured, *, patching: bool) -> None:
     before = job.report()
-    begin = time.monotonic()
+    begin, cpu_before = time.monotonic(), driver_cpu_s(session_pid)
     for number in range(round(WINDOW_S / PATCH_EVERY_S)):
         time.sleep(max(0.0, begin + number * PATCH_EVERY_S - time.monotonic()))
         if patching:
@@ -105,6 +118,7 @@ def _window(client: CkptClient, job: BenchmarkJob, measured: Measured, *, patchi
         else:
             client.checkpoint_config(job.id)
     time.sleep(max(0.0, begin + WINDOW_S - time.monotonic()))
+    measured.cpu_s[patching].append((driver_cpu_s(session_pid) - cpu_before) / (time.monotonic() - begin))
     job.check_alive()
     rate = job.report().rows_per_s_since(before)
     (measured.patched if patching else measured.quiet).append(rate)

@@ -58,6 +58,20 @@ def workers_of(root_pid: int) -> list[psutil.Process]:
     return found
 
 
+def driver_cpu_s(root_pid: int) -> float:
+    """Processor seconds that the driver has used so far, its JVM included: all of the session but what tasks run in."""
+    tasks = {child.pid for worker in workers_of(root_pid) for child in (worker, *worker.parents())}
+    total = 0.0
+    for process in processes_of(root_pid):
+        try:
+            if process.pid == root_pid or process.pid not in tasks:
+                times = process.cpu_times()
+                total += times.user + times.system
+        except psutil.Error:
+            continue
+    return total
+
+
 def agent_of(worker: psutil.Process) -> psutil.Process | None:
     """The slot agent that started or adopted a worker; None when there is none."""
     return next((process for process in processes_of(os.getsid(worker.pid)) if _holds(process, worker)), None)

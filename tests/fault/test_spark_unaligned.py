@@ -16,7 +16,7 @@ from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.spark.launch import SessionInfo, start_session, stop_session
-from tests.support.jobs import PIPELINES, fast
+from tests.support.jobs import PIPELINES, UNALIGNED
 from tests.support.outputs import assert_sequence, visible
 from tests.support.processes import living
 from tests.support.spark_sessions import wait_until
@@ -31,13 +31,6 @@ POLICIES = {
     ),
     "aligned": CheckpointConfigPatch(unaligned=False),
 }
-CONFIGURATION = fast(
-    execution__checkpointing__unaligned__enabled="true",
-    execution__checkpointing__externalized_checkpoint_retention="RETAIN_ON_CANCELLATION",
-    execution__checkpointing__tolerable_failed_checkpoints="100",
-    taskmanager__network__buffer__max_rows="512",
-    pipeline__max_parallelism="64",
-)
 
 
 @dataclass
@@ -57,7 +50,7 @@ class HeldBackJob:
             entry_point="sequence:pipeline",
             arguments=tuple(arguments),
             parallelism=parallelism,
-            configuration={**CONFIGURATION, "execution.checkpointing.dir": str(self.directory / "checkpoints")},
+            configuration={**UNALIGNED, "execution.checkpointing.dir": str(self.directory / "checkpoints")},
             savepoint_path=savepoint,
         )
         self.job_id = self.client.run_pipeline(self.client.upload_pipeline(*pack_pipeline(PIPELINES)), options)

@@ -13,17 +13,10 @@ from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointConfigPa
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.jobmaster.gateway import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import SequenceJob, fast
+from tests.support.jobs import UNALIGNED, SequenceJob
 from tests.support.outputs import assert_sequence, visible
 
 SLEEP_MS = 0.1
-UNALIGNED = fast(
-    execution__checkpointing__unaligned__enabled="true",
-    execution__checkpointing__externalized_checkpoint_retention="RETAIN_ON_CANCELLATION",
-    execution__checkpointing__tolerable_failed_checkpoints="100",
-    taskmanager__network__buffer__max_rows="512",
-    pipeline__max_parallelism="64",
-)
 POLICIES = [
     CheckpointConfigPatch(aligned_timeout_ms=50),
     CheckpointConfigPatch(aligned_timeout_ms=0, max_inflight_data_bytes=20_000),

@@ -81,6 +81,7 @@ def test_patch_measures_and_checks_itself() -> None:
         "effective_ms_p95",
         "dip_percent",
         "dip_error_percent",
+        "driver_cpu_percent",
         "patches",
         "rows_per_s_quiet",
     }

@@ -33,6 +33,16 @@ def fast(**changes: str | None) -> dict[str, str]:
     return configuration
 
 
+UNALIGNED: Mapping[str, str] = fast(
+    execution__checkpointing__unaligned__enabled="true",
+    execution__checkpointing__externalized_checkpoint_retention="RETAIN_ON_CANCELLATION",
+    execution__checkpointing__tolerable_failed_checkpoints="100",
+    taskmanager__network__buffer__max_rows="512",
+    pipeline__max_parallelism="64",
+)
+"""Unaligned checkpoints that stay, of a job which may be rescaled; small buffers, so that there are many."""
+
+
 @dataclass
 class SequenceJob:
     """The ``sequence`` pipeline in a directory of its own: ``out`` for its sinks, ``faults`` for injected failures."""
