@@ -47,7 +47,7 @@ class NumbersSource(SourceOperator):
         self._columns(np.empty(0, dtype=np.int64))
 
     def poll(self) -> SourceStatus:
-        wanted = min(self._batch_rows, self._pacer.allowance())
+        wanted = min(self._batch_rows, self.most_rows, self._pacer.allowance())
         if wanted <= 0:
             return SourceStatus.NOTHING_AVAILABLE
         rows = _new_column(wanted)

@@ -59,7 +59,7 @@ class ReplaySource(SourceOperator):
             if self._chunk is None:
                 return SourceStatus.END_OF_INPUT
         row, batch = self._chunk
-        count = min(self._pacer.allowance(), batch.num_rows)
+        count = min(self._pacer.allowance(), self.most_rows, batch.num_rows)
         if count <= 0:
             return SourceStatus.NOTHING_AVAILABLE
         self._pacer.spend(count)

@@ -156,7 +156,13 @@ class SourceStatus(Enum):
 
 
 class SourceOperator(Operator):
-    """Head of a chain without inputs. State (positions) lies in ``operator_state``."""
+    """Head of a chain without inputs. State (positions) lies in ``operator_state``.
+
+    ``most_rows`` is how many rows the next poll should emit at most: the subtask adapts it to what the operators behind
+    the source take for a row, since no barrier and no mail gets in between before they have processed them all.
+    """
+
+    most_rows: int = 1 << 20
 
     @abstractmethod
     def poll(self) -> SourceStatus:

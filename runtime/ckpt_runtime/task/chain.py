@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement
-from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
+from ckpt_runtime.operators.operator import Operator, OperatorContext
 from ckpt_runtime.task.in_flight import CapturedChannel
 from ckpt_runtime.task.output import ResultPartition
 
@@ -15,13 +15,15 @@ from ckpt_runtime.task.output import ResultPartition
 class _NextOperator:
     """An operator's output inside a chain: a plain call into the next operator."""
 
-    __slots__ = ("_next",)
+    __slots__ = ("_next", "rows")
 
     def __init__(self, operator: Operator) -> None:
         self._next = operator
+        self.rows = 0
 
     def emit(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows:
+            self.rows += batch.num_rows
             self._next.process_batch(batch, 0)
 
     def emit_watermark(self, timestamp_ms: int) -> None:
@@ -123,7 +125,13 @@ class OperatorChain:
         self.operators = list(operators)
         self.contexts = list(contexts)
         self.end = end
+        self._outputs: list[_NextOperator | ChainEnd] = [*map(_NextOperator, self.operators[1:]), end]
         self._opened = 0
+
+    @property
+    def head_rows(self) -> int:
+        """Rows that the head has emitted so far."""
+        return self._outputs[0].rows
 
     @property
     def head(self) -> Operator:
@@ -132,11 +140,8 @@ class OperatorChain:
     def open(self) -> None:
         """Opens from the tail to the head, so that an operator may emit while it opens."""
         for position in reversed(range(len(self.operators))):
-            output: Output = self.end
-            if position + 1 < len(self.operators):
-                output = _NextOperator(self.operators[position + 1])
             self._opened += 1
-            self.operators[position].open(self.contexts[position], output)
+            self.operators[position].open(self.contexts[position], self._outputs[position])
 
     @property
     def has_work_left(self) -> bool:

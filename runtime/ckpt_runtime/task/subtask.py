@@ -36,6 +36,7 @@ from ckpt_runtime.task.input_debloating import InputDebloating
 from ckpt_runtime.task.metrics import SubtaskMetrics
 from ckpt_runtime.task.restored_input import RestoredInput, RestoredRows, RestoredWatermark
 from ckpt_runtime.task.rows_in_work import RowsInWork
+from ckpt_runtime.task.slice_size import SliceSize
 from ckpt_runtime.task.subtask_checkpoints import Snapshot, SubtaskCheckpoints
 from ckpt_runtime.task.watermark_valve import WatermarkValve
 
@@ -106,6 +107,7 @@ class Subtask:
         self._mails: deque[Callable[[], None]] = deque()
         self._source = chain.head if isinstance(chain.head, SourceOperator) else None
         self._source_idle_until: float | None = None
+        self._poll_size = SliceSize() if len(chain.operators) > 1 else None
         self._timers: list[int | None] = [None] * len(chain.operators)
         self._next_timer: int | None = None
         self._valve = WatermarkValve(len(gate.channels))
@@ -271,13 +273,23 @@ class Subtask:
         if self._source_idle_until is not None and monotonic < self._source_idle_until:
             return False
         self._source_idle_until = None
-        match source.poll():
+        match source.poll() if self._poll_size is None else self._poll_slice(source, self._poll_size):
             case SourceStatus.NOTHING_AVAILABLE:
                 self._source_idle_until = monotonic + source.idle_ms()
                 return False
             case SourceStatus.END_OF_INPUT:
                 self._end_data(drain=True)
         return True
+
+    def _poll_slice(self, source: SourceOperator, size: SliceSize) -> SourceStatus:
+        """A poll that the operators behind the source are done with in a short time, as with rows from a channel."""
+        before, start = self.chain.head_rows, self._host.monotonic_ms()
+        source.most_rows = size.rows
+        status = source.poll()
+        rows = self.chain.head_rows - before
+        if rows:
+            size.took(rows, self._host.monotonic_ms() - start)
+        return status
 
     def _process(self, channel: InputChannel, element: object) -> None:
         if self.checkpoints.records and isinstance(element, pa.RecordBatch | pa.Buffer | Watermark):

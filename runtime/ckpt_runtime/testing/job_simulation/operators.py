@@ -304,7 +304,7 @@ class RowSource(SourceOperator):
         self._turn += 1
         split = left[self._turn % len(left)]
         first = self._positions[split]
-        last = min(first + self._batch_rows, self._length(split))
+        last = min(first + min(self._batch_rows, self.most_rows), self._length(split))
         rows = [self._rows.row(split + position * self._rows.splits) for position in range(first, last)]
         self._positions[split] = last
         self.output.emit(batch_of(rows))

@@ -206,7 +206,7 @@ class Recorder(Operator):
 
 
 class RecordingSource(Recorder, SourceOperator):
-    """Emits what ``script`` says, poll by poll: rows, or a status."""
+    """Emits what ``script`` says, poll by poll: rows, as many as it may, or a status."""
 
     def __init__(self, name: str, calls: list[Any], script: Sequence[pa.RecordBatch | SourceStatus]) -> None:
         super().__init__(name, calls)
@@ -217,7 +217,9 @@ class RecordingSource(Recorder, SourceOperator):
         following = self.script.pop(0) if self.script else SourceStatus.NOTHING_AVAILABLE
         if isinstance(following, SourceStatus):
             return following
-        self.output.emit(following)
+        if following.num_rows > self.most_rows:
+            self.script.insert(0, following.slice(self.most_rows))
+        self.output.emit(following.slice(0, self.most_rows))
         return SourceStatus.MORE_AVAILABLE
 
     def idle_ms(self) -> int:

@@ -74,6 +74,22 @@ class TestSource:
         bench.run()
         assert bench.out.elements == [[1], [2], [3]]
 
+    def test_mails_do_not_wait_for_more_than_a_few_slow_rows_of_the_operators_behind_it(self, kit: Any) -> None:
+        bench = kit.Bench(source=[kit.rows(*range(300)), kit.rows(*range(300, 500))], operators=2).open()
+        bench.row_ms = 1.0
+        waited = []
+        while bench.host.mono_ms < 500:
+            begun = bench.host.mono_ms
+            assert bench.subtask.step()
+            waited.append(bench.host.mono_ms - begun)
+        assert max(waited) <= 5
+        assert [row for batch in bench.out.elements for row in batch] == list(range(500))
+
+    def test_alone_it_emits_as_much_as_it_likes(self, kit: Any) -> None:
+        bench = kit.Bench(source=[kit.rows(*range(300))]).open()
+        bench.subtask.step()
+        assert bench.head.script == []
+
     def test_its_end_drains_the_chain(self, kit: Any) -> None:
         bench = kit.Bench(source=[kit.rows(1), SourceStatus.END_OF_INPUT], operators=2).open()
         bench.run()
