@@ -44,7 +44,11 @@ class ChainEnd:
 
     @property
     def has_room(self) -> bool:
-        return all(partition.has_room for partition in self.partitions)
+        # A plain loop: this is asked in every step.
+        for partition in self.partitions:
+            if not partition.has_room:
+                return False
+        return True
 
     def emit(self, batch: pa.RecordBatch) -> None:
         if not batch.num_rows:
@@ -183,7 +187,8 @@ def schema_without_dictionaries(schema: pa.Schema) -> pa.Schema | None:
     A dictionary column would carry its whole dictionary in every buffer.
     """
     kinds = [_plain_type(field.type) for field in schema]
-    if all(kind is field.type for kind, field in zip(kinds, schema, strict=True)):
+    # By value: Arrow makes a new object each time a field is asked for its type.
+    if all(kind == field.type for kind, field in zip(kinds, schema, strict=True)):
         return None
     fields = [field.with_type(kind) for kind, field in zip(kinds, schema, strict=True)]
     return pa.schema(fields, schema.metadata)

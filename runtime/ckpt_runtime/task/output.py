@@ -175,7 +175,10 @@ class ResultPartition:
     @property
     def has_room(self) -> bool:
         """Whether every channel can take another buffer."""
-        return all(subpartition.has_room for subpartition in self._subpartitions)
+        for subpartition in self._subpartitions:
+            if not subpartition.has_room:
+                return False
+        return True
 
     @property
     def flush_at(self) -> float | None:

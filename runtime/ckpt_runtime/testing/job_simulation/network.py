@@ -86,9 +86,13 @@ class Connection:
             return
         if kind is FrameKind.DATA:
             receiver.put(body if isinstance(body, pa.Buffer) else pa.py_buffer(body))
-            held = sum(isinstance(element, pa.Buffer) for element in receiver.queue)
-            if held > receiver.credit.window:
-                raise Violation(f"a channel holds {held} buffers, more than its {receiver.credit.window}")
+            window = receiver.credit.window
+            # Control elements need no credit, and there are more of them than buffers: count only when it may matter.
+            held = len(receiver.queue)
+            if held > window:
+                held = sum(isinstance(element, pa.Buffer) for element in receiver.queue)
+            if held > window:
+                raise Violation(f"a channel holds {held} buffers, more than its {window}")
         elif kind is FrameKind.CONTROL:
             element = decode_element(body)
             if isinstance(element, CheckpointBarrier):
