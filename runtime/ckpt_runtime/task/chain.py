@@ -116,8 +116,12 @@ class ChainEnd:
 
     @property
     def next_flush_ms(self) -> float | None:
-        due = [partition.flush_at for partition in self.partitions if partition.flush_at is not None]
-        return min(due) if due else None
+        due: float | None = None
+        for partition in self.partitions:
+            at = partition.flush_at
+            if at is not None and (due is None or at < due):
+                due = at
+        return due
 
 
 class OperatorChain:

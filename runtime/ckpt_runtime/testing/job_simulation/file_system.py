@@ -81,6 +81,14 @@ class SimulatedFileSystem(AbstractFileSystem, metaclass=_Single):
     protocol = PROTOCOL
     store: ClassVar[FileStore] = FileStore()
 
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return path.removeprefix(f"{PROTOCOL}://").rstrip("/")
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
+        return {}
+
     def open(self, path: str, mode: str = "rb", **_: Any) -> io.BytesIO:
         if mode == "rb":
             return io.BytesIO(self._content(path))

@@ -164,7 +164,7 @@ class World:
         runner.step()
 
     def _step_connection(self) -> bool:
-        busy = [connection for connection in self._connections.values() if connection.busy]
+        busy = [c for c in self._connections.values() if c.in_flight or c.returning or c.ready_to_send]
         if not busy:
             return False
         busy[int(self._random() * len(busy))].step(self._random())
@@ -501,6 +501,9 @@ class World:
         self._lanes.pop(("to", worker.number), None)
         for connection in self.connections_of(worker):
             connection.fail()
+        self._connections = {
+            key: connection for key, connection in self._connections.items() if connection.error is None
+        }
         self.runners_changed()
         self._lanes.setdefault(("from", worker.number), deque()).append((self._lost, (worker,)))
 
