@@ -45,7 +45,7 @@ class ChainEnd:
     @property
     def has_room(self) -> bool:
         # A plain loop: this is asked in every step.
-        for partition in self.partitions:
+        for partition in self.partitions:  # noqa: SIM110
             if not partition.has_room:
                 return False
         return True
@@ -102,12 +102,17 @@ class ChainEnd:
     @property
     def error(self) -> BaseException | None:
         """Why some channel is lost; None while all is well."""
-        return next((partition.error for partition in self.partitions if partition.error is not None), None)
+        for partition in self.partitions:
+            error = partition.error
+            if error is not None:
+                return error
+        return None
 
     def check(self) -> None:
         """Raises :attr:`error`."""
-        if self.error is not None:
-            raise self.error
+        error = self.error
+        if error is not None:
+            raise error
 
     def flush_due(self, now_ms: float) -> None:
         for partition in self.partitions:

@@ -175,7 +175,7 @@ class ResultPartition:
     @property
     def has_room(self) -> bool:
         """Whether every channel can take another buffer."""
-        for subpartition in self._subpartitions:
+        for subpartition in self._subpartitions:  # noqa: SIM110
             if not subpartition.has_room:
                 return False
         return True
@@ -195,7 +195,11 @@ class ResultPartition:
     @property
     def error(self) -> BaseException | None:
         """The ConnectionError of a channel that is lost; None while all is well."""
-        return next((known.error for known in self._subpartitions if known.error is not None), None)
+        for subpartition in self._subpartitions:
+            error = subpartition.error
+            if error is not None:
+                return error
+        return None
 
     def emit(self, batch: pa.RecordBatch) -> None:
         """Takes a batch of at least one row."""

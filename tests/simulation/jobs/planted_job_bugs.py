@@ -250,7 +250,7 @@ def _():
 
 @bug("a snapshot waits for a barrier that has left the output queues", "76.3")
 def _():
-    return [(SubtaskCheckpoints, "_settle_outputs", lambda self: False)]
+    return [(SubtaskCheckpoints, "settle_outputs", lambda self: False)]
 
 
 @bug("an end of a channel is no sign for a checkpoint", "FLIP-147")

@@ -86,7 +86,7 @@ class SimulatedFileSystem(AbstractFileSystem, metaclass=_Single):
         return path.removeprefix(f"{PROTOCOL}://").rstrip("/")
 
     @staticmethod
-    def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
+    def _get_kwargs_from_urls(_path: str) -> dict[str, Any]:
         return {}
 
     def open(self, path: str, mode: str = "rb", **_: Any) -> io.BytesIO:

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from random import Random
 from typing import Any
 
@@ -146,12 +146,8 @@ class World:
 
     def _step_subtask(self) -> bool:
         runners, now = self._runners, self.now
-        count = len(runners)
-        if not count:
-            return False
-        start = int(self._random() * count)
-        for offset in range(count):
-            runner = runners[(start + offset) % count]
+        start = int(self._random() * len(runners))
+        for runner in chain(runners[start:], runners[:start]):
             if runner.wakeup.awake or (runner.due is not None and runner.due <= now):
                 if runner.vertex in self.scenario.slow and self.choices.chaos and self._random() < 0.9:
                     return True
@@ -297,6 +293,10 @@ class World:
 
     def spend(self, millis: float) -> None:
         self.now += millis
+
+    @property
+    def source_rows(self) -> int:
+        return self.scenario.source_rows if self.choices.chaos else self.scenario.calm_source_rows
 
     def chance(self, kind: str, probability: float) -> bool:
         return self.choices.chaos and self.choices.chance(kind, probability)
