@@ -296,7 +296,8 @@ class World:
 
     @property
     def source_rows(self) -> int:
-        return self.scenario.source_rows if self.choices.chaos else self.scenario.calm_source_rows
+        scenario = self.scenario
+        return scenario.source_rows if self.choices.chaos else max(scenario.source_rows, scenario.calm_source_rows)
 
     def chance(self, kind: str, probability: float) -> bool:
         return self.choices.chaos and self.choices.chance(kind, probability)
