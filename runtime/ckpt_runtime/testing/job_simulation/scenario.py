@@ -31,9 +31,9 @@ _KINDS = weighted(ACTIONS)
 class Scenario(Schedule):
     """``parallelism`` by group of vertices. ``weights`` say how often what moves: subtasks, frames, messages, storage.
 
-    Sources emit ``source_rows`` at once, at least ``calm_source_rows`` when faults have ended: what is left to do then is
-    mostly done to see that the result is right. ``slow`` are vertices that rarely get their turn,
-    ``late_slots`` workers that hear late of the driver, ``skew_ms`` the wall clocks of the slots against the driver's.
+    Sources emit ``source_rows`` at once, at least ``calm_source_rows`` when faults have ended: what is left to do then
+    is mostly done to see that the result is right. ``slow`` are vertices that rarely get their turn, ``late_slots``
+    workers that hear late of the driver, ``skew_ms`` the wall clocks of the slots against the driver's.
     """
 
     topology: Topology
