@@ -238,7 +238,8 @@ class SimulatedWorker:
 
     def _write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
         job = self.job
-        if job is None or job.subtasks.get((subtask.vertex_id, subtask.index)) is not subtask:
+        current = job is not None and job.subtasks.get((subtask.vertex_id, subtask.index)) is subtask
+        if job is None or not current or subtask.state is not TaskState.RUNNING:
             snapshot.release()
             return
         vertex = job.deployment.graph.vertex(subtask.vertex_id)
