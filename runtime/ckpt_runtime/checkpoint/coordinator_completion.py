@@ -295,7 +295,8 @@ class CompletionLayer(TriggeringLayer):
             if number not in retained and not self._cleaner.is_cleaning(number):
                 self._cleaner.sweep(number, directory)
         shared, self._leftover_shared = self._leftover_shared, ()
-        self._unused_shared += tuple(path for path in shared if not self._registry.knows(path))
+        kept = self._kept_shared or frozenset()  # which the registry has let go of
+        self._unused_shared += tuple(path for path in shared if path not in kept and not self._registry.knows(path))
 
     # --- restore
 

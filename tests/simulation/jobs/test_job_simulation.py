@@ -22,7 +22,7 @@ from tests.simulation.checks import (
 from tests.simulation.jobs.planted_job_bugs import BUGS, ENOUGH
 
 SEEDS = int(os.environ.get("JOB_SIMULATION_SEEDS", "5000"))
-BLOCK = 250
+BLOCK = 1_000
 KEPT = read_seeds(Path(__file__).with_name("kept_job_seeds.txt"))
 
 
