@@ -43,10 +43,6 @@ _SEEN = pa.schema([("seen0", pa.int64()), ("seen1", pa.int64())])
 class Surroundings(Protocol):
     """What operators need of the simulated world."""
 
-    @property
-    def source_rows(self) -> int:
-        """How many rows a source emits at once."""
-
     def spend(self, millis: float) -> None:
         """Time passes while an operator works."""
 
@@ -283,8 +279,9 @@ class SinkOperator(SimulatedOperator):
 class RowSource(SourceOperator):
     """Reads its splits in turn; positions are list state. A watermark trails the slowest of its splits."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, batch_rows: int) -> None:
         self._place = place
+        self._batch_rows = batch_rows
         self._rows = place.sources[place.source]
 
     def open(self, context: OperatorContext, output: Output) -> None:
@@ -307,7 +304,7 @@ class RowSource(SourceOperator):
         self._turn += 1
         split = left[self._turn % len(left)]
         first = self._positions[split]
-        last = min(first + self._place.world.source_rows, self._length(split))
+        last = min(first + self._batch_rows, self._length(split))
         rows = [self._rows.row(split + position * self._rows.splits) for position in range(first, last)]
         self._positions[split] = last
         self.output.emit(batch_of(rows))

@@ -31,9 +31,8 @@ _KINDS = weighted(ACTIONS)
 class Scenario(Schedule):
     """``parallelism`` by group of vertices. ``weights`` say how often what moves: subtasks, frames, messages, storage.
 
-    Sources emit ``source_rows`` at once, at least ``calm_source_rows`` when faults have ended: what is left to do then
-    is mostly done to see that the result is right. ``slow`` are vertices that rarely get their turn, ``late_slots``
-    workers that hear late of the driver, ``skew_ms`` the wall clocks of the slots against the driver's.
+    ``slow`` are vertices that rarely get their turn, ``late_slots`` workers that hear late of the driver, ``skew_ms``
+    the wall clocks of the slots against the driver's.
     """
 
     topology: Topology
@@ -41,7 +40,6 @@ class Scenario(Schedule):
     submitted: CheckpointConfiguration
     options: dict[str, str]
     source_rows: int = 3
-    calm_source_rows: int = 1
     weights: tuple[float, float, float, float] = (6.0, 3.0, 1.5, 1.0)
     slow: frozenset[str] = frozenset()
     late_slots: frozenset[int] = frozenset()
@@ -84,7 +82,6 @@ def random_scenario(seed: int) -> Scenario:
         step_ms=rng.choice((0.05, 0.2, 0.4)),
         actions=_random_actions(rng),
         fault_scale=rng.choice((0.0, 0.5, 1.0, 2.0)),
-        calm_source_rows=rng.choice((1, 8, 8)),
     )
 
 

@@ -140,7 +140,7 @@ class SimulatedJob(DeployedJob):
         cost = vertex.cost_ms if head else 0.0
         place = Place(world, topology.sources, ordered, cost, probe, vertex.source)
         if kind == "source":
-            return RowSource(place)
+            return RowSource(place, world.scenario.source_rows)
         return OPERATORS[kind](place)
 
     def _threads(self, shared: Wakeup) -> list[TaskThread]:

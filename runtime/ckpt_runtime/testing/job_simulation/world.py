@@ -294,11 +294,6 @@ class World:
     def spend(self, millis: float) -> None:
         self.now += millis
 
-    @property
-    def source_rows(self) -> int:
-        scenario = self.scenario
-        return scenario.source_rows if self.choices.chaos else max(scenario.source_rows, scenario.calm_source_rows)
-
     def chance(self, kind: str, probability: float) -> bool:
         return self.choices.chaos and self.choices.chance(kind, probability)
 
