@@ -47,7 +47,7 @@ RARE = frozenset(
         "watermarks of old channels count for new ones",
     }
 )
-"""Those that take more than 60 seeds, one of them 364; ``make test-long`` looks for them."""
+"""Those that take more than 60 seeds, one of them some three hundred; ``make test-long`` looks for them."""
 
 
 bug = partial(registry.bug, bugs=BUGS)
