@@ -46,8 +46,12 @@ def plant(bugs: list[PlantedBug], name: str, monkeypatch: pytest.MonkeyPatch) ->
     planted = next(known for known in bugs if known.name == name)
     for owner, attribute, replacement in planted.patches():
         if isinstance(owner, dict):
+            assert attribute in owner, f"nothing is called {attribute!r}: the bug would not be one"
             monkeypatch.setitem(owner, attribute, replacement)
         else:
+            # A property may stand for an attribute of the instances.
+            known = hasattr(owner, attribute) or isinstance(replacement, property)
+            assert known, f"{owner} has no {attribute}: the bug would not be one"
             monkeypatch.setattr(owner, attribute, replacement, raising=False)
 
 

@@ -269,13 +269,15 @@ class BarrierHandler:
     @property
     def next_deadline_ms(self) -> int | None:
         """Wall clock: when DeadlinePassed is due."""
+        if not self._pending:
+            return None
         deadlines = [p.deadline_ms for p in self._pending.values() if p.may_turn and not p.overdue]
         return min(deadlines, default=None)
 
     @property
     def waits_for_room(self) -> bool:
         """Whether the oldest checkpoint turns unaligned as soon as its in-flight data fits the bound."""
-        return any(pending.measuring for pending in self._pending.values())
+        return bool(self._pending) and any(pending.measuring for pending in self._pending.values())
 
     def handle(self, event: BarrierEvent, now: Instant) -> list[BarrierEffect]:
         """Takes one event; returns what to do, in order. Raises :class:`BarrierProtocolError`, nothing changed then."""

@@ -131,16 +131,25 @@ class CompletionLayer(TriggeringLayer):
 
     # --- finalising
 
+    def _decide(self, now: Instant) -> None:
+        """Also goes on with what has waited for a checkpoint that is gone now."""
+        self._finalize_ready(now)
+        super()._decide(now)
+
     def _finalize_ready(self, now: Instant) -> None:
         """Starts what is complete: plain savepoints at once, all others one at a time and oldest first.
 
         One at a time, because a later checkpoint whose pointer came first would make completed ids fall, and because
-        nothing may be added to the store while the fate of an earlier pointer is unknown.
+        nothing may be added to the store while the fate of an earlier pointer is unknown. For the same reason what was
+        triggered behind a stop's savepoint, which no checkpoint subsumes, waits until that is complete or aborted.
         """
+        behind_stop = False
         for pending in self._abortable():
+            properties = pending.request.properties
             if pending.state is not PendingState.PENDING or pending.awaited:
+                behind_stop = behind_stop or properties.is_synchronous
                 continue
-            if pending.request.properties.notifies_and_subsumes and self._is_finalizing():
+            if properties.notifies_and_subsumes and (behind_stop or self._is_finalizing()):
                 continue
             vertex = pending.partly_finished_union_state(self._vertices)
             if vertex is None:
@@ -295,7 +304,8 @@ class CompletionLayer(TriggeringLayer):
             if number not in retained and not self._cleaner.is_cleaning(number):
                 self._cleaner.sweep(number, directory)
         shared, self._leftover_shared = self._leftover_shared, ()
-        self._unused_shared += tuple(path for path in shared if not self._registry.knows(path))
+        kept = self._kept_shared or frozenset()  # which the registry has let go of
+        self._unused_shared += tuple(path for path in shared if path not in kept and not self._registry.knows(path))
 
     # --- restore
 

@@ -151,7 +151,7 @@ class TriggeringLayer(CoordinatorBase):
 
     def _decide(self, now: Instant) -> None:
         """Triggers what may go. Called after everything that can make room."""
-        while True:
+        while not self._decider.is_empty:
             load = Load(
                 triggering=self._triggering is not None,
                 cleaning=self._cleaner.busy,

@@ -81,6 +81,11 @@ class CheckpointRequestDecider:
         insort(self._queue, request, key=lambda queued: queued.priority)
         return None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no request waits."""
+        return not self._queue
+
     def next(self, load: Load, now: int) -> tuple[Verdict, TriggerRequest | None]:
         """Takes the head off the queue if it may go, or if it is a periodic one inside the minimum pause."""
         if not self._queue or load.triggering or load.cleaning > load.max_concurrent:

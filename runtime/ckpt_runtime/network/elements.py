@@ -6,9 +6,10 @@ is JSON, since they are rare and small. No I/O here.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
+
+import orjson
 
 from ckpt_runtime.checkpoint.properties import CheckpointOptions
 
@@ -65,13 +66,13 @@ def encode_element(element: ControlElement) -> bytes:
             document = {"t": "end_of_data", "drain": drain}
         case EndOfPartition():
             document = {"t": "end_of_partition"}
-    return json.dumps(document, separators=(",", ":")).encode()
+    return orjson.dumps(document)
 
 
 def decode_element(content: bytes | memoryview) -> ControlElement:
     """The inverse of :func:`encode_element`. Raises ValueError for anything else."""
     try:
-        document = json.loads(bytes(content))
+        document = orjson.loads(content)
         match document["t"]:
             case "barrier":
                 return CheckpointBarrier(

@@ -104,7 +104,8 @@ class JobMachine:
         Raises :class:`UnexpectedJobEventError` when the state does not allow the event; nothing has changed then.
         """
         handler = self._handlers.get(type(event))
-        if handler is None or self._state not in _ONLY_IN.get(type(event), frozenset(JobState)):
+        only_in = _ONLY_IN.get(type(event))
+        if handler is None or (only_in is not None and self._state not in only_in):
             raise UnexpectedJobEventError(self._state, event)
         if not self._state.is_terminal:
             handler(event, now)

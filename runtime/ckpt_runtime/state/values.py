@@ -146,25 +146,28 @@ def _integer_coercer(state: str, field: str, kind: pa.DataType, nullable: bool) 
     return coerce
 
 
+_FAMILIES: tuple[tuple[str, Callable[[pa.DataType], bool]], ...] = (
+    ("integer", pa.types.is_integer),
+    ("bool", pa.types.is_boolean),
+    ("float", pa.types.is_floating),
+    ("str", pa.types.is_string),
+    ("str", pa.types.is_large_string),
+    ("bytes", pa.types.is_binary),
+    ("bytes", pa.types.is_large_binary),
+    ("decimal", pa.types.is_decimal),
+    ("date", pa.types.is_date),
+    ("timestamp", pa.types.is_timestamp),
+    ("duration", pa.types.is_duration),
+    ("map", pa.types.is_map),
+    ("list", pa.types.is_list),
+    ("list", pa.types.is_large_list),
+    ("struct", pa.types.is_struct),
+)
+
+
 def _family(kind: pa.DataType) -> str:
     """The kinds that share a check."""
-    checks: list[tuple[str, Callable[[pa.DataType], bool]]] = [
-        ("bool", pa.types.is_boolean),
-        ("float", pa.types.is_floating),
-        ("str", pa.types.is_string),
-        ("str", pa.types.is_large_string),
-        ("bytes", pa.types.is_binary),
-        ("bytes", pa.types.is_large_binary),
-        ("decimal", pa.types.is_decimal),
-        ("date", pa.types.is_date),
-        ("timestamp", pa.types.is_timestamp),
-        ("duration", pa.types.is_duration),
-        ("map", pa.types.is_map),
-        ("list", pa.types.is_list),
-        ("list", pa.types.is_large_list),
-        ("struct", pa.types.is_struct),
-    ]
-    return next((name for name, test in checks if test(kind)), "integer" if pa.types.is_integer(kind) else "other")
+    return next((name for name, test in _FAMILIES if test(kind)), "other")
 
 
 # Exact types whose values need no further look; narrow floats do, as they are rounded.

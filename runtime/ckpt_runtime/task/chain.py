@@ -46,7 +46,11 @@ class ChainEnd:
 
     @property
     def has_room(self) -> bool:
-        return all(partition.has_room for partition in self.partitions)
+        # A plain loop: this is asked in every step.
+        for partition in self.partitions:  # noqa: SIM110
+            if not partition.has_room:
+                return False
+        return True
 
     def emit(self, batch: pa.RecordBatch) -> None:
         if not batch.num_rows:
@@ -100,12 +104,17 @@ class ChainEnd:
     @property
     def error(self) -> BaseException | None:
         """Why some channel is lost; None while all is well."""
-        return next((partition.error for partition in self.partitions if partition.error is not None), None)
+        for partition in self.partitions:
+            error = partition.error
+            if error is not None:
+                return error
+        return None
 
     def check(self) -> None:
         """Raises :attr:`error`."""
-        if self.error is not None:
-            raise self.error
+        error = self.error
+        if error is not None:
+            raise error
 
     def flush_due(self, now_ms: float) -> None:
         for partition in self.partitions:
@@ -114,8 +123,12 @@ class ChainEnd:
 
     @property
     def next_flush_ms(self) -> float | None:
-        due = [partition.flush_at for partition in self.partitions if partition.flush_at is not None]
-        return min(due) if due else None
+        due: float | None = None
+        for partition in self.partitions:
+            at = partition.flush_at
+            if at is not None and (due is None or at < due):
+                due = at
+        return due
 
 
 class OperatorChain:
@@ -188,7 +201,8 @@ def schema_without_dictionaries(schema: pa.Schema) -> pa.Schema | None:
     A dictionary column would carry its whole dictionary in every buffer.
     """
     kinds = [_plain_type(field.type) for field in schema]
-    if all(kind is field.type for kind, field in zip(kinds, schema, strict=True)):
+    # By value: Arrow makes a new object each time a field is asked for its type.
+    if all(kind == field.type for kind, field in zip(kinds, schema, strict=True)):
         return None
     fields = [field.with_type(kind) for kind, field in zip(kinds, schema, strict=True)]
     return pa.schema(fields, schema.metadata)

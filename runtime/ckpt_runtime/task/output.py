@@ -175,7 +175,10 @@ class ResultPartition:
     @property
     def has_room(self) -> bool:
         """Whether every channel can take another buffer."""
-        return all(subpartition.has_room for subpartition in self._subpartitions)
+        for subpartition in self._subpartitions:  # noqa: SIM110
+            if not subpartition.has_room:
+                return False
+        return True
 
     @property
     def flush_at(self) -> float | None:
@@ -192,7 +195,11 @@ class ResultPartition:
     @property
     def error(self) -> BaseException | None:
         """The ConnectionError of a channel that is lost; None while all is well."""
-        return next((known.error for known in self._subpartitions if known.error is not None), None)
+        for subpartition in self._subpartitions:
+            error = subpartition.error
+            if error is not None:
+                return error
+        return None
 
     def emit(self, batch: pa.RecordBatch) -> None:
         """Takes a batch of at least one row."""

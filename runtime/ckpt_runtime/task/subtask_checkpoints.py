@@ -118,6 +118,8 @@ class _OpenSnapshot:
     recording: set[int] = field(default_factory=set)
     all_barriers: bool = False
     waits_for_outputs: bool = False
+    alignment_ms: int = 0
+    processed_bytes: int = 0
 
 
 class SubtaskCheckpoints:
@@ -162,7 +164,7 @@ class SubtaskCheckpoints:
     def has_settled_outputs(self) -> bool:
         """Whether a barrier for which a snapshot waits has left the output queues: :meth:`work` has something to do."""
         end = self._subtask.chain.end
-        return any(
+        return bool(self._open) and any(
             snapshot.waits_for_outputs and not end.holds_barrier(checkpoint_id)
             for checkpoint_id, snapshot in self._open.items()
         )
@@ -344,14 +346,8 @@ class SubtaskCheckpoints:
             return
         processed = self._subtask.metrics.bytes_in
         snapshot.all_barriers = True
-        snapshot.snapshot = replace(
-            snapshot.snapshot,
-            measures=replace(
-                snapshot.snapshot.measures,
-                alignment_ms=alignment_ms,
-                processed_bytes=processed - self._alignments.get(checkpoint_id, processed),
-            ),
-        )
+        snapshot.alignment_ms = alignment_ms
+        snapshot.processed_bytes = processed - self._alignments.get(checkpoint_id, processed)
         self._write_if_complete(checkpoint_id, snapshot)
 
     def settle_outputs(self) -> bool:
@@ -380,8 +376,12 @@ class SubtaskCheckpoints:
         if snapshot.all_barriers and not snapshot.waits_for_outputs:
             del self._open[checkpoint_id]
             in_flight = InFlight((*snapshot.restored, *snapshot.inputs.values()), tuple(snapshot.outputs))
-            measures = snapshot.snapshot.measures
-            measures = replace(measures, unaligned=measures.unaligned or not in_flight.is_empty)
+            measures = replace(
+                snapshot.snapshot.measures,
+                alignment_ms=snapshot.alignment_ms,
+                processed_bytes=snapshot.processed_bytes,
+                unaligned=snapshot.snapshot.measures.unaligned or not in_flight.is_empty,
+            )
             if not in_flight.is_empty:
                 self.persisted.begun(checkpoint_id)
             self._subtask.write(replace(snapshot.snapshot, in_flight=in_flight, measures=measures))

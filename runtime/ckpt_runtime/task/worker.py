@@ -36,7 +36,7 @@ from ckpt_runtime.task.deployment import Deployment
 from ckpt_runtime.task.restore import StateRestoreError, UnsupportedBackendError
 from ckpt_runtime.task.restored_input import UnreadableInFlightDataError
 from ckpt_runtime.task.snapshot_writer import write_snapshot
-from ckpt_runtime.task.subtask import Subtask
+from ckpt_runtime.task.subtask import Subtask, TaskState
 from ckpt_runtime.task.subtask_checkpoints import Snapshot
 
 logger = logging.getLogger(__name__)
@@ -238,7 +238,7 @@ class TaskWorker:
 
     def _write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
         job = self._job
-        if job is None or not _runs(job, subtask):
+        if job is None or not _is_awaited(job, subtask):
             snapshot.release()
             return
         start = time.monotonic()
@@ -253,7 +253,7 @@ class TaskWorker:
             reason = "IO_EXCEPTION" if isinstance(error, OSError) else "CHECKPOINT_ASYNC_EXCEPTION"
             self.decline(subtask, barrier.checkpoint_id, reason, f"{type(error).__name__}: {error}")
             return
-        if not _runs(self._job, subtask):
+        if not _is_awaited(self._job, subtask):
             written.discard()
             return
         self._report_subtask(
@@ -302,6 +302,16 @@ class TaskWorker:
 def _runs(job: DeployedJob | None, subtask: Subtask) -> bool:
     """Whether the subtask is of the present deployment; of an earlier one nobody waits for news."""
     return job is not None and job.subtasks.get((subtask.vertex_id, subtask.index)) is subtask
+
+
+def _is_awaited(job: DeployedJob | None, subtask: Subtask) -> bool:
+    """Whether anybody waits for a snapshot of the subtask.
+
+    A subtask may end while a checkpoint is pending, after a stop with savepoint for example. The coordinator aborts
+    what lacks its acknowledgement then; when all have ended the job's files are deleted, and what came later would
+    stay.
+    """
+    return _runs(job, subtask) and subtask.state is TaskState.RUNNING
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:

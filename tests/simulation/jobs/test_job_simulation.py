@@ -19,10 +19,10 @@ from tests.simulation.checks import (
     assert_shrinks,
     plant,
 )
-from tests.simulation.jobs.planted_job_bugs import BUGS, ENOUGH
+from tests.simulation.jobs.planted_job_bugs import BUGS, ENOUGH, RARE
 
-SEEDS = int(os.environ.get("JOB_SIMULATION_SEEDS", "1000"))
-BLOCK = 250
+SEEDS = int(os.environ.get("JOB_SIMULATION_SEEDS", "5000"))
+BLOCK = 1_000
 KEPT = read_seeds(Path(__file__).with_name("kept_job_seeds.txt"))
 
 
@@ -84,9 +84,10 @@ def test_the_reference_results() -> None:
 # --- the simulator is graded
 
 
-@pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", [planted.name for planted in BUGS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(bug.name, marks=[pytest.mark.long] if bug.name in RARE else []) for bug in BUGS]
+)
 def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(BUGS, name, monkeypatch)
     assert_found(JOBS, ENOUGH)

@@ -53,6 +53,8 @@ class KeyedState(ABC):
         self._checks: list[tuple[int, int, Key]] = []
         self._watched: set[Key] = set()
         self._sequence = 0
+        self._stored_schema: pa.Schema | None = None
+        self._descriptor: dict[str, Any] | None = None
 
     def parts(self) -> list[tuple[str, pa.Schema]]:
         """Prefix and schema of each part of a stored row: the key first, the value last."""
@@ -60,14 +62,18 @@ class KeyedState(ABC):
 
     def stored_schema(self) -> pa.Schema:
         """Schema of stored batches."""
-        fields = [field for prefix, schema in self.parts() for field in native_format.prefixed(schema, prefix)]
-        if self.ttl is not None:
-            fields.append(pa.field(EXPIRES_AT, pa.int64()))
-        return pa.schema(fields)
+        if self._stored_schema is None:
+            fields = [field for prefix, schema in self.parts() for field in native_format.prefixed(schema, prefix)]
+            if self.ttl is not None:
+                fields.append(pa.field(EXPIRES_AT, pa.int64()))
+            self._stored_schema = pa.schema(fields)
+        return self._stored_schema
 
     def descriptor(self) -> dict[str, Any]:
-        """Descriptor of the native section."""
-        return native_format.descriptor_of(self.kind, self.key_schema, self.stored_schema())
+        """Descriptor of the native section; made once, since each snapshot asks for it while no row is processed."""
+        if self._descriptor is None:
+            self._descriptor = native_format.descriptor_of(self.kind, self.key_schema, self.stored_schema())
+        return self._descriptor
 
     def clear(self, key: Key) -> None:
         """Removes everything under ``key``."""
@@ -135,7 +141,7 @@ class FrozenState:
             for chunk in self._view.chunks()
             for rows in _pieces(list(self._state.rows(chunk)))
         ]
-        write_batches(writer, self._state.name, self._descriptor, batches, owned, max_parallelism)
+        write_batches(writer, self._state.name, self._descriptor, self._schema, batches, owned, max_parallelism)
 
     def release(self) -> None:
         """Lets the owner merge again."""
@@ -160,12 +166,12 @@ def write_batches(
     writer: native_format.SectionWriter,
     name: str,
     descriptor: dict[str, Any],
+    schema: pa.Schema,
     batches: list[pa.RecordBatch],
     owned: KeyGroupRange,
     max_parallelism: int,
 ) -> None:
-    """Writes a section from batches in any key order."""
-    schema = native_format.schema_from_json(descriptor["schema"])
+    """Writes a section from batches of ``schema`` in any key order."""
     keys = [field.name for field in schema if field.name.startswith(KEY_PREFIX)]
     groups = [
         key_groups_of(hash_arrays([batch.column(key) for key in keys], keys), max_parallelism) for batch in batches

@@ -229,7 +229,7 @@ class FrozenRows:
             arrays = [batch.column(name) for name in self._spec.stored_columns]
             arrays.append(arrow_from_numpy(pa.uint8(), matched).cast(pa.bool_()))
             batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
-        write_batches(writer, self._spec.name, self._spec.descriptor(), batches, owned, max_parallelism)
+        write_batches(writer, self._spec.name, self._spec.descriptor(), schema, batches, owned, max_parallelism)
 
     def release(self) -> None:
         """Gives the columns up."""

@@ -80,6 +80,7 @@ class Snapshots:
         self._users: dict[str, CompletedCheckpoint] = {}
         self._latest: dict[int, CompletedCheckpoint] = {}
         self._protected: Counter[str] = Counter()
+        self._known: dict[int, tuple[CompletedCheckpoint, list[str]]] = {}
 
     def point_to(self, master: JobMaster, checkpoint: CompletedCheckpoint) -> None:
         key = (master.number, checkpoint.id)
@@ -99,7 +100,7 @@ class Snapshots:
         if checkpoint is not None:
             if retained:
                 self.keep(checkpoint)
-            self._protected -= Counter(_paths(checkpoint))
+            self._release(checkpoint)
 
     def keep(self, checkpoint: CompletedCheckpoint) -> None:
         """A user's from now on."""
@@ -111,28 +112,38 @@ class Snapshots:
         """No longer a user's, who also deletes the older ones of that run: files that both use are not theirs now."""
         if self._users.pop(checkpoint.directory, None) is None:
             return
-        self._protected -= Counter(_paths(checkpoint))
-        claimed = set(_paths(checkpoint))
+        self._release(checkpoint)
+        claimed = set(self._paths(checkpoint))
         for directory, other in list(self._users.items()):
             if other.job_id == checkpoint.job_id and not other.is_savepoint:
                 del self._users[directory]
-                self._protected -= Counter(_paths(other))
-                for path in _paths(other):
+                self._release(other)
+                for path in self._paths(other):
                     if path not in claimed and not self._protected[path]:
                         del self._world.files.files[path]
 
     def _protect(self, checkpoint: CompletedCheckpoint) -> None:
-        paths = _paths(checkpoint)
+        paths = self._paths(checkpoint)
         files = self._world.files.files
         missing = [path for path in paths if path not in files]
         if missing:
             raise Violation(f"checkpoint {checkpoint.id} in {checkpoint.directory} lacks files: {len(missing)}")
         self._protected.update(paths)
 
+    def _release(self, checkpoint: CompletedCheckpoint) -> None:
+        self._protected.subtract(self._paths(checkpoint))
+
+    def _paths(self, checkpoint: CompletedCheckpoint) -> list[str]:
+        """Found once: what a snapshot refers to does not change."""
+        known = self._known.get(id(checkpoint))
+        if known is None:
+            known = self._known[id(checkpoint)] = (checkpoint, _paths(checkpoint))
+        return known[1]
+
     def deleting(self, path: str) -> None:
         """Called before a file goes."""
         if self._protected[path]:
-            owners = [c.directory for c in (*self._pointers.values(), *self._users.values()) if path in _paths(c)]
+            owners = [c.directory for c in (*self._pointers.values(), *self._users.values()) if path in self._paths(c)]
             # Raised here it would look like a fault of the storage.
             self._world.broken = Violation(f"a file of {owners} is deleted")
 

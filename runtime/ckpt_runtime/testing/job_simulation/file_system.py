@@ -64,11 +64,30 @@ class _Written(io.BytesIO):
             self._store.put(self._path, content)
 
 
-class SimulatedFileSystem(AbstractFileSystem):
+class _Single(type(AbstractFileSystem)):  # type: ignore[misc]
+    """Makes one object for all: fsspec's own cache of objects takes more time than what is done with them here."""
+
+    _made: Any = None
+
+    def __call__(cls, *arguments: Any, **options: Any) -> Any:
+        if cls._made is None:
+            cls._made = super().__call__(*arguments, **options)
+        return cls._made
+
+
+class SimulatedFileSystem(AbstractFileSystem, metaclass=_Single):
     """See the module. ``store`` is the running schedule's."""
 
     protocol = PROTOCOL
     store: ClassVar[FileStore] = FileStore()
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return path.removeprefix(f"{PROTOCOL}://").rstrip("/")
+
+    @staticmethod
+    def _get_kwargs_from_urls(_path: str) -> dict[str, Any]:
+        return {}
 
     def open(self, path: str, mode: str = "rb", **_: Any) -> io.BytesIO:
         if mode == "rb":

@@ -83,6 +83,7 @@ class JobMaster:
         self.machine = JobMachine(subtasks, FixedDelay(1_000_000, world.choices.delay("restart", 0, 5)))
         self._slots: list[SimulatedWorker] = []
         self._timers: dict[Any, tuple[float, Callable[[], None]]] = {}
+        self._earliest = float("inf")
         self._at_end_of_data: list[ExecutionId] = []
         self._alive: set[int] = set()
         self.options: dict[int, CheckpointOptions] = {}
@@ -113,9 +114,11 @@ class JobMaster:
     def fire_timers(self) -> None:
         """Those that are due, by their time."""
         now = int(self.world.now)
-        if not any(at <= now for at, _ in self._timers.values()):
+        if now < self._earliest:
             return
         due = sorted((at, str(key), key) for key, (at, _) in self._timers.items() if at <= now)
+        later = (at for at, _ in self._timers.values() if at > now)
+        self._earliest = min(later, default=float("inf"))
         for at, _, key in due:
             known = self._timers.get(key)
             if known is not None and known[0] == at:
@@ -124,6 +127,7 @@ class JobMaster:
 
     def schedule(self, key: Any, at: float, action: Callable[[], None]) -> None:
         self._timers[key] = (at, action)
+        self._earliest = min(self._earliest, at)
 
     # --- effects of the coordinator
 

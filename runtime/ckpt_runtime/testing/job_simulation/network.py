@@ -42,25 +42,25 @@ class Connection:
         self.inputs: dict[int, InputChannel] = {}
         self.in_flight: deque[Frame] = deque()
         self.returning: deque[tuple[int, int]] = deque()
-        self._ready: deque[RemoteSubpartition] = deque()
+        self.ready_to_send: deque[RemoteSubpartition] = deque()
         self._barriers: dict[int, int] = {}
 
     # What a RemoteSubpartition wants of its connection.
 
     def ready(self, subpartition: RemoteSubpartition) -> None:
         """A subtask queued something; it is sent later."""
-        self._ready.append(subpartition)
+        self.ready_to_send.append(subpartition)
 
     # The scheduler's.
 
     @property
     def busy(self) -> bool:
-        return bool(self._ready or self.in_flight or self.returning)
+        return bool(self.ready_to_send or self.in_flight or self.returning)
 
     def step(self, choice: float) -> None:
         """One piece of work: takes over what credit allows, delivers a frame, or brings credit back."""
         work: list[Callable[[], None]] = []
-        if self._ready:
+        if self.ready_to_send:
             work.append(self._collect)
         if self.in_flight:
             work.append(self._deliver)
@@ -70,7 +70,7 @@ class Connection:
 
     def _collect(self) -> None:
         out: deque[Any] = deque()
-        self._ready.popleft().drain_into(out)
+        self.ready_to_send.popleft().drain_into(out)
         while out:
             header = decode_header(cast(bytes, out.popleft()))
             body = out.popleft() if header.length else b""
@@ -86,9 +86,13 @@ class Connection:
             return
         if kind is FrameKind.DATA:
             receiver.put(body if isinstance(body, pa.Buffer) else pa.py_buffer(body))
-            held = sum(isinstance(element, pa.Buffer) for element in receiver.queue)
-            if held > receiver.credit.window:
-                raise Violation(f"a channel holds {held} buffers, more than its {receiver.credit.window}")
+            window = receiver.credit.window
+            # Control elements need no credit, and there are more of them than buffers: count only when it may matter.
+            held = len(receiver.queue)
+            if held > window:
+                held = sum(isinstance(element, pa.Buffer) for element in receiver.queue)
+            if held > window:
+                raise Violation(f"a channel holds {held} buffers, more than its {window}")
         elif kind is FrameKind.CONTROL:
             element = decode_element(body)
             if isinstance(element, CheckpointBarrier):
@@ -106,7 +110,7 @@ class Connection:
         subpartition = self.subpartitions.get(channel)
         if subpartition is not None:
             subpartition.grant(decode_credit(encode_credit(count)))
-            self._ready.append(subpartition)
+            self.ready_to_send.append(subpartition)
 
     def fail(self) -> None:
         """One of the two workers is gone."""
@@ -115,7 +119,7 @@ class Connection:
         self.error = ConnectionError("simulated: the connection is lost")
         self.in_flight.clear()
         self.returning.clear()
-        self._ready.clear()
+        self.ready_to_send.clear()
         for channel in self.inputs.values():
             channel.put(self.error)
         for subpartition in self.subpartitions.values():

@@ -26,6 +26,7 @@ from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.task.output import Subpartition
 from ckpt_runtime.testing.job_simulation.operators import Probe
+from ckpt_runtime.testing.job_simulation.rows import integers_of
 from ckpt_runtime.testing.schedules.violation import Violation
 
 Item = tuple[int, int]
@@ -96,7 +97,7 @@ class ObservedSubpartition:
 
 def items_of(batch: pa.RecordBatch) -> list[Item]:
     """The rows of a batch."""
-    return list(zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True))
+    return list(zip(integers_of(batch.column(0)), integers_of(batch.column(1)), strict=True))
 
 
 class Observation:

@@ -25,6 +25,8 @@ ACTIONS = (
     ("rescale behind", 14),
 )
 _KINDS = weighted(ACTIONS)
+_CROWDED = 8
+"""Every so many seeds checkpoints crowd."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ def random_scenario(seed: int) -> Scenario:
     topology = random_topology(rng)
     names = [vertex.name for vertex in topology.vertices]
     slow = frozenset(name for name in names if rng.random() < 0.2) | {rng.choice(names)}
-    return Scenario(
+    scenario = Scenario(
         topology=topology,
         parallelism=random_parallelism(rng, topology),
         submitted=random_configuration(rng),
@@ -83,6 +85,23 @@ def random_scenario(seed: int) -> Scenario:
         actions=_random_actions(rng),
         fault_scale=rng.choice((0.0, 0.5, 1.0, 2.0)),
     )
+    return _crowded(scenario) if seed % _CROWDED == 2 else scenario
+
+
+def _crowded(scenario: Scenario) -> Scenario:
+    """With several unaligned checkpoints at once, which otherwise hardly ever meet at one subtask."""
+    submitted = replaced(
+        scenario.submitted,
+        interval_ms=10,
+        timeout_ms=2_000,
+        min_pause_ms=0,
+        max_concurrent=3,
+        tolerable_failures=1_000,
+        unaligned_enabled=True,
+        aligned_timeout_ms=0,
+        max_inflight_data_bytes=None,
+    )
+    return replace(scenario, submitted=submitted)
 
 
 def random_parallelism(rng: Random, topology: Topology) -> tuple[int, ...]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 from ckpt_runtime.checkpoint.events import CheckpointMetrics
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
-from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.state_options import StateOptions
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.job_graph import JobEdge
@@ -98,7 +97,8 @@ class SimulatedJob(DeployedJob):
         self._probes: dict[SubtaskKey, Probe] = {}
         self._key: SubtaskKey = ("", 0)
         super().__init__(deployment, plan, cast(Any, worker.transport), worker)
-        names = {vertex_id: name for name, vertex_id in worker.world.topology.names.items()}
+        self.inline_threshold = self._configuration.get(StateOptions.FS_MEMORY_THRESHOLD)
+        names = worker.world.names
         self.runners = [
             Runner(worker, subtask, self._own_wakeups[key], self._probes[key], names[key[0]])
             for key, subtask in self.subtasks.items()
@@ -135,7 +135,7 @@ class SimulatedJob(DeployedJob):
         vertex = next(vertex for vertex in topology.vertices if vertex.name == name)
         gates = sum(edge[1] == name for edge in topology.edges)
         head = vertex.operators[0] == kind
-        ordered = tuple(topology.ordered(name, gate) and world.keeps_order(name, gate) for gate in range(gates))
+        ordered = tuple(world.keeps_order(name, gate) for gate in range(gates))
         probe = self._probes[self._key] if head and gates else None
         cost = vertex.cost_ms if head else 0.0
         place = Place(world, topology.sources, ordered, cost, probe, vertex.source)
@@ -238,17 +238,17 @@ class SimulatedWorker:
 
     def _write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
         job = self.job
-        if job is None or job.subtasks.get((subtask.vertex_id, subtask.index)) is not subtask:
+        current = job is not None and job.subtasks.get((subtask.vertex_id, subtask.index)) is subtask
+        if job is None or not current or subtask.state is not TaskState.RUNNING:
             snapshot.release()
             return
         vertex = job.deployment.graph.vertex(subtask.vertex_id)
-        threshold = Configuration(job.deployment.graph.configuration).get(StateOptions.FS_MEMORY_THRESHOLD)
         key_groups = key_group_range(vertex.max_parallelism, vertex.parallelism, subtask.index)
         barrier, measures = snapshot.barrier, snapshot.measures
         if not self.alive and barrier.options.properties.is_savepoint:
             return  # what a dead worker leaves in a user's directory is nobody's to delete
         try:
-            written = write_snapshot(snapshot, key_groups, threshold, subtask.checkpoints.persisted)
+            written = write_snapshot(snapshot, key_groups, job.inline_threshold, subtask.checkpoints.persisted)
         except StorageError as error:
             self.decline(subtask, barrier.checkpoint_id, "IO_EXCEPTION", str(error))
             return

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+from bisect import bisect
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import accumulate, chain
 from random import Random
 from typing import Any
 
@@ -77,6 +79,13 @@ class World:
         self.completed = 0
         self.restores = 0
         self._random = Random(seed ^ 0x5EED).random
+        self.names = {vertex_id: name for name, vertex_id in self.topology.names.items()}
+        gates = Counter(target for _, target, _ in self.topology.edges)
+        self._orders = {
+            (name, gate): (self.topology.ordered(name, gate), self.topology.pointwise(name, gate))
+            for name, count in gates.items()
+            for gate in range(count)
+        }
         self._expected = self.topology.expected()
         self._counts = any("count" in vertex.operators for vertex in self.topology.vertices)
         self._runners: list[Runner] = []
@@ -95,7 +104,9 @@ class World:
         self._configuration = replace(self.scenario.submitted, retention=CheckpointRetention.RETAIN_ON_CANCELLATION)
         self.calm_since = float("inf")
         self.broken: Violation | None = None
-        self._kinds = (self._step_subtask, self._step_connection, self._step_message, self._step_asynchronous)
+        self._shares = tuple(accumulate(self.scenario.weights))
+        kinds = (self._step_subtask, self._step_connection, self._step_message, self._step_asynchronous)
+        self._kinds = kinds + kinds
         self.seen: Counter[str] = Counter()
         self.observation: Observation
         self.master: JobMaster
@@ -124,28 +135,19 @@ class World:
         """One piece of work of a kind drawn by weight; the next kind when there is none of it."""
         self.steps += 1
         self.now += self.scenario.step_ms
-        self._drain_later()
+        if self._later:
+            self._drain_later()
         self.master.fire_timers()
-        draw = self._random() * sum(self.scenario.weights)
-        kind = 0
-        for weight in self.scenario.weights[:-1]:
-            if draw < weight:
-                break
-            draw -= weight
-            kind += 1
-        for offset in range(4):
-            if self._kinds[(kind + offset) % 4]():
+        kind = bisect(self._shares, self._random() * self._shares[-1], hi=3)
+        for step in self._kinds[kind : kind + 4]:
+            if step():
                 return
         self._skip_time()
 
     def _step_subtask(self) -> bool:
         runners, now = self._runners, self.now
-        count = len(runners)
-        if not count:
-            return False
-        start = int(self._random() * count)
-        for offset in range(count):
-            runner = runners[(start + offset) % count]
+        start = int(self._random() * len(runners))
+        for runner in chain(runners[start:], runners[:start]):
             if runner.wakeup.awake or (runner.due is not None and runner.due <= now):
                 if runner.vertex in self.scenario.slow and self.choices.chaos and self._random() < 0.9:
                     return True
@@ -158,7 +160,7 @@ class World:
         runner.step()
 
     def _step_connection(self) -> bool:
-        busy = [connection for connection in self._connections.values() if connection.busy]
+        busy = [c for c in self._connections.values() if c.in_flight or c.returning or c.ready_to_send]
         if not busy:
             return False
         busy[int(self._random() * len(busy))].step(self._random())
@@ -332,7 +334,8 @@ class World:
 
     def keeps_order(self, name: str, gate: int) -> bool:
         """Whether rows of one split and key still come in their order at that input."""
-        return not (self._disordered and self.topology.pointwise(name, gate))
+        ordered, pointwise = self._orders[name, gate]
+        return ordered and not (self._disordered and pointwise)
 
     def commit(self, transaction: str, checkpoint_id: int, rows: list[Row]) -> None:
         run = int(transaction.partition("/")[0], 16)
@@ -494,6 +497,9 @@ class World:
         self._lanes.pop(("to", worker.number), None)
         for connection in self.connections_of(worker):
             connection.fail()
+        self._connections = {
+            key: connection for key, connection in self._connections.items() if connection.error is None
+        }
         self.runners_changed()
         self._lanes.setdefault(("from", worker.number), deque()).append((self._lost, (worker,)))
 

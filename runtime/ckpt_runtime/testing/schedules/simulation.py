@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from ckpt_runtime.testing.schedules.choices import Choices, FaultKey
@@ -30,6 +33,9 @@ class WorldFactory(Protocol[S_contra]):
     def __call__(
         self, seed: int, scenario: S_contra, *, muted: frozenset[FaultKey] = frozenset(), tracing: bool = False
     ) -> SimulatedWorld: ...
+
+
+_SCHEDULES_A_COLLECTION = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +91,35 @@ class Simulation(Generic[S]):
 
     def first_failing(self, seeds: Sequence[int]) -> int | None:
         """The first of the seeds that fails; None when all hold."""
-        return next((seed for seed in seeds if self.find_failure(seed, tracing=False) is not None), None)
+        return next(self._failing(seeds), None)
 
     def failing_seeds(self, seeds: Sequence[int]) -> list[int]:
         """The seeds that fail, in order."""
-        return [seed for seed in seeds if self.find_failure(seed, tracing=False) is not None]
+        return list(self._failing(seeds))
+
+    def _failing(self, seeds: Sequence[int]) -> Iterator[int]:
+        with _collections_by_hand() as collect:
+            for number, seed in enumerate(seeds):
+                if self.find_failure(seed, tracing=False) is not None:
+                    yield seed
+                if number % _SCHEDULES_A_COLLECTION == 0:
+                    collect()
+
+
+@contextmanager
+def _collections_by_hand() -> Iterator[Callable[[], object]]:
+    """Turns the garbage collector off and gives what collects a few schedules' worlds at once.
+
+    A world is one knot of references that lives until its schedule ends; looking through it again and again while it
+    runs takes a tenth of the time.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield partial(gc.collect, 0)
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _kind_of(text: str) -> str:

@@ -107,6 +107,21 @@ class TestLeftovers:
         driver.complete()
         assert ("/s/chk-7-x",) in [effect.paths for effect in driver.trace if isinstance(effect, out.DeleteSharedFiles)]
 
+    def test_files_of_a_checkpoint_that_outlives_the_job_are_none_when_the_answer_comes_after_the_end(self):
+        driver = self.started(retention=CheckpointRetention.RETAIN_ON_CANCELLATION).run()
+        driver.trigger()
+        for execution in driver.executions:
+            driver.ack(7, execution, state=state_with_file("/s/chk-7-used"))
+        driver.publish(7)
+        driver.step(on.TasksLeftRunning())
+        driver.step(on.RestoreRequested("y"))
+        assert driver.one(out.FindLeftovers).below == 8
+        driver.step(on.Shutdown("CANCELED"))
+        assert driver.one(out.RemoveFromStore).discards is None
+        driver.step(on.LeftoversFound((), ("/s/chk-7-used", "/s/chk-7-unused")))
+        driver.step(on.StoreRemoved(7))
+        assert driver.one(out.DeleteSharedFiles).paths == ("/s/chk-7-unused",)
+
     def test_own_checkpoints_are_none(self):
         driver = self.started().run()
         driver.trigger()

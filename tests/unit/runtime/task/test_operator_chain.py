@@ -68,6 +68,16 @@ def test_dictionary_columns_are_sent_as_plain_ones(kit: Any) -> None:
     assert batch.to_pydict() == {"s": ["a", "b", "a"], "n": [1, 2, 3]}
 
 
+def test_a_batch_without_dictionaries_is_passed_on_as_it_is(kit: Any) -> None:
+    out = kit.Sent()
+    end = ChainEnd([forward(out)])
+    nested = pa.array([[{"x": 1}], None], pa.list_(pa.struct({"x": pa.int64()})))
+    batches = [pa.record_batch({"n": [1, 2], "s": ["a", None], "l": nested}) for _ in range(2)]
+    for batch in batches:
+        end.emit(batch)
+    assert [sent is batch for sent, batch in zip(out.batches, batches, strict=True)] == [True, True]
+
+
 def _dictionary(*values: str | None) -> pa.Array:
     return pa.array(values).dictionary_encode()
 

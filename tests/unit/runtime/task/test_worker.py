@@ -9,14 +9,19 @@ import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
+from ckpt_runtime.checkpoint.state_handles import KeyedSection
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.network.connections import ControlConnection
+from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.task.deployment import Deployment, Program, SubtaskDescriptor
+from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
+from ckpt_runtime.task.subtask import TaskState
+from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, Snapshot, SnapshotMeasures
 from ckpt_runtime.task.worker import TaskWorker, describe_error
 
 VERTEX = "a" * 32
@@ -210,6 +215,47 @@ class TestDeployment:
         finally:
             driver.worker._job = None
         assert driver.receive() == {"type": "end_of_data", "vertex_id": VERTEX, "subtask": 0, "deployment": 2}
+
+
+class _Ending:
+    """Looks like a subtask, its job, and the keyed state of its snapshot; it ends when that is written, or before."""
+
+    vertex_id, index, name = VERTEX, 0, "s"
+
+    def __init__(self, *, ends_while_writing: bool) -> None:
+        self.deployment = deployment()
+        self.subtasks = {(VERTEX, 0): self}
+        self.state = TaskState.RUNNING if ends_while_writing else TaskState.FINISHED
+        self.checkpoints = self
+        self.persisted = PersistedBuffers()
+        self.written = self.released = 0
+
+    def write(self, stream: BinaryIO, base_offset: int) -> list[KeyedSection]:
+        self.state = TaskState.FINISHED
+        self.written = stream.write(b"x" * 100_000)
+        return [KeyedSection("state", {}, ((0, base_offset, self.written),))]
+
+    def release(self) -> None:
+        self.released += 1
+
+
+@pytest.mark.parametrize("ends_while_writing", [False, True])
+def test_a_subtask_that_has_ended_leaves_no_snapshot_behind(
+    driver: Driver, tmp_path: Path, ends_while_writing: bool
+) -> None:
+    subtask: Any = _Ending(ends_while_writing=ends_while_writing)
+    barrier = CheckpointBarrier(5, 0, CheckpointOptions(CheckpointProperties(), str(tmp_path)))
+    snapshot = Snapshot(barrier, (OperatorSnapshot("s", (), subtask),), InFlight(), SnapshotMeasures(0, 0, 0, 0.0))
+    driver.worker._job = subtask
+    try:
+        driver.worker._write_snapshot(subtask, snapshot)
+        driver.worker.end_of_data(subtask)
+    finally:
+        driver.worker._job = None
+    assert driver.receive()["type"] == "end_of_data"
+    assert subtask.released == 1
+    assert (subtask.written > 0) is ends_while_writing
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_errors_are_described_with_their_class_message_and_trace() -> None:
