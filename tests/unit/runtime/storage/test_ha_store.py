@@ -39,11 +39,9 @@ OTHER = "fedcba9876543210" * 2
 PLAN = StoredJob(JOB, {"name": "words"}, {"execution.checkpointing.interval": "1 s"}, properties={"entry": "a:b"})
 
 
-@pytest.fixture(params=["local", "memory"])
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Location]:
-    location = resolve(tmp_path / "ha") if request.param == "local" else resolve(f"memory://{uuid4().hex}/ha")
-    yield location
-    delete_tree(location)
+@pytest.fixture
+def root(base: Location) -> Location:
+    return base.child("ha")
 
 
 @pytest.fixture
