@@ -27,6 +27,7 @@ class Sessions:
     directory: Path
     storage: str = ""
     """The high-availability directory, if it is not a local one in ``directory``."""
+    lease_timeout_s: float = 2.0
     number: int = 0
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     clients: list[CkptClient] = field(default_factory=list)
@@ -61,7 +62,14 @@ class Sessions:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         environment[VARIABLE] = str(self._crash_point)
         with (self.directory / f"session-{self.number}.log").open("wb") as log:
-            command = [sys.executable, "-m", "tests.support.mini_session", str(ready), *options]
+            command = [
+                sys.executable,
+                "-m",
+                "tests.support.mini_session",
+                str(ready),
+                str(self.lease_timeout_s),
+                *options,
+            ]
             self.processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
         return ready
 

@@ -6,6 +6,7 @@ Atomic creation is in ``publish.py``; deletion of whole snapshots, with its safe
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -217,11 +218,10 @@ def read_beginning(location: Location, length: int) -> bytes:
                 return read_descriptor(file.fileno(), 0, min(length, os.fstat(file.fileno()).st_size))
         try:
             return bytes(location.filesystem.cat_file(location.path, start=0, end=length))
-        except FileNotFoundError:
-            raise
-        except Exception:
+        except Exception as error:
             # Over HTTP an empty file has no range that could be asked for.
-            if location.is_object_store and location.filesystem.size(location.path) == 0:
+            ranges = location.is_object_store and getattr(error, "errno", None) in (None, errno.EINVAL)
+            if ranges and location.filesystem.size(location.path) == 0:
                 return b""
             raise
 

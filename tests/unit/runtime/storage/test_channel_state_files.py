@@ -8,10 +8,9 @@ import struct
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from uuid import uuid4
 
 import pyarrow as pa
 import pytest

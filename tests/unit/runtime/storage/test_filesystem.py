@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem

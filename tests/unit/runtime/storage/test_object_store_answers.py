@@ -119,9 +119,7 @@ def test_a_put_that_met_another_one_is_tried_again(s3: ObjectStore, directory: L
 
 
 @pytest.mark.parametrize(("status", "code"), [(403, "AccessDenied"), (400, "InvalidRequest"), (404, "NoSuchBucket")])
-def test_a_refused_put_certainly_had_no_effect(
-    s3: ObjectStore, directory: Location, status: int, code: str
-) -> None:
+def test_a_refused_put_certainly_had_no_effect(s3: ObjectStore, directory: Location, status: int, code: str) -> None:
     with (
         s3.failing(puts("file"), status=status, code=code),
         pytest.raises(StorageError, match="cannot write .*as the test wants it") as refused,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
@@ -25,7 +23,7 @@ from ckpt_runtime.storage.errors import (
     NotFoundError,
     StorageError,
 )
-from ckpt_runtime.storage.filesystem import Location, delete_tree, exists, list_names, make_directory, resolve
+from ckpt_runtime.storage.filesystem import Location, exists, list_names, make_directory, resolve
 from ckpt_runtime.storage.publish import publish, replace
 from ckpt_runtime.storage.snapshot_metadata import has_metadata, read_metadata, write_metadata
 from ckpt_runtime.storage.state_file_reader import StateFileReader

@@ -8,14 +8,13 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from uuid import uuid4
 
 import pyarrow as pa
 import pytest
 
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
-from ckpt_runtime.storage.filesystem import Location, delete_tree, list_names, make_directory, resolve
+from ckpt_runtime.storage.filesystem import Location, delete_tree, list_names, resolve
 from ckpt_runtime.storage.publish import replace as replace_file
 from ckpt_runtime.storage.state_file_reader import StateFileReader, locate
 from ckpt_runtime.storage.state_file_writer import StateFileWriter
