@@ -201,6 +201,7 @@ def test_a_killed_driver_s_job_goes_on_from_an_object_store(store: ObjectStore, 
         shown = client.checkpoint_config(job_id)
         assert (shown.interval_ms, shown.timeout_ms) == (300, 77_000)
         assert client.checkpoint_statistics(job_id).counts.restored == 1
+        wait_until(lambda: client.checkpoint_statistics(job_id).counts.completed > 0, "a checkpoint of the new driver")
         client.stop_with_savepoint(job_id, f"{bucket}/savepoints")
         client.wait_for_state(job_id, ["FINISHED"], timeout_s=60)
         assert assert_sequence(tmp_path / "out") > 0
