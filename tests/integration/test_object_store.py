@@ -140,6 +140,7 @@ def test_a_change_whose_outcome_the_store_does_not_tell_is_applied_when_it_does(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_store_that_fails_for_a_while_costs_checkpoints_and_no_row(
     store: ObjectStore, cluster: MiniCluster, bucket: str, job: SequenceJob
 ) -> None:
