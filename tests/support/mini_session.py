@@ -1,6 +1,6 @@
-"""A session without Spark in a process of its own, to be killed. Arguments: READY KEY=VALUE...
+"""A session without Spark in a process of its own, to be killed. Arguments: READY LEASE KEY=VALUE...
 
-Writes its REST address into the file READY once it leads.
+Writes its REST address into the file READY once it leads. LEASE is the time of its lease in seconds.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ckpt_runtime.testing.mini_cluster import MiniCluster
 def main() -> None:
     """Runs until it is killed."""
     ready = Path(sys.argv[1])
-    configuration = Configuration.from_properties(sys.argv[2:]).to_dict()
-    with MiniCluster(configuration=configuration, rest=True, lease_timeout_s=2.0) as cluster:
+    configuration = Configuration.from_properties(sys.argv[3:]).to_dict()
+    with MiniCluster(configuration=configuration, rest=True, lease_timeout_s=float(sys.argv[2])) as cluster:
         partial = ready.with_suffix(".partial")
         partial.write_text(cluster.rest_url)
         partial.replace(ready)

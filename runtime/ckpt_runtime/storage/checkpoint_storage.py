@@ -11,7 +11,15 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ckpt_runtime.storage.errors import AlreadyExistsError, InvalidLocationError, NotFoundError, StorageError
-from ckpt_runtime.storage.filesystem import Location, list_names, make_directory, naming, read_bytes, resolve
+from ckpt_runtime.storage.filesystem import (
+    Location,
+    check_bucket,
+    list_names,
+    make_directory,
+    naming,
+    read_bytes,
+    resolve,
+)
 from ckpt_runtime.storage.publish import publish
 from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, has_metadata
 
@@ -88,7 +96,8 @@ class CheckpointStorage:
             raise AlreadyExistsError(message, self.owner.url)
 
     def initialize(self) -> None:
-        """Makes the job's directories; they may exist. Raises :class:`StorageError` naming the directory."""
+        """Makes the job's directories; they may exist. Raises :class:`StorageError` naming the directory or bucket."""
+        check_bucket(self.location)
         make_directory(self.shared)
         make_directory(self.task_owned)
 

@@ -6,6 +6,7 @@ Atomic creation is in ``publish.py``; deletion of whole snapshots, with its safe
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -21,6 +22,9 @@ from ckpt_runtime.storage.errors import AlreadyExistsError, InvalidLocationError
 
 SCHEMES = ("file", "memory", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "hdfs", "webhdfs", "oss")
 """Schemes that snapshots may lie on; a file system that the process itself has registered with fsspec works as well."""
+
+_OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss")
+"""Schemes of stores that know no directories: one is there as long as something lies below its path."""
 
 MAX_URL_LENGTH = 4_096
 
@@ -50,6 +54,11 @@ class Location:
     def is_local(self) -> bool:
         """Whether the operating system's own calls work on :attr:`path`."""
         return isinstance(self.filesystem, LocalFileSystem)
+
+    @property
+    def is_object_store(self) -> bool:
+        """Whether directories are neither made nor deleted here: a path begins with the name of a bucket."""
+        return self.scheme in _OBJECT_STORES
 
     @property
     def name(self) -> str:
@@ -120,13 +129,18 @@ def _local(path: str, text: str) -> Location:
 
 def _remote(text: str, scheme: str) -> Location:
     _refuse_parent_segments(text.partition("://")[2], text)
+    # Another process, or another thread with the same object, writes what a kept listing does not show.
+    options = {"use_listings_cache": False} if scheme in _OBJECT_STORES else {}
     try:
-        filesystem, path = fsspec.core.url_to_fs(text)
+        filesystem, path = fsspec.core.url_to_fs(text, **options)
     except ImportError as error:
         raise InvalidLocationError(f"{text}: {error}", text) from error
     except Exception as error:
         raise InvalidLocationError(f"{text}: cannot be reached: {error}", text) from error
-    return Location(filesystem, path.rstrip("/"), scheme)
+    path = path.rstrip("/")
+    if not path and scheme in _OBJECT_STORES:
+        raise _invalid(text, f"a URL with a bucket, {scheme}://bucket/path")
+    return Location(filesystem, path, scheme)
 
 
 def _refuse_parent_segments(path: str, text: str) -> None:
@@ -153,8 +167,12 @@ def naming(action: str, location: Location) -> Iterator[None]:
     except FileExistsError as error:
         raise AlreadyExistsError(f"cannot {action} {location.url}: it already exists", location.url) from error
     except Exception as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-        raise StorageError(f"cannot {action} {location.url}: {reason}", location.url, error) from error
+        raise StorageError(f"cannot {action} {location.url}: {reason_of(error)}", location.url, error) from error
+
+
+def reason_of(error: Exception) -> str:
+    """What an error of a file system says, without its number."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
 def exists(location: Location) -> bool:
@@ -185,10 +203,27 @@ def file_size(location: Location) -> int:
 
 def read_bytes(location: Location, limit: int) -> bytes:
     """A whole file. Raises :class:`StorageError` when it is larger than ``limit`` bytes."""
-    size = file_size(location)
-    if size > limit:
+    data = read_beginning(location, limit + 1)
+    if len(data) > limit:
+        size = file_size(location)
         raise StorageError(f"cannot read {location.url}: {size} bytes are more than the {limit} allowed", location.url)
-    return read_range(location, 0, size)
+    return data
+
+
+def read_beginning(location: Location, length: int) -> bytes:
+    """A file's first bytes, fewer if it is shorter, in one go: of a file that is replaced meanwhile, one version."""
+    with naming("read", location):
+        if location.is_local:
+            with open(location.path, "rb", buffering=0) as file:
+                return read_descriptor(file.fileno(), 0, min(length, os.fstat(file.fileno()).st_size))
+        try:
+            return bytes(location.filesystem.cat_file(location.path, start=0, end=length))
+        except Exception as error:
+            # Over HTTP an empty file has no range that could be asked for.
+            ranges = location.is_object_store and getattr(error, "errno", None) in (None, errno.EINVAL)
+            if ranges and location.filesystem.size(location.path) == 0:
+                return b""
+            raise
 
 
 def read_range(location: Location, offset: int, length: int) -> bytes:
@@ -241,7 +276,10 @@ def is_temporary_name(name: str) -> bool:
 
 
 def make_directory(directory: Location, *, exist_ok: bool = True) -> None:
-    """Makes a directory and its parents. On object stores only checks that nothing exists, unless ``exist_ok``."""
+    """Makes a directory and its parents. On object stores only checks that nothing exists, unless ``exist_ok``.
+
+    A bucket is never made.
+    """
     with naming("create", directory):
         if directory.is_local:
             if exist_ok:
@@ -252,7 +290,16 @@ def make_directory(directory: Location, *, exist_ok: bool = True) -> None:
             return
         if not exist_ok and exists(directory):
             raise FileExistsError(directory.path)
-        directory.filesystem.makedirs(directory.path, exist_ok=True)
+        if not directory.is_object_store:
+            directory.filesystem.makedirs(directory.path, exist_ok=True)
+
+
+def check_bucket(location: Location) -> None:
+    """Raises :class:`StorageError` when the bucket of an object store cannot be reached; elsewhere there is none."""
+    if location.is_object_store:
+        bucket = Location(location.filesystem, location.path.partition("/")[0], location.scheme)
+        with naming("use", bucket):
+            bucket.filesystem.info(bucket.path)
 
 
 def delete_file(location: Location) -> None:
@@ -264,7 +311,7 @@ def delete_file(location: Location) -> None:
             return
         with suppress(FileNotFoundError):
             location.filesystem.rm_file(location.path)
-        if exists(location):
+        if not location.is_object_store and exists(location):  # there, the answer says that it is
             raise StorageError(f"cannot delete {location.url}: it is still there", location.url)
 
 
@@ -276,6 +323,8 @@ def delete_tree(directory: Location) -> None:
                 raise StorageError(f"cannot delete {directory.url}: it is a symbolic link", directory.url)
             with suppress(FileNotFoundError):
                 shutil.rmtree(directory.path)
+        elif directory.is_object_store and "/" not in directory.path:
+            raise StorageError(f"cannot delete {directory.url}: it is a whole bucket", directory.url)
         elif exists(directory):
             with suppress(FileNotFoundError):
                 directory.filesystem.rm(directory.path, recursive=True)
@@ -294,7 +343,7 @@ def delete_empty_directory(directory: Location) -> bool:
                     os.rmdir(directory.path)
                 except OSError:
                     return False
-        elif is_directory(directory):
+        elif not directory.is_object_store and is_directory(directory):
             with suppress(Exception):
                 directory.filesystem.rmdir(directory.path)
         return True

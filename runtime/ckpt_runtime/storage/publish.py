@@ -6,10 +6,12 @@ of the directory. Elsewhere: one conditional put. Whether a failed remote write 
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from enum import Enum
 from uuid import uuid4
 
 from fsspec import AbstractFileSystem
@@ -19,16 +21,22 @@ from ckpt_runtime.storage.errors import (
     AlreadyExistsError,
     AmbiguousWriteError,
     InvalidLocationError,
-    NotFoundError,
     StorageError,
 )
-from ckpt_runtime.storage.filesystem import Location, delete_file, make_directory, naming, read_bytes
+from ckpt_runtime.storage.filesystem import Location, delete_file, make_directory, naming, read_beginning, reason_of
 
 _MEMORY_LOCK = threading.Lock()
 """fsspec's memory file system checks and creates in two steps."""
 
 _DEFINITE = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, NotImplementedError, TypeError)
 """Errors with which a remote write certainly had no effect."""
+
+_CONFLICT = 409
+_PRECONDITION_FAILED = 412
+_REFUSALS = (*(status for status in range(400, 500) if status not in (408, 425, 429)), 501)
+"""Answers of HTTP servers with the same meaning."""
+
+_CONTENDED_ATTEMPTS = 20
 
 
 def publish(location: Location, data: bytes) -> None:
@@ -69,6 +77,10 @@ def check_exclusive_creation(directory: Location) -> None:
         publish(trial, b"second")
     except AlreadyExistsError:
         return
+    except StorageError as error:
+        if error.errno == errno.ENOSYS:
+            raise InvalidLocationError(f"{lacking} ({error})", directory.url) from error
+        raise
     finally:
         with suppress(StorageError):
             delete_file(trial)
@@ -109,28 +121,71 @@ def _publish_locally(location: Location, data: bytes, install: Callable[[str, st
 
 
 def _put(location: Location, data: bytes, *, create: bool) -> None:
+    for _ in range(_CONTENDED_ATTEMPTS):
+        try:
+            _pipe(location, data, create=create)
+        except Exception as error:
+            answer = _answer(error)
+            if answer is _Answer.CONTENDED:
+                continue
+            _settle(location, data, error, answer)
+        return
+    message = f"cannot write {location.url}: others write it all the time"
+    raise AmbiguousWriteError(message, location.url)
+
+
+def _pipe(location: Location, data: bytes, *, create: bool) -> None:
     mode = "create" if create else "overwrite"
-    try:
-        if isinstance(location.filesystem, MemoryFileSystem):
-            with _MEMORY_LOCK:
-                location.filesystem.pipe_file(location.path, data, mode=mode)
-        else:
+    if isinstance(location.filesystem, MemoryFileSystem):
+        with _MEMORY_LOCK:
             location.filesystem.pipe_file(location.path, data, mode=mode)
-    except FileExistsError as error:
-        # A put whose answer was lost is retried by the client library and then finds its own file.
-        if isinstance(location.filesystem, MemoryFileSystem) or not _has_content(location, data):
-            raise AlreadyExistsError(f"cannot write {location.url}: it already exists", location.url) from error
-    except _DEFINITE as error:
-        raise StorageError(f"cannot write {location.url}: {error}", location.url, error) from error
-    except Exception as error:
-        if not _has_content(location, data):
-            message = f"it is unknown whether {location.url} was written: {error}"
-            raise AmbiguousWriteError(message, location.url, error) from error
+    else:
+        location.filesystem.pipe_file(location.path, data, mode=mode)
 
 
-def _has_content(location: Location, data: bytes) -> bool:
-    """Whether the file is there with exactly this content; false also when it cannot be told."""
-    try:
-        return read_bytes(location, len(data)) == data
-    except (NotFoundError, StorageError):
-        return False
+class _Answer(Enum):
+    """What the error of a put says about its effect."""
+
+    EXISTS = "something is there"
+    CONTENDED = "refused because others write the same file at this moment"
+    REFUSED = "certainly without effect"
+    UNKNOWN = "it may have had its effect, or may still get it"
+
+
+def _answer(error: Exception) -> _Answer:
+    """By the kind of the error and, if s3fs kept it, the answer of the server to the last of several attempts."""
+    response = getattr(error.__cause__, "response", None)
+    metadata = response.get("ResponseMetadata", {}) if isinstance(response, Mapping) else {}
+    status, retries = metadata.get("HTTPStatusCode", 0), metadata.get("RetryAttempts", 0)
+    if isinstance(error, FileExistsError) or status == _PRECONDITION_FAILED:
+        return _Answer.EXISTS
+    if status == _CONFLICT:
+        return _Answer.CONTENDED
+    if retries:
+        # An attempt before the one that was refused may have reached the store.
+        return _Answer.UNKNOWN
+    if isinstance(error, _DEFINITE) or status in _REFUSALS or getattr(error, "errno", None) == errno.ENOSYS:
+        return _Answer.REFUSED
+    return _Answer.UNKNOWN
+
+
+def _settle(location: Location, data: bytes, error: Exception, answer: _Answer) -> None:
+    """Returns when the put has taken effect in spite of its error, and raises as :func:`publish` if not."""
+    if answer is _Answer.REFUSED:
+        raise StorageError(f"cannot write {location.url}: {reason_of(error)}", location.url, error) from error
+    if answer is _Answer.EXISTS and isinstance(location.filesystem, MemoryFileSystem):
+        raise _exists_already(location) from error
+    # A put whose answer was lost is retried by the client library and then finds its own file.
+    found: bytes | None = None
+    with suppress(StorageError):
+        found = read_beginning(location, len(data) + 1)
+    if found == data:
+        return
+    if answer is _Answer.EXISTS and found is not None:
+        raise _exists_already(location) from error
+    message = f"it is unknown whether {location.url} was written: {reason_of(error)}"
+    raise AmbiguousWriteError(message, location.url, error) from error
+
+
+def _exists_already(location: Location) -> AlreadyExistsError:
+    return AlreadyExistsError(f"cannot write {location.url}: it already exists", location.url)

@@ -13,6 +13,8 @@ from types import TracebackType
 from typing import Any, BinaryIO, cast
 from uuid import uuid4
 
+from fsspec.spec import AbstractBufferedFile
+
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.storage.checksums import RunningChecksum
 from ckpt_runtime.storage.filesystem import Location, delete_file, naming
@@ -86,8 +88,16 @@ class StateFileWriter:
         self._held = bytearray()
         if self._file is not None:
             with suppress(Exception):
-                self._file.close()
+                self._discard()
             delete_file(self._location)
+
+    def _discard(self) -> None:
+        if isinstance(self._file, AbstractBufferedFile):
+            # Closing it would upload what there is.
+            self._file.discard()
+            self._file.closed = True
+        else:
+            self._file.close()
 
     def _write_to_file(self, view: memoryview) -> None:
         if self._file is None:

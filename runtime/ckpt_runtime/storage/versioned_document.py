@@ -80,8 +80,7 @@ class VersionedDocument:
             publish(file, data)
         except AlreadyExistsError:
             raise self._conflict(expected) from None
-        self._check_published(expected, file)
-        self._delete_up_to(expected)
+        self._delete(self._superseded(expected, file))
         return Revision(expected + 1, decode_document(data, file.url))
 
     def delete(self) -> None:
@@ -92,8 +91,11 @@ class VersionedDocument:
         with suppress(StorageError):
             delete_empty_directory(self.directory)
 
-    def _check_published(self, expected: int, file: Location) -> None:
-        """Settles the races that exclusive creation alone leaves open: the number may have been used and deleted."""
+    def _superseded(self, expected: int, file: Location) -> list[int]:
+        """The older revisions that are still there, once ``file`` is published.
+
+        Settles the races that exclusive creation alone leaves open: the number may have been used and deleted.
+        """
         numbers = self._numbers()
         if max(numbers, default=0) > expected + 1:
             message = f"{self.directory.url} went on to a later revision at once; read it to see what it is based on"
@@ -102,13 +104,13 @@ class VersionedDocument:
             # The document was removed meanwhile and must not come back.
             delete_file(file)
             raise self._conflict(expected)
+        return [number for number in numbers if number <= expected]
 
-    def _delete_up_to(self, number: int) -> None:
+    def _delete(self, numbers: list[int]) -> None:
         # An old revision that stays does no harm; the next write tries again.
         with suppress(StorageError):
-            for old in self._numbers():
-                if old <= number:
-                    delete_file(self._file(old))
+            for number in numbers:
+                delete_file(self._file(number))
 
     def _latest(self) -> int:
         return max(self._numbers(), default=0)

@@ -172,7 +172,7 @@ class MiniCluster:
     def completed_checkpoints(self, job_id: str) -> int:
         return self.call(self.dispatcher.checkpoint_statistics(job_id)).counts.completed
 
-    def savepoint(self, job_id: str, directory: Path, *, stop: bool = False, drain: bool = False) -> str:
+    def savepoint(self, job_id: str, directory: Path | str, *, stop: bool = False, drain: bool = False) -> str:
         """Takes a native savepoint, or stops with one; returns its URL."""
         if stop:
             work = self.dispatcher.stop_with_savepoint(job_id, str(directory), SavepointFormat.NATIVE, drain, None)

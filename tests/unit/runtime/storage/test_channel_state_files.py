@@ -8,10 +8,9 @@ import struct
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from uuid import uuid4
 
 import pyarrow as pa
 import pytest
@@ -42,12 +41,10 @@ from ckpt_runtime.storage.filesystem import Location, delete_file, delete_tree, 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
 
 
-@pytest.fixture(params=["local", "memory"])
-def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Location]:
-    location = resolve(tmp_path / "job") if request.param == "local" else resolve(f"memory://{uuid4().hex}")
-    make_directory(location.child("shared"))
-    yield location
-    delete_tree(location)
+@pytest.fixture
+def job(base: Location) -> Location:
+    make_directory(base.child("shared"))
+    return base
 
 
 @pytest.fixture

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
@@ -37,15 +35,9 @@ from ckpt_runtime.storage.filesystem import (
 from ckpt_runtime.storage.publish import publish, replace
 
 
-@pytest.fixture(params=["local", "memory"])
-def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Location]:
-    if request.param == "local":
-        yield resolve(tmp_path)
-        return
-    location = resolve(f"memory://{uuid4().hex}")
-    make_directory(location)
-    yield location
-    delete_tree(location)
+@pytest.fixture
+def directory(base: Location) -> Location:
+    return base
 
 
 @pytest.mark.parametrize(

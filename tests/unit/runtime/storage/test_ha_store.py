@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
-from uuid import uuid4
 
 import pytest
 from fsspec import AbstractFileSystem
@@ -26,7 +25,7 @@ from ckpt_runtime.storage.errors import (
     NotFoundError,
     StorageError,
 )
-from ckpt_runtime.storage.filesystem import Location, delete_file, delete_tree, list_names, read_bytes, resolve
+from ckpt_runtime.storage.filesystem import Location, delete_file, delete_tree, list_names, read_bytes
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.job_store import StoredJob
 from ckpt_runtime.storage.leader_store import LeaderInfo, NotLeaderError
@@ -39,11 +38,9 @@ OTHER = "fedcba9876543210" * 2
 PLAN = StoredJob(JOB, {"name": "words"}, {"execution.checkpointing.interval": "1 s"}, properties={"entry": "a:b"})
 
 
-@pytest.fixture(params=["local", "memory"])
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Location]:
-    location = resolve(tmp_path / "ha") if request.param == "local" else resolve(f"memory://{uuid4().hex}/ha")
-    yield location
-    delete_tree(location)
+@pytest.fixture
+def root(base: Location) -> Location:
+    return base.child("ha")
 
 
 @pytest.fixture

@@ -8,25 +8,21 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from uuid import uuid4
 
 import pyarrow as pa
 import pytest
 
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
-from ckpt_runtime.storage.filesystem import Location, delete_tree, list_names, make_directory, resolve
+from ckpt_runtime.storage.filesystem import Location, delete_tree, list_names, resolve
 from ckpt_runtime.storage.publish import replace as replace_file
 from ckpt_runtime.storage.state_file_reader import StateFileReader, locate
 from ckpt_runtime.storage.state_file_writer import StateFileWriter
 
 
-@pytest.fixture(params=["local", "memory"])
-def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Location]:
-    location = resolve(tmp_path) if request.param == "local" else resolve(f"memory://{uuid4().hex}")
-    make_directory(location)
-    yield location
-    delete_tree(location)
+@pytest.fixture
+def directory(base: Location) -> Location:
+    return base
 
 
 def write(directory: Location, content: bytes, threshold: int = 0) -> StateFile:
@@ -111,6 +107,7 @@ def test_leaving_without_finishing_aborts_and_after_finishing_keeps(directory: L
 
 
 @pytest.mark.row("203.10")
+@pytest.mark.parametrize("base", ["local", "memory"], indirect=True)
 def test_every_flipped_byte_and_every_truncation_is_refused_by_name(directory: Location) -> None:
     content = os.urandom(300)
     file = write(directory, content)

@@ -1,0 +1,171 @@
+"""An S3 server on this machine (moto, real HTTP), found by all processes of a test, that fails when it is told to."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from fsspec.config import conf
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from s3fs import S3FileSystem
+from werkzeug.serving import make_server
+
+from ckpt_runtime.storage.filesystem import Location, resolve
+
+Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+Wanted = Callable[[str, str], bool]
+"""By method and path, ``/bucket/key``."""
+
+READ_TIMEOUT_S = 1.5
+SETTINGS = {
+    "config_kwargs": {"connect_timeout": 2, "read_timeout": READ_TIMEOUT_S},
+    "default_block_size": 5 << 20,  # the smallest part of an upload in parts
+}
+"""As ``FSSPEC_S3`` gives them to s3fs."""
+
+
+@dataclass
+class _Fault:
+    wanted: Wanted
+    times: int
+    status: int
+    code: str
+    takes_effect: bool
+    silent: bool
+    met: int = 0
+
+
+@dataclass
+class ObjectStore:
+    """One server. ``requests`` counts what it was asked for, by method and status."""
+
+    url: str = ""
+    honours_conditions: bool = True
+    requests: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _application: Application = field(default_factory=lambda: DomainDispatcherApplication(create_backend_app))
+    _faults: list[_Fault] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _conditional: threading.Lock = field(default_factory=threading.Lock)
+    _patience: threading.Event = field(default_factory=threading.Event)
+
+    def __call__(self, environment: dict[str, Any], respond: Callable[..., Any]) -> Iterable[bytes]:
+        method, path = environment["REQUEST_METHOD"], environment["PATH_INFO"]
+        if not self.honours_conditions:
+            environment.pop("HTTP_IF_NONE_MATCH", None)
+        fault = self._next_fault(method, path)
+        if fault is None or fault.takes_effect:
+            answer = self._served(environment, respond, heard=fault is None)
+            if fault is None:
+                return answer
+        if fault.silent:
+            # Until the client has given up.
+            self._patience.wait(READ_TIMEOUT_S * 4)
+        self._count(method, str(fault.status))
+        respond(f"{fault.status} {fault.code}", [("Content-Type", "application/xml")])
+        return [f"<Error><Code>{fault.code}</Code><Message>as the test wants it</Message></Error>".encode()]
+
+    def _served(self, environment: dict[str, Any], respond: Callable[..., Any], *, heard: bool) -> Iterable[bytes]:
+        method = environment["REQUEST_METHOD"]
+
+        def noted(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+            if heard:
+                self._count(method, status.partition(" ")[0])
+                return respond(status, headers, *more)
+            return lambda _: None
+
+        if "HTTP_IF_NONE_MATCH" in environment:
+            with self._conditional:  # moto looks first and writes then
+                return list(self._application(environment, noted))
+        return list(self._application(environment, noted))
+
+    def _next_fault(self, method: str, path: str) -> _Fault | None:
+        with self._lock:
+            for fault in self._faults:
+                if fault.met < fault.times and fault.wanted(method, path):
+                    fault.met += 1
+                    return fault
+        return None
+
+    def _count(self, method: str, status: str) -> None:
+        with self._lock:
+            self.requests[method, status] += 1
+
+    @contextmanager
+    def failing(
+        self,
+        wanted: Wanted,
+        *,
+        times: int = 1_000_000,
+        status: int = 503,
+        code: str = "ServiceUnavailable",
+        takes_effect: bool = False,
+        silent: bool = False,
+    ) -> Iterator[_Fault]:
+        """Answers requests with an error: those that took effect as well, and at once unless it is ``silent``."""
+        fault = _Fault(wanted, times, status, code, takes_effect, silent)
+        with self._lock:
+            self._faults.append(fault)
+        try:
+            yield fault
+        finally:
+            with self._lock:
+                self._faults.remove(fault)
+            self._patience.set()
+            self._patience = threading.Event()
+
+    def bucket(self) -> str:
+        """The URL of a new bucket."""
+        name = f"bucket-{uuid4().hex}"
+        S3FileSystem(use_listings_cache=False).mkdir(name)
+        return f"s3://{name}"
+
+
+def keys(url: str) -> list[str]:
+    """All keys below a URL, relative to it."""
+    location = resolve(url)
+    found = location.filesystem.find(location.path)
+    return sorted(key.removeprefix(location.path + "/") for key in found)
+
+
+def unfinished_uploads(location: Location) -> list[str]:
+    """Keys of uploads in parts that were begun and neither completed nor given up."""
+    answer = location.filesystem.call_s3("list_multipart_uploads", Bucket=location.path.partition("/")[0])
+    return [upload["Key"] for upload in answer.get("Uploads", [])]
+
+
+class _Quiet(MotoRequestHandler):  # type: ignore[misc]
+    def log_request(self, *_: object) -> None:
+        """The counts tell more."""
+
+
+@contextmanager
+def object_store() -> Iterator[ObjectStore]:
+    """A server, with the environment that leads this process and those that it starts to it, as users would set it."""
+    store = ObjectStore()
+    server = make_server("127.0.0.1", 0, store, threaded=True, request_handler=_Quiet)
+    thread = threading.Thread(target=server.serve_forever, name="object-store")
+    thread.start()
+    store.url = f"http://127.0.0.1:{server.port}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL_S3", store.url)
+        patch.setenv("AWS_ACCESS_KEY_ID", "key")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setenv("AWS_MAX_ATTEMPTS", "2")
+        patch.setenv("FSSPEC_S3", json.dumps(SETTINGS))
+        patch.setitem(conf, "s3", SETTINGS)  # read from the environment when a process starts
+        S3FileSystem.clear_instance_cache()
+        try:
+            yield store
+        finally:
+            S3FileSystem.clear_instance_cache()
+            server.shutdown()
+            thread.join()
+            server.server_close()
