@@ -5,8 +5,8 @@ VENV := .venv
 FUZZ_EXAMPLES ?= 2000
 TEST_PROCESSES ?= 2
 # What may run beside other tests, and what fills the machine: sessions in Spark, Airflow, processes that are killed.
-BESIDE := tests/property tests/simulation tests/unit
-ALONE := tests/docs tests/fuzz tests/integration tests/fault tests/system
+BESIDE := tests/docs tests/fuzz tests/property tests/simulation tests/unit
+ALONE := tests/integration tests/fault tests/system
 RUN := PYTHONPATH=runtime:. $(VENV)/bin
 .DEFAULT_GOAL := help
 

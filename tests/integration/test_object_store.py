@@ -180,6 +180,7 @@ def test_a_job_for_a_bucket_that_is_not_there_fails_by_name(cluster: MiniCluster
 
 @pytest.mark.row("571.5")
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_killed_driver_s_job_goes_on_from_an_object_store(store: ObjectStore, tmp_path: Path) -> None:
     bucket = store.bucket()
