@@ -45,7 +45,9 @@ def test_a_cancelled_job_keeps_what_retention_says(job: SequenceJob, retention: 
     completed = job.cluster.call(job.cluster.dispatcher.checkpoint_statistics(job.job_id)).counts.completed
     newest = [f"chk-{number}" for number in range(completed + 1)][-kept:] if kept else []
     job.assert_retained(*newest)
-    assert [name for name in hidden(job.out) if name.endswith(".inprogress")] == []
+    job.cluster.wait_until(
+        lambda: not [name for name in hidden(job.out) if name.endswith(".inprogress")], "the sinks to give up their files"
+    )
 
 
 @pytest.mark.row("147.5")
