@@ -46,7 +46,8 @@ def test_a_cancelled_job_keeps_what_retention_says(job: SequenceJob, retention: 
     newest = [f"chk-{number}" for number in range(completed + 1)][-kept:] if kept else []
     job.assert_retained(*newest)
     job.cluster.wait_until(
-        lambda: not [name for name in hidden(job.out) if name.endswith(".inprogress")], "the sinks to give up their files"
+        lambda: not [name for name in hidden(job.out) if name.endswith(".inprogress")],
+        "the sinks to give up their files",
     )
 
 
