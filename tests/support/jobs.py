@@ -43,6 +43,14 @@ UNALIGNED: Mapping[str, str] = fast(
 """Unaligned checkpoints that stay, of a job which may be rescaled; small buffers, so that there are many."""
 
 
+def _entries(directory: Path) -> list[Path]:
+    """What lies in a directory; nothing in one that is being deleted, or in a file."""
+    try:
+        return list(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 @dataclass
 class SequenceJob:
     """The ``sequence`` pipeline in a directory of its own: ``out`` for its sinks, ``faults`` for injected failures."""
@@ -142,9 +150,8 @@ class SequenceJob:
     def left_behind(self) -> list[str]:
         """The names in the job's checkpoint directory, but for the two of shared files while these are empty."""
         root = self.checkpoints / self.job_id
-        if not root.exists():
-            return []
-        return sorted(entry.name for entry in root.iterdir() if entry.name.startswith("chk-") or any(entry.rglob("*")))
+        names = [entry.name for entry in _entries(root) if entry.name.startswith("chk-") or _entries(entry)]
+        return sorted(names)
 
     def plant_incomplete_checkpoint(self) -> Path:
         """What an aborted checkpoint, or one that another driver still writes, looks like. Returns its file."""
