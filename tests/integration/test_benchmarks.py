@@ -90,7 +90,6 @@ def test_patch_measures_and_checks_itself() -> None:
     assert "every count and sum is right" in said
 
 
-@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.row("76.10")

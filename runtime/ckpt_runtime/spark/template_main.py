@@ -7,8 +7,10 @@ the agent; with each request comes the reading end of a pipe that the worker is 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
+import signal
 import socket
 import sys
 import tempfile
@@ -18,6 +20,8 @@ from typing import Any, NoReturn
 from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.worker_main import make_ready, prepare, work
 from ckpt_runtime.spark.worker_template import MAX_MESSAGE
+
+logger = logging.getLogger(__name__)
 
 
 class Template:
@@ -57,7 +61,13 @@ class Template:
         pid = os.fork()
         if pid == 0:
             self._become_worker(start, pipe)
-        descriptor = os.pidfd_open(pid)
+        try:
+            descriptor = os.pidfd_open(pid)
+        except OSError:
+            # Nobody could watch it: it must not live.
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
         self._workers[descriptor] = pid, start["worker"]
         self._poll.register(descriptor, select.POLLIN)
         self._say(type="forked", worker=start["worker"], pid=pid, started=processes.started(pid))
@@ -72,6 +82,8 @@ class Template:
             os.environ["TMPDIR"] = start["directory"]
             tempfile.tempdir = None
             work(start, pipe)
+        except BaseException:
+            logger.exception("worker %s cannot begin", start["worker"])
         finally:
             os._exit(1)
 

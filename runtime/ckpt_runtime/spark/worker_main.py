@@ -21,6 +21,8 @@ from typing import Any, NoReturn
 from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.tether import Tether
 
+logger = logging.getLogger(__name__)
+
 SWITCH_INTERVAL_S = 0.0005
 GC_THRESHOLDS = (10_000, 20, 50)
 """Batches of rows and state entries are no garbage in cycles: collect less often than Python's default."""
@@ -81,22 +83,23 @@ def _serve(start: Mapping[str, Any], tether: Tether) -> NoReturn:
     from ckpt_runtime.network.connections import ControlConnection
     from ckpt_runtime.task.worker import TaskWorker
 
+    code = 0
     try:
         connection = ControlConnection.dial((start["driver"][0], start["driver"][1]), start["secret"])
         worker = TaskWorker(connection, start["secret"], tether, slot=start["slot"], worker_id=start["worker"])
         try:
             worker.run()
-        except ConnectionError:
-            logging.getLogger(__name__).info("worker %s: the driver is gone", start["worker"])
         finally:
             worker.close()
+    except ConnectionError:
+        logger.info("worker %s: the driver is gone", start["worker"])
     except BaseException:
-        logging.getLogger(__name__).exception("worker %s ends", start["worker"])
-        os._exit(1)
+        logger.exception("worker %s ends", start["worker"])
+        code = 1
     finally:
         logging.shutdown()
         shutil.rmtree(start["directory"], ignore_errors=True)
-    os._exit(0)
+        os._exit(code)
 
 
 def _end(directory: str) -> NoReturn:

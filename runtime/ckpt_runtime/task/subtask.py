@@ -107,7 +107,7 @@ class Subtask:
         self._mails: deque[Callable[[], None]] = deque()
         self._source = chain.head if isinstance(chain.head, SourceOperator) else None
         self._source_idle_until: float | None = None
-        self._poll_size = SliceSize() if len(chain.operators) > 1 else None
+        self._poll_size = SliceSize() if self._source is not None and len(chain.operators) > 1 else None
         self._timers: list[int | None] = [None] * len(chain.operators)
         self._next_timer: int | None = None
         self._valve = WatermarkValve(len(gate.channels))

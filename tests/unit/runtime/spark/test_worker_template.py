@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -202,15 +204,22 @@ def test_a_template_that_is_gone_in_the_moment_of_asking_is_told_of_like_a_worke
     run(test)
 
 
-def test_forks_do_not_draw_the_same_numbers(tmp_path: Path) -> None:
-    """Only one of both generators sees to itself; user code may use either."""
-    import numpy as np
+SIBLINGS = """
+import os
+import numpy as np
+from ckpt_runtime.spark import worker_main
 
-    from ckpt_runtime.spark.worker_main import _reseed
+worker_main._tethered = lambda start, pipe: None
+worker_main._serve = lambda start, tether: (print(np.random.random(), flush=True), os._exit(0))
+for _ in range(2):
+    pid = os.fork()
+    if pid == 0:
+        worker_main.work({}, 0)
+    os.waitpid(pid, 0)
+"""
 
-    drawn = []
-    for _ in range(2):
-        np.random.seed(7)
-        _reseed()
-        drawn.append(np.random.random())
-    assert drawn[0] != drawn[1]
+
+def test_workers_of_one_template_do_not_draw_the_same_numbers() -> None:
+    """User code may use NumPy's own generator, which forks alike."""
+    done = subprocess.run([sys.executable, "-c", SIBLINGS], check=True, capture_output=True, text=True)
+    assert len(set(done.stdout.split())) == 2
