@@ -27,31 +27,37 @@ _BRACKET = re.compile(rb"[\[\]{}]")
 
 async def limited_stream(request: Request, limit: int) -> AsyncIterator[bytes]:
     """The body's chunks. Raises 413 as soon as ``limit`` bytes are exceeded, 408 when the client stalls."""
-    announced = request.headers.get("content-length", "")
-    if announced.isascii() and announced.isdigit() and (len(announced) > 18 or int(announced) > limit):
-        raise ApiError(413, f"The request body is larger than the limit of {limit} bytes.")
-    received = 0
-    chunks = request.stream()
+    chunks = _limited(request, limit)
     while True:
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 chunk = await anext(chunks, None)
         except TimeoutError:
             raise ApiError(408, f"No part of the request body arrived for {BODY_TIMEOUT_S:g} s.") from None
-        except ClientDisconnect:
-            raise BadRequest("The client closed the connection before the end of the request body.") from None
         if chunk is None:
             return
-        received += len(chunk)
-        if received > limit:
-            raise ApiError(413, f"The request body is larger than the limit of {limit} bytes.")
         yield chunk
+
+
+async def _limited(request: Request, limit: int) -> AsyncIterator[bytes]:
+    announced = request.headers.get("content-length", "")
+    if announced.isascii() and announced.isdigit() and (len(announced) > 18 or int(announced) > limit):
+        raise ApiError(413, f"The request body is larger than the limit of {limit} bytes.")
+    received = 0
+    try:
+        async for chunk in request.stream():
+            received += len(chunk)
+            if received > limit:
+                raise ApiError(413, f"The request body is larger than the limit of {limit} bytes.")
+            yield chunk
+    except ClientDisconnect:
+        raise BadRequest("The client closed the connection before the end of the request body.") from None
 
 
 async def _body(request: Request) -> bytes:
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            return b"".join([chunk async for chunk in limited_stream(request, MAX_BODY_BYTES)])
+            return b"".join([chunk async for chunk in _limited(request, MAX_BODY_BYTES)])
     except TimeoutError:
         raise ApiError(408, f"The request body did not arrive within {BODY_TIMEOUT_S:g} s.") from None
 

@@ -21,8 +21,8 @@ def _lower(value: str) -> str:
     return value.lower()
 
 
-def gateway_of(request: Request) -> DispatcherGateway:
-    """The gateway that the application was made with."""
+async def gateway_of(request: Request) -> DispatcherGateway:
+    """The gateway that the application was made with. A coroutine, because others get a thread for each request."""
     gateway: DispatcherGateway = request.app.state.gateway
     return gateway
 

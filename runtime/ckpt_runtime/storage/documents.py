@@ -9,7 +9,7 @@ import orjson
 
 from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.errors import CorruptFileError
-from ckpt_runtime.storage.json_text import to_json_text
+from ckpt_runtime.storage.json_text import parsed_to_json_text, to_json_text
 
 VERSION = 1
 MAX_DOCUMENT_BYTES = 64 << 20
@@ -20,6 +20,10 @@ def encode_document(document: Mapping[str, Any]) -> bytes:
     payload = to_json_text(document, sort_keys=True)
     if len(payload) > MAX_DOCUMENT_BYTES:
         raise ValueError(f"a document of {len(payload)} bytes is larger than the {MAX_DOCUMENT_BYTES} allowed")
+    return _enclosed(payload)
+
+
+def _enclosed(payload: bytes) -> bytes:
     return b'{"version":%d,"checksum":"%s","document":%s}\n' % (VERSION, checksum_of(payload).encode(), payload)
 
 
@@ -34,6 +38,6 @@ def decode_document(data: bytes, name: str) -> dict[str, Any]:
     if envelope.get("version") != VERSION:
         raise CorruptFileError(f"{name} has format version {envelope.get('version')!r}; this release reads 1", name)
     document: dict[str, Any] = envelope["document"]
-    if encode_document(document) != data:
+    if _enclosed(parsed_to_json_text(document, sort_keys=True)) != data:
         raise CorruptFileError(f"{name} is damaged: its checksum is wrong", name)
     return document

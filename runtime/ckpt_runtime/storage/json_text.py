@@ -17,13 +17,18 @@ def to_json_text(value: Any, *, sort_keys: bool = False) -> bytes:
     beyond 254 levels.
     """
     try:
-        text = orjson.dumps(value, option=_STRICT | (orjson.OPT_SORT_KEYS if sort_keys else 0))
+        text = parsed_to_json_text(value, sort_keys=sort_keys)
     except TypeError as error:
         raise ValueError(f"only JSON values can be stored: {error}") from error
     # The encoder writes NaN and the infinities as null without a word.
     if b"null" in text and _has_non_finite(value):
         raise ValueError("only JSON values can be stored: NaN and the infinities are none")
     return text
+
+
+def parsed_to_json_text(value: Any, *, sort_keys: bool = False) -> bytes:
+    """The same text, sooner, of a value that was parsed from JSON and can therefore hold nothing else."""
+    return orjson.dumps(value, option=_STRICT | (orjson.OPT_SORT_KEYS if sort_keys else 0))
 
 
 def _has_non_finite(value: Any) -> bool:

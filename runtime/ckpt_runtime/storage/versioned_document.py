@@ -65,7 +65,7 @@ class VersionedDocument:
                 return Revision(number, decode_document(read_bytes(file, 2 * MAX_DOCUMENT_BYTES), file.url))
         raise StorageError(f"cannot read {self.directory.url}: it changes all the time", self.directory.url)
 
-    def write(self, expected: int, document: Mapping[str, Any]) -> Revision:
+    def write(self, expected: int, document: Mapping[str, Any]) -> None:
         """Makes the revision after ``expected`` (0 when there must be none).
 
         Raises :class:`ConflictError` when the present revision is another one, :class:`AmbiguousWriteError` when it
@@ -81,7 +81,6 @@ class VersionedDocument:
         except AlreadyExistsError:
             raise self._conflict(expected) from None
         self._delete(self._superseded(expected, file))
-        return Revision(expected + 1, decode_document(data, file.url))
 
     def delete(self) -> None:
         """Deletes all revisions, the present one last, and the directory; nothing there is fine."""

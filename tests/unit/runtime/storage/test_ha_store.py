@@ -374,11 +374,13 @@ def test_reading_survives_a_revision_that_is_replaced_meanwhile(
 ) -> None:
     document = VersionedDocument(root.child("moving"))
     document.write(0, {"n": 1})
-    moved = []
+    moved = False
 
     def move_once(location: Location, limit: int) -> bytes:
+        nonlocal moved
         if not moved:
-            moved.append(VersionedDocument(root.child("moving")).write(1, {"n": 2}))
+            moved = True
+            VersionedDocument(root.child("moving")).write(1, {"n": 2})
         return read_bytes(location, limit)
 
     monkeypatch.setattr(versioned_document, "read_bytes", move_once)
