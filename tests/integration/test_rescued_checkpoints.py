@@ -59,10 +59,10 @@ class HeldJob:
         wait_until(holding.exists, "a subtask to stand still")
         self.client.trigger_checkpoint(self.id)
         self._rounds += 1
-        wait_until(lambda: self._is_pending() or self._has_expired(), "19 of 20 subtasks")
-        pending = self.latest()
+        wait_until(lambda: self._pending() is not None or self._has_expired(), "19 of 20 subtasks")
         try:
-            if pending.status != "IN_PROGRESS":
+            pending = self._pending()
+            if pending is None:
                 return False
             deadline = pending.deadline_ms
             assert deadline is not None
@@ -89,9 +89,12 @@ class HeldJob:
         wait_until(lambda: self.client.checkpoint_statistics(self.id).counts.in_progress == 0, "no checkpoint")
         self.client.patch_checkpoint_config(self.id, CheckpointConfigPatch(timeout_ms=TIMEOUT_MS))
 
-    def _is_pending(self) -> bool:
-        found = self.client.checkpoint_statistics(self.id).history[:1]
-        return bool(found) and found[0].status == "IN_PROGRESS" and found[0].num_acknowledged == SUBTASKS - 1
+    def _pending(self) -> Checkpoint | None:
+        """The checkpoint that waits for the subtask which is held. One that expires at once is counted, not listed."""
+        for found in self.client.checkpoint_statistics(self.id).history[:1]:
+            if found.status == "IN_PROGRESS" and found.num_acknowledged == SUBTASKS - 1:
+                return found
+        return None
 
     def _has_expired(self) -> bool:
         counts = self.client.checkpoint_statistics(self.id).counts

@@ -21,8 +21,8 @@ from ckpt_runtime.network.authentication import AuthenticationError
 from ckpt_runtime.spark import processes, worker_processes
 from ckpt_runtime.spark.slot_agent import AgentParameters, SlotAgent
 from ckpt_runtime.spark.worker_processes import Spawner
+from tests.support.slot_agents import TIMEOUT_S, running_agent, until
 
-TIMEOUT_S = 20
 OBEDIENT = """
 line = sys.stdin.readline()
 open(os.path.join(os.path.dirname(__file__), "started.partial"), "w").write(line)
@@ -37,14 +37,12 @@ class Driver:
 
     def __init__(self) -> None:
         self.peer: Peer | None = None
-        self.here = asyncio.Event()
         self.messages: asyncio.Queue[Message] = asyncio.Queue()
         self.lost = asyncio.Event()
 
     def welcome(self, peer: Peer) -> None:
         peer.listener = self
         self.peer = peer
-        self.here.set()
 
     def peer_message(self, peer: Peer, message: Message) -> None:
         self.messages.put_nowait(message)
@@ -58,15 +56,6 @@ class Driver:
     def send(self, **message: Any) -> None:
         assert self.peer is not None
         self.peer.send(message)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Waits for something that another process does."""
-    for _ in range(TIMEOUT_S * 200):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it never happened")
 
 
 @pytest.fixture
@@ -87,20 +76,12 @@ def use_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
 def run(test: Callable[[Driver], Coroutine[Any, Any, None]], *, shut_down: bool = True) -> None:
     async def inside() -> None:
         driver = Driver()
-        endpoint = ControlEndpoint("127.0.0.1", "secret", driver.welcome)
-        port = await endpoint.start()
-        agent = SlotAgent(AgentParameters("127.0.0.1", port, "secret", 3), 1, Spawner())
-        running = asyncio.get_running_loop().run_in_executor(None, agent.run)
-        try:
-            await asyncio.wait_for(driver.here.wait(), TIMEOUT_S)
+        async with running_agent(driver.welcome, Spawner()) as agent:
             await test(driver)
             if shut_down:
                 driver.send(type="shutdown")
-            await asyncio.wait_for(running, TIMEOUT_S)
-            for worker in list(agent._workers.values()):
-                await asyncio.wait_for(asyncio.to_thread(worker.wait), TIMEOUT_S)
-        finally:
-            await endpoint.stop()
+        for worker in list(agent._workers.values()):
+            await asyncio.wait_for(asyncio.to_thread(worker.wait), TIMEOUT_S)
 
     asyncio.run(inside())
 

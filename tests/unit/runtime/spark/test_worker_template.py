@@ -15,12 +15,10 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
-from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint, Message, Peer
+from ckpt_runtime.jobmaster.control_endpoint import Message, Peer
 from ckpt_runtime.spark import processes
-from ckpt_runtime.spark.slot_agent import AgentParameters, SlotAgent
 from tests.support.processes import children, command_name, living
-
-TIMEOUT_S = 60
+from tests.support.slot_agents import running_agent, until
 
 pytestmark = pytest.mark.skipif(not processes.machine(), reason="no process descriptors here")
 
@@ -66,30 +64,13 @@ class Driver:
         return code
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Waits for something that another process does."""
-    for _ in range(TIMEOUT_S * 200):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it never happened")
-
-
 def run(test: Callable[[Driver], Coroutine[Any, Any, None]], *, shut_down: bool = True) -> None:
     async def inside() -> None:
         driver = Driver()
-        endpoint = ControlEndpoint("127.0.0.1", "secret", driver.welcome)
-        port = await endpoint.start()
-        agent = SlotAgent(AgentParameters("127.0.0.1", port, "secret", 3), 1)
-        running = asyncio.get_running_loop().run_in_executor(None, agent.run)
-        try:
-            await until(lambda: driver.agent is not None)
+        async with running_agent(driver.welcome):
             await test(driver)
             if shut_down:
                 driver.send(type="shutdown")
-            await asyncio.wait_for(running, TIMEOUT_S)
-        finally:
-            await endpoint.stop()
 
     before = set(children(os.getpid()))
     asyncio.run(inside())
