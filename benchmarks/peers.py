@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.backpressure import SLEEPS_MS, policies, sleeps
 from benchmarks.harness import BenchmarkError, parser_for, positive_int, progress, run_main
 from benchmarks.shuffle_run import POLICIES, setting
+from benchmarks.spark_peer import STATE_STORES
 
 NAME = "peers"
 TIMEOUT_S = 900
@@ -43,18 +44,19 @@ class Contest:
 def contests(options: argparse.Namespace) -> list[Contest]:
     """The work that was asked for. PyFlink's thread mode is its fastest way to run Python."""
     seconds = ("--seconds", f"{options.seconds:g}", "--interval-ms", str(options.interval_ms))
+    spark = ("--seconds", f"{options.seconds:g}", "--files-per-batch", str(options.files_per_batch))
     ckpt = ("--ckpt", f"{options.interval_ms}ms" if options.interval_ms else "off")
     count = Contest(
         "keyed_count",
         ("keyed_count", *seconds),
         ("b1/run.sh", "--n", str(options.java_rows), *ckpt),
-        ("spark_peer", "--what", "count", "--seconds", f"{options.seconds:g}"),
+        ("spark_peer", "--what", "count", "--state", options.state, *spark),
     )
     process = Contest(
         "keyed_process",
         ("keyed_process", *seconds),
         ("b1/run_py.sh", "--mode", "thread", "--n", str(options.python_rows), *ckpt),
-        ("spark_peer", "--what", "process", "--seconds", f"{options.seconds:g}"),
+        ("spark_peer", "--what", "process", *spark),
     )
     if options.what == "backpressure":
         return [backpressure(policy, sleep, options) for sleep in options.sleeps for policy in options.policies]
@@ -95,6 +97,8 @@ def main() -> None:
     parser.add_argument("--interval-ms", type=int, default=1000, help="checkpoint interval; 0 means no checkpoints")
     parser.add_argument("--java-rows", type=positive_int, default=30_000_000, help="rows of a Java job")
     parser.add_argument("--python-rows", type=positive_int, default=1_000_000, help="rows of a PyFlink job")
+    parser.add_argument("--files-per-batch", type=positive_int, default=2, help="of Spark's micro-batches")
+    parser.add_argument("--state", choices=STATE_STORES, default="rocksdb", help="Spark's state store of keyed_count")
     parser.add_argument("--conf", type=setting, action="append", metavar="KEY=VALUE", help="of our side's backpressure")
     options = parser.parse_args()
     if options.flink_dir is None and not options.spark:
