@@ -3,10 +3,6 @@
 SHELL := /bin/bash
 VENV := .venv
 FUZZ_EXAMPLES ?= 2000
-TEST_PROCESSES ?= 2
-# What may run beside other tests, and what fills the machine: sessions in Spark, Airflow, processes that are killed.
-BESIDE := tests/docs tests/fuzz tests/property tests/simulation tests/unit
-ALONE := tests/integration tests/fault tests/system
 RUN := PYTHONPATH=runtime:. $(VENV)/bin
 .DEFAULT_GOAL := help
 
@@ -24,11 +20,7 @@ demo: setup ## runs the demonstration
 
 .PHONY: test
 test: setup ## runs all tests; PYTEST="-m 'not slow'" adds options
-	@status=0; \
-	$(VENV)/bin/python -m pytest $(BESIDE) --numprocesses=$(TEST_PROCESSES) --dist=loadfile $(PYTEST) \
-		|| [ $$? -eq 5 ] || status=1; \
-	$(VENV)/bin/python -m pytest $(ALONE) $(PYTEST) || [ $$? -eq 5 ] || status=1; \
-	exit $$status
+	@scripts/test.sh $(PYTEST)
 
 .PHONY: test-long
 test-long: setup ## runs the tests that the suite has no time for
