@@ -576,3 +576,9 @@ def test_small_documents_are_refused_when_damaged() -> None:
                 decode_document(content, "x")
     with pytest.raises(CorruptFileError):
         decode_document(data + b" ", "x")
+
+
+def test_a_document_that_is_nested_deeper_than_any_that_was_written_is_damaged() -> None:
+    deep = b'{"a":' + b"[" * 300 + b"]" * 300 + b"}"
+    with pytest.raises(CorruptFileError, match="damaged"):
+        decode_document(b'{"version":1,"checksum":"","document":%s}\n' % deep, "x")
