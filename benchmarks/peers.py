@@ -43,6 +43,8 @@ class Contest:
 
 def contests(options: argparse.Namespace) -> list[Contest]:
     """The work that was asked for. PyFlink's thread mode is its fastest way to run Python."""
+    if options.what == "backpressure":
+        return [backpressure(policy, sleep, options) for sleep in options.sleeps for policy in options.policies]
     seconds = ("--seconds", f"{options.seconds:g}", "--interval-ms", str(options.interval_ms))
     spark = ("--seconds", f"{options.seconds:g}", "--files-per-batch", str(options.files_per_batch))
     ckpt = ("--ckpt", f"{options.interval_ms}ms" if options.interval_ms else "off")
@@ -58,8 +60,6 @@ def contests(options: argparse.Namespace) -> list[Contest]:
         ("b1/run_py.sh", "--mode", "thread", "--n", str(options.python_rows), *ckpt),
         ("spark_peer", "--what", "process", *spark),
     )
-    if options.what == "backpressure":
-        return [backpressure(policy, sleep, options) for sleep in options.sleeps for policy in options.policies]
     return [contest for contest in (count, process) if options.what in (contest.name, "both")]
 
 
