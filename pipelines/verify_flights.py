@@ -20,7 +20,7 @@ WITH flights AS (
   SELECT *,
     coalesce(tailnum, concat('row-', row_id)) AS aircraft,
     CAST(unix_millis(event_time) + dep_delay * 60000 AS BIGINT) AS departure_ms
-  FROM input
+  FROM {input}
 ), arrivals AS (
   SELECT *, departure_ms + CAST(air_time * 60000 AS BIGINT) AS arrival_ms FROM flights
 )
@@ -45,9 +45,12 @@ never includes a later row of the same minute.
 CARRIERS = """
 SELECT carrier, count(*) AS flights, sum(dep_delay) AS total_dep_delay, avg(dep_delay) AS avg_dep_delay,
   avg(arr_delay) AS avg_arr_delay
-FROM input GROUP BY carrier
+FROM {input} GROUP BY carrier
 """
 """What the last update of each carrier must say."""
+
+
+MEASURES = ("total_dep_delay", "avg_dep_delay", "avg_arr_delay")
 
 
 @dataclass(frozen=True)
@@ -72,35 +75,49 @@ class Difference:
         return not (self.lost or self.duplicated or self.wrong)
 
 
-def compare_rotations(spark: SparkSession, found: DataFrame) -> Difference:
+def compare_rotations(spark: SparkSession, flights: DataFrame, found: DataFrame) -> Difference:
     """Every flight exactly once, each column as the window functions say."""
-    expected = spark.sql(ROTATIONS).cache()
-    found = found.select(*expected.columns).cache()
-    rows, ids = expected.count(), found.select("row_id").distinct().count()
-    wrong = found.exceptAll(expected).join(expected.select("row_id"), "row_id", "left_semi")
-    repeated = found.count() - ids
-    return Difference(rows, rows - ids, repeated, max(0, wrong.count() - repeated))
+    expected = spark.sql(ROTATIONS, input=flights)
+    same = " AND ".join(f"found.{name} <=> expected.{name}" for name in expected.columns)
+    query = f"""
+    SELECT (SELECT count(*) FROM {{input}}) AS rows, count(DISTINCT expected.row_id) AS distinct,
+      count(expected.row_id) AS known, count_if(NOT ({same})) AS wrong
+    FROM {{found}} AS found LEFT JOIN {{expected}} AS expected ON found.row_id = expected.row_id
+    """
+    return _difference(spark.sql(query, input=flights, found=found, expected=expected))
 
 
-def compare_carriers(spark: SparkSession, found: DataFrame) -> Difference:
+def compare_carriers(spark: SparkSession, flights: DataFrame, found: DataFrame) -> Difference:
     """A carrier's updates carry the counts 1 to n, each once; the last one has the totals.
 
     Sums of doubles are compared to nine digits, since their order is not defined.
     """
-    expected = spark.sql(CARRIERS)
-    found = found.cache()
-    rows = expected.selectExpr("sum(flights)").first()[0]
-    found.createOrReplaceTempView("found")
-    expected.createOrReplaceTempView("expected")
-    updates = found.join(expected.selectExpr("carrier", "flights AS n"), "carrier").where("flights BETWEEN 1 AND n")
-    distinct = updates.select("carrier", "flights").distinct().count()
+    expected = spark.sql(CARRIERS, input=flights)
     close = " AND ".join(
-        f"abs(found.{name} - expected.{name}) <= 1e-9 * greatest(1, abs(expected.{name}))"
-        for name in ("total_dep_delay", "avg_dep_delay", "avg_arr_delay")
+        f"(found.{name} <=> expected.{name}"
+        f" OR abs(found.{name} - expected.{name}) <= 1e-9 * greatest(1, abs(expected.{name})))"
+        for name in MEASURES
     )
-    right = spark.sql(f"SELECT DISTINCT found.carrier FROM found JOIN expected USING (carrier, flights) WHERE {close}")
-    wrong = expected.count() - right.count() + found.count() - updates.count()
-    return Difference(rows, rows - distinct, updates.count() - distinct, wrong)
+    query = f"""
+    WITH updates AS (
+      SELECT carrier, found.flights AS number, found.carrier IS NOT NULL AS is_update, expected.flights AS last,
+        coalesce(found.flights BETWEEN 1 AND expected.flights, false) AS known,
+        coalesce({close}, false) AS close
+      FROM {{found}} AS found FULL JOIN {{expected}} AS expected USING (carrier)
+    ), carriers AS (
+      SELECT coalesce(max(last), 0) AS rows, count(DISTINCT number) FILTER (WHERE known) AS distinct,
+        count_if(known) AS known, count_if(is_update AND NOT known) + count_if(number = last AND NOT close) AS wrong
+      FROM updates GROUP BY carrier
+    )
+    SELECT sum(rows) AS rows, sum(distinct) AS distinct, sum(known) AS known, sum(wrong) AS wrong FROM carriers
+    """
+    return _difference(spark.sql(query, found=found, expected=expected))
+
+
+def _difference(sums: DataFrame) -> Difference:
+    """Of one row: what was expected, what of it was found, once and in all, and what is not right."""
+    (row,) = sums.collect()
+    return Difference(row.rows, row.rows - row.distinct, row.known - row.distinct, row.wrong)
 
 
 def verify(flights: str, output: str) -> Difference:
@@ -117,10 +134,10 @@ def verify(flights: str, output: str) -> Difference:
     )
     spark.sparkContext.setLogLevel("ERROR")
     try:
-        spark.read.parquet(flights).createOrReplaceTempView("input")
-        rotations = compare_rotations(spark, spark.read.parquet(f"{output}/rotations"))
-        merged = spark.read.option("mergeSchema", "true").parquet(f"{output}/carrier_delays")
-        return rotations + compare_carriers(spark, merged)
+        source = spark.read.parquet(flights)
+        rotations = spark.read.parquet(f"{output}/rotations")
+        carriers = spark.read.option("mergeSchema", "true").parquet(f"{output}/carrier_delays")
+        return compare_rotations(spark, source, rotations) + compare_carriers(spark, source, carriers)
     finally:
         spark.stop()
 

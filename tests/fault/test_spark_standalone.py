@@ -16,7 +16,7 @@ from tests.support.outputs import hidden, visible
 from tests.support.processes import children, command_line, command_name
 from tests.support.spark_sessions import FlightsJob, SparkCluster, standalone_cluster, wait_until
 
-ROWS = 12_000
+ROWS = 8_000
 SETTINGS = {
     "spark.executor.cores": "1",
     "spark.executor.memory": "512m",
