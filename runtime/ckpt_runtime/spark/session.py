@@ -29,12 +29,25 @@ from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.rest.auth import check_binding
 from ckpt_runtime.spark.barrier_stage import BarrierStageProvider
+from ckpt_runtime.spark.import_path import prefer_installed_pyspark
 from ckpt_runtime.spark.pyspark_guard import check_pyspark
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
 logger = logging.getLogger(__name__)
+
+
+SPARK_SETTINGS = {
+    "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
+    "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "20",
+    "spark.stage.maxConsecutiveAttempts": "1",
+    "spark.task.maxFailures": "1",
+    # An agent of a failed stage that hangs holds up the next one.
+    "spark.python.task.killTimeout": "500ms",
+    "spark.ui.showConsoleProgress": "false",
+}
+"""What every session asks of Spark: it never runs a stage again by itself, and gives up on one that has no room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +67,19 @@ def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     options = parse_arguments(arguments)
     check_binding(options.rest_host, options.token)
+    prefer_installed_pyspark()
     check_pyspark()
-    from pyspark.sql import SparkSession
+    # A SparkContext alone: what a SparkSession adds takes seconds to start, and a barrier stage needs none of it.
+    from pyspark import SparkConf, SparkContext
 
-    spark = (
-        SparkSession.builder.appName("checkpointing stream engine")
-        .config("spark.scheduler.barrier.maxConcurrentTasksCheck.interval", "1s")
-        .config("spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures", "20")
-        .config("spark.stage.maxConsecutiveAttempts", "1")
-        .config("spark.task.maxFailures", "1")
-        .config("spark.python.task.killTimeout", "500ms")  # an agent of a failed stage that hangs holds up the next one
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
-    )
-    check_pyspark(spark)
-    spark.sparkContext.setLogLevel("WARN")
+    conf = SparkConf().setAppName("checkpointing stream engine").setAll(list(SPARK_SETTINGS.items()))
+    context = SparkContext(conf=conf)
     try:
-        asyncio.run(serve(spark.sparkContext, options))
+        check_pyspark(context)
+        context.setLogLevel("WARN")
+        asyncio.run(serve(context, options))
     finally:
-        spark.stop()
+        context.stop()
 
 
 def parse_arguments(arguments: list[str] | None) -> SessionOptions:

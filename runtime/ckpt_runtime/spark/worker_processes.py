@@ -8,12 +8,10 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Protocol
 
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
-
-_ZIPPED = ("pyspark.zip", "py4j-")
+from ckpt_runtime.spark.import_path import import_path
 
 
 class WorkerProcess(Protocol):
@@ -86,15 +84,4 @@ def log_descriptor() -> int | None:
 def worker_environment() -> dict[str, str]:
     """This process's, without the secret of the REST API; times of user code are UTC's."""
     inherited = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
-    return inherited | {"PYTHONPATH": os.pathsep.join(_import_path()), "TZ": "UTC"}
-
-
-def _import_path() -> list[str]:
-    """This process's import path, without Spark's zipped copy of pyspark where the interpreter has it installed.
-
-    A zip has no compiled modules: importing from it takes seconds of each worker's start.
-    """
-    path = [entry for entry in sys.path if entry]
-    if any((Path(entry) / "pyspark" / "__init__.py").is_file() for entry in path):
-        return [entry for entry in path if not (entry.endswith(".zip") and Path(entry).name.startswith(_ZIPPED))]
-    return path
+    return inherited | {"PYTHONPATH": os.pathsep.join(import_path()), "TZ": "UTC"}
