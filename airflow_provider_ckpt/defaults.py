@@ -1,4 +1,6 @@
-"""Defaults from Airflow's configuration, section ``[ckpt]``; read when a task is constructed, never at import."""
+"""Defaults from Airflow's configuration, section ``[ckpt]``; read when a task is constructed or a trigger runs,
+never at import.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,11 @@ def poll_interval() -> float:
 def defer_after() -> float:
     """Seconds that a task waits in its worker before it is deferred."""
     return float(conf.getfloat(_SECTION, "defer_after", fallback=3.0))
+
+
+def min_deferral() -> float:
+    """Seconds that a trigger runs before it gives its event."""
+    return float(conf.getfloat(_SECTION, "min_deferral", fallback=6.0))
 
 
 def wait_timeout() -> float:

@@ -75,6 +75,16 @@ _CONFIG: dict[str, Any] = {
                 "example": None,
                 "default": "3.0",
             },
+            "min_deferral": {
+                "description": (
+                    "Seconds that a trigger runs at least before it gives its event. Airflow may take five seconds to "
+                    "notice that the process of a deferred task has ended, and fails a task that was resumed sooner."
+                ),
+                "version_added": "0.1.0",
+                "type": "float",
+                "example": None,
+                "default": "6.0",
+            },
             "wait_timeout": {
                 "description": "Seconds that an operator waits for its operation, unless a task says otherwise.",
                 "version_added": "0.1.0",

@@ -7,12 +7,15 @@ cancelled when a trigger is cleaned up, because that also happens whenever a tri
 
 from __future__ import annotations
 
+import asyncio
+import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator
 from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from airflow_provider_ckpt import defaults
 from airflow_provider_ckpt.conditions.base import Condition, Verdict
 from airflow_provider_ckpt.conditions.driver import Pacing, await_verdict
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
@@ -55,11 +58,18 @@ class CkptTrigger(BaseTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", base | self.arguments()
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """One event, whatever happens."""
+        """One event, whatever happens; not before ``[ckpt] min_deferral`` seconds.
+
+        A worker's supervisor looks every five seconds only whether the process of a deferred task has ended. When the
+        scheduler hears of it while the task, resumed by then, is queued or runs again, it takes that end for the end of
+        the second process, and fails the task.
+        """
+        earliest = time.monotonic() + defaults.min_deferral()
         condition = self.condition()
         self.log.info("Waiting for %s", condition.subject)
         async with await CkptHook(self.ckpt_conn_id).aget_conn() as client:
             verdict = await await_verdict(condition, client, self.deadline, Pacing(self.poll_interval))
+        await asyncio.sleep(max(0.0, earliest - time.monotonic()))
         yield TriggerEvent(event_payload(verdict, self))  # type: ignore[no-untyped-call]
 
 

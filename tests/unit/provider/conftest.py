@@ -20,6 +20,8 @@ import pytest
 
 os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="airflow-unit-")
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
+# There is no scheduler here that could misread an early event.
+os.environ["AIRFLOW__CKPT__MIN_DEFERRAL"] = "0"
 
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app

@@ -95,6 +95,8 @@ def test_configuration_defaults_are_those_of_the_code(monkeypatch: pytest.Monkey
     assert str(defaults.deferrable()) == options["deferrable"]["default"]
     assert str(defaults.poll_interval()) == options["poll_interval"]["default"]
     assert str(defaults.defer_after()) == options["defer_after"]["default"]
+    monkeypatch.delenv("AIRFLOW__CKPT__MIN_DEFERRAL")
+    assert str(defaults.min_deferral()) == options["min_deferral"]["default"]
     assert str(defaults.wait_timeout()) == options["wait_timeout"]["default"]
     monkeypatch.setenv("AIRFLOW__CKPT__DEFERRABLE", "False")
     assert defaults.deferrable() is False

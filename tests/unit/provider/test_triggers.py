@@ -61,6 +61,15 @@ def test_the_event_carries_everything_that_the_trigger_was_made_of(job_manager: 
     assert json.loads(json.dumps(event)) == event
 
 
+def test_an_event_that_airflow_would_misread_is_held_back(
+    job_manager: JobManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__CKPT__MIN_DEFERRAL", "0.3")
+    started = time.monotonic()
+    assert first_event(CkptJobTrigger(**base(job_id=JOB, expected=["RUNNING"])))["status"] == "done"
+    assert time.monotonic() - started >= 0.3
+
+
 @pytest.mark.row("air.3")
 def test_a_deadline_that_has_passed_still_takes_one_look(job_manager: JobManager) -> None:
     past = {"deadline": time.time() - 100}
