@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
-# Java machines of tests live for a minute at most: compiling for the long run would be half of their work.
+# Java machines of tests live for a minute or two: compiling for the long run would be half of their work.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
