@@ -1,19 +1,26 @@
 """The few calls of Airflow's public REST API (``/api/v2``) that the demonstration and the system tests need.
 
-It never starts or stops a process and never retries: callers own the waiting.
+It never starts or stops a process. Callers own the waiting; a request is repeated only when SQLite was locked.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 from urllib.parse import quote
 
 import httpx
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
+LOCKED_RETRY_SECONDS: Final = 60.0
 
 
 class AirflowApiError(RuntimeError):
     """Airflow could not be reached, or answered with an error status."""
+
+
+class DatabaseLockedError(AirflowApiError):
+    """SQLite gave up waiting for another writer; the transaction was rolled back, nothing has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +66,23 @@ class AirflowApi:
 
         :raises AirflowApiError: for a transport error or a status >= 400, with the answer's text.
         """
+        attempts = Retrying(
+            retry=retry_if_exception_type(DatabaseLockedError),
+            stop=stop_after_delay(LOCKED_RETRY_SECONDS),
+            wait=wait_fixed(0.2),
+            reraise=True,
+        )
+        return attempts(self._call_once, method, path, json, params)
+
+    def _call_once(self, method: str, path: str, json: Any, params: dict[str, Any] | None) -> Any:
         try:
             answer = self._client.request(method, path, json=json, params=params)
         except httpx.HTTPError as error:
             raise AirflowApiError(f"{method} {path}: {error!r}") from error
         if answer.status_code >= 400:
-            raise AirflowApiError(f"{method} {path}: {answer.status_code} {answer.text[:2000]}")
+            locked = answer.status_code == 500 and "database is locked" in answer.text
+            kind = DatabaseLockedError if locked else AirflowApiError
+            raise kind(f"{method} {path}: {answer.status_code} {answer.text[:2000]}")
         return answer.json() if answer.content else None
 
     def health(self) -> dict[str, Any]:
