@@ -16,7 +16,7 @@ def pipeline(session: StreamSession, report: str, keys: str) -> None:
         .agg(functions.count().alias("count"), functions.sum("value").alias("sum"))
         .uid("state")
         .writeStream.format("verify")
-        .options(key="key", count="count", sum="sum", report=report, reportIntervalMs=200)
+        .options(key="key", count="count", sum="sum", report=report, reportIntervalMs=1000)
         .uid("sink")
         .start()
     )

@@ -48,7 +48,7 @@ def pipeline(session: StreamSession, report: str, keys: str) -> None:
         .transformWithState(CountAndSum(), OUTPUT_SCHEMA, "Update", "None")
         .uid("state")
         .writeStream.format("verify")
-        .options(key="key", count="count", sum="sum", report=report, reportIntervalMs=200)
+        .options(key="key", count="count", sum="sum", report=report, reportIntervalMs=1000)
         .uid("sink")
         .start()
     )

@@ -81,13 +81,13 @@ class TaskManagerOptions:
     BUFFER_ROWS = ConfigOption(
         "taskmanager.network.buffer.max-rows",
         IntegerType(minimum=1, maximum=1 << 24),
-        16_384,
+        32_768,
         "Rows of a buffer at most. Fewer rows cost throughput, more rows cost latency.",
     )
     BUFFER_BYTES = ConfigOption(
         "taskmanager.network.buffer.max-bytes",
         MemorySizeType(minimum_bytes=1 << 10, maximum_bytes=1 << 30),
-        1 << 18,
+        1 << 19,
         "Bytes of a buffer at most; a larger row gets a buffer of its own.",
     )
     BUFFERS_PER_CHANNEL = ConfigOption(
@@ -99,7 +99,7 @@ class TaskManagerOptions:
     MAX_BUFFERS_PER_OUTPUT_CHANNEL = ConfigOption(
         "taskmanager.network.memory.max-buffers-per-channel",
         IntegerType(minimum=1, maximum=1 << 16),
-        2,
+        1,
         "Buffers that a sender queues for one channel at most before it is back-pressured.",
     )
     BUFFER_DEBLOAT_ENABLED = ConfigOption(

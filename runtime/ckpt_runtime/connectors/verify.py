@@ -20,8 +20,9 @@ from ckpt_runtime.connectors import kernels
 from ckpt_runtime.graph.formats import sink_options
 from ckpt_runtime.graph.specs import SinkSpec
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
-from ckpt_runtime.state.columns import AnyArray, int64_column
+from ckpt_runtime.state.columns import NO_BITMAP, AnyArray, int64_column
 from ckpt_runtime.state.kernels.compiler import read_only
+from ckpt_runtime.state.kernels.index_kernels import key_bounds
 
 MAX_KEY = 1 << 27
 _ROWS = "rows"
@@ -50,7 +51,6 @@ class VerifySink(Operator):
         self._report_at_ms = 0
         self._last = np.zeros(2 * 1024, dtype=np.int64)
         self._violations = 0
-        self._keys = 0
         self._first_ms: int | None = None
         self._last_ms: int | None = None
         self._finished = False
@@ -62,7 +62,6 @@ class VerifySink(Operator):
         self._directory.mkdir(parents=True, exist_ok=True)
         empty = read_only(np.empty(0, dtype=np.int64))
         kernels.check_updates(empty, empty, empty, self._last)
-        kernels.bounds(empty)
         kernels.digest(empty)
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
@@ -82,9 +81,7 @@ class VerifySink(Operator):
         count = self._column(batch, self._count)
         total = self._column(batch, self._sum) if self._sum else count
         self._make_room(key)
-        violations, fresh = kernels.check_updates(key, count, total, self._last)
-        self._violations += violations
-        self._keys += fresh
+        self._violations += kernels.check_updates(key, count, total, self._last)
 
     def process_watermark(self, timestamp_ms: int) -> None:
         """A sink has nowhere to send it."""
@@ -112,7 +109,7 @@ class VerifySink(Operator):
         return column.values
 
     def _make_room(self, key: AnyArray) -> None:
-        least, greatest = kernels.bounds(key)
+        least, greatest = key_bounds(key, NO_BITMAP, 0)
         if least < 0 or greatest >= MAX_KEY:
             wrong = least if least < 0 else greatest
             raise ValueError(f"sink {self.context.uid!r}: key {wrong} is not between 0 and {MAX_KEY - 1}")
@@ -135,7 +132,7 @@ class VerifySink(Operator):
         else:
             document |= {
                 "violations": self._violations,
-                "keys": self._keys,
+                "keys": int(np.count_nonzero(self._last[0::2])),
                 "count_total": int(self._last[0::2].sum()),
                 "sum_total": int(self._last[1::2].sum()) if self._sum else None,
             }

@@ -1,8 +1,11 @@
-"""Key -> slot: open addressing with linear probing. Slots are dense and given out in order of first appearance.
+"""Key -> slot. Slots are dense and given out in order of first appearance.
 
-``table`` holds slot + 1 (0: empty), its size is a power of two and larger than the number of keys, ``counters`` is
-``[keys so far, slot of the null key or -1]``. Callers make room for as many new keys as there are rows beforehand.
-Buckets come from the low bits of the hash, because the high ones already chose the subtask.
+``table`` holds slot + 1 (0: empty), ``counters`` is ``[keys so far, slot of the null key or -1]``. Callers make room
+for as many new keys as there are rows beforehand. Two forms of table:
+
+* hashed: open addressing with linear probing; the size is a power of two and larger than the number of keys. Buckets
+  come from the low bits of the hash, because the high ones already chose the subtask;
+* direct: one entry for each integer from ``first`` on.
 """
 
 from __future__ import annotations
@@ -66,6 +69,68 @@ def rehash_int64(slot_keys: Any, size: Any, null_slot: Any, table: Any) -> None:
         while table[bucket] != 0:
             bucket = (bucket + _ONE) & mask
         table[bucket] = np.uint32(slot + 1)
+
+
+@kernel((IN_I64, IN_U8, INT64))
+def key_bounds(keys: Any, bitmap: Any, bit_offset: Any) -> Any:
+    """The least and the greatest key; (0, -1) when there is none but nulls."""
+    least, greatest = np.int64(0), np.int64(-1)
+    if bitmap.size == 0:
+        if keys.size:
+            least = greatest = keys[0]
+        for row in range(keys.size):
+            least = min(least, keys[row])
+            greatest = max(greatest, keys[row])
+        return least, greatest
+    found = False
+    for row in range(keys.size):
+        if is_valid(bitmap, bit_offset + row):
+            least = min(least, keys[row]) if found else keys[row]
+            greatest = max(greatest, keys[row]) if found else keys[row]
+            found = True
+    return least, greatest
+
+
+@kernel((IN_I64, IN_U8, INT64, INT64, U32, I64, I64, U32))
+def find_or_insert_direct(
+    keys: Any, bitmap: Any, bit_offset: Any, first: Any, table: Any, slot_keys: Any, counters: Any, slots: Any
+) -> None:
+    """As :func:`find_or_insert_int64` with a direct table, in whose range all keys lie.
+
+    The first pass is all there is when every key is known; its loads overlap, and nothing is compared.
+    """
+    size = np.uint64(counters[KEYS])
+    if bitmap.size == 0:
+        unknown = np.uint32(0)
+        for row in range(keys.size):
+            entry = table[np.uint64(keys[row] - first)]
+            unknown |= np.uint32(entry == 0)
+            slots[row] = entry - np.uint32(1)
+        if not unknown:
+            return
+    for row in range(keys.size):
+        if bitmap.size and not is_valid(bitmap, bit_offset + row):
+            if counters[NULL_SLOT] < 0:
+                counters[NULL_SLOT] = size
+                slot_keys[size] = 0
+                size += _ONE
+            slots[row] = np.uint32(counters[NULL_SLOT])
+            continue
+        place = np.uint64(keys[row] - first)
+        if table[place] == 0:
+            slot_keys[size] = keys[row]
+            size += _ONE
+            table[place] = np.uint32(size)
+        slots[row] = table[place] - np.uint32(1)
+    counters[KEYS] = size
+
+
+@kernel((IN_I64, INT64, INT64, INT64, U32))
+def fill_direct(slot_keys: Any, size: Any, null_slot: Any, first: Any, table: Any) -> None:
+    """Fills an empty direct table, in whose range all keys lie."""
+    for slot in range(size):
+        if slot != null_slot:
+            table[np.uint64(slot_keys[slot] - first)] = np.uint32(slot + 1)
 
 
 @inlined

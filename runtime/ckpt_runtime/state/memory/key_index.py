@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +21,11 @@ from ckpt_runtime.state.kernels.hash_kernels import NULL_HASH, hash_int64
 from ckpt_runtime.state.kernels.index_kernels import (
     KEYS,
     NULL_SLOT,
+    fill_direct,
     find_or_insert_bytes,
+    find_or_insert_direct,
     find_or_insert_int64,
+    key_bounds,
     rehash_bytes,
     rehash_int64,
 )
@@ -36,6 +40,8 @@ from ckpt_runtime.state.kernels.key_codec_kernels import (
 )
 
 _FIRST_CAPACITY = 1024
+_ALWAYS_DIRECT = 1 << 16
+_LEAST_INT64 = -(1 << 63)
 
 
 class FrozenKeys(ABC):
@@ -58,7 +64,7 @@ class KeyIndex(ABC):
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
         self._counters = np.array([0, -1], dtype=np.int64)
-        self._table = np.zeros(2 * _FIRST_CAPACITY, dtype=np.uint32)
+        self._table = _empty_table()
 
     @property
     def size(self) -> int:
@@ -87,6 +93,10 @@ class KeyIndex(ABC):
         while 2 * size > length or 8 * (size + rows) > 7 * length:
             length *= 2
         return None if length == len(self._table) else np.zeros(length, dtype=np.uint32)
+
+
+def _empty_table() -> AnyArray:
+    return np.zeros(2 * _FIRST_CAPACITY, dtype=np.uint32)
 
 
 def key_index(schema: pa.Schema) -> KeyIndex:
@@ -152,37 +162,88 @@ class _FrozenInt64Keys(FrozenKeys):
         return [fixed_array(self.kind, self.keys[: self.size], valid)]
 
 
+@dataclass(frozen=True, slots=True)
+class _DirectTable:
+    """A table addressed by the key itself, without hash, comparison or collision: for keys that lie close together."""
+
+    first: int
+    entries: AnyArray
+
+    @staticmethod
+    def fits(least: int, greatest: int, keys: int) -> bool:
+        """Whether a table over that range is small beside its ``keys``: it takes up to 40 bytes for each of them."""
+        return greatest - least < max(_ALWAYS_DIRECT, 4 * keys)
+
+    @classmethod
+    def over(cls, least: int, greatest: int) -> Self:
+        """An empty one, with room on both sides: keys that grow by and by do not replace it each time."""
+        span = greatest - least + 1
+        length = capacity_for(_FIRST_CAPACITY, span + span // 4)
+        return cls(max(least - (length - span) // 2, _LEAST_INT64), np.zeros(length, dtype=np.uint32))
+
+    def covers(self, least: int, greatest: int) -> bool:
+        """Whether keys of that range have an entry."""
+        return self.first <= least and greatest < self.first + len(self.entries)
+
+
 class Int64KeyIndex(KeyIndex):
-    """One key column that fits 64 bits."""
+    """One key column that fits 64 bits. Its table is a direct one while the keys lie close together."""
 
     def __init__(self, schema: pa.Schema) -> None:
         super().__init__(schema)
         self._kind = columns.decoded_type(schema.field(0).type)
         self._keys: AnyArray = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
+        self._direct: _DirectTable | None = None
 
     def slots_of(self, arrays: list[pa.Array]) -> AnyArray:
         key = _fixed_key(columns.plain(arrays[0]))
         rows = len(key.values)
-        self._make_room(rows)
+        self._make_room(key)
         slots = np.empty(rows, dtype=np.uint32)
-        find_or_insert_int64(key.values, key.bitmap, key.bit_offset, self._table, self._keys, self._counters, slots)
+        given = (key.values, key.bitmap, key.bit_offset)
+        if self._direct is None:
+            find_or_insert_int64(*given, self._table, self._keys, self._counters, slots)
+        else:
+            find_or_insert_direct(*given, self._direct.first, self._direct.entries, self._keys, self._counters, slots)
         return slots
 
-    def _make_room(self, rows: int) -> None:
-        size = self.size
-        table = self._table_for(rows)
-        if table is not None:
-            rehash_int64(read_only(self._keys), size, int(self._counters[NULL_SLOT]), table)
-            self._table = table
+    def _make_room(self, key: columns.FixedColumn) -> None:
+        """Room for as many new keys as there are rows, in the table that suits them."""
+        size, rows = self.size, len(key.values)
         capacity = capacity_for(len(self._keys), size + rows)
         if capacity != len(self._keys):
             self._keys = grown(self._keys, capacity, size)
+        if self._direct is not None:
+            least, greatest = key_bounds(key.values, key.bitmap, key.bit_offset)
+            if least <= greatest and not self._direct.covers(least, greatest):
+                self._replace_table(key)
+        elif (larger := self._table_for(rows)) is not None:
+            self._table = larger
+            self._replace_table(key)
+
+    def _replace_table(self, key: columns.FixedColumn) -> None:
+        """A direct table if the keys that are known and those that come fit one; or else the hashed one is filled."""
+        size, null_slot = self.size, int(self._counters[NULL_SLOT])
+        known = key_bounds(read_only(self._keys[:size]), columns.NO_BITMAP, 0)
+        coming = key_bounds(key.values, key.bitmap, key.bit_offset)
+        bounds = [bound for least, greatest in (known, coming) if least <= greatest for bound in (least, greatest)]
+        if bounds and _DirectTable.fits(min(bounds), max(bounds), size):
+            self._direct = _DirectTable.over(min(bounds), max(bounds))
+            self._table = _empty_table()
+            fill_direct(read_only(self._keys), size, null_slot, self._direct.first, self._direct.entries)
+            return
+        if self._direct is not None:
+            self._direct = None
+            larger = self._table_for(len(key.values))
+            self._table = self._table if larger is None else larger
+        rehash_int64(read_only(self._keys), size, null_slot, self._table)
 
     def freeze(self) -> FrozenKeys:
         return _FrozenInt64Keys(self._kind, self._keys, self.size, int(self._counters[NULL_SLOT]))
 
     def memory_bytes(self) -> int:
-        return int(self._table.nbytes + self._keys.nbytes)
+        direct = 0 if self._direct is None else self._direct.entries.nbytes
+        return int(self._table.nbytes + direct + self._keys.nbytes)
 
 
 @dataclass
