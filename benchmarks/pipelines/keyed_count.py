@@ -10,6 +10,7 @@ def pipeline(session: StreamSession, report: str, keys: str) -> None:
     (
         session.readStream.format("numbers")
         .option("keys", keys)
+        .option("batchRows", 65_536)
         .load()
         .uid("source")
         .groupBy("key")

@@ -155,7 +155,7 @@ SOURCE_FORMATS: dict[str, SourceFormat] = {
             (
                 Option("rows", int, 0, minimum=0),
                 Option("keys", int, 100_000, minimum=1),
-                Option("batchRows", int, 65_536, minimum=1),
+                Option("batchRows", int, 32_768, minimum=1),
                 _RATE,
                 Option("rowNumber", bool, False),
                 Option("sequence", bool, False),

@@ -94,20 +94,24 @@ def key_bounds(keys: Any, bitmap: Any, bit_offset: Any) -> Any:
 @kernel((IN_I64, IN_U8, INT64, INT64, U32, I64, I64, U32))
 def find_or_insert_direct(
     keys: Any, bitmap: Any, bit_offset: Any, first: Any, table: Any, slot_keys: Any, counters: Any, slots: Any
-) -> None:
-    """As :func:`find_or_insert_int64` with a direct table, in whose range all keys lie.
+) -> Any:
+    """As :func:`find_or_insert_int64` with a direct table; False when a key lies outside of its range.
 
-    The first pass is all there is when every key is known; its loads overlap, and nothing is compared.
+    The keys in front of that one have their slots then, and get the same ones from another table. The first pass is all
+    there is when every key is known; its loads overlap, and nothing is compared.
     """
+    length = np.uint64(table.size)
     size = np.uint64(counters[KEYS])
     if bitmap.size == 0:
-        unknown = np.uint32(0)
+        known = True
         for row in range(keys.size):
-            entry = table[np.uint64(keys[row] - first)]
-            unknown |= np.uint32(entry == 0)
+            place = np.uint64(keys[row] - first)
+            entry = table[place] if place < length else np.uint32(0)
+            known &= entry != 0
             slots[row] = entry - np.uint32(1)
-        if not unknown:
-            return
+        if known:
+            return True
+    inside = True
     for row in range(keys.size):
         if bitmap.size and not is_valid(bitmap, bit_offset + row):
             if counters[NULL_SLOT] < 0:
@@ -117,12 +121,16 @@ def find_or_insert_direct(
             slots[row] = np.uint32(counters[NULL_SLOT])
             continue
         place = np.uint64(keys[row] - first)
+        if place >= length:
+            inside = False
+            break
         if table[place] == 0:
             slot_keys[size] = keys[row]
             size += _ONE
             table[place] = np.uint32(size)
         slots[row] = table[place] - np.uint32(1)
     counters[KEYS] = size
+    return inside
 
 
 @kernel((IN_I64, INT64, INT64, INT64, U32))

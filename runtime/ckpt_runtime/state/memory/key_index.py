@@ -181,10 +181,6 @@ class _DirectTable:
         length = capacity_for(_FIRST_CAPACITY, span + span // 4)
         return cls(max(least - (length - span) // 2, _LEAST_INT64), np.zeros(length, dtype=np.uint32))
 
-    def covers(self, least: int, greatest: int) -> bool:
-        """Whether keys of that range have an entry."""
-        return self.first <= least and greatest < self.first + len(self.entries)
-
 
 class Int64KeyIndex(KeyIndex):
     """One key column that fits 64 bits. Its table is a direct one while the keys lie close together."""
@@ -197,27 +193,28 @@ class Int64KeyIndex(KeyIndex):
 
     def slots_of(self, arrays: list[pa.Array]) -> AnyArray:
         key = _fixed_key(columns.plain(arrays[0]))
-        rows = len(key.values)
         self._make_room(key)
-        slots = np.empty(rows, dtype=np.uint32)
-        given = (key.values, key.bitmap, key.bit_offset)
-        if self._direct is None:
-            find_or_insert_int64(*given, self._table, self._keys, self._counters, slots)
-        else:
-            find_or_insert_direct(*given, self._direct.first, self._direct.entries, self._keys, self._counters, slots)
+        slots = np.empty(len(key.values), dtype=np.uint32)
+        while not self._find_or_insert(key, slots):
+            self._replace_table(key)
         return slots
 
+    def _find_or_insert(self, key: columns.FixedColumn, slots: AnyArray) -> bool:
+        """Whether the table could take all keys."""
+        given = (key.values, key.bitmap, key.bit_offset)
+        if self._direct is not None:
+            table = (self._direct.first, self._direct.entries)
+            return bool(find_or_insert_direct(*given, *table, self._keys, self._counters, slots))
+        find_or_insert_int64(*given, self._table, self._keys, self._counters, slots)
+        return True
+
     def _make_room(self, key: columns.FixedColumn) -> None:
-        """Room for as many new keys as there are rows, in the table that suits them."""
+        """Room for as many new keys as there are rows; a direct table says itself when it has none."""
         size, rows = self.size, len(key.values)
         capacity = capacity_for(len(self._keys), size + rows)
         if capacity != len(self._keys):
             self._keys = grown(self._keys, capacity, size)
-        if self._direct is not None:
-            least, greatest = key_bounds(key.values, key.bitmap, key.bit_offset)
-            if least <= greatest and not self._direct.covers(least, greatest):
-                self._replace_table(key)
-        elif (larger := self._table_for(rows)) is not None:
+        if self._direct is None and (larger := self._table_for(rows)) is not None:
             self._table = larger
             self._replace_table(key)
 
