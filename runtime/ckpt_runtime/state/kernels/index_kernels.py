@@ -21,6 +21,16 @@ KEYS, NULL_SLOT = 0, 1
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
 
 
+@inlined
+def _with_null_slot(slot_keys: Any, counters: Any, size: Any) -> Any:
+    """How many keys there are when the null key has its slot."""
+    if counters[NULL_SLOT] >= 0:
+        return size
+    counters[NULL_SLOT] = size
+    slot_keys[size] = 0
+    return size + _ONE
+
+
 @kernel((IN_I64, IN_U8, INT64, U32, I64, I64, U32))
 def find_or_insert_int64(
     keys: Any, bitmap: Any, bit_offset: Any, table: Any, slot_keys: Any, counters: Any, slots: Any
@@ -35,10 +45,7 @@ def find_or_insert_int64(
         slots[row] = table[hash_of_int64(keys[row]) & mask]
     for row in range(keys.size):
         if bitmap.size and not is_valid(bitmap, bit_offset + row):
-            if counters[NULL_SLOT] < 0:
-                counters[NULL_SLOT] = size
-                slot_keys[size] = 0
-                size += _ONE
+            size = _with_null_slot(slot_keys, counters, size)
             slots[row] = np.uint32(counters[NULL_SLOT])
             continue
         key = keys[row]
@@ -114,10 +121,7 @@ def find_or_insert_direct(
     inside = True
     for row in range(keys.size):
         if bitmap.size and not is_valid(bitmap, bit_offset + row):
-            if counters[NULL_SLOT] < 0:
-                counters[NULL_SLOT] = size
-                slot_keys[size] = 0
-                size += _ONE
+            size = _with_null_slot(slot_keys, counters, size)
             slots[row] = np.uint32(counters[NULL_SLOT])
             continue
         place = np.uint64(keys[row] - first)
