@@ -171,7 +171,7 @@ class _DirectTable:
 
     @staticmethod
     def fits(least: int, greatest: int, keys: int) -> bool:
-        """Whether a table over that range is small beside its ``keys``: it takes up to 40 bytes for each of them."""
+        """Whether a table over that range is small: half a MiB at most, or 40 bytes for each of its ``keys``."""
         return greatest - least < max(_ALWAYS_DIRECT, 4 * keys)
 
     @classmethod
