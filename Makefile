@@ -26,6 +26,10 @@ test: setup ## runs all tests; PYTEST="-m 'not slow'" adds options
 test-long: setup ## runs the tests that the suite has no time for
 	$(VENV)/bin/python -m pytest -m long $(PYTEST)
 
+.PHONY: attack
+attack: setup ## runs the attacks against real sessions, those that take minutes too
+	$(VENV)/bin/python -m pytest tests/attack -m attack $(PYTEST)
+
 SIMULATE = --first $(or $(FIRST),0) --seeds $(or $(SEEDS),5000) $(if $(SHOW),--show $(SHOW))
 
 .PHONY: simulate
