@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Generator
 from typing import Any, Final
 
-from airflow_provider_ckpt.conditions.base import Condition, Json, Poll, Status, UnknownJob, Verdict
+from airflow_provider_ckpt.conditions.base import Condition, Json, Poll, Status, Verdict
 from ckpt_runtime.client import NotFound, requests
 from ckpt_runtime.client.models import TERMINAL_STATES, ExceptionHistory, JobDetails
 
@@ -24,10 +24,10 @@ class JobCondition(Condition):
     """
 
     def __init__(self, job_id: str, expected: Collection[str], *, all_tasks: bool = False) -> None:
+        super().__init__()
         self._job_id = job_id
         self._expected = frozenset(expected)
         self._all_tasks = all_tasks
-        self._unknown = UnknownJob()
 
     @property
     def subject(self) -> str:
@@ -37,8 +37,8 @@ class JobCondition(Condition):
         try:
             job: JobDetails = yield requests.job_details(self._job_id)
         except NotFound as error:
-            return self._unknown.missing(str(error))
-        self._unknown.seen()
+            return self.absence.missing(str(error))
+        self.absence.seen()
         if job.state in self._expected and not (job.state == "RUNNING" and self._all_tasks and _starting(job)):
             return Verdict(Status.DONE, result=job_facts(job))
         if job.state not in TERMINAL_STATES:

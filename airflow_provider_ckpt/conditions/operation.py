@@ -31,6 +31,7 @@ class OperationCondition(Condition):
     """Done when the operation ended well; a failed operation is FAILED, an unknown trigger id is MISSING."""
 
     def __init__(self, operation: Operation, job_id: str, trigger_id: str) -> None:
+        super().__init__()
         self._operation = operation
         self._job_id = job_id
         self._trigger_id = trigger_id
@@ -43,7 +44,8 @@ class OperationCondition(Condition):
         try:
             status = yield requests.operation_status(self._operation.polled_as, self._trigger_id, self._job_id)
         except NotFound as error:
-            return Verdict(Status.MISSING, str(error))
+            return self.absence.missing(str(error))
+        self.absence.seen()
         return self._judge(status) if status.done else None
 
     def _judge(self, status: OperationStatus) -> Verdict:

@@ -20,6 +20,7 @@ from ckpt_runtime.client.errors import (
     UnexpectedAnswer,
     Unreachable,
     WaitTimeout,
+    is_passing,
 )
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ __all__ = [
     "UnexpectedAnswer",
     "Unreachable",
     "WaitTimeout",
+    "is_passing",
 ]
 
 

@@ -10,12 +10,16 @@ class CkptClientError(Exception):
 
 
 class Unreachable(CkptClientError):
-    """No answer: connection refused, reset, timed out, name unknown. Whether the request arrived is not known."""
+    """No answer: connection refused, reset, timed out, name unknown.
 
-    def __init__(self, url: str, reason: str) -> None:
+    ``sent``: the request may have arrived; without a connection it has not.
+    """
+
+    def __init__(self, url: str, reason: str, *, sent: bool = True) -> None:
         super().__init__(f"{url} cannot be reached: {reason}")
         self.url = url
         self.reason = reason
+        self.sent = sent
 
 
 class CkptApiError(CkptClientError):
@@ -82,3 +86,21 @@ def error_for(status: int, errors: Sequence[str]) -> CkptApiError:
     if status == 409:
         return Conflict(status, errors)
     return BadRequest(status, errors) if 400 <= status < 500 else CkptApiError(status, errors)
+
+
+_PASSING_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
+_UNKNOWN_OUTCOMES = frozenset({408, 502, 504})
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same request may succeed later: no answer, overload, a driver that starts or does not lead."""
+    if isinstance(error, CkptApiError):
+        return error.status in _PASSING_STATUSES
+    return isinstance(error, Unreachable)
+
+
+def is_outcome_unknown(error: BaseException) -> bool:
+    """Whether the request may have been carried out although there is no answer of the job manager's."""
+    if isinstance(error, CkptApiError):
+        return error.status in _UNKNOWN_OUTCOMES
+    return isinstance(error, Unreachable) and error.sent

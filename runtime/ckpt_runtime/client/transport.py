@@ -14,13 +14,12 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from ckpt_runtime.client.errors import CkptApiError, CkptClientError, UnexpectedAnswer, Unreachable, error_for
+from ckpt_runtime.client.errors import CkptClientError, UnexpectedAnswer, Unreachable, error_for
 from ckpt_runtime.client.requests import Call
 
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S = 30.0
-RETRIED_STATUSES = frozenset({502, 503, 504})
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _MAX_ECHOED_CHARS = 300
 
@@ -123,11 +122,5 @@ def _error_lines(response: httpx.Response) -> list[str]:
 
 def unreachable(url: str, error: httpx.TransportError) -> Unreachable:
     """The client's own exception for one of ``httpx``'s."""
-    return Unreachable(url, str(error) or type(error).__name__)
-
-
-def is_retriable(error: BaseException) -> bool:
-    """No answer, or one which says that the server cannot answer now."""
-    if isinstance(error, CkptApiError):
-        return error.status in RETRIED_STATUSES
-    return isinstance(error, Unreachable)
+    unsent = isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout))
+    return Unreachable(url, str(error) or type(error).__name__, sent=not unsent)

@@ -10,6 +10,7 @@ import asyncio
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -231,6 +232,14 @@ class JobCheckpoints:
     def statistics(self) -> CheckpointStatsSnapshot:
         """A frozen view."""
         return self._shell.coordinator.statistics()
+
+    def statistics_after(self, status: JobStatus) -> CheckpointStatsSnapshot:
+        """What will be true once the job has ended as ``status`` and its checkpoints are cleaned up."""
+        shown = self.statistics()
+        latest = shown.latest_completed
+        if latest is None or not self._shell.coordinator.configuration.discards_on(status.value):
+            return shown
+        return replace(shown, latest_completed=replace(latest, discarded=True))
 
     # --- the job's life
 

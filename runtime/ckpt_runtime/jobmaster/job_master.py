@@ -88,6 +88,7 @@ class JobMaster:
         self._machine = JobMachine(keys, create_restart_strategy(self.configuration), first_attempt)
         self._checkpoints = JobCheckpoints(submission, self._tasks, self._checkpoint_event, pool)
         self._stops: dict[str, asyncio.Future[str]] = {}
+        self._stopping: dict[tuple[str, SavepointFormat, bool], asyncio.Future[str]] = {}
         self._restart_timer: asyncio.TimerHandle | None = None
         history_size = self.configuration.get(JobManagerOptions.EXCEPTION_HISTORY_SIZE)
         self._failures = FailureLog(history_size, submission.history.failures)
@@ -147,11 +148,18 @@ class JobMaster:
     async def stop_with_savepoint(
         self, directory: str, savepoint_format: SavepointFormat, drain: bool
     ) -> OperationStatus:
-        """Completes when all tasks have finished after the savepoint. Raises OperationFailed."""
-        request_id = uuid.uuid4().hex
-        future = self._stops[request_id] = self._loop.create_future()
-        self._handle(events.StopRequested(request_id, drain, directory, SnapshotFormat(savepoint_format.value)))
-        return OperationStatus(True, location=await future)
+        """Completes when all tasks have finished after the savepoint. Raises OperationFailed.
+
+        The same stop again while it is in progress is that one, whoever asks.
+        """
+        wanted = (directory, savepoint_format, drain)
+        future = self._stopping.get(wanted)
+        if future is None:
+            request_id = uuid.uuid4().hex
+            future = self._stops[request_id] = self._stopping[wanted] = self._loop.create_future()
+            future.add_done_callback(lambda _: self._stopping.pop(wanted))
+            self._handle(events.StopRequested(request_id, drain, directory, SnapshotFormat(savepoint_format.value)))
+        return OperationStatus(True, location=await asyncio.shield(future))
 
     async def patch_checkpoint_config(self, patch: CheckpointConfigPatch | None) -> EffectiveCheckpointConfig:
         """FLIP-571; None drops all overrides. Raises as ``DispatcherGateway.patch_checkpoint_config``."""
@@ -282,7 +290,7 @@ class JobMaster:
             restart_strategy=strategy_type(self.configuration).value,
             checkpoint_config=self.checkpoint_config(),
             request=self._submission.request,
-            checkpoint_counts=self.checkpoint_statistics().counts,
+            checkpoints=self._checkpoints.statistics_after(ended.status),
             restarts=self._restarts,
         )
 
