@@ -5,6 +5,8 @@ It adds nothing to the client: what can be asked of the job manager is the clien
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from airflow.sdk import BaseHook
@@ -48,14 +50,27 @@ class CkptHook(BaseHook):
     def get_conn(self) -> CkptClient:
         """A new synchronous client; use it as a context manager."""
         endpoint = self.endpoint()
-        return CkptClient(endpoint.base_url, token=endpoint.token, verify=endpoint.verify, timeout_s=endpoint.timeout)
+        with self._certificates_named(endpoint):
+            return CkptClient(
+                endpoint.base_url, token=endpoint.token, verify=endpoint.verify, timeout_s=endpoint.timeout
+            )
 
     async def aget_conn(self) -> AsyncCkptClient:
         """A new asynchronous client; use it as an asynchronous context manager."""
         endpoint = await self.aendpoint()
-        return AsyncCkptClient(
-            endpoint.base_url, token=endpoint.token, verify=endpoint.verify, timeout_s=endpoint.timeout
-        )
+        with self._certificates_named(endpoint):
+            return AsyncCkptClient(
+                endpoint.base_url, token=endpoint.token, verify=endpoint.verify, timeout_s=endpoint.timeout
+            )
+
+    @contextmanager
+    def _certificates_named(self, endpoint: Endpoint) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:  # ssl's errors are of this kind
+            raise CkptConnectionInvalid(
+                f"connection {self.ckpt_conn_id!r}, ca_file: {endpoint.verify!r} is not acceptable, {error}"
+            ) from error
 
     def test_connection(self) -> tuple[bool, str]:
         """What the *Test* button does: ask the job manager for its overview."""

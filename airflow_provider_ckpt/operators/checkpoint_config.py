@@ -28,7 +28,7 @@ _COUNTS = {"max_concurrent": 1, "tolerable_failed_checkpoints": 0, "max_inflight
 class PatchCheckpointConfigOperator(CkptJobOperator):
     """Changes what is given and leaves the rest alone; the job is not restarted. Repeating it is harmless.
 
-    Durations are milliseconds, a text such as ``"90 s"``, or a timedelta. While another change of the same job is in
+    Durations are a number of seconds, a text such as ``"90 s"`` or ``"250 ms"``, or a timedelta. While another change of the same job is in
     progress the request is repeated for up to a minute.
 
     Returns the configuration that holds now: ``{"interval_ms", "timeout_ms", "min_pause_ms", "max_concurrent",
