@@ -94,7 +94,7 @@ def test_a_crash_before_the_request_arrived_repeats_it_with_the_same_ids(
     assert task.store is not None
     written = dict(task.store["ckpt_job"])
     result = finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
-    assert {key: result[key] for key in ("job_id", "pipeline_id")} == written
+    assert {key: result[key] for key in ("job_id", "pipeline_id")}.items() <= written.items()
     assert job_manager.count("POST /jars/upload") == 1
 
 

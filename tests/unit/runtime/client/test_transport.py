@@ -210,9 +210,7 @@ def test_a_poll_is_repeated_for_a_while_but_not_beyond_the_deadline() -> None:
 
 
 def test_a_wait_outlasts_a_server_that_is_away() -> None:
-    script = Script(
-        httpx.Response(503), httpx.ConnectError("refused"), httpx.Response(200, json={"status": "RUNNING"})
-    )
+    script = Script(httpx.Response(503), httpx.ConnectError("refused"), httpx.Response(200, json={"status": "RUNNING"}))
     with client_over(script, patience_s=0) as client:
         assert client.wait_for_state(JOB, {"RUNNING"}, timeout_s=None) == "RUNNING"
 
