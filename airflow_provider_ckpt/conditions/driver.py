@@ -42,7 +42,7 @@ class Pacing:
         return pause * random.uniform(1 - _JITTER, 1 + _JITTER)
 
 
-def _is_waited_out(error: CkptClientError) -> bool:
+def is_waited_out(error: CkptClientError) -> bool:
     """Every error of the server: a wait has a deadline of its own, and Flink answers 500 also to what passes."""
     return is_passing(error) or (isinstance(error, CkptApiError) and error.status >= 500)
 
@@ -61,7 +61,7 @@ class _Wait:
         return verdict if verdict is not None else self._pause(self._pacing.after_answer())
 
     def after_error(self, error: CkptClientError) -> Verdict | float:
-        if not _is_waited_out(error):
+        if not is_waited_out(error):
             return Verdict(Status.REFUSED, str(error))
         self._trouble = f"; last trouble: {error}"
         return self._pause(self._pacing.after_failure())

@@ -82,7 +82,7 @@ class CkptClient:
     ) -> None:
         self.url = normalise_url(url)
         self._http = httpx.Client(**client_options(self.url, token, verify, timeout_s), transport=transport)
-        self._patience_s = patience_s
+        self.patience_s = patience_s
 
     def __enter__(self) -> Self:
         return self
@@ -97,7 +97,7 @@ class CkptClient:
     def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
         """Send one call of :mod:`ckpt_runtime.client.requests`. Raises the errors of ``client.errors``."""
         attempts = Attempts(call)
-        retrying = Retrying(**retry_options(self._patience_s if patience_s is None else patience_s))
+        retrying = Retrying(**retry_options(self.patience_s if patience_s is None else patience_s))
         answer: T = retrying(lambda: self.run(attempts.next()))
         return answer
 
@@ -207,7 +207,7 @@ class AsyncCkptClient:
     ) -> None:
         self.url = normalise_url(url)
         self._http = httpx.AsyncClient(**client_options(self.url, token, verify, timeout_s), transport=transport)
-        self._patience_s = patience_s
+        self.patience_s = patience_s
 
     async def __aenter__(self) -> Self:
         return self
@@ -224,7 +224,7 @@ class AsyncCkptClient:
     async def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
         """Send one call of :mod:`ckpt_runtime.client.requests`. Raises the errors of ``client.errors``."""
         attempts = Attempts(call)
-        retrying = AsyncRetrying(**retry_options(self._patience_s if patience_s is None else patience_s))
+        retrying = AsyncRetrying(**retry_options(self.patience_s if patience_s is None else patience_s))
 
         async def attempt() -> T:
             return await self.run(attempts.next())

@@ -58,24 +58,27 @@ class Attempts(Generic[T]):
     call: Call[T]
     lost: bool = False
 
-    def next(self) -> Generator[Call[Any], Any, T]:
+    def next(self) -> Generator[Call[T], T, T]:
         """The requests of one attempt; the outcome of a lost one is looked up where the call says how."""
-        lookup = self.call.lookup
+        lookup: Call[T] | None = self.call.lookup
         if self.lost and lookup is not None:
             try:
-                return (yield lookup)
+                answer = yield lookup
             except NotFound:
                 pass  # it never arrived, or is still on its way
+            else:
+                return answer
         try:
-            return (yield self.call)
+            answer = yield self.call
         except CkptClientError as error:
             self.lost = self.lost or is_outcome_unknown(error)
             if not self.lost or lookup is None or is_passing(error):
                 raise
             try:
-                return (yield lookup)  # refused, perhaps as the repetition of one that has arrived
+                answer = yield lookup  # refused, perhaps as the repetition of one that has arrived
             except NotFound:
                 raise error from None
+        return answer
 
 
 class PollSchedule:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed, CkptOperationFailed
-from airflow_provider_ckpt.operators import checkpoint_config
+from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed, CkptNotFound, CkptOperationFailed
 from airflow_provider_ckpt.operators.cancel import CancelJobOperator
 from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
 from ckpt_runtime.jobmaster.gateway import JobStatus
@@ -35,7 +34,7 @@ def test_a_job_that_ended_by_itself_is_fine_unless_it_is_not(job_manager: JobMan
 
 
 def test_an_unknown_job_fails_the_task(job_manager: JobManager, task: Task) -> None:
-    with pytest.raises(CkptOperationFailed, match="not found"):
+    with pytest.raises(CkptNotFound, match="not found"):
         CancelJobOperator(task_id="t", job_id="0" * 32, **FAST).execute(task.context())
 
 
@@ -84,7 +83,7 @@ def test_a_patch_waits_for_another_change_that_is_in_progress(job_manager: JobMa
 def test_a_change_that_never_ends_fails_the_patch(
     job_manager: JobManager, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_config, "REQUEST_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setenv("AIRFLOW__CKPT__REQUEST_PATIENCE", "0.05")
     job_manager.gateway.jobs[JOB].update_in_progress = True
     with pytest.raises(CkptOperationFailed, match="in progress"):
         PatchCheckpointConfigOperator(task_id="t", job_id=JOB, interval=5000, **FAST).execute(task.context())

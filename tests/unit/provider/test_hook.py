@@ -14,7 +14,6 @@ from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from tests.unit.provider.conftest import JobManager
 
-
 CA_FILE = certifi.where()
 
 

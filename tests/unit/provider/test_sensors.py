@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowSkipException, TaskDeferred
 
-from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed
+from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed, CkptNotFound
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 from airflow_provider_ckpt.sensors.job import JobStatusSensor
 from ckpt_runtime.checkpoint.statistics import CheckpointType
@@ -63,7 +63,7 @@ def test_a_job_that_stays_unknown_fails_the_sensor(
     job_manager: JobManager, task: Task, finish: Any, deferrable: bool
 ) -> None:
     sensor = JobStatusSensor(task_id="t", job_id="0" * 32, deferrable=deferrable, **FAST)
-    with pytest.raises(CkptJobFailed, match="not found"):
+    with pytest.raises(CkptNotFound, match="not found"):
         finish(sensor, task.context())
     assert job_manager.count(f"GET /jobs/{'0' * 32}") == 3
 

@@ -24,14 +24,22 @@ from tests.unit.provider.conftest import JobManager, Task
 FAST = {"defer_after": 0, "poll_interval": 0.02, "wait_timeout": 20}
 SERVER = """
 import http.server, json, os, sys, threading
+def leads():
+    global looks
+    looks += 1
+    return "standby" not in sys.argv and looks > int(os.environ.get("LOOKS_BEFORE_IT_LEADS", "0"))
+looks = 0
 class Handler(http.server.BaseHTTPRequestHandler):
-    def answer(self, document):
+    def answer(self, document, status=200):
         body = json.dumps(document).encode()
-        self.send_response(200)
+        self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
     def do_GET(self):
+        if self.path == "/jobs/overview":
+            self.answer({"jobs": []}, 200 if leads() else 503)
+            return
         self.answer({"slots-total": 2, "slots-available": 2, "taskmanagers": 1, "jobs-running": 0, "jobs-finished": 0,
                      "jobs-cancelled": 0, "jobs-failed": 0, "flink-version": os.environ.get("CKPT_REST_TOKEN", "none")})
     def do_DELETE(self):
