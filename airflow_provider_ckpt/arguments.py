@@ -54,6 +54,12 @@ def seconds(name: str, value: object) -> float:
     return found / 1000
 
 
+def optional_seconds(name: str, value: object) -> float | None:
+    """A :data:`Duration` in seconds, or ``None`` when none is given, also by a template that renders to nothing."""
+    given = optional_text(name, value) if isinstance(value, str) else value
+    return None if given is None else seconds(name, given)
+
+
 def _millis(value: object) -> float | None:
     """``None`` for what is no duration, or a negative or endless one."""
     if isinstance(value, bool):
