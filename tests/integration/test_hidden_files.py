@@ -26,7 +26,7 @@ def test_cancel_with_a_checkpoint_in_progress_leaves_nothing_hidden(job: Sequenc
         execution__checkpointing__interval="1 h",
         execution__checkpointing__externalized_checkpoint_retention=RETAINED,
     )
-    job.start(rate=20000, sleep_ms=1, configuration=options)
+    job.start(rate=4000, batch=16, sleep_ms=1, configuration=options)
     job.running()
     job.cluster.call(job.cluster.dispatcher.trigger_checkpoint(job.job_id, CheckpointKind.CONFIGURED, None))
     has_hidden(job, ".pending")
