@@ -90,7 +90,7 @@ def _asking(cli: Cli) -> Callable[[str], str | None]:
         if error.code is not ExitCode.USAGE or cli.settings.url is not None:
             raise
         cli.output.note("no job manager is known, so only the age tells whether a file is in use")
-        return lambda job_id: None
+        return lambda _: None
 
     @cache
     def status(job_id: str) -> str | None:

@@ -3,8 +3,8 @@
 A checkpoint is what a micro-batch is in Spark: ``write`` is called once per subtask and checkpoint with the rows in
 between, its message goes to the committer in front of the barrier, and ``commit(messages, batchId=checkpoint id)``
 follows the completion. A commit may be repeated after a failure with the same id and messages, as in Spark.
-``abort(messages, batchId)`` is called when the committer closes, for messages that no snapshot can cover any more: not at
-an aborted checkpoint, which a later one covers, and not while the fate of a checkpoint is unknown.
+``abort(messages, batchId)`` is called when the committer closes, for messages that no snapshot can cover any more: not
+at an aborted checkpoint, which a later one covers, and not while the fate of a checkpoint is unknown.
 """
 
 from __future__ import annotations
