@@ -92,7 +92,7 @@ class Run:
     def finish(self) -> None:
         """Ends the job with all of its input, and checks everything."""
         check_resources(self.session)
-        self._rescale(0)
+        self.rescale(0)
         wait_until(lambda: self._status() == "FINISHED", "the job to finish", 300)
         check_content(self.input, self.output)
         check_hidden_files(self.disk.root)
@@ -146,7 +146,7 @@ class Run:
 
         wait_until(moved, f"the job to make progress after fault {self.faults}", PROGRESS_S)
 
-    def _rescale(self, rate: int) -> None:
+    def rescale(self, rate: int) -> None:
         """A savepoint that comes while the job restarts is refused: it is asked for again."""
         locations: list[str] = []
 
@@ -166,10 +166,14 @@ class Run:
         self.log(f"  goes on from {locations[0]} with parallelism {self.parallelism}")
         self._submit(rate, locations[0])
 
-    def _cancel_and_resume(self) -> None:
+    def cancel(self) -> None:
+        """Cancels and waits; the newest checkpoint stays."""
         self.client.cancel_job(self.job_id)
         wait_until(lambda: self._status() == "CANCELED", "the job to be cancelled", PROGRESS_S)
         self.cancelled.append(self.job_id)
+
+    def resume(self) -> None:
+        """Goes on from the newest checkpoint of the cancelled job, as another job."""
         retained = self.checkpoints / self.job_id
         newest = max(retained.glob("chk-*/_metadata"), key=lambda file: int(file.parent.name[4:])).parent
         self.log(f"  goes on from {newest}")
@@ -253,11 +257,50 @@ def _patch(run: Run) -> None:
     run.client.patch_checkpoint_config(run.job_id, CheckpointConfigPatch(interval_ms=300, timeout_ms=60_000))
 
 
+def _cancel_and_resume(run: Run) -> None:
+    run.cancel()
+    run.resume()
+
+
 def _cancel_while_it_restarts(run: Run) -> None:
     """Workers are gone, so that no sink closes; or the job is already back when the cancellation comes."""
     for pid in run.session.of_role("worker"):
         kill(pid)
-    run._cancel_and_resume()
+    _cancel_and_resume(run)
+
+
+def _cancel_while_frozen(run: Run) -> None:
+    """What is thawed has been given up: it belongs to a job that has ended."""
+    pids = [pid for role in ROLES for pid in run.session.of_role(role)]
+    for pid in pids:
+        freeze(pid)
+    try:
+        run.hold(5.0)
+        run.cancel()
+    finally:
+        for pid in pids:
+            thaw(pid)
+    run.resume()
+
+
+def _cancel_while_the_output_is_away(run: Run) -> None:
+    """The clean-up of the job cannot see what it should remove."""
+    run.disk.vanish("out", mounted=run.choice.random() < 0.5)
+    run.hold()
+    run.cancel()
+    run.disk.heal()
+    run.resume()
+
+
+def _kill_while(name: str) -> Callable[[Run], None]:
+    """The job is restored from, or opens, what is not there."""
+
+    def happen(run: Run) -> None:
+        run.disk.vanish(name, mounted=run.choice.random() < 0.5)
+        kill(run.victim("worker"))
+        run.hold()
+
+    return happen
 
 
 FAULTS: dict[str, Callable[[Run], None]] = {
@@ -269,8 +312,12 @@ FAULTS: dict[str, Callable[[Run], None]] = {
     "checkpoints vanish": _vanish("checkpoints"),
     "disk is full": _fill,
     "patch": _patch,
-    "rescale": lambda run: run._rescale(run.rate),
-    "cancel and resume": lambda run: run._cancel_and_resume(),
+    "worker killed while the output is away": _kill_while("out"),
+    "worker killed while the checkpoints are away": _kill_while("checkpoints"),
+    "rescale": lambda run: run.rescale(run.rate),
+    "cancel and resume": _cancel_and_resume,
     "cancel while it restarts": _cancel_while_it_restarts,
+    "cancel while all is frozen": _cancel_while_frozen,
+    "cancel while the output is away": _cancel_while_the_output_is_away,
 }
 """By name: returns when the fault is over, but for what :meth:`Run.fault` heals."""
