@@ -360,6 +360,7 @@ class JobMaster:
             deployment=next(_deployments),
             attempt=attempt,
             restored=self._checkpoints.restored,
+            sinks=self._checkpoints.sinks(),
         )
         reach("deploy-before")
         self._tasks.deploy(self._slots, deployments)
