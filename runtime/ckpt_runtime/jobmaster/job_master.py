@@ -21,7 +21,7 @@ from ckpt_runtime.configuration.cluster_options import CpuPinning, JobManagerOpt
 from ckpt_runtime.jobmaster.checkpoint_shell import present_instant
 from ckpt_runtime.jobmaster.deployment_planner import place, plan_deployments
 from ckpt_runtime.jobmaster.ended_job import result_document
-from ckpt_runtime.jobmaster.exceptions_history import FailureLog
+from ckpt_runtime.jobmaster.exceptions_history import FailureLog, cause_of
 from ckpt_runtime.jobmaster.executions import ExecutionGraph, wall_clock_ms
 from ckpt_runtime.jobmaster.gateway import (
     NOT_YET,
@@ -32,7 +32,6 @@ from ckpt_runtime.jobmaster.gateway import (
     ExceptionHistory,
     ExecutionResult,
     ExecutionState,
-    FailureCause,
     JobConfigInfo,
     JobDetails,
     JobOverview,
@@ -231,7 +230,7 @@ class JobMaster:
             status=overview.status if overview.status.is_globally_terminal else None,
             start_time_ms=overview.start_time_ms,
             end_time_ms=overview.end_time_ms,
-            failure=None if cause is None else FailureCause(cause.exception, cause.message, cause.stack_trace),
+            failure=None if cause is None else cause_of(cause),
         )
 
     # --- the job machine
@@ -277,7 +276,7 @@ class JobMaster:
             graph=self.graph,
             given=self._submission.given,
             timestamps={**self._timestamps, ended.status: ended.timestamp},
-            failure=None if cause is None else FailureCause(cause.exception, cause.message, cause.stack_trace),
+            failure=None if cause is None else cause_of(cause),
             exceptions=self._failures.to_stored(),
             restart_strategy=strategy_type(self.configuration).value,
             checkpoint_config=self.checkpoint_config(),
@@ -402,7 +401,7 @@ class JobMaster:
             stored = self._failures.to_stored()
             try:
                 await self._loop.run_in_executor(self._pool, self._submission.record.keep_failures, stored)
-            except StorageError as error:
+            except (StorageError, ValueError) as error:  # ValueError: no document, too large or no JSON
                 logger.warning("the failures of job %s cannot be stored: %s", self._submission.job_id, error)
         self._keeping_failures = None
 
@@ -495,10 +494,7 @@ class JobMaster:
             known = self.executions.executions[execution.key]
             name = f"{vertex.name} ({execution.subtask + 1}/{vertex.parallelism})"
             slot, endpoint = known.slot, known.endpoint
-        failure = FailureCause(
-            cause.exception, cause.message, cause.stack_trace or f"{cause.exception}: {cause.message}"
-        )
-        entry = ExceptionEntry(failure, wall_clock_ms(), name, endpoint, slot)
+        entry = ExceptionEntry(cause_of(cause), wall_clock_ms(), name, endpoint, slot)
         clearing = (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING)
         self._failures.add(entry, concurrent=self._machine.state in clearing)
         self._failures_changed = not self._machine.state.is_terminal

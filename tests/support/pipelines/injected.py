@@ -16,10 +16,18 @@ class InjectedError(RuntimeError):
     """What user code raises on demand."""
 
 
+class UnprintableError(RuntimeError):
+    """Its text cannot be had."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
 def act(directory: str | None, place: str) -> None:
     """``<place>-raise`` raises, ``-exit`` calls ``sys.exit``, ``-block`` never returns; ``-slow`` takes 50 ms.
 
-    ``-held`` holds user code up as long as the file is there.
+    ``-held`` holds user code up as long as the file is there. ``-unprintable``, ``-surrogate`` and ``-huge`` raise what
+    is hard to report.
     """
     if directory is None:
         return
@@ -30,6 +38,12 @@ def act(directory: str | None, place: str) -> None:
         time.sleep(0.01)
     if _consumed(root / f"{place}-raise"):
         raise InjectedError(f"injected in {place}")
+    if _consumed(root / f"{place}-unprintable"):
+        raise UnprintableError
+    if _consumed(root / f"{place}-surrogate"):
+        raise InjectedError("half a pair \ud800")
+    if _consumed(root / f"{place}-huge"):
+        raise InjectedError("x" * 100_000_000)
     if _consumed(root / f"{place}-exit"):
         sys.exit(3)
     if _consumed(root / f"{place}-block"):
