@@ -39,6 +39,9 @@ def test_killed_workers(job: SequenceJob) -> None:
     job.finished()
     assert_sequence(job.out, ROWS)
     job.assert_retained()
+    entries = job.cluster.call(job.cluster.dispatcher.exception_history(job.job_id, 10)).entries
+    assert len(entries) == 3
+    assert all("its process ended with exit code -9 (SIGKILL: killed" in entry.failure.message for entry in entries)
 
 
 def test_a_worker_killed_while_it_restores(job: SequenceJob) -> None:

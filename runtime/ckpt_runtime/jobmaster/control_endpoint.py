@@ -103,7 +103,9 @@ class ControlEndpoint:
                 peer.last_heard = time.monotonic()
                 if peer.listener is not None:
                     peer.listener.peer_message(peer, message)
-        except (OSError, EOFError) as error:
+        except EOFError:
+            logger.debug("a %s closed its connection", peer.role)
+        except OSError as error:
             reason = str(error) or reason
         except Exception as error:
             logger.exception("a control message broke its handler")

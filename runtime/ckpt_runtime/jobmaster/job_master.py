@@ -19,6 +19,7 @@ from ckpt_runtime.checkpoint.properties import SavepointFormat as SnapshotFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
 from ckpt_runtime.configuration.cluster_options import CpuPinning, JobManagerOptions, TaskManagerOptions
 from ckpt_runtime.jobmaster.checkpoint_shell import present_instant
+from ckpt_runtime.jobmaster.consequences import Consequences
 from ckpt_runtime.jobmaster.deployment_planner import place, plan_deployments
 from ckpt_runtime.jobmaster.ended_job import result_document
 from ckpt_runtime.jobmaster.exceptions_history import FailureLog, cause_of
@@ -86,6 +87,7 @@ class JobMaster:
         first_attempt = submission.history.next_attempt
         self._machine = JobMachine(keys, create_restart_strategy(self.configuration), first_attempt)
         self._checkpoints = JobCheckpoints(submission, self._tasks, self._checkpoint_event, pool)
+        self._consequences = Consequences(self._deliver_consequence)
         self._stops: dict[str, asyncio.Future[str]] = {}
         self._restart_timer: asyncio.TimerHandle | None = None
         history_size = self.configuration.get(JobManagerOptions.EXCEPTION_HISTORY_SIZE)
@@ -374,6 +376,7 @@ class JobMaster:
         self._checkpoints.shut_down(self._machine.status, fenced=self._fenced)
         self._stop_acquiring()
         self._release_slots()
+        self._consequences.forget()
         for future in self._stops.values():
             future.set_exception(OperationFailed(f"The job is {self.status.value}."))
         self._stops.clear()
@@ -408,11 +411,13 @@ class JobMaster:
     # --- the owner of slots: what becomes of workers and slots
 
     def worker_lost(self, slot: Slot, reason: str) -> None:
+        """May come late: a deployment that has begun meanwhile has another worker there."""
         index = self._tasks.index_of(slot)
-        if index is not None:
+        if index is not None and not self._tasks.lives(index):
             cause = FailureInfo("WorkerLostException", reason)
             for execution in [e for e in self._machine.tasks.alive if e.subtask == index]:
                 self._task_failed(execution, cause)
+        self._consequences.release()
 
     def slot_lost(self, slot: Slot, reason: str) -> None:
         self.worker_lost(slot, reason)
@@ -428,9 +433,7 @@ class JobMaster:
             case "heartbeat":
                 self.executions.measured(message["tasks"])
             case "deploy_failed":
-                cause = self._failure_of(message)
-                for execution in [e for e in self._machine.tasks.alive if e.subtask == index]:
-                    self._task_failed(execution, cause)
+                self._reported_failure([e for e in self._machine.tasks.alive if e.subtask == index], message)
             case "canceled":
                 if not message["ended"]:
                     self._slot_pool.replace_worker(slot)
@@ -461,17 +464,27 @@ class JobMaster:
             case ExecutionState.CANCELED:
                 self._task_canceled(execution)
             case ExecutionState.FAILED:
-                self._task_failed(execution, self._failure_of(message))
+                self._reported_failure([execution], message)
 
-    def _failure_of(self, message: dict[str, Any]) -> FailureInfo:
+    def _reported_failure(self, executions: list[ExecutionId], message: dict[str, Any]) -> None:
         """A worker's failure. One that no restart can help ends the job, whatever the restart strategy says."""
         error = dict(message["error"])
-        recoverable = error.pop("recoverable")
+        recoverable, is_consequence = error.pop("recoverable"), error.pop("consequence", False)
         cause = FailureInfo(**error)
+        if is_consequence:
+            self._consequences.hold(executions, cause)
+            return
         if not recoverable:
             self._note_failure(cause)
             self._handle(events.JobFailed(cause, recoverable=False))
-        return cause
+        for execution in executions:
+            self._task_failed(execution, cause)
+        self._consequences.release()
+
+    def _deliver_consequence(self, execution: ExecutionId, cause: FailureInfo) -> None:
+        """Unless the subtask has ended otherwise meanwhile, or another attempt has begun."""
+        if execution in self._machine.tasks.alive:
+            self._task_failed(execution, cause)
 
     def _task_canceled(self, execution: ExecutionId) -> None:
         self._enter(execution, ExecutionState.CANCELED)

@@ -21,7 +21,8 @@ from itertools import islice
 import pyarrow as pa
 
 from ckpt_runtime.network.buffer_debloater import BufferSizeWish
-from ckpt_runtime.network.connections import HANDSHAKE_TIMEOUT_S, authenticate
+from ckpt_runtime.network.authentication import AuthenticationError
+from ckpt_runtime.network.connections import HANDSHAKE_TIMEOUT_S, ChannelLostError, authenticate
 from ckpt_runtime.network.credit import SenderCredit
 from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, EndOfData, decode_element, encode_element
 from ckpt_runtime.network.framing import (
@@ -172,7 +173,7 @@ class _Connection:
         self.peer = peer
         self.subpartitions: dict[int, RemoteSubpartition] = {}
         self.inputs: dict[int, InputChannel] = {}
-        self.error: BaseException | None = None
+        self.error: ChannelLostError | None = None
         self._transport = transport
         self._ready: deque[RemoteSubpartition] = deque()
         self._frames: deque[tuple[int, FrameKind, bytes]] = deque()
@@ -310,9 +311,8 @@ class _Connection:
 
     def fail(self, error: BaseException) -> None:
         """Tells every channel on this connection; the subtasks see it when they poll or send."""
-        self.error = error
+        failure = self.error = ChannelLostError(f"connection to worker {self.peer} lost: {error}")
         self.served = False
-        failure = ConnectionError(f"connection to worker {self.peer} lost: {error}")
         for channel in self.inputs.values():
             channel.put(failure)
         for subpartition in self.subpartitions.values():
@@ -364,7 +364,10 @@ class DataTransport:
             self._post(lambda: self._bind(connection, channel, receiver))
 
     def connect(self, peer: Address, channel: int, capacity: int, wake: Callable[[], None]) -> RemoteSubpartition:
-        """Opens a sending channel to the worker at ``peer``. Raises OSError when it cannot be reached."""
+        """Opens a sending channel to the worker at ``peer``.
+
+        Raises ChannelLostError when it cannot be reached, AuthenticationError when it is of another session.
+        """
         connection = self._dial(peer)
         subpartition = RemoteSubpartition(channel, capacity, wake)
         subpartition.attach(connection)
@@ -406,16 +409,25 @@ class DataTransport:
             connection = self._dialled.get(peer)
             if connection is not None and connection.error is None:
                 return connection
+            plain = self._dialled_socket(peer)
+            connection = _Connection(self, plain, f"{peer[0]}:{peer[1]}")
+            self._dialled[peer] = connection
+            self._post(lambda: self._add(connection))
+            return connection
+
+    def _dialled_socket(self, peer: Address) -> socket.socket:
+        try:
             plain = socket.create_connection(peer, timeout=HANDSHAKE_TIMEOUT_S)
             try:
                 authenticate(plain, self._secret, "client", _PURPOSE)
             except BaseException:
                 plain.close()
                 raise
-            connection = _Connection(self, plain, f"{peer[0]}:{peer[1]}")
-            self._dialled[peer] = connection
-            self._post(lambda: self._add(connection))
-            return connection
+        except AuthenticationError:
+            raise
+        except OSError as error:
+            raise ChannelLostError(f"worker {peer[0]}:{peer[1]} cannot be reached: {error}") from error
+        return plain
 
     # I/O thread.
 
@@ -439,7 +451,7 @@ class DataTransport:
 
     def _bind(self, connection: _Connection, channel: int, receiver: InputChannel) -> None:
         if connection.error is not None:
-            receiver.put(ConnectionError(f"connection to worker {connection.peer} lost: {connection.error}"))
+            receiver.put(connection.error)
             return
         connection.inputs[channel] = receiver
         receiver.on_credit(lambda count: connection.send_frame(channel, FrameKind.CREDIT, encode_credit(count)))

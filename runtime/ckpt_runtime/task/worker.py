@@ -16,7 +16,7 @@ import threading
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from ckpt_runtime.checkpoint.properties import CheckpointOptions
@@ -27,7 +27,7 @@ from ckpt_runtime.failure_report import log_failure, report_of, summary_of
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.key_groups import key_group_range
-from ckpt_runtime.network.connections import ControlConnection
+from ckpt_runtime.network.connections import ChannelLostError, ControlConnection
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.network.transport import DataTransport
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError
@@ -144,7 +144,7 @@ class TaskWorker:
             self._job = DeployedJob(deployment, plan, self._transport, self)
             self._job.start()
         except (Exception, SystemExit) as error:
-            log_failure(logger, logging.ERROR, f"deployment {deployment.deployment} failed", error)
+            _log_error(f"deployment {deployment.deployment} failed", error)
             self._report({"type": "deploy_failed", "error": describe_error(error)}, deployment.deployment)
 
     def _unpack(self, program_id: str, archive: str | None) -> str:
@@ -220,7 +220,7 @@ class TaskWorker:
 
     def state_changed(self, subtask: Subtask, error: BaseException | None = None) -> None:
         if error is not None:
-            log_failure(logger, logging.ERROR, f"subtask {subtask.name} failed", error)
+            _log_error(f"subtask {subtask.name} failed", error)
         self._report_subtask(
             subtask,
             {"type": "state", "state": subtask.state.value, "error": None if error is None else describe_error(error)},
@@ -329,9 +329,21 @@ def _acknowledgement(
 def describe_error(error: BaseException) -> dict[str, Any]:
     """An error as the exception history shows it; the trace begins with the line that clients show.
 
-    ``recoverable`` is false where trying again meets the same error.
+    ``recoverable`` is false where trying again meets the same error. A ``consequence`` is most probably one of another
+    worker's end, and has no trace: where a thread was when it learned of it says nothing.
     """
-    return {**asdict(report_of(error)), "recoverable": not issubclass(type(error), _HOPELESS)}
+    report = report_of(error)
+    if consequence := issubclass(type(error), ChannelLostError):
+        report = replace(report, stack_trace=f"{report.exception}: {report.message}")
+    recoverable = not issubclass(type(error), _HOPELESS)
+    return {**asdict(report), "recoverable": recoverable, "consequence": consequence}
+
+
+def _log_error(what: str, error: BaseException) -> None:
+    if isinstance(error, ChannelLostError):
+        logger.warning("%s: %s", what, error)
+    else:
+        log_failure(logger, logging.ERROR, what, error)
 
 
 def _measures(subtask: Subtask) -> dict[str, Any]:

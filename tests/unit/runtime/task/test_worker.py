@@ -16,7 +16,7 @@ import pytest
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import KeyedSection
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
-from ckpt_runtime.network.connections import ControlConnection
+from ckpt_runtime.network.connections import ChannelLostError, ControlConnection
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.task.deployment import Deployment, Program, SubtaskDescriptor
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
@@ -318,3 +318,21 @@ def _snapshot_answer(
     finally:
         driver.worker._job = None
     return driver.receive()
+
+
+def test_a_lost_channel_is_told_as_a_consequence_and_logged_without_a_trace(
+    driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    subtask: Any = _Ending(ends_while_writing=True)
+    driver.worker._job = subtask
+    try:
+        raise ChannelLostError("connection to worker h:1 lost")
+    except ChannelLostError as error:
+        driver.worker.state_changed(subtask, error)
+    finally:
+        driver.worker._job = None
+    told = driver.receive()["error"]
+    assert told["consequence"]
+    assert "Traceback" not in told["stack_trace"] + caplog.text
+    assert "connection to worker h:1 lost" in caplog.text
+    assert not describe_error(ConnectionError("of user code"))["consequence"]
