@@ -433,7 +433,7 @@ class JobMaster:
             case "heartbeat":
                 self.executions.measured(message["tasks"])
             case "deploy_failed":
-                self._reported_failure([e for e in self._machine.tasks.alive if e.subtask == index], message)
+                self._reported_failure(index, [e for e in self._machine.tasks.alive if e.subtask == index], message)
             case "canceled":
                 if not message["ended"]:
                     self._slot_pool.replace_worker(slot)
@@ -464,9 +464,9 @@ class JobMaster:
             case ExecutionState.CANCELED:
                 self._task_canceled(execution)
             case ExecutionState.FAILED:
-                self._reported_failure([execution], message)
+                self._reported_failure(execution.subtask, [execution], message)
 
-    def _reported_failure(self, executions: list[ExecutionId], message: dict[str, Any]) -> None:
+    def _reported_failure(self, subtask: int, executions: list[ExecutionId], message: dict[str, Any]) -> None:
         """A worker's failure. One that no restart can help ends the job, whatever the restart strategy says."""
         error = dict(message["error"])
         recoverable, is_consequence = error.pop("recoverable"), error.pop("consequence", False)
@@ -474,6 +474,7 @@ class JobMaster:
         if is_consequence:
             self._consequences.hold(executions, cause)
             return
+        self._tasks.note_failure(subtask)
         if not recoverable:
             self._note_failure(cause)
             self._handle(events.JobFailed(cause, recoverable=False))

@@ -28,6 +28,9 @@ WORKER_START_TIMEOUT_S = 120.0
 """A worker process that has not reported in by then hangs, and is killed; its end starts the next one."""
 
 
+MAX_FAILURES = 3
+"""A process in which subtasks have failed so often is not asked again: what user code has left in it may be the cause."""
+
 LOSS_GRACE_S = 3.0
 """How long an owner waits for the cause of a loss: agents tell an exit code at once, Spark a lost executor in seconds."""
 
@@ -73,6 +76,8 @@ class Worker:
     worker_id: str
     peer: Peer
     used: bool = False
+    failures: int = 0
+    """How often subtasks have failed in it, of its job; see MAX_FAILURES."""
 
     @property
     def machine(self) -> str:
@@ -220,6 +225,9 @@ class SlotPool:
         was taken is given back, and what was held stays the owner's, who may also give it back meanwhile.
         """
         chosen = [slot for slot in held if not slot.lost][:count]
+        for slot in chosen:
+            if slot.worker is not None and slot.worker.failures >= MAX_FAILURES:
+                self.replace_worker(slot)
         taken: list[Slot] = []
         launches = 0
         try:

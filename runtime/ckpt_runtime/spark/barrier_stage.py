@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+
 class StageFailedError(RuntimeError):
     """A barrier stage failed; one line says why."""
 

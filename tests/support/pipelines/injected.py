@@ -7,6 +7,7 @@ it.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -27,7 +28,7 @@ def act(directory: str | None, place: str) -> None:
     """``<place>-raise`` raises, ``-exit`` calls ``sys.exit``, ``-block`` never returns; ``-slow`` takes 50 ms.
 
     ``-held`` holds user code up as long as the file is there. ``-unprintable``, ``-surrogate`` and ``-huge`` raise what
-    is hard to report.
+    is hard to report; ``-spawn`` starts processes that nobody waits for.
     """
     if directory is None:
         return
@@ -44,11 +45,21 @@ def act(directory: str | None, place: str) -> None:
         raise InjectedError("half a pair \ud800")
     if _consumed(root / f"{place}-huge"):
         raise InjectedError("x" * 100_000_000)
+    if _consumed(root / f"{place}-spawn"):
+        _start_detached(root)
     if _consumed(root / f"{place}-exit"):
         sys.exit(3)
     if _consumed(root / f"{place}-block"):
         while True:
             time.sleep(1)
+
+
+def _start_detached(root: Path) -> None:
+    """Leaves ``started-<pid>`` for a child, and for a process in a session of its own whose parent is gone."""
+    child = subprocess.Popen(["sleep", "600"])
+    script = f"sleep 600 & echo > {root}/started-$!"
+    subprocess.run(["setsid", "sh", "-c", script], check=True)
+    (root / f"started-{child.pid}").touch()
 
 
 def sign_in(directory: str | None) -> None:

@@ -150,7 +150,24 @@ class TestFailures:
             await world.until(lambda: job.metrics()["numRestarts"] == "1")
             (entry,) = job.exception_history(10).entries
             assert entry.failure.exception == "WorkerLostException"
-            assert {other.failure.exception for other in entry.concurrent} <= {"ChannelLostError", "WorkerLostException"}
+            assert {other.failure.exception for other in entry.concurrent} <= {
+                "ChannelLostError",
+                "WorkerLostException",
+            }
+
+        run(tmp_path, test)
+
+    def test_a_worker_in_which_subtasks_fail_again_and_again_is_replaced(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            job = world.start_job(**{**RESTARTING, "restart_strategy__fixed_delay__attempts": "10"})
+            await world.running(job)
+            workers = [world.active()[0].peer.hello["worker"]]
+            for restarts in range(1, 4):
+                world.active()[0].fail(only="k")
+                await world.until(lambda restarts=restarts: job.metrics()["numRestarts"] == str(restarts))
+                await world.running(job)
+                workers.append(world.active()[0].peer.hello["worker"])
+            assert workers[0] == workers[1] == workers[2] != workers[3]
 
         run(tmp_path, test)
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from ckpt_runtime.jobmaster.slot_pool import Slot, SlotPool, SlotsUnavailableError
+from ckpt_runtime.jobmaster.slot_pool import MAX_FAILURES, Slot, SlotPool, SlotsUnavailableError
 
 LONG_AGO = -1e9
 TIMEOUT_S = 20
@@ -389,6 +389,24 @@ class TestWorkers:
             await request
 
         run(test, automatic=False)
+
+    @pytest.mark.parametrize(("failures", "fresh"), [(MAX_FAILURES - 1, False), (MAX_FAILURES, True)])
+    def test_one_in_which_a_job_keeps_failing_is_replaced_before_the_next_attempt(
+        self, failures: int, fresh: bool
+    ) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            held = await world.pool.acquire(owner, 1, [])
+            await settle()
+            first = held[0].worker
+            assert first is not None
+            first.failures = failures
+            (slot,) = await world.pool.acquire(owner, 1, held)
+            assert (slot.worker is not first) is fresh
+            assert bool(world.agents["0-0"].of("kill")) is fresh
+            assert owner.events == []
+
+        run(test)
 
     def test_a_lost_spare_is_replaced_quietly(self) -> None:
         async def test(world: World) -> None:

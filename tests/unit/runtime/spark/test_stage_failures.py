@@ -19,7 +19,9 @@ TRACE = "\n\tat org.apache.spark.scheduler.DAGScheduler.abortStage(DAGScheduler.
     ("message", "told"),
     [
         (
-            CALL + BARRIER + "ExecutorLostFailure (executor 1 exited caused by one of the running tasks) Reason: Command "
+            CALL
+            + BARRIER
+            + "ExecutorLostFailure (executor 1 exited caused by one of the running tasks) Reason: Command "
             "exited with code 137" + TRACE,
             "executor 1 was lost: Command exited with code 137 (SIGKILL: killed from outside, most often by the kernel "
             "because memory ran out)",
