@@ -29,10 +29,10 @@ WORKER_START_TIMEOUT_S = 120.0
 
 
 MAX_FAILURES = 3
-"""A process in which subtasks have failed so often is not asked again: what user code has left in it may be the cause."""
+"""A process in which subtasks have failed so often gets no other attempt: what user code left in it may be the cause."""
 
 LOSS_GRACE_S = 3.0
-"""How long an owner waits for the cause of a loss: agents tell an exit code at once, Spark a lost executor in seconds."""
+"""How long owners wait for the cause of a loss: agents tell an exit code at once, Spark a lost executor in seconds."""
 
 SPARE_PAUSE_S = 1.0
 """A spare's start costs more than a second of a core, which a job that deploys at the same moment needs more."""

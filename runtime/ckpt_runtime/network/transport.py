@@ -20,8 +20,8 @@ from itertools import islice
 
 import pyarrow as pa
 
-from ckpt_runtime.network.buffer_debloater import BufferSizeWish
 from ckpt_runtime.network.authentication import AuthenticationError
+from ckpt_runtime.network.buffer_debloater import BufferSizeWish
 from ckpt_runtime.network.connections import HANDSHAKE_TIMEOUT_S, ChannelLostError, authenticate
 from ckpt_runtime.network.credit import SenderCredit
 from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, EndOfData, decode_element, encode_element

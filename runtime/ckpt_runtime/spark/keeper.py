@@ -28,7 +28,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def keep(become_worker: Callable[[], NoReturn], tether: int, telling: int, directory: str) -> NoReturn:
-    """Writes the worker's pid to the descriptor ``telling``, nothing when it cannot fork. ``tether`` is the worker's."""
+    """Writes the worker's pid to the descriptor ``telling``, nothing if it cannot fork. ``tether`` is the worker's."""
     code = 1
     try:
         processes.set_name(processes.KEEPER)
