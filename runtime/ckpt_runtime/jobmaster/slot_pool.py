@@ -29,7 +29,7 @@ WORKER_START_TIMEOUT_S = 120.0
 
 
 MAX_FAILURES = 3
-"""A process in which subtasks have failed so often gets no other attempt: what user code left in it may be the cause."""
+"""A process in which subtasks have failed so often gets no further attempt: user code may have left the cause in it."""
 
 LOSS_GRACE_S = 3.0
 """How long owners wait for the cause of a loss: agents tell an exit code at once, Spark a lost executor in seconds."""

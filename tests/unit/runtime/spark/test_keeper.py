@@ -82,7 +82,7 @@ class Kept:
         assert self.process.stdout is not None
         self.output = self.process.stdout
         self.keeper, self.worker = json.loads(self.output.readline())
-        until(lambda: (directory / "children.ready").exists())
+        until((directory / "children.ready").exists)
         self.left = [int(line) for line in (directory / "children").read_text().split()]
 
     def ended(self) -> int:

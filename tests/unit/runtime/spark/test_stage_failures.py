@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ckpt_runtime.jobmaster.process_exits import hint_of
 from ckpt_runtime.spark.stage_failures import telling_line
 
 CALL = "An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.\n: "
@@ -12,6 +13,7 @@ BARRIER = (
     "ResultStage. Most recent failure reason: Stage failed because barrier task ResultTask(0, 1) finished "
     "unsuccessfully.\n"
 )
+LOST = "ExecutorLostFailure (executor {} exited {} the running tasks) Reason: {}"
 TRACE = "\n\tat org.apache.spark.scheduler.DAGScheduler.abortStage(DAGScheduler.scala:2844)\n" * 20
 
 
@@ -19,16 +21,11 @@ TRACE = "\n\tat org.apache.spark.scheduler.DAGScheduler.abortStage(DAGScheduler.
     ("message", "told"),
     [
         (
-            CALL
-            + BARRIER
-            + "ExecutorLostFailure (executor 1 exited caused by one of the running tasks) Reason: Command "
-            "exited with code 137" + TRACE,
-            "executor 1 was lost: Command exited with code 137 (SIGKILL: killed from outside, most often by the kernel "
-            "because memory ran out)",
+            CALL + BARRIER + LOST.format(1, "caused by one of", "Command exited with code 137") + TRACE,
+            f"executor 1 was lost: Command exited with code 137 ({hint_of(137)})",
         ),
         (
-            CALL + BARRIER + "ExecutorLostFailure (executor 12 exited unrelated to the running tasks) Reason: Executor "
-            "decommission." + TRACE,
+            CALL + BARRIER + LOST.format(12, "unrelated to", "Executor decommission.") + TRACE,
             "executor 12 was lost: Executor decommission.",
         ),
         (
