@@ -377,9 +377,10 @@ class JobCheckpoints:
             case out.RestoreFailed(_, message):
                 cause = FailureInfo("StateRestoreException", message)
                 self._report(job_events.StateRestoreFailed(self._restore_attempt, cause))
-            case out.FailJob(_, message):
+            case out.FailJob(_, message, times):
                 text = f"Exceeded checkpoint tolerable failure threshold. The latest checkpoint failed: {message}"
-                self._report(job_events.JobFailed(FailureInfo("CheckpointException", text)))
+                cause = FailureInfo("CheckpointException", text)
+                self._report(job_events.JobFailed(cause, failed_checkpoints=times))
             case out.ShutdownComplete(keeps_nothing):
                 self._shell.finish(clean_up=self._final, keeps_nothing=keeps_nothing)
                 if self._shell.fenced:

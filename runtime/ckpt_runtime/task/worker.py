@@ -317,7 +317,8 @@ def _is_awaited(job: DeployedJob | None, subtask: Subtask) -> bool:
 def describe_error(error: BaseException) -> dict[str, Any]:
     """An error as the exception history shows it; the trace begins with the line that clients show.
 
-    ``recoverable`` is false where trying again meets the same error.
+    ``recoverable`` is false where trying again, on whatever host, meets the same error: the plan or the stored state is
+    proven not to fit. That storage is away is no such proof.
     """
     kind = type(error)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
