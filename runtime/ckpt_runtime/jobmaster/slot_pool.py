@@ -95,7 +95,7 @@ class Slot:
     worker: Worker | None = None
     spare: Worker | None = None
     owner: SlotOwner | None = None
-    idle_since: float = field(default_factory=time.monotonic)
+    idle_since: float = 0.0
     starting: dict[str, float] = field(default_factory=dict)
     adopting: Worker | None = None
     spare_due: float = 0.0
@@ -136,7 +136,7 @@ class _Stage:
 
 
 class SlotPool:
-    """All slots. ``idle_timeout_s`` is how long an unused stage is kept."""
+    """All slots. ``idle_timeout_s`` is how long an unused stage is kept, ``clock`` is monotonic, in seconds."""
 
     def __init__(
         self,
@@ -148,6 +148,7 @@ class SlotPool:
         idle_timeout_s: float,
         request_timeout_s: float,
         spare_pause_s: float = SPARE_PAUSE_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._provider = provider
         self._secret = secret
@@ -156,6 +157,8 @@ class SlotPool:
         self._idle_timeout_s = idle_timeout_s
         self._request_timeout_s = request_timeout_s
         self._spare_pause_s = spare_pause_s
+        self._clock = clock
+        self._waiting_requests = 0
         self._slots: dict[str, Slot] = {}
         self._stages: dict[int, _Stage] = {}
         self._orphans: dict[str, Worker] = {}
@@ -213,6 +216,7 @@ class SlotPool:
         chosen = [slot for slot in held if not slot.lost][:count]
         taken: list[Slot] = []
         launches = 0
+        self._waiting_requests += 1
         try:
             async with asyncio.timeout(self._request_timeout_s):
                 while True:
@@ -241,11 +245,13 @@ class SlotPool:
                     "check that Spark has as many free task slots (cores) as the job's parallelism"
                 ) from None
             raise
+        finally:
+            self._waiting_requests -= 1
 
     def release(self, slot: Slot) -> None:
         """Gives a slot back. Its worker ran a job's code, so the next job gets a fresh process."""
         slot.owner = None
-        slot.idle_since = time.monotonic()
+        slot.idle_since = self._clock()
         if not slot.lost and slot.worker is not None and slot.worker.used:
             self.replace_worker(slot)
         self._notify()
@@ -254,7 +260,7 @@ class SlotPool:
         """Kills the slot's worker and makes the spare the active one."""
         worker, slot.worker = slot.worker, slot.spare
         slot.spare = None
-        slot.spare_due = time.monotonic() + self._spare_pause_s
+        slot.spare_due = self._clock() + self._spare_pause_s
         if worker is not None:
             _dismiss(worker)
             slot.agent.send({"type": "kill", "worker": worker.worker_id})
@@ -300,7 +306,7 @@ class SlotPool:
             peer.close()
             return
         stage.arrived += 1
-        slot = Slot(peer.hello["slot"], peer.hello["stage"], peer)
+        slot = Slot(peer.hello["slot"], peer.hello["stage"], peer, idle_since=self._clock())
         self._slots[slot.slot_id] = slot
         self._start_workers(slot)
 
@@ -317,7 +323,7 @@ class SlotPool:
         slot.failed_starts = 0
         if slot.worker is None:
             slot.worker = worker
-            slot.spare_due = time.monotonic() + self._spare_pause_s
+            slot.spare_due = self._clock() + self._spare_pause_s
         else:
             slot.spare = worker
         for sibling in self._of_stage(slot.stage_id):
@@ -343,13 +349,13 @@ class SlotPool:
         if orphan is not None:
             self._adopt(slot, orphan)
             return
-        pause = slot.spare_due - time.monotonic()
+        pause = slot.spare_due - self._clock()
         if slot.worker is not None and pause > 0:
             self._loop.call_later(pause, self._start_workers, slot)
             return
         self._next_worker += 1
         worker_id = f"{slot.slot_id}-w{self._next_worker}"
-        slot.starting[worker_id] = time.monotonic()
+        slot.starting[worker_id] = self._clock()
         spawn: Message = {"type": "spawn", "worker": worker_id}
         if slot.failed_starts:
             self._loop.call_later(_pause_before(slot.failed_starts), slot.agent.send, spawn)
@@ -362,7 +368,7 @@ class SlotPool:
         logger.info("slot %s adopts worker %s", slot.slot_id, worker.worker_id)
         worker.peer.hello["slot"] = slot.slot_id
         slot.adopting = worker
-        slot.starting[worker.worker_id] = time.monotonic()
+        slot.starting[worker.worker_id] = self._clock()
         agent, process = slot.agent.hello, worker.peer.hello
         identity = {"pid": process["pid"], "started": process["started"], "directory": process.get("directory", "")}
         slot.agent.send({"type": "adopt", "worker": worker.worker_id, **identity})
@@ -415,17 +421,19 @@ class SlotPool:
         slot.agent.close()
         if slot.owner is not None:
             slot.owner.slot_lost(slot, f"slot {slot.slot_id} was lost: {reason}")
-        self._end_stage(slot.stage_id, keep_workers=keep_workers)
+        self._end_stage(slot.stage_id, "its barrier stage lost a task", keep_workers=keep_workers)
         self._notify()
 
-    def _end_stage(self, stage_id: int, *, keep_workers: bool) -> None:
+    def _end_stage(self, stage_id: int, reason: str, *, keep_workers: bool) -> None:
         """Spark fails a barrier stage as a whole: do not wait for it to take the other slots away one by one."""
         stage = self._stages.get(stage_id)
         if stage is None or stage.ending:
             return
         stage.ending = True
-        for sibling in self._of_stage(stage_id):
-            self._slot_ended(sibling, "its barrier stage lost a task", keep_workers=keep_workers)
+        slots = self._of_stage(stage_id)
+        logger.info("ending barrier stage %d, which has %d slots left: %s", stage_id, len(slots), reason)
+        for sibling in slots:
+            self._slot_ended(sibling, reason, keep_workers=keep_workers)
 
     def _launching(self) -> bool:
         """Whether a launched stage has agents that have not reported in yet."""
@@ -473,11 +481,15 @@ class SlotPool:
         """Finds the silent (a stopped process keeps its sockets open), and stages that nobody needs."""
         while True:
             await asyncio.sleep(self._heartbeat_interval_s)
-            now = time.monotonic()
-            for slot in list(self._slots.values()):
-                slot.agent.send({"type": "ping"})
-                self._check_heartbeats(slot, now)
-            self._end_idle_stages(now)
+            self.check()
+
+    def check(self) -> None:
+        """One round of the above."""
+        now = self._clock()
+        for slot in list(self._slots.values()):
+            slot.agent.send({"type": "ping"})
+            self._check_heartbeats(slot, now)
+        self._end_idle_stages(now)
 
     def _check_heartbeats(self, slot: Slot, now: float) -> None:
         silent = f"no heartbeat for {self._heartbeat_timeout_s:g} s"
@@ -496,11 +508,15 @@ class SlotPool:
                 slot.starting[worker_id] = now
 
     def _end_idle_stages(self, now: float) -> None:
+        """While a job waits for slots there are no idle ones: it gets what there is when the last worker is ready."""
+        if self._waiting_requests:
+            return
         for stage_id in list(self._stages):
             slots = self._of_stage(stage_id)
             idle = all(slot.owner is None and now - slot.idle_since > self._idle_timeout_s for slot in slots)
             if slots and idle:
-                self._end_stage(stage_id, keep_workers=False)
+                reason = f"no job has used its slots for {self._idle_timeout_s:g} s"
+                self._end_stage(stage_id, reason, keep_workers=False)
 
     def describe(self) -> list[dict[str, Any]]:
         """The slots for the cluster overview."""
