@@ -12,7 +12,6 @@ import uuid
 import zipfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +35,7 @@ from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import RESTORED_MAX_PARALLELISM
 from ckpt_runtime.configuration.validation import validate
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex
+from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway import (
@@ -69,7 +69,7 @@ from ckpt_runtime.jobmaster.gateway import (
 from ckpt_runtime.jobmaster.job_checkpoints import JobCheckpoints
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, VolatileRecord
-from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs
+from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs, read_snapshot
 from ckpt_runtime.jobmaster.operations import OperationStore
 from ckpt_runtime.jobmaster.program_store import DEFAULT_FUNCTION, ProgramStore, StoredProgram
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
@@ -78,7 +78,8 @@ from ckpt_runtime.jobmaster.submission import JobSubmission, options_of_jobs
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.scheduler.job_events import JobEvent
 from ckpt_runtime.storage.disposal import dispose_snapshot
-from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.errors import InvalidLocationError, PoolExhaustedError, StorageError, StorageTimeoutError
+from ckpt_runtime.storage.filesystem import check_url, resolve
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.snapshot_metadata import read_metadata
 
@@ -96,7 +97,7 @@ class Dispatcher:
         programs: ProgramStore,
         configuration: Configuration,
         work_directory: Path,
-        pool: Executor,
+        pools: DriverPools,
         on_shutdown: Callable[[], None],
         *,
         leads: bool = True,
@@ -106,7 +107,7 @@ class Dispatcher:
         self._programs = programs
         self._configuration = configuration
         self._work_directory = work_directory
-        self._pool = pool
+        self._pools = pools
         self._on_shutdown = on_shutdown
         self._store: HaStore | None = None
         self._leads = leads
@@ -135,8 +136,11 @@ class Dispatcher:
     async def take_over(self, store: HaStore) -> None:
         """This driver leads: goes on with what earlier ones left. Raises StorageError for an unreadable directory."""
         self._store = store
-        loop = asyncio.get_running_loop()
-        jobs = await loop.run_in_executor(self._pool, find_jobs, store, self._configuration)
+
+        def read(url: str) -> CompletedCheckpoint:
+            return self._pools.paths.submit(read_snapshot, url).result()
+
+        jobs = await asyncio.to_thread(find_jobs, store, self._configuration, read)
         if self._closing:  # the leadership was lost meanwhile, or the session ends
             return
         for found in jobs:
@@ -159,14 +163,14 @@ class Dispatcher:
                 self._finish_clean_up(found.submission, ended.status)
         elif found.submission is not None:
             request = found.submission.request
-            job = self._jobs[found.job_id] = JobMaster(found.submission, self._slots, self._pool)
+            job = self._jobs[found.job_id] = JobMaster(found.submission, self._slots, self._pools)
             job.start()
         if request is not None:
             self._requests[found.job_id] = request
 
     def _finish_clean_up(self, submission: JobSubmission, status: JobStatus) -> None:
         """As at the end of the job, which its driver did not live to see."""
-        checkpoints = JobCheckpoints(submission, TaskGateway(b""), _nobody_hears, self._pool)
+        checkpoints = JobCheckpoints(submission, TaskGateway(b""), _nobody_hears, self._pools)
         self._cleaning.append(checkpoints)
         checkpoints.sweep(status)
         checkpoints.shut_down(status)
@@ -254,10 +258,12 @@ class Dispatcher:
         given = _with_own_configuration(own, given)
         if savepoint is not None:
             _check_fits(savepoint, graph, request)
+        configuration = Configuration.merge(self._configuration, given)
+        _check_directories(configuration)
         submission = JobSubmission(
             job_id=job_id,
             graph=graph,
-            configuration=Configuration.merge(self._configuration, given),
+            configuration=configuration,
             given=given,
             archive=program.archive.read_bytes(),
             program_id=request.pipeline_id,
@@ -270,20 +276,34 @@ class Dispatcher:
             request=request,
             record=VolatileRecord() if self._store is None else DurableRecord(self._store, job_id),
         )
-        in_pool = partial(asyncio.get_running_loop().run_in_executor, self._pool)
+        in_pool = asyncio.get_running_loop().run_in_executor
         try:
-            job = JobMaster(submission, self._slots, self._pool)
-            first_checkpoint_id = await in_pool(job.prepare_storage)
+            # Whoever submits names the directory: whether storage answers there is not known yet.
+            await in_pool(self._pools.paths, resolve, _checkpoint_directory(submission))
+            job = JobMaster(submission, self._slots, self._pools)
+            first_checkpoint_id = await in_pool(self._pools.paths, job.prepare_storage)
         except (ConfigurationError, CheckpointConfigurationError) as error:
             raise SubmissionFailed(str(error)) from error
+        except PoolExhaustedError as error:
+            raise NotReady(str(error)) from error
         except StorageError as error:
             raise SubmissionFailed(f"the checkpoint directory cannot be used: {error}") from error
         if self._store is not None:
-            await in_pool(store_job, self._store, submission, first_checkpoint_id)
+            await self._store_job(self._store, submission, first_checkpoint_id)
         self._check_leads()
         self._jobs[job_id] = job
         job.start()
         self._forget_old_jobs()
+
+    async def _store_job(self, store: HaStore, submission: JobSubmission, first_checkpoint_id: int) -> None:
+        call = partial(store_job, store, submission, first_checkpoint_id)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._pools.own, call)
+        except StorageTimeoutError as error:
+            message = f"it is unknown whether job {submission.job_id} is stored; if it is, the next driver runs it"
+            raise NotReady(f"{message}: {error}") from error
+        except StorageError as error:
+            raise NotReady(f"the job could not be stored: {error}") from error
 
     def _default_checkpoint_directory(self) -> str:
         """Where a successor finds them too, if there is to be one."""
@@ -316,7 +336,10 @@ class Dispatcher:
                 logger.warning("pipeline %s: %s", entry, warning)
             return result.job_graph, Configuration(result.own_configuration)
 
-        return await asyncio.get_running_loop().run_in_executor(self._pool, plan)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pools.planning, plan)
+        except (PoolExhaustedError, StorageTimeoutError) as error:
+            raise NotReady(str(error)) from error
 
     async def _read_savepoint(self, request: RunRequest) -> CompletedCheckpoint | None:
         """The snapshot that the job starts from, if any."""
@@ -329,7 +352,9 @@ class Dispatcher:
             return CompletedCheckpoint.from_json(found.document, found.directory.url)
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, read)
+            return await asyncio.get_running_loop().run_in_executor(self._pools.paths, read)
+        except PoolExhaustedError as error:
+            raise NotReady(str(error)) from error
         except StorageError as error:
             raise SubmissionFailed(f"cannot restore from {path}: {error}") from error
         except (KeyError, TypeError, ValueError) as error:
@@ -341,7 +366,7 @@ class Dispatcher:
             del self._jobs[job_id]
             self._requests.pop(job_id, None)
             if self._store is not None:
-                asyncio.get_running_loop().run_in_executor(self._pool, forget_result, self._store, job_id)
+                asyncio.get_running_loop().run_in_executor(self._pools.own, forget_result, self._store, job_id)
 
     # --- jobs
 
@@ -439,6 +464,7 @@ class Dispatcher:
             return trigger_id or ""
         job = self._living_job(job_id)
         _check_format(savepoint_format)
+        _check_target(directory)
         return self._operations.start(
             operation, job_id, trigger_id, lambda: job.trigger_savepoint(directory, savepoint_format, cancel_job)
         )
@@ -456,13 +482,14 @@ class Dispatcher:
             return trigger_id or ""
         job = self._living_job(job_id)
         _check_format(savepoint_format)
+        _check_target(directory)
         return self._operations.start(
             operation, job_id, trigger_id, lambda: job.stop_with_savepoint(directory, savepoint_format, drain)
         )
 
     async def dispose_savepoint(self, path: str, trigger_id: str | None) -> str:
         async def dispose() -> OperationStatus:
-            await asyncio.get_running_loop().run_in_executor(self._pool, self._dispose, path)
+            await asyncio.get_running_loop().run_in_executor(self._pools.paths, self._dispose, path)
             return OperationStatus(True)
 
         self._check_leads()
@@ -486,6 +513,7 @@ def _given_configuration(request: RunRequest) -> Configuration:
         validate(given, OptionScope.JOB)
     except ConfigurationError as error:
         raise SubmissionFailed(str(error)) from error
+    _check_directories(given)
     return given
 
 
@@ -537,6 +565,30 @@ def _check_format(savepoint_format: SavepointFormat) -> None:
     """Never takes another kind of savepoint than the one that was asked for."""
     if savepoint_format is not SavepointFormat.NATIVE:
         raise InvalidRequest("formatType", savepoint_format.value, "this version takes NATIVE savepoints")
+
+
+def _check_target(directory: str) -> None:
+    """Before anything is done: a job must not stop for a savepoint that nobody could ever resume from."""
+    try:
+        check_url(directory)
+    except InvalidLocationError as error:
+        raise InvalidRequest("target-directory", directory, str(error)) from error
+
+
+def _check_directories(configuration: Configuration) -> None:
+    """A savepoint directory that cannot be used is found when the job is submitted, not when it is to be stopped."""
+    for option in (CheckpointingOptions.CHECKPOINTS_DIRECTORY, CheckpointingOptions.SAVEPOINT_DIRECTORY):
+        directory = configuration.get(option)
+        if directory is not None:
+            try:
+                check_url(directory)
+            except InvalidLocationError as error:
+                raise SubmissionFailed(f"{option.key}: {error}") from error
+
+
+def _checkpoint_directory(submission: JobSubmission) -> str:
+    directory = submission.configuration.get(CheckpointingOptions.CHECKPOINTS_DIRECTORY)
+    return directory or submission.default_checkpoint_directory
 
 
 def _nobody_hears(event: JobEvent) -> None:

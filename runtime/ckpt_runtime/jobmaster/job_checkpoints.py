@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Executor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -36,6 +35,7 @@ from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.jobmaster.checkpoint_settings import overrides_of, shown_settings, submitted_settings
 from ckpt_runtime.jobmaster.checkpoint_shell import CheckpointShell
 from ckpt_runtime.jobmaster.deployment_planner import RestoredState
+from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.gateway import (
     CheckpointConfigPatch,
     CheckpointKind,
@@ -73,14 +73,14 @@ class JobCheckpoints:
     """
 
     def __init__(
-        self, submission: JobSubmission, tasks: TaskGateway, report: Callable[[JobEvent], None], pool: Executor
+        self, submission: JobSubmission, tasks: TaskGateway, report: Callable[[JobEvent], None], pools: DriverPools
     ) -> None:
         self.restored: RestoredState | None = None
         self._submission = submission
         self._tasks = tasks
         self._report = report
         self._loop = asyncio.get_running_loop()
-        self._pool = pool
+        self._pools = pools
         self._record = submission.record
         self._submitted_settings = submitted_settings(submission.configuration)
         self._overrides = CheckpointOverrides.from_document(submission.history.overrides)
@@ -111,9 +111,11 @@ class JobCheckpoints:
         )
         directory = configuration.get(CheckpointingOptions.CHECKPOINTS_DIRECTORY)
         storage = CheckpointStorage(directory or submission.default_checkpoint_directory, submission.job_id)
-        deletions = SnapshotDeletions(self._pool, self._record.check)
+        deletions = SnapshotDeletions(self._pools.deletions, self._record.check)
         ids = range(submission.history.first_checkpoint_id, submission.history.next_checkpoint_id)
-        shell = CheckpointShell(submission.job_id, coordinator, storage, self._record, self, self._pool, deletions, ids)
+        shell = CheckpointShell(
+            submission.job_id, coordinator, storage, self._record, self, self._pools, deletions, ids
+        )
         shell.dispose(submission.history.disposals)
         return shell
 
@@ -220,7 +222,7 @@ class JobCheckpoints:
         self._overrides = overrides
 
     async def _in_pool(self, call: Callable[[], T]) -> T:
-        return await self._loop.run_in_executor(self._pool, call)
+        return await self._loop.run_in_executor(self._pools.own, call)
 
     # --- views
 
