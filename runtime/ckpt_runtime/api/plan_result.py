@@ -10,13 +10,17 @@ from ckpt_runtime.graph.job_graph import JobGraph
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What to plan: see :func:`ckpt_runtime.api.entry_point.load_plan`."""
+    """What to plan: see :func:`ckpt_runtime.api.entry_point.load_plan`.
+
+    With ``archive``, a zip file, that is unpacked into ``archive_dir`` first.
+    """
 
     archive_dir: str
     entry: str
     args: tuple[str, ...]
     configuration: dict[str, str]
     defaults: dict[str, str] = field(default_factory=dict)
+    archive: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -25,6 +29,7 @@ class PlanRequest:
             "args": list(self.args),
             "configuration": self.configuration,
             "defaults": self.defaults,
+            "archive": self.archive,
         }
 
     @classmethod
@@ -35,6 +40,7 @@ class PlanRequest:
             tuple(document["args"]),
             dict(document["configuration"]),
             dict(document["defaults"]),
+            document["archive"],
         )
 
 

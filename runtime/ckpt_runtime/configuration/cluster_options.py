@@ -172,9 +172,9 @@ class JobManagerOptions:
     )
     PLANNING_MEMORY = ConfigOption(
         "jobmanager.planning.memory",
-        MemorySizeType(minimum_bytes=256 << 20, maximum_bytes=1 << 40),
-        4 << 30,
-        "Memory that the process which runs a pipeline function may use.",
+        MemorySizeType(minimum_bytes=64 << 20, maximum_bytes=1 << 40),
+        2 << 30,
+        "Memory (address space) that the process which runs a pipeline function may use beside the engine's modules.",
         _CLUSTER,
         _NEVER,
     )

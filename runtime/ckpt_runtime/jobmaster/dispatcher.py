@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import shutil
 import tempfile
 import time
 import uuid
-import zipfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ckpt_runtime.api.plan_process import plan_in_process
+from ckpt_runtime.api.plan_process import PLAN_LIMITS, plan_in_process
 from ckpt_runtime.api.plan_result import PlanRequest
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
@@ -28,6 +26,7 @@ from ckpt_runtime.configuration.checkpointing_options import (
     RecoveryClaimMode,
     StateRecoveryOptions,
 )
+from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.configuration.option import OptionScope
@@ -76,12 +75,13 @@ from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.stored_submissions import forget_result, store_job
 from ckpt_runtime.jobmaster.submission import JobSubmission, options_of_jobs
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
+from ckpt_runtime.limited_process import ProcessLimits
 from ckpt_runtime.scheduler.job_events import JobEvent
 from ckpt_runtime.storage.disposal import dispose_snapshot
 from ckpt_runtime.storage.errors import InvalidLocationError, PoolExhaustedError, StorageError, StorageTimeoutError
 from ckpt_runtime.storage.filesystem import check_url, resolve
 from ckpt_runtime.storage.ha_store import HaStore
-from ckpt_runtime.storage.snapshot_metadata import read_metadata
+from ckpt_runtime.storage.snapshot_metadata import read_foreign_metadata
 
 logger = logging.getLogger(__name__)
 
@@ -208,7 +208,10 @@ class Dispatcher:
     # --- pipelines
 
     async def store_pipeline(self, filename: str, content: AsyncIterator[bytes]) -> StoredPipeline:
-        return await self._programs.store(filename, content, wall_clock_ms())
+        try:
+            return await self._programs.store(filename, content, wall_clock_ms(), self._pools.planning)
+        except (PoolExhaustedError, StorageTimeoutError) as error:
+            raise NotReady(str(error)) from error
 
     async def list_pipelines(self) -> tuple[StoredPipeline, ...]:
         return self._programs.list()
@@ -257,7 +260,8 @@ class Dispatcher:
         graph, own = await self._plan(program, entry, request, _with_restored_key_groups(given, savepoint))
         given = _with_own_configuration(own, given)
         if savepoint is not None:
-            _check_fits(savepoint, graph, request)
+            fits = partial(_check_fits, savepoint, graph, request)
+            await asyncio.get_running_loop().run_in_executor(self._pools.planning, fits)
         configuration = Configuration.merge(self._configuration, given)
         _check_directories(configuration)
         submission = JobSubmission(
@@ -318,16 +322,18 @@ class Dispatcher:
         """
         defaults = options_of_jobs(self._configuration)
 
+        planning = ProcessLimits(
+            time_s=self._configuration.get(JobManagerOptions.PLANNING_TIMEOUT) / 1000,
+            memory_bytes=self._configuration.get(JobManagerOptions.PLANNING_MEMORY),
+            answer_bytes=PLAN_LIMITS.answer_bytes,
+        )
+
         def plan() -> tuple[JobGraph, Configuration]:
-            directory = Path(tempfile.mkdtemp(prefix="ckpt-plan-"))
-            try:
-                with zipfile.ZipFile(program.archive) as files:
-                    files.extractall(directory)
-                result = plan_in_process(
-                    PlanRequest(str(directory), entry, request.arguments, configuration.to_dict(), defaults)
-                )
-            finally:
-                shutil.rmtree(directory, ignore_errors=True)
+            with tempfile.TemporaryDirectory(prefix="ckpt-plan-", ignore_cleanup_errors=True) as directory:
+                arguments = request.arguments
+                given = configuration.to_dict()
+                ordered = PlanRequest(directory, entry, arguments, given, defaults, archive=str(program.archive))
+                result = plan_in_process(ordered, planning)
             if result.failure is not None:
                 trace = f"\n{result.failure.traceback}" if result.failure.traceback else ""
                 raise SubmissionFailed(f"the pipeline {entry} cannot be planned: {result.failure}{trace}")
@@ -348,7 +354,7 @@ class Dispatcher:
             return None
 
         def read() -> CompletedCheckpoint:
-            found = read_metadata(path)
+            found = read_foreign_metadata(path)
             return CompletedCheckpoint.from_json(found.document, found.directory.url)
 
         try:

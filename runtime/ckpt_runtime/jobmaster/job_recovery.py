@@ -29,7 +29,7 @@ from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, 
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.job_store import StoredJob
 from ckpt_runtime.storage.leader_store import NotLeaderError
-from ckpt_runtime.storage.snapshot_metadata import read_metadata
+from ckpt_runtime.storage.snapshot_metadata import read_foreign_metadata
 
 T = TypeVar("T")
 SnapshotReader = Callable[[str], CompletedCheckpoint]
@@ -177,7 +177,7 @@ def _savepoint(stored: StoredJob, read: SnapshotReader) -> CompletedCheckpoint |
 def read_snapshot(url: str) -> CompletedCheckpoint:
     """Raises RecoveryError naming the snapshot."""
     try:
-        found = _patiently(lambda: read_metadata(url))
+        found = _patiently(lambda: read_foreign_metadata(url))
         return CompletedCheckpoint.from_json(found.document, found.directory.url)
     except StorageError as error:
         raise RecoveryError(str(error)) from error

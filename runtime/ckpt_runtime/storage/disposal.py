@@ -24,7 +24,7 @@ from ckpt_runtime.storage.filesystem import (
     is_plain_name,
     resolve,
 )
-from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, read_metadata
+from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, read_foreign_metadata
 
 
 def delete_checkpoint(storage: CheckpointStorage, checkpoint_id: int) -> None:
@@ -72,7 +72,7 @@ class SnapshotDisposal:
     @classmethod
     def of(cls, url: str) -> SnapshotDisposal:
         """Reads and checks; deletes nothing. Raises as :func:`dispose_snapshot`."""
-        snapshot = read_metadata(resolve(url))
+        snapshot = read_foreign_metadata(resolve(url))
         paths = sorted(set(_relative_files(snapshot.document, snapshot.directory)))
         return cls._checked(snapshot.directory, paths)
 
