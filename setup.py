@@ -13,6 +13,7 @@ INSTALL_REQUIRES = [
     "fastapi>=0.115",
     "fsspec>=2024.12.0",  # pipe_file(mode="create")
     "httpx>=0.27",
+    "msgspec>=0.19",
     "numba>=0.61",
     "numpy>=2.0",
     "orjson>=3.10",

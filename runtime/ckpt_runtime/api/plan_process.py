@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ckpt_runtime.api.plan_result import PlanFailure, PlanRequest, PlanResult
+from ckpt_runtime.graph.schema import DocumentError
 from ckpt_runtime.limited_process import (
     LimitedProcessError,
     ProcessLimits,
@@ -39,11 +40,13 @@ def plan_in_process(
     document = json.dumps(request.to_json()).encode()
     try:
         answer = run_limited("ckpt_runtime.api.plan_process", document, limits, environment)
-        return PlanResult.from_json(json.loads(answer))
+        return PlanResult.from_json(answer)
     except ProcessTimeLimitError as error:
         return PlanResult(failure=PlanFailure("PlanTimeout", f"the pipeline was not planned in time: {error}"))
     except LimitedProcessError as error:
         return PlanResult(failure=PlanFailure("PlanProcessFailed", f"the plan process: {error}", error.last_words))
+    except DocumentError as error:
+        return PlanResult(failure=PlanFailure("PlanProcessFailed", f"the plan process gave no plan: {error}"))
 
 
 def run(request: PlanRequest) -> PlanResult:
@@ -91,8 +94,7 @@ def _user_traceback(error: BaseException) -> str:
 
 
 def _answer(document: bytes) -> bytes:
-    request = PlanRequest.from_json(json.loads(document))
-    return json.dumps(run(request).to_json()).encode()
+    return json.dumps(run(PlanRequest.from_json(document)).to_json()).encode()
 
 
 def main() -> None:

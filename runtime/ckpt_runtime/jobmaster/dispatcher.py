@@ -34,6 +34,7 @@ from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import RESTORED_MAX_PARALLELISM
 from ckpt_runtime.configuration.validation import validate
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex
+from ckpt_runtime.graph.schema import DocumentError
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
@@ -363,8 +364,8 @@ class Dispatcher:
             raise NotReady(str(error)) from error
         except StorageError as error:
             raise SubmissionFailed(f"cannot restore from {path}: {error}") from error
-        except (KeyError, TypeError, ValueError) as error:
-            raise SubmissionFailed(f"cannot restore from {path}: its metadata has another shape: {error!r}") from error
+        except DocumentError as error:
+            raise SubmissionFailed(f"cannot restore from {path}: its metadata has another shape: {error}") from error
 
     def _forget_old_jobs(self) -> None:
         ended = [job_id for job_id, job in self._jobs.items() if job.status.is_globally_terminal]

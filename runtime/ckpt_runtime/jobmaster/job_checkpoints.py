@@ -17,6 +17,7 @@ from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator, CoordinatorState
+from ckpt_runtime.checkpoint.documents import subtask_state_of
 from ckpt_runtime.checkpoint.effects import Effect
 from ckpt_runtime.checkpoint.events import CheckpointMetrics
 from ckpt_runtime.checkpoint.executions import ExecutionId
@@ -27,7 +28,6 @@ from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProp
 from ckpt_runtime.checkpoint.properties import SavepointFormat as SnapshotFormat
 from ckpt_runtime.checkpoint.state_assignment import assign_states
 from ckpt_runtime.checkpoint.state_assignment_error import StateAssignmentError
-from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot, CheckpointType
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
@@ -329,7 +329,7 @@ class JobCheckpoints:
                         message["checkpoint_id"],
                         execution,
                         message["directory"],
-                        SubtaskState.from_json(message["state"]),
+                        subtask_state_of(message["state"]),
                         CheckpointMetrics(**message["metrics"]),
                         message["finished_operators"],
                     )
