@@ -112,7 +112,7 @@ def subtask_state_of(document: dict[str, Any]) -> SubtaskState:
 
 
 def check_checkpoint(document: object) -> None:
-    """Raises :class:`DocumentError` unless it is the JSON form of a ``CompletedCheckpoint`` whose parts fit together."""
+    """Raises :class:`DocumentError` unless it is the JSON form of a ``CompletedCheckpoint``, fitting together."""
     found = checked(document, _Checkpoint)
     parallelism = {vertex.id: vertex.parallelism for vertex in found.vertices}
     if len(parallelism) != len(found.vertices):

@@ -39,6 +39,12 @@ def decoded(text: bytes, schema: type[T]) -> T:
         return msgspec.json.decode(text, type=schema)
 
 
+_FAULTS = (
+    msgspec.MsgspecError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError
+)  # fmt: skip
+"""What a document can cause. A mistake in a schema stays one."""
+
+
 @contextmanager
 def malformed() -> Iterator[None]:
     """Turns whatever reading a document raises into :class:`DocumentError`."""
@@ -46,7 +52,7 @@ def malformed() -> Iterator[None]:
         yield
     except DocumentError:
         raise
-    except Exception as error:
+    except _FAULTS as error:
         raise DocumentError(str(error) or type(error).__name__) from error
 
 

@@ -71,7 +71,8 @@ from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, VolatileRecord
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs, read_snapshot
 from ckpt_runtime.jobmaster.operations import OperationStore
-from ckpt_runtime.jobmaster.program_store import DEFAULT_FUNCTION, ProgramStore, StoredProgram
+from ckpt_runtime.jobmaster.program_archive import DEFAULT_FUNCTION
+from ckpt_runtime.jobmaster.program_store import ProgramStore, StoredProgram
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.stored_submissions import forget_result, store_job
 from ckpt_runtime.jobmaster.submission import JobSubmission, options_of_jobs

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Any
 
-from ckpt_runtime.jobmaster.gateway import ExceptionEntry, ExceptionHistory, FailureCause
+from ckpt_runtime.graph.schema import checked
+from ckpt_runtime.jobmaster.gateway import ExceptionEntry, ExceptionHistory
 
 MAX_CONCURRENT = 16
 MAX_STORED = 16
@@ -41,10 +42,9 @@ class FailureLog:
         return [asdict(_shortened(entry)) for entry in tuple(self._entries)[:MAX_STORED]]
 
 
-def entry_of(document: Mapping[str, Any]) -> ExceptionEntry:
-    """An entry of its stored form. Raises KeyError, TypeError or ValueError for another shape."""
-    concurrent = tuple(entry_of(entry) for entry in document["concurrent"])
-    return ExceptionEntry(**{**document, "failure": FailureCause(**document["failure"]), "concurrent": concurrent})
+def entry_of(document: object) -> ExceptionEntry:
+    """An entry of its stored form. Raises :class:`DocumentError` for another shape."""
+    return checked(document, ExceptionEntry)
 
 
 def _shortened(entry: ExceptionEntry) -> ExceptionEntry:
