@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ckpt_runtime.api.plan_result import PlanFailure, PlanRequest, PlanResult
+from ckpt_runtime.failure_report import MAX_TRACE_CHARS, printable, report_of
 from ckpt_runtime.graph.schema import DocumentError
 from ckpt_runtime.limited_process import (
     LimitedProcessError,
@@ -24,7 +25,6 @@ from ckpt_runtime.limited_process import (
 )
 
 _OWN_PACKAGE = str(Path(__file__).resolve().parents[1])
-_MAX_MESSAGE_CHARS = 64 << 10
 PLAN_LIMITS = ProcessLimits(time_s=120.0, memory_bytes=2 << 30, answer_bytes=16 << 20)
 
 
@@ -61,24 +61,13 @@ def run(request: PlanRequest) -> PlanResult:
             Path(request.archive_dir), request.entry, request.args, request.configuration, request.defaults
         )
     except (Exception, SystemExit) as error:
-        return PlanResult(failure=failure_of(error))
+        report = report_of(error)
+        trace = printable(_user_traceback(error), MAX_TRACE_CHARS)
+        message = report.message
+        if isinstance(error, MemoryError) and not message:
+            message = "the plan process may not use as much memory; see jobmanager.planning.memory"
+        return PlanResult(failure=PlanFailure(report.exception.rpartition(".")[2], message, trace))
     return PlanResult(plan.job_graph, plan.warnings, own_configuration=plan.own_configuration)
-
-
-def failure_of(error: BaseException) -> PlanFailure:
-    """An author's error in text that can be sent, whatever printing it does."""
-    try:
-        message = str(error)
-    except Exception as unprintable:
-        message = f"(its message cannot be printed: {type(unprintable).__name__})"
-    name = type(error).__name__
-    if isinstance(error, MemoryError) and not message:
-        message = "the plan process may not use as much memory; see jobmanager.planning.memory"
-    return PlanFailure(_sendable(name), _sendable(message), _sendable(_user_traceback(error)))
-
-
-def _sendable(text: str) -> str:
-    return text[:_MAX_MESSAGE_CHARS].encode(errors="replace").decode()
 
 
 def _user_traceback(error: BaseException) -> str:

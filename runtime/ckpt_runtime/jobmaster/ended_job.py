@@ -7,12 +7,18 @@ job; figures of single subtasks and the history of checkpoints ended with the dr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from msgspec import Struct
 
-from ckpt_runtime.checkpoint.statistics import CheckpointCounts, CheckpointStatsSnapshot
+from ckpt_runtime.checkpoint.statistics import (
+    CheckpointCounts,
+    CheckpointStats,
+    CheckpointStatsSnapshot,
+    CheckpointStatsStatus,
+    CheckpointType,
+)
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import DocumentError, checked, malformed
@@ -36,7 +42,7 @@ _TASKS = {JobStatus.FINISHED: ExecutionState.FINISHED, JobStatus.FAILED: Executi
 
 
 class _Result(Struct):
-    """What :func:`result_document` gives. Drivers of earlier versions stored neither counts nor restarts."""
+    """What :func:`result_document` gives. Drivers of earlier versions did not store what has a default."""
 
     job_id: str
     status: JobStatus
@@ -49,6 +55,7 @@ class _Result(Struct):
     checkpoint_config: EffectiveCheckpointConfig
     request: RunRequest | None = None
     checkpoint_counts: CheckpointCounts = CheckpointCounts()
+    latest_checkpoints: dict[str, dict[str, Any] | None] = {}
     restarts: int = 0
 
 
@@ -84,6 +91,9 @@ class EndedJob:
         self._checkpoint_config = result.checkpoint_config
         self._counts = result.checkpoint_counts
         self._restarts = result.restarts
+        with malformed():
+            self._latest_completed = _checkpoint_of(result.latest_checkpoints.get("completed"))
+            self._latest_savepoint = _checkpoint_of(result.latest_checkpoints.get("savepoint"))
 
     def overview(self) -> JobOverview:
         return self._overview
@@ -101,7 +111,9 @@ class EndedJob:
         return self._checkpoint_config
 
     def checkpoint_statistics(self) -> CheckpointStatsSnapshot:
-        return CheckpointStatsSnapshot(self._counts)
+        return CheckpointStatsSnapshot(
+            self._counts, latest_completed=self._latest_completed, latest_savepoint=self._latest_savepoint
+        )
 
     def metrics(self) -> dict[str, str]:
         """Those that do not change once a job has ended."""
@@ -135,11 +147,12 @@ def result_document(  # noqa: PLR0913 -- one parameter for each part of the docu
     restart_strategy: str,
     checkpoint_config: EffectiveCheckpointConfig,
     request: RunRequest | None,
-    checkpoint_counts: CheckpointCounts,
+    checkpoints: CheckpointStatsSnapshot,
     restarts: int,
 ) -> dict[str, Any]:
     """The stored form. Checkpoints that are still in progress fail with the job's end."""
-    failed = checkpoint_counts.failed + checkpoint_counts.in_progress
+    counts = checkpoints.counts
+    failed = counts.failed + counts.in_progress
     return {
         "job_id": job_id,
         "status": status.value,
@@ -151,6 +164,27 @@ def result_document(  # noqa: PLR0913 -- one parameter for each part of the docu
         "restart_strategy": restart_strategy,
         "checkpoint_config": asdict(checkpoint_config),
         "request": None if request is None else asdict(request),
-        "checkpoint_counts": asdict(replace(checkpoint_counts, in_progress=0, failed=failed)),
+        "checkpoint_counts": asdict(replace(counts, in_progress=0, failed=failed)),
+        "latest_checkpoints": {
+            "completed": _stored(checkpoints.latest_completed),
+            "savepoint": _stored(checkpoints.latest_savepoint),
+        },
         "restarts": restarts,
     }
+
+
+_NOT_STORED = frozenset({"vertices"})
+
+
+def _stored(checkpoint: CheckpointStats | None) -> dict[str, Any] | None:
+    """A checkpoint without its vertices."""
+    if checkpoint is None:
+        return None
+    return {item.name: getattr(checkpoint, item.name) for item in fields(checkpoint) if item.name not in _NOT_STORED}
+
+
+def _checkpoint_of(document: Mapping[str, Any] | None) -> CheckpointStats | None:
+    if document is None:
+        return None
+    status, kind = CheckpointStatsStatus(document["status"]), CheckpointType(document["checkpoint_type"])
+    return CheckpointStats(**{**document, "status": status, "checkpoint_type": kind, "vertices": {}})
