@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -41,7 +40,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionInfo]:
 
 @pytest.fixture
 def client(session: SessionInfo) -> Iterator[CkptClient]:
-    with CkptClient(session.rest_url) as connected:
+    with CkptClient(session.rest_url, token=session.token) as connected:
         yield connected
 
 
@@ -88,7 +87,7 @@ def test_a_killed_application_leaves_no_worker(tmp_path: Path) -> None:
     """Killed while workers wait for their next agent, and some have been adopted before."""
     started = start_session("local", 2, log_file=tmp_path / "session.log")
     try:
-        with CkptClient(started.rest_url) as client:
+        with CkptClient(started.rest_url, token=started.token) as client:
             job = FlightsJob(started, client, write_slice(tmp_path / "flights.parquet", ROWS), tmp_path)
             _killed_whole(job)
     finally:
@@ -105,7 +104,6 @@ def _killed_whole(job: FlightsJob) -> None:
     job.wait_for_checkpoint()
     agent = _victim(job, "agent", random.Random(SEED))
     processes = members(session.pid)
-    driver = json.loads(Path(session.session_file).read_text())["driver_pid"]
     os.kill(agent, signal.SIGKILL)
-    os.kill(driver, signal.SIGKILL)
+    os.kill(session.driver.pid, signal.SIGKILL)
     wait_until(lambda: not living([pid for pid in processes if pid != session.pid]), "all workers to end", 15)
