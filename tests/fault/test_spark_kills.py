@@ -12,6 +12,7 @@ import pytest
 
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.spark.launch import SessionInfo, start_session, stop_session
+from ckpt_runtime.storage.ha_store import HaStore
 from tests.support.flights import assert_carriers, assert_rotations, read_flights, write_slice
 from tests.support.outputs import hidden, visible
 from tests.support.processes import agent_of, living, members, workers_of
@@ -107,3 +108,23 @@ def _killed_whole(job: FlightsJob) -> None:
     os.kill(agent, signal.SIGKILL)
     os.kill(session.driver.pid, signal.SIGKILL)
     wait_until(lambda: not living([pid for pid in processes if pid != session.pid]), "all workers to end", 15)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(120)
+def test_a_driver_ends_with_its_jvm_and_lets_another_one_lead(tmp_path: Path) -> None:
+    """What is left of it would renew its lease for ever, without a slot."""
+    storage = tmp_path / "ha"
+    options = {"high-availability.type": "filesystem", "high-availability.storageDir": str(storage)}
+    started = start_session("local", 1, log_file=tmp_path / "session.log", conf=options)
+    try:
+        os.kill(started.pid, signal.SIGKILL)
+        wait_until(lambda: not started.driver.is_alive, "the driver to end", 60)
+    finally:
+        stop_session(started)
+    store = HaStore(str(storage)).leader
+    leader = store.current()
+    assert leader is not None
+    assert store.lease(leader.epoch).released
+    assert "Spark's JVM is gone" in Path(started.log_file).read_text().splitlines()[-1]
+    assert not Path(started.session_file).exists()

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ckpt_runtime.client.private_files import write_private
 from ckpt_runtime.jobmaster.gateway import InvalidRequest, PipelineNotFound, StoredPipeline
 
 DEFAULT_FUNCTION = "pipeline"
@@ -54,8 +55,7 @@ class ProgramStore:
         modules = _modules(name, archive)
         program_id = f"{hashlib.sha256(archive).hexdigest()[:32]}_{name}"
         path = self._directory / f"{program_id}.archive"
-        self._directory.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(archive)
+        write_private(path, archive)
         entries = tuple(f"{module}:{DEFAULT_FUNCTION}" for module in modules)
         description = StoredPipeline(program_id, name, uploaded_at_ms, entries)
         self._programs[program_id] = StoredProgram(description, path, entries[0] if len(entries) == 1 else None)

@@ -28,6 +28,10 @@ _OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss")
 
 MAX_URL_LENGTH = 4_096
 
+_PRIVATE_DIRECTORY = 0o700
+_PRIVATE_FILE = 0o600
+_ANY_DIRECTORY = 0o777
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Location:
@@ -275,23 +279,39 @@ def is_temporary_name(name: str) -> bool:
     return name.startswith(".") and name.endswith(".tmp")
 
 
-def make_directory(directory: Location, *, exist_ok: bool = True) -> None:
+def open_private(path: str, flags: int) -> int:
+    """An opener: a new local file is for its owner alone, whatever the umask says."""
+    return os.open(path, flags, _PRIVATE_FILE)
+
+
+def make_directory(directory: Location, *, exist_ok: bool = True, private: bool = True) -> None:
     """Makes a directory and its parents. On object stores only checks that nothing exists, unless ``exist_ok``.
 
-    A bucket is never made.
+    What is made locally is for its owner alone: state holds what users' rows hold. ``private`` False leaves that to
+    the umask. A bucket is never made.
     """
     with naming("create", directory):
         if directory.is_local:
-            if exist_ok:
-                os.makedirs(directory.path, exist_ok=True)
-            else:
-                os.makedirs(os.path.dirname(directory.path), exist_ok=True)
-                os.mkdir(directory.path)
+            _make_locally(directory.path, _PRIVATE_DIRECTORY if private else _ANY_DIRECTORY, exist_ok)
             return
         if not exist_ok and exists(directory):
             raise FileExistsError(directory.path)
         if not directory.is_object_store:
             directory.filesystem.makedirs(directory.path, exist_ok=True)
+
+
+def _make_locally(path: str, mode: int, exist_ok: bool) -> None:
+    missing = [path]
+    while not os.path.isdir(os.path.dirname(missing[-1])):
+        missing.append(os.path.dirname(missing[-1]))
+    for parent in reversed(missing[1:]):
+        with suppress(FileExistsError):
+            os.mkdir(parent, mode)
+    try:
+        os.mkdir(path, mode)
+    except FileExistsError:
+        if not exist_ok or not os.path.isdir(path):
+            raise
 
 
 def check_bucket(location: Location) -> None:
