@@ -19,9 +19,9 @@ from ckpt_runtime.api.session import StreamSession
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.plan_classes import ISOLATED_PREFIX
 
 DEFAULT_FUNCTION = "pipeline"
-_ISOLATED_PREFIX = "_ckpt_pipeline_"
 _loaded_directories: list[str] = []
 
 
@@ -76,7 +76,7 @@ def _import_module(directory: Path, name: str) -> ModuleType:
         if not _exists_in(directory, name):
             raise PlanError("entry", f"there is no module {name!r} in the archive")
         return importlib.import_module(name)
-    private = _ISOLATED_PREFIX + hashlib.sha256(str(directory).encode()).hexdigest()[:12] + "_" + name
+    private = ISOLATED_PREFIX + hashlib.sha256(str(directory).encode()).hexdigest()[:12] + "_" + name
     spec = importlib.util.spec_from_file_location(private, file)
     assert spec is not None
     assert spec.loader is not None

@@ -29,17 +29,19 @@ _COMMITTABLE_FIELDS: list[pa.Field[Any]] = [
     pa.field("message", pa.string(), True),
 ]
 COMMITTABLE_SCHEMA = pa.schema(_COMMITTABLE_FIELDS)
-"""What a PySpark stream writer sends to its committer: one row per subtask and checkpoint; the message is JSON."""
+"""What a PySpark stream writer sends to its committer: one row per subtask and checkpoint; the message is
+a tagged text."""
 
-_RANGE_FIELDS: list[pa.Field[Any]] = [
+_SPLIT_FIELDS: list[pa.Field[Any]] = [
     pa.field("sequence", pa.int64(), False),
-    pa.field("start", pa.string(), False),
-    pa.field("end", pa.string(), False),
+    pa.field("number", pa.int32(), False),
+    pa.field("partition", pa.string(), True),
     pa.field("rows", pa.binary(), True),
 ]
-RANGE_SCHEMA = pa.schema(_RANGE_FIELDS)
-"""What an enumerator sends to the readers: an offset range as JSON. ``rows`` is an Arrow IPC stream with the range's
-rows where the reader hands them out with the offsets (simple readers), else null."""
+SPLIT_SCHEMA = pa.schema(_SPLIT_FIELDS)
+"""What an enumerator sends to the readers: one row per partition of an offset range. ``sequence`` counts all of them,
+``number`` those of the range; ``partition`` is the user's object as a tagged text. ``rows`` stands instead where the
+reader hands out the rows with the offsets (simple readers): an Arrow IPC stream."""
 
 _BATCH_ROWS = Option("batchRows", int, 8192, minimum=1)
 _RATE = Option("rowsPerSecond", float, 0.0, minimum=0)
