@@ -101,14 +101,12 @@ class EnumeratorOperator(SourceOperator):
             self._planner.stop()
 
     def _emit(self, planned: PlannedRange) -> None:
-        """One batch per split: each goes to one reader as a whole."""
+        """One batch per range: it is dealt out to the readers row by row."""
         rows = self._rows_of(planned)
         if not rows:
             return
         self._splits += len(rows)
-        batch = pa.RecordBatch.from_pylist(rows, schema=SPLIT_SCHEMA)
-        for position in range(batch.num_rows):
-            self.output.emit(batch.slice(position, 1))
+        self.output.emit(pa.RecordBatch.from_pylist(rows, schema=SPLIT_SCHEMA))
 
     def _rows_of(self, planned: PlannedRange) -> list[dict[str, Any]]:
         if planned.rows:

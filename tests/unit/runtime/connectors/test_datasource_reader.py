@@ -15,6 +15,7 @@ from ckpt_runtime.connectors.datasource_reader import EnumeratorOperator
 from ckpt_runtime.connectors.range_reader import RangeReaderOperator
 from ckpt_runtime.connectors.tagged_values import ValueNotCarriedError
 from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.formats import SPLIT_SCHEMA
 from ckpt_runtime.graph.specs import EnumeratorSpec, RangeReaderSpec
 from ckpt_runtime.operators.operator import SourceStatus
 from ckpt_runtime.state.errors import StateSchemaError
@@ -48,8 +49,8 @@ def read_all(source: type, splits: Collector, parallelism: int = 1, **options: A
     for subtask in range(parallelism):
         operator = reader(source, **options)
         outputs.append(opened(operator, context(subtask, parallelism)))
-        for batch in splits.batches[subtask::parallelism]:
-            operator.process_batch(batch, 0)
+        for row in splits.rows[subtask::parallelism]:
+            operator.process_batch(pa.RecordBatch.from_pylist([row], schema=SPLIT_SCHEMA), 0)
         work_off(operator)
     return outputs
 
@@ -80,7 +81,7 @@ def test_ranges_follow_the_read_limit_and_all_partitions_are_read_once(world: Pa
     while planner.poll() is SourceStatus.MORE_AVAILABLE:
         ends.append(offset_of(planner))
     assert ends == [{"n": 10}, {"n": 20}, {"n": 25}]
-    assert [batch.num_rows for batch in ranges.batches] == [1] * 10
+    assert [batch.num_rows for batch in ranges.batches] == [4, 4, 2]
     assert ranges.column("sequence") == list(range(10))
     assert ranges.column("number") == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
     outputs = read_all(Counting, ranges, 2, directory=world, form=form)

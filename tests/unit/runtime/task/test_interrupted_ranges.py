@@ -140,6 +140,13 @@ class Lab:
             self.subtask.step()
         return self
 
+    def tick(self, times: int = 1) -> Lab:
+        """Steps; the clock moves when there is nothing to do."""
+        for _ in range(times):
+            if not self.subtask.step():
+                self.host.wall_ms += 1
+        return self
+
     def run(self) -> Lab:
         for _ in range(10_000):
             if not self.subtask.step():
@@ -400,17 +407,18 @@ class InAnyOrder(Ranges):
 
 
 @pytest.mark.row("147.1")
-@pytest.mark.parametrize("steps", range(1, 16))
+@pytest.mark.parametrize("steps", range(5, 30))
 @pytest.mark.parametrize("savepoint", [False, True])
 def test_a_trigger_of_the_coordinator_waits_for_the_end_of_a_partition(kit: Any, steps: int, savepoint: bool) -> None:
     """The enumerator has finished; what is restored may come in another order."""
     how = Given(source=InAnyOrder, ordered=False)
     lab = Lab(kit, how).put(range_of(0), range_of(1), Watermark(MAX_WATERMARK), EndOfData(True), EndOfPartition())
-    lab.step(steps)
+    lab.tick(steps)
     stop = kit.barrier(3, CheckpointType.SYNC_SAVEPOINT) if savepoint else kit.barrier(3)
     lab.subtask.trigger_checkpoint(stop)
-    while not lab.snapshots:
-        assert lab.subtask.step()
+    for _ in range(20):
+        lab.tick(not lab.snapshots)
+    assert lab.snapshots == [3]
     before, state = lab.rows, lab.lists
     assert all((item["rows"], item["digest"]) == (0, "") for entry in state for item in entry.items)
     rest = Lab(kit, Given(source=InAnyOrder, ordered=False, state=state)).run().rows
@@ -420,19 +428,22 @@ def test_a_trigger_of_the_coordinator_waits_for_the_end_of_a_partition(kit: Any,
 @pytest.mark.parametrize("what", ["rows instead", "a reader that commits"])
 def test_a_trigger_of_the_coordinator_waits_for_what_must_be_read_as_a_whole(kit: Any, what: str) -> None:
     given, sent = (Given(), carried(0)) if what == "rows instead" else (Given(source=Committed), range_of(0))
-    lab = Lab(kit, given).put(sent, Watermark(MAX_WATERMARK), EndOfData(True), EndOfPartition()).step(2)
+    lab = Lab(kit, given).put(sent, Watermark(MAX_WATERMARK), EndOfData(True), EndOfPartition())
+    lab.tick(2)
     whole = [(0, 0, row) for row in range(3)] if what == "rows instead" else expected(1)
     assert len(lab.rows) < len(whole)
     lab.subtask.trigger_checkpoint(kit.barrier(1))
     assert lab.snapshots == []
-    while not lab.snapshots:
-        assert lab.subtask.step()
+    for _ in range(20):
+        lab.tick(not lab.snapshots)
+    assert lab.snapshots == [1]
     assert lab.rows == whole
     assert lab.run().subtask.data_ended
 
 
 def test_a_trigger_that_waits_is_forgotten_when_its_checkpoint_is_aborted(kit: Any) -> None:
-    lab = Lab(kit, Given(ordered=False)).put(range_of(0), EndOfData(True), EndOfPartition()).step(2)
+    lab = Lab(kit, Given(ordered=False)).put(range_of(0), EndOfData(True), EndOfPartition()).tick(7)
+    assert lab.operator.holds_checkpoints_back
     lab.subtask.trigger_checkpoint(kit.barrier(1, CheckpointType.SYNC_SAVEPOINT))
     lab.subtask.trigger_checkpoint(kit.barrier(2))
     lab.subtask.notify_aborted(1, None)
