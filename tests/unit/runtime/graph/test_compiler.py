@@ -128,7 +128,7 @@ def test_a_pyspark_reader_becomes_one_enumerator_and_parallel_readers() -> None:
     sink(plan, source(plan, "in", FakeDataSource))
     compiled = compile_plan(plan)
     assert chains(compiled) == [["in"], ["in.reader", "sink"]]
-    assert edges(compiled) == [("in", "in.reader", "BROADCAST")]
+    assert edges(compiled) == [("in", "in.reader", "REBALANCE")]
     enumerator, reader = compiled.job_graph.vertices
     assert (enumerator.parallelism, reader.parallelism) == (1, 3)
     assert enumerator.is_source
