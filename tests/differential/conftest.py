@@ -14,21 +14,27 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import PIPELINES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _ROOT = Path(__file__).parents[2]
+_UNPACKED = "import sys\nsys.path[:] = [path for path in sys.path if not path.endswith('pyspark.zip')]\n"
+"""Spark's workers take PySpark from where it is installed: compiling it out of its archive takes most of their start,
+which may last ten seconds."""
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A local Spark, in UTC. Its Python workers import what the tests import."""
+    """A local Spark, in UTC. Its Python workers import what the tests and the test pipelines import."""
     from pyspark.sql import SparkSession
 
-    paths = [str(_ROOT), str(_ROOT / "runtime"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    changed = {"PYTHONPATH": os.pathsep.join(paths), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     directory = tmp_path_factory.mktemp("spark")
+    (directory / "sitecustomize.py").write_text(_UNPACKED)
+    own = [directory, _ROOT, _ROOT / "runtime", PIPELINES]
+    paths = [*map(str, own), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    changed = {"PYTHONPATH": os.pathsep.join(paths), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     builder = SparkSession.builder.master("local[2]").appName("differential")
     for key, value in {
         "spark.ui.enabled": "false",

@@ -15,9 +15,11 @@ import pytest
 
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import KeyedSection
+from ckpt_runtime.connectors.tagged_values import UnreadableValueError, ValueNotCarriedError
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.network.connections import ControlConnection
 from ckpt_runtime.network.elements import CheckpointBarrier
+from ckpt_runtime.state.errors import StateSchemaError
 from ckpt_runtime.task.deployment import Deployment, Program, SubtaskDescriptor
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
 from ckpt_runtime.task.subtask import TaskState
@@ -267,3 +269,11 @@ def test_errors_are_described_with_their_class_message_and_trace() -> None:
     assert described["message"] == "broken"
     assert "in test_errors_are_described" in described["stack_trace"]
     assert describe_error(ValueError("x"))["exception"] == "ValueError"
+
+
+@pytest.mark.parametrize(
+    "error", [ValueNotCarriedError("a lock"), UnreadableValueError("a class"), StateSchemaError("1")]
+)
+def test_what_meets_the_same_error_again_is_not_tried_again(error: Exception) -> None:
+    assert describe_error(error)["recoverable"] is False
+    assert describe_error(RuntimeError("x"))["recoverable"] is True
