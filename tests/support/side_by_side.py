@@ -107,6 +107,7 @@ class EngineRun:
     directory: Path
     savepoint: str | None = None
     first: int = 0
+    parallelism: int = 1
 
     def rows(self, *, drain: bool = False) -> Rows:
         """All rows, after a stop with a savepoint, which ``savepoint`` names then."""
@@ -129,6 +130,7 @@ class EngineRun:
                 **self.case.configuration,
             },
             savepoint=self.savepoint,
+            parallelism=self.parallelism,
         )
         try:
             self.cluster.wait_until(lambda: self._committed(job, source), "all batches to be committed")
