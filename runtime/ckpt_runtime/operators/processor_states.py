@@ -41,7 +41,7 @@ class KeyCursor:
 
 
 class HostedState:
-    """A state variable; ``deleted`` once ``deleteIfExists`` has named it."""
+    """A state variable, until ``deleteIfExists`` names it."""
 
     _cursor: KeyCursor
     _table: Any
@@ -62,7 +62,10 @@ class _DeletedState:
         self.name = name
 
     def __getattr__(self, operation: str) -> Any:
-        raise ProcessorUsageError(f"state {self.name!r} is not initialized: deleteIfExists has removed it")
+        def refused(*_arguments: Any) -> Any:
+            raise ProcessorUsageError(f"state {self.name!r} is not initialized: deleteIfExists has removed it")
+
+        return refused
 
 
 def _refused(error: StateError) -> ProcessorTypeError | ProcessorValueError:
@@ -81,23 +84,35 @@ def _checked(coerce: Callable[[Any], Value]) -> Callable[[Any], Value]:
 
 
 class HostedValueState(HostedState, ValueState):
-    """One tuple per key."""
+    """One tuple per key. Its methods are the hot path of user code, so what they call is bound once."""
 
     def __init__(self, cursor: KeyCursor, table: ValueStateTable) -> None:
         self._cursor = cursor
-        self._table = table
-        self._coerce = _checked(row_coercer(table.name, table.value_schema))
+        self._coerce = row_coercer(table.name, table.value_schema)
         self._copy = row_copier(table.value_schema)
+        self._bind(table)
+
+    def _bind(self, table: Any) -> None:
+        self._table = table
+        self._read: Callable[[Key], Value | None] = table.get
+        self._write: Callable[[Key, Value], None] = table.put
+
+    def delete(self) -> None:
+        self._bind(_DeletedState(self.name))
 
     def exists(self) -> bool:
-        return self._table.get(self._cursor.key or self._cursor.require()) is not None
+        return self._read(self._cursor.key or self._cursor.require()) is not None
 
     def get(self) -> Value | None:
-        value: Value | None = self._table.get(self._cursor.key or self._cursor.require())
+        value = self._read(self._cursor.key or self._cursor.require())
         return value if value is None or self._copy is None else self._copy(value)
 
     def update(self, newValue: Value) -> None:
-        self._table.put(self._cursor.key or self._cursor.require(), self._coerce(newValue))
+        try:
+            value = self._coerce(newValue)
+        except StateError as error:
+            raise _refused(error) from None
+        self._write(self._cursor.key or self._cursor.require(), value)
 
     def clear(self) -> None:
         self._table.clear(self._cursor.require())
