@@ -117,6 +117,11 @@ class CheckpointShell:
             self._execute(effect)
 
     @property
+    def directory(self) -> str:
+        """The URL of the job's own checkpoint directory."""
+        return self._storage.location.url
+
+    @property
     def fenced(self) -> bool:
         """Whether another driver leads, so that nothing of the job may be changed any more."""
         return self._fenced

@@ -150,6 +150,14 @@ class JobTerminated(Conflict):
         self.status = status
 
 
+class SnapshotInUse(Conflict):
+    """A snapshot that is to be disposed of is one that a living job refers to."""
+
+    def __init__(self, path: str, job_id: str, state: str, reason: str) -> None:
+        super().__init__(f"{path} cannot be disposed of while job {job_id} is {state}: {reason}")
+        self.job_id = job_id
+
+
 class JobAlreadyExists(Conflict):
     """A client-chosen job id is taken by a job of another submission."""
 

@@ -40,13 +40,17 @@ def read_metadata(url: str | Location) -> SnapshotMetadata:
     Raises :class:`InvalidLocationError`, :class:`NotFoundError`, :class:`CorruptFileError`, each naming the file.
     """
     given = url if isinstance(url, Location) else resolve(url)
-    if given.name == METADATA_NAME and not is_directory(given):
-        file = given
-    else:
-        file = given.child(METADATA_NAME)
+    directory = snapshot_directory(given)
+    if directory is given:
         _check_directory(given)
+    file = directory.child(METADATA_NAME)
     data = read_bytes(file, _MAX_FILE_BYTES)
-    return SnapshotMetadata(file.parent, decode(data, file.url), len(data))
+    return SnapshotMetadata(directory, decode(data, file.url), len(data))
+
+
+def snapshot_directory(given: Location) -> Location:
+    """The directory of a snapshot that is given as that or as the ``_metadata`` file in it."""
+    return given.parent if given.name == METADATA_NAME and not is_directory(given) else given
 
 
 def has_metadata(directory: Location) -> bool:
