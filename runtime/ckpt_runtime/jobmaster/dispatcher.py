@@ -61,6 +61,7 @@ from ckpt_runtime.jobmaster.gateway import (
     OperationStatus,
     RunRequest,
     SavepointFormat,
+    SlotAgent,
     StoredPipeline,
     SubmissionFailed,
     VertexNotFound,
@@ -189,7 +190,21 @@ class Dispatcher:
 
     async def cluster_overview(self) -> ClusterOverview:
         statuses = Counter(job.status for job in self._jobs.values())
-        return ClusterOverview(self._slots.total, self._slots.available, self._slots.total, statuses)
+        return ClusterOverview(self._slots.total, self._slots.available, len(self._slots.all()), statuses)
+
+    async def slot_agents(self) -> tuple[SlotAgent, ...]:
+        epoch_ms = wall_clock_ms() - time.monotonic() * 1000
+        return tuple(
+            SlotAgent(
+                slot_id=slot.slot_id,
+                endpoint=slot.endpoint,
+                data_port=-1 if slot.worker is None else slot.worker.data_address[1],
+                cpus=len(slot.cpus),
+                is_free=slot.owner is None,
+                last_heartbeat_ms=round(epoch_ms + slot.agent.last_heard * 1000),
+            )
+            for slot in self._slots.all()
+        )
 
     async def dashboard_config(self) -> DashboardConfig:
         from ckpt_runtime.version import REVISION, VERSION

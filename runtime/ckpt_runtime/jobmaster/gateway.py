@@ -172,12 +172,27 @@ class NotReady(GatewayError):
 
 @dataclass(frozen=True, slots=True)
 class ClusterOverview:
-    """``jobs_by_status`` counts living and kept jobs; states without jobs may be left out."""
+    """``jobs_by_status`` counts living and kept jobs; states without jobs may be left out.
+
+    Slots that Spark could start count as well: there are none before the first job.
+    """
 
     slots_total: int
     slots_available: int
     slot_agents: int
     jobs_by_status: Mapping[JobStatus, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotAgent:
+    """A slot with the process that supervises it. ``data_port`` is -1 while no worker is ready."""
+
+    slot_id: str
+    endpoint: str
+    data_port: int
+    cpus: int
+    is_free: bool
+    last_heartbeat_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,6 +431,10 @@ class DispatcherGateway(Protocol):
     """The job manager as REST sees it. Any method may raise :class:`NotReady`; the others are named."""
 
     async def cluster_overview(self) -> ClusterOverview: ...
+
+    async def slot_agents(self) -> tuple[SlotAgent, ...]:
+        """Those that have been started, oldest first."""
+        ...
 
     async def dashboard_config(self) -> DashboardConfig: ...
 
