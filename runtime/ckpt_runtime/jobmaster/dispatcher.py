@@ -85,6 +85,7 @@ from ckpt_runtime.storage.disposal import dispose_snapshot
 from ckpt_runtime.storage.errors import InvalidLocationError, PoolExhaustedError, StorageError, StorageTimeoutError
 from ckpt_runtime.storage.filesystem import check_url, resolve
 from ckpt_runtime.storage.ha_store import HaStore
+from ckpt_runtime.storage.leader_store import LeaderInfo
 from ckpt_runtime.storage.snapshot_metadata import read_foreign_metadata
 
 logger = logging.getLogger(__name__)
@@ -115,6 +116,7 @@ class Dispatcher:
         self._on_shutdown = on_shutdown
         self._store: HaStore | None = None
         self._leads = leads
+        self._leader_elsewhere: LeaderInfo | None = None
         self._jobs: dict[str, JobMaster | EndedJob] = {}
         self._stranded: dict[str, str] = {}
         self._cleaning: list[JobCheckpoints] = []
@@ -138,8 +140,13 @@ class Dispatcher:
 
     # --- high availability
 
+    def wait_for(self, leader: LeaderInfo) -> None:
+        """Another driver leads: callers are told where."""
+        self._leader_elsewhere = leader
+
     async def take_over(self, store: HaStore) -> None:
         """This driver leads: goes on with what earlier ones left. Raises StorageError for an unreadable directory."""
+        self._leader_elsewhere = None
         self._store = store
 
         def read(url: str) -> CompletedCheckpoint:
@@ -191,7 +198,9 @@ class Dispatcher:
 
     def _check_leads(self) -> None:
         if not self._leads:
-            raise NotReady("this driver does not lead, or is still recovering; try again")
+            other = self._leader_elsewhere
+            where = "" if other is None else f" ({other.rest} of application {other.app_id} leads)"
+            raise NotReady(f"this driver does not lead, or is still recovering; try again{where}")
 
     # --- the cluster
 

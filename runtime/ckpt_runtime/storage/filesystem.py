@@ -35,6 +35,10 @@ _OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss")
 
 MAX_URL_LENGTH = 4_096
 
+_PRIVATE_DIRECTORY = 0o700
+_PRIVATE_FILE = 0o600
+_ANY_DIRECTORY = 0o777
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Location:
@@ -373,6 +377,11 @@ def is_temporary_name(name: str) -> bool:
     return name.startswith(".") and name.endswith(".tmp")
 
 
+def open_private(path: str, flags: int) -> int:
+    """An opener: a new local file is for its owner alone, whatever the umask says."""
+    return os.open(path, flags, _PRIVATE_FILE)
+
+
 def check_directory(directory: Location) -> None:
     """Raises :class:`StorageError` when a directory that must be there is not.
 
@@ -383,28 +392,45 @@ def check_directory(directory: Location) -> None:
         raise StorageError(message, directory.url)
 
 
-def make_directory(directory: Location, *, exist_ok: bool = True, parents: bool = True) -> None:
+def make_directory(directory: Location, *, exist_ok: bool = True, parents: bool = True, private: bool = True) -> None:
     """Makes a directory and its ``parents``. On object stores only checks that nothing exists, unless ``exist_ok``.
 
-    A bucket is never made. Raises :class:`StorageError` naming the parent that is missing without ``parents``: below
-    the mount point of a file system that is away nothing may be written.
+    What is made locally is for its owner alone: state holds what users' rows hold. ``private`` False leaves that to
+    the umask. A bucket is never made. Raises :class:`StorageError` naming the parent that is missing without
+    ``parents``: below the mount point of a file system that is away nothing may be written.
     """
     if not parents:
         check_directory(directory.parent)
     with naming("create", directory):
         if directory.is_local:
+            mode = _PRIVATE_DIRECTORY if private else _ANY_DIRECTORY
             if parents:
-                os.makedirs(os.path.dirname(directory.path), exist_ok=True)
-            try:
-                os.mkdir(directory.path)
-            except FileExistsError:
-                if not exist_ok or not os.path.isdir(directory.path):
-                    raise
+                _make_parents(directory.path, mode)
+            _make_locally(directory.path, mode, exist_ok=exist_ok)
             return
         if not exist_ok and exists(directory):
             raise FileExistsError(directory.path)
         if not directory.is_object_store:
             directory.filesystem.makedirs(directory.path, exist_ok=True)
+
+
+def _make_parents(path: str, mode: int) -> None:
+    missing: list[str] = []
+    parent = os.path.dirname(path)
+    while not os.path.isdir(parent):
+        missing.append(parent)
+        parent = os.path.dirname(parent)
+    for directory in reversed(missing):
+        with suppress(FileExistsError):
+            os.mkdir(directory, mode)
+
+
+def _make_locally(path: str, mode: int, *, exist_ok: bool) -> None:
+    try:
+        os.mkdir(path, mode)
+    except FileExistsError:
+        if not exist_ok or not os.path.isdir(path):
+            raise
 
 
 def check_bucket(location: Location) -> None:
