@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -17,7 +18,8 @@ _ROUND_S = 300
 
 
 def main() -> int:
-    """Returns 1 at the first round that fails; its directory stays."""
+    """Returns 1 at the first round that fails; its directory stays, also what is mounted there."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=None)
@@ -51,6 +53,9 @@ def _round(seed: int, lasts_s: float, names: list[str], *, spark: bool) -> bool:
         print(f"seed {seed} failed at fault {run.faults}: {type(error).__name__}: {error}; see {directory}", flush=True)
         run.session.kill_everything()
         return False
+    except BaseException:
+        run.clean_up()
+        raise
     run.clean_up()
     return True
 
