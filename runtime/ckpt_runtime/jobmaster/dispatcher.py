@@ -481,6 +481,7 @@ class Dispatcher:
         dispose_snapshot(path)
 
     async def operation_status(self, kind: OperationKind, trigger_id: str, job_id: str | None) -> OperationStatus:
+        self._check_leads()
         return self._operations.status(kind, job_id, trigger_id)
 
 

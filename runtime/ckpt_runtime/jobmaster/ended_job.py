@@ -7,10 +7,16 @@ job; figures of single subtasks and the history of checkpoints ended with the dr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
-from ckpt_runtime.checkpoint.statistics import CheckpointCounts, CheckpointStatsSnapshot
+from ckpt_runtime.checkpoint.statistics import (
+    CheckpointCounts,
+    CheckpointStats,
+    CheckpointStatsSnapshot,
+    CheckpointStatsStatus,
+    CheckpointType,
+)
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.exceptions_history import entry_of
@@ -60,8 +66,11 @@ class EndedJob:
         self._restart_strategy = str(document["restart_strategy"])
         shown = document["checkpoint_config"]
         self._checkpoint_config = EffectiveCheckpointConfig(**{**shown, "overrides": tuple(shown["overrides"])})
-        # Drivers of earlier versions stored neither.
+        # Drivers of earlier versions stored none of these.
         self._counts = CheckpointCounts(**document.get("checkpoint_counts", {}))
+        latest = document.get("latest_checkpoints", {})
+        self._latest_completed = _checkpoint_of(latest.get("completed"))
+        self._latest_savepoint = _checkpoint_of(latest.get("savepoint"))
         self._restarts = int(document.get("restarts", 0))
 
     def overview(self) -> JobOverview:
@@ -80,7 +89,9 @@ class EndedJob:
         return self._checkpoint_config
 
     def checkpoint_statistics(self) -> CheckpointStatsSnapshot:
-        return CheckpointStatsSnapshot(self._counts)
+        return CheckpointStatsSnapshot(
+            self._counts, latest_completed=self._latest_completed, latest_savepoint=self._latest_savepoint
+        )
 
     def metrics(self) -> dict[str, str]:
         """Those that do not change once a job has ended."""
@@ -114,11 +125,12 @@ def result_document(  # noqa: PLR0913 -- one parameter for each part of the docu
     restart_strategy: str,
     checkpoint_config: EffectiveCheckpointConfig,
     request: RunRequest | None,
-    checkpoint_counts: CheckpointCounts,
+    checkpoints: CheckpointStatsSnapshot,
     restarts: int,
 ) -> dict[str, Any]:
     """The stored form. Checkpoints that are still in progress fail with the job's end."""
-    failed = checkpoint_counts.failed + checkpoint_counts.in_progress
+    counts = checkpoints.counts
+    failed = counts.failed + counts.in_progress
     return {
         "job_id": job_id,
         "status": status.value,
@@ -130,6 +142,27 @@ def result_document(  # noqa: PLR0913 -- one parameter for each part of the docu
         "restart_strategy": restart_strategy,
         "checkpoint_config": asdict(checkpoint_config),
         "request": None if request is None else asdict(request),
-        "checkpoint_counts": asdict(replace(checkpoint_counts, in_progress=0, failed=failed)),
+        "checkpoint_counts": asdict(replace(counts, in_progress=0, failed=failed)),
+        "latest_checkpoints": {
+            "completed": _stored(checkpoints.latest_completed),
+            "savepoint": _stored(checkpoints.latest_savepoint),
+        },
         "restarts": restarts,
     }
+
+
+_NOT_STORED = frozenset({"vertices"})
+
+
+def _stored(checkpoint: CheckpointStats | None) -> dict[str, Any] | None:
+    """A checkpoint without its vertices."""
+    if checkpoint is None:
+        return None
+    return {item.name: getattr(checkpoint, item.name) for item in fields(checkpoint) if item.name not in _NOT_STORED}
+
+
+def _checkpoint_of(document: Mapping[str, Any] | None) -> CheckpointStats | None:
+    if document is None:
+        return None
+    status, kind = CheckpointStatsStatus(document["status"]), CheckpointType(document["checkpoint_type"])
+    return CheckpointStats(**{**document, "status": status, "checkpoint_type": kind, "vertices": {}})

@@ -11,6 +11,7 @@ import logging
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -253,6 +254,14 @@ class JobCheckpoints:
         """A frozen view."""
         return self._shell.coordinator.statistics()
 
+    def statistics_after(self, status: JobStatus) -> CheckpointStatsSnapshot:
+        """What will be true once the job has ended as ``status`` and its checkpoints are cleaned up."""
+        shown = self.statistics()
+        latest = shown.latest_completed
+        if latest is None or not self._shell.coordinator.configuration.discards_on(status.value):
+            return shown
+        return replace(shown, latest_completed=replace(latest, discarded=True))
+
     # --- the job's life
 
     def restore(self, attempt: int) -> None:
@@ -395,9 +404,10 @@ class JobCheckpoints:
             case out.RestoreFailed(_, message):
                 cause = FailureInfo("StateRestoreException", message)
                 self._report(job_events.StateRestoreFailed(self._restore_attempt, cause))
-            case out.FailJob(_, message):
+            case out.FailJob(_, message, times):
                 text = f"Exceeded checkpoint tolerable failure threshold. The latest checkpoint failed: {message}"
-                self._report(job_events.JobFailed(FailureInfo("CheckpointException", text)))
+                cause = FailureInfo("CheckpointException", text)
+                self._report(job_events.JobFailed(cause, failed_checkpoints=times))
             case out.ShutdownComplete(keeps_nothing):
                 outputs = sink_outputs(self._submission.job_id, self._submission.graph, self.sinks())
                 self._shell.finish(
