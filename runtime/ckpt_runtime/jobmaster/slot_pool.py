@@ -260,7 +260,8 @@ class SlotPool:
             if isinstance(error, TimeoutError):
                 raise SlotsUnavailableError(
                     f"{count} slots were not available within {self._times.request_timeout_s:g} s "
-                    f"({len(chosen)} were); check that Spark has as many free task slots (cores) as the job's parallelism"
+                    f"({len(chosen)} were); check that Spark has as many free task slots (cores) as the job's "
+                    "parallelism"
                 ) from None
             raise
         finally:

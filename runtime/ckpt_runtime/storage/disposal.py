@@ -15,6 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
+
+from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.crash_points import reach
 from ckpt_runtime.storage.errors import InvalidLocationError, NotFoundError
@@ -28,7 +31,7 @@ from ckpt_runtime.storage.filesystem import (
     is_plain_name,
     resolve,
 )
-from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, read_metadata
+from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, read_foreign_metadata
 
 
 def delete_checkpoint(storage: CheckpointStorage, checkpoint_id: int) -> None:
@@ -67,6 +70,11 @@ def delete_state_file(owner: Location, file: Location) -> None:
     delete_file(file)
 
 
+class _StoredDisposal(Struct):
+    directory: str
+    files: list[str]
+
+
 @dataclass(frozen=True, slots=True)
 class SnapshotDisposal:
     """A checked order to delete one snapshot. Its files are known even when its metadata is gone already."""
@@ -79,7 +87,7 @@ class SnapshotDisposal:
         """Reads and checks; deletes nothing. Raises as :func:`dispose_snapshot`."""
         location = resolve(url)
         try:
-            snapshot = read_metadata(location)
+            snapshot = read_foreign_metadata(location)
         except NotFoundError:
             check_directory(location.parent)
             raise
@@ -87,10 +95,11 @@ class SnapshotDisposal:
         return cls._checked(snapshot.directory, paths)
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> SnapshotDisposal:
-        """Of :meth:`to_json`. Raises InvalidLocationError; KeyError, TypeError or ValueError for another shape."""
-        directory = resolve(document["directory"])
-        return cls._checked(directory, [_checked_segments(path, directory) for path in document["files"]])
+    def from_json(cls, document: object) -> SnapshotDisposal:
+        """Of :meth:`to_json`. Raises InvalidLocationError; :class:`DocumentError` for another shape."""
+        stored = checked(document, _StoredDisposal)
+        directory = resolve(stored.directory)
+        return cls._checked(directory, [_checked_segments(path, directory) for path in stored.files])
 
     @classmethod
     def _checked(cls, directory: Location, paths: Sequence[tuple[str, ...]]) -> SnapshotDisposal:

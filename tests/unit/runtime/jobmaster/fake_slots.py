@@ -21,6 +21,7 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
+from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.gateway import ClaimMode, JobStatus
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord, VolatileRecord
@@ -206,7 +207,7 @@ class World:
 
     def __init__(self, directory: Path, pool: ThreadPoolExecutor) -> None:
         self.directory = directory
-        self.pool = pool
+        self.pool = DriverPools(own=pool, deletions=pool, paths=pool, planning=pool)
         self.ignored: set[str] = set()
         self.on_message: Callable[[FakeWorker, Message], bool] = lambda worker, message: False
         self.slots = FakeSlots(
