@@ -206,6 +206,29 @@ def test_a_retry_that_would_double_output_is_refused_until_a_person_says_so(
 
 
 @pytest.mark.row("air.3")
+def test_one_answer_that_a_job_has_no_checkpoints_is_not_believed(
+    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+) -> None:
+    failed = failed_after_checkpoints(job_manager, task, finish, pipeline)
+    job_manager.faults.append(Fault(f"/jobs/{failed.job_id}/checkpoints", 404))
+    result = finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
+    assert job_manager.gateway.jobs[result["job_id"]].request.savepoint_path == "file:/data/chk-2"
+
+
+@pytest.mark.row("air.3")
+def test_a_job_that_was_seen_has_arrived_whatever_the_crashed_try_wrote(
+    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+) -> None:
+    assert task.store is not None
+    deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
+    del task.store["ckpt_job"]["started"]
+    deferred = deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
+    del job_manager.gateway.jobs[deferred.trigger.job_id]
+    with pytest.raises(CkptJobNotResumable, match="not known"):
+        SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST).execute(task.context())
+
+
+@pytest.mark.row("air.3")
 def test_a_session_that_forgot_the_job_starts_no_second_one(
     job_manager: JobManager, task: Task, finish: Any, pipeline: str
 ) -> None:
