@@ -9,6 +9,7 @@ from airflow_provider_ckpt.conditions.base import Condition, Json, Poll, Status,
 from ckpt_runtime.client import NotFound, requests
 from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
 from ckpt_runtime.client.models import TERMINAL_STATES, ExceptionHistory, JobDetails
+from ckpt_runtime.client.stack_traces import telling_line
 
 STATES: Final = (
     *("INITIALIZING", "CREATED", "RUNNING", "RESTARTING", "RECONCILING", "FAILING", "CANCELLING", "SUSPENDED"),
@@ -98,8 +99,7 @@ def _root_cause(job_id: str) -> Generator[requests.Call[Any], Any, str]:
     if not history.entries:
         return ""
     newest = history.entries[0]
-    first_line = (newest.stack_trace.strip().splitlines() or [newest.exception])[0]
-    return f": {first_line}"
+    return f": {telling_line(newest.stack_trace) or newest.exception}"
 
 
 def job_facts(job: JobDetails) -> Json:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from airflow_provider_ckpt.conditions.base import Condition, Json, Poll, Status, Verdict
 from ckpt_runtime.client import NotFound, requests
 from ckpt_runtime.client.models import OperationStatus
+from ckpt_runtime.client.stack_traces import telling_line
 
 
 class Operation(StrEnum):
@@ -50,7 +51,8 @@ class OperationCondition(Condition):
 
     def _judge(self, status: OperationStatus) -> Verdict:
         if status.failure is not None:
-            return Verdict(Status.FAILED, f"{status.failure.exception}: {status.failure.message}")
+            cause = telling_line(status.failure.stack_trace) or status.failure.exception
+            return Verdict(Status.FAILED, cause)
         result: Json = {"job_id": self._job_id, "trigger_id": self._trigger_id}
         if self._operation is Operation.CHECKPOINT:
             return Verdict(Status.DONE, result=result | {"checkpoint_id": status.checkpoint_id})

@@ -5,6 +5,8 @@ It adds nothing to the client: what can be asked of the job manager is the clien
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from airflow.sdk import BaseHook
@@ -51,11 +53,24 @@ class CkptHook(BaseHook):
 
         It repeats a request for ``patience`` seconds while the job manager is away.
         """
-        return CkptClient(**_client_arguments(self.endpoint(), patience))
+        endpoint = self.endpoint()
+        with self._certificates_named(endpoint):
+            return CkptClient(**_client_arguments(endpoint, patience))
 
     async def aget_conn(self, *, patience: float = DEFAULT_PATIENCE_S) -> AsyncCkptClient:
         """As :meth:`get_conn`, an asynchronous client."""
-        return AsyncCkptClient(**_client_arguments(await self.aendpoint(), patience))
+        endpoint = await self.aendpoint()
+        with self._certificates_named(endpoint):
+            return AsyncCkptClient(**_client_arguments(endpoint, patience))
+
+    @contextmanager
+    def _certificates_named(self, endpoint: Endpoint) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:  # ssl's errors are of this kind
+            raise CkptConnectionInvalid(
+                f"connection {self.ckpt_conn_id!r}, ca_file: {endpoint.verify!r} is not acceptable, {error}"
+            ) from error
 
     def test_connection(self) -> tuple[bool, str]:
         """What the *Test* button does: ask the job manager for its overview."""

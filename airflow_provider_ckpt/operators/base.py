@@ -13,6 +13,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import TaskDeferralTimeout
 
 from airflow_provider_ckpt import arguments, defaults
+from airflow_provider_ckpt.arguments import Duration
 from airflow_provider_ckpt.conditions.base import Absence, Condition, Status, Verdict
 from airflow_provider_ckpt.conditions.driver import Pacing, wait
 from airflow_provider_ckpt.exceptions import (
@@ -52,19 +53,27 @@ def backstop(deadline: float | None) -> timedelta | None:
     return None if deadline is None else timedelta(seconds=max(deadline - time.time(), 0.0) + _BACKSTOP_SECONDS)
 
 
+def first_looks(defer_after: Duration | None) -> float:
+    """Seconds that a task looks in its worker before it defers, ``defer_after`` being the author's argument."""
+    given = arguments.optional_seconds("defer_after", defer_after)
+    return defaults.defer_after() if given is None else given
+
+
 class CkptOperator(BaseOperator):
     """Base of the operators; not for use in DAGs.
 
     :param ckpt_conn_id: the Airflow connection of the job manager.
     :param deferrable: wait in the triggerer; default ``[ckpt] deferrable``.
-    :param defer_after: seconds to wait in the worker first, since most operations take less than a deferral does; 0
-        defers at once; default ``[ckpt] defer_after``.
-    :param wait_timeout: how long one try waits, seconds or a timedelta; default ``[ckpt] wait_timeout``, but for
+    Durations are a number of seconds, a text such as ``"90 s"`` or ``"5 min"``, or a timedelta.
+
+    :param defer_after: how long to wait in the worker first, since most operations take less than a deferral does; 0
+        defers at once; default ``[ckpt] defer_after``. (templated)
+    :param wait_timeout: how long one try waits; default ``[ckpt] wait_timeout``, but for
         operators that say otherwise.
-    :param poll_interval: seconds between two polls; default ``[ckpt] poll_interval``.
+    :param poll_interval: between two polls; default ``[ckpt] poll_interval``. (templated)
     """
 
-    template_fields: Collection[str] = ("ckpt_conn_id",)
+    template_fields: Collection[str] = ("ckpt_conn_id", "defer_after", "wait_timeout", "poll_interval")
     ui_color = "#e3f0ec"
 
     def __init__(
@@ -72,18 +81,18 @@ class CkptOperator(BaseOperator):
         *,
         ckpt_conn_id: str = CkptHook.default_conn_name,
         deferrable: bool | None = None,
-        defer_after: float | None = None,
-        wait_timeout: float | timedelta | None = None,
-        poll_interval: float | None = None,
+        defer_after: Duration | None = None,
+        wait_timeout: Duration | None = None,
+        poll_interval: Duration | None = None,
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("multiple_outputs", True)
         super().__init__(**kwargs)
         self.ckpt_conn_id = ckpt_conn_id
         self.deferrable = defaults.deferrable() if deferrable is None else deferrable
-        self.defer_after = defaults.defer_after() if defer_after is None else defer_after
+        self.defer_after = defer_after
         self.wait_timeout = wait_timeout
-        self.poll_interval = defaults.poll_interval() if poll_interval is None else poll_interval
+        self.poll_interval = poll_interval
         self.link_addresses: dict[str, str] = {}
 
     # -- requests ----------------------------------------------------------------------------------------------
@@ -95,8 +104,14 @@ class CkptOperator(BaseOperator):
 
     def deadline(self) -> float | None:
         """When this try gives up, in seconds since the epoch; ``None``: never."""
-        limit = self.default_wait_timeout() if self.wait_timeout is None else self.wait_timeout
-        return None if limit is None else time.time() + arguments.seconds("wait_timeout", limit)
+        given = arguments.optional_seconds("wait_timeout", self.wait_timeout)
+        limit = self.default_wait_timeout() if given is None else given
+        return None if limit is None else time.time() + limit
+
+    def pause(self) -> float:
+        """Seconds between two polls."""
+        given = arguments.optional_seconds("poll_interval", self.poll_interval)
+        return defaults.poll_interval() if given is None else given
 
     def default_wait_timeout(self) -> float | None:
         """Seconds that a try waits when its author says nothing; ``None``: without an end."""
@@ -133,7 +148,7 @@ class CkptOperator(BaseOperator):
                 return client.execute(call)
             except NotFound as error:
                 self.log.info("%s; looking again", error)
-                time.sleep(self.poll_interval)
+                time.sleep(self.pause())
         return client.execute(call)
 
     def look(self, client: CkptClient, condition: Condition) -> Verdict | None:
@@ -142,14 +157,14 @@ class CkptOperator(BaseOperator):
             verdict = client.run(condition.poll(), patience_s=client.patience_s)
             if not condition.absence.in_doubt:
                 return verdict
-            time.sleep(self.poll_interval)
+            time.sleep(self.pause())
 
     # -- waiting -----------------------------------------------------------------------------------------------
 
     def wait_for(self, context: Context, trigger: CkptTrigger) -> Any:
         """Wait for the trigger's condition, here for a while and then deferred; ends in ``execute_complete``."""
-        patience = self.defer_after if self.deferrable else math.inf
-        interval = min(self.poll_interval, FIRST_LOOKS_SECONDS) if self.deferrable else self.poll_interval
+        patience = first_looks(self.defer_after) if self.deferrable else math.inf
+        interval = min(self.pause(), FIRST_LOOKS_SECONDS) if self.deferrable else self.pause()
         until = earlier(time.time() + patience, trigger.deadline)
         if patience > 0:
             with self.connected() as client:

@@ -45,7 +45,7 @@ class CancelJobOperator(CkptJobOperator):
         trigger = CkptJobTrigger(
             ckpt_conn_id=self.ckpt_conn_id,
             deadline=deadline,
-            poll_interval=self.poll_interval,
+            poll_interval=self.pause(),
             job_id=job_id,
             expected=sorted(TERMINAL_STATES),
         )

@@ -28,8 +28,8 @@ _COUNTS = {"max_concurrent": 1, "tolerable_failed_checkpoints": 0, "max_inflight
 class PatchCheckpointConfigOperator(CkptJobOperator):
     """Changes what is given and leaves the rest alone; the job is not restarted. Repeating it is harmless.
 
-    Durations are milliseconds, a text such as ``"90 s"``, or a timedelta. While another change of the same job is in
-    progress the request is repeated, for ``[ckpt] request_patience`` seconds at most.
+    Durations are a number of seconds, a text such as ``"90 s"`` or ``"250 ms"``, or a timedelta. While another change
+    of the same job is in progress the request is repeated, for ``[ckpt] request_patience`` seconds at most.
 
     Returns the configuration that holds now: ``{"interval_ms", "timeout_ms", "min_pause_ms", "max_concurrent",
     "tolerable_failed_checkpoints", "unaligned", "aligned_timeout_ms", "max_inflight_data_bytes", "overrides", ...}``.
@@ -119,7 +119,7 @@ class PatchCheckpointConfigOperator(CkptJobOperator):
 
     def _apply(self, client: CkptClient, job_id: str, call: Call[CheckpointConfig]) -> CheckpointConfig:
         """Repeat the request while another change of the job is in progress: that passes, as a session that is away."""
-        pacing, until = Pacing(self.poll_interval), time.time() + client.patience_s
+        pacing, until = Pacing(self.pause()), time.time() + client.patience_s
         while True:
             try:
                 return self.ask(client, call)

@@ -104,7 +104,7 @@ class CkptOperationOperator(CkptJobOperator):
         trigger = CkptReadyTrigger(
             ckpt_conn_id=self.ckpt_conn_id,
             deadline=deadline,
-            poll_interval=self.poll_interval,
+            poll_interval=self.pause(),
             memo=memo,
             job_id=self.checked_job_id(),
         )
@@ -136,7 +136,7 @@ class CkptOperationOperator(CkptJobOperator):
         trigger = CkptOperationTrigger(
             ckpt_conn_id=self.ckpt_conn_id,
             deadline=deadline,
-            poll_interval=self.poll_interval,
+            poll_interval=self.pause(),
             memo=memo,
             operation=self.operation.value,
             job_id=self.checked_job_id(),

@@ -114,7 +114,7 @@ class StartSessionOperator(CkptOperator):
         trigger = CkptSessionTrigger(
             ckpt_conn_id=self.ckpt_conn_id,
             deadline=deadline,
-            poll_interval=self.poll_interval,
+            poll_interval=self.pause(),
             wait_for="ready",
             process=None if process is None else process.to_json(),
             terminate_on_kill=self.terminate_on_kill,
@@ -256,7 +256,7 @@ class StopSessionOperator(CkptOperator):
         trigger = CkptSessionTrigger(
             ckpt_conn_id=self.ckpt_conn_id,
             deadline=deadline,
-            poll_interval=self.poll_interval,
+            poll_interval=self.pause(),
             wait_for="gone",
             process=None if self._known_process() is None else dict(self.session or {}),
         )

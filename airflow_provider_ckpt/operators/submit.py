@@ -256,7 +256,7 @@ class SubmitJobOperator(CkptOperator):
         trigger = CkptJobTrigger(
             ckpt_conn_id=self.ckpt_conn_id,
             deadline=deadline,
-            poll_interval=self.poll_interval,
+            poll_interval=self.pause(),
             memo={"record": record, "inherited": inherited},
             job_id=record["job_id"],
             expected=["FINISHED"] if self.wait_for_completion else ["RUNNING", "FINISHED"],

@@ -12,6 +12,7 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow.sdk.exceptions import AirflowSensorTimeout
 
 from airflow_provider_ckpt import arguments, defaults
+from airflow_provider_ckpt.arguments import Duration
 from airflow_provider_ckpt.conditions.base import Condition, Status, Verdict
 from airflow_provider_ckpt.conditions.driver import Pacing, is_waited_out, wait
 from airflow_provider_ckpt.exceptions import (
@@ -23,7 +24,7 @@ from airflow_provider_ckpt.exceptions import (
 )
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.links import JOB_LINKS
-from airflow_provider_ckpt.operators.base import FIRST_LOOKS_SECONDS, backstop, earlier
+from airflow_provider_ckpt.operators.base import FIRST_LOOKS_SECONDS, backstop, earlier, first_looks
 from airflow_provider_ckpt.triggers.base import CkptTrigger, event_payload
 from ckpt_runtime.client import CkptClient, CkptClientError, is_passing
 from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S
@@ -43,12 +44,13 @@ class CkptSensor(BaseSensorOperator):
     :param ckpt_conn_id: the Airflow connection of the job manager. (templated)
     :param deferrable: wait in the triggerer; default ``[ckpt] deferrable``, and not with a ``mode``.
     :param mode: ``poke`` or ``reschedule``: how a sensor waits that is not deferrable. Both together are refused.
-    :param defer_after: seconds to wait in the worker first, 0 defers at once; default ``[ckpt] defer_after``.
+    :param defer_after: how long to wait in the worker first, in seconds, as a text such as ``"5 s"`` or a timedelta; 0
+        defers at once; default ``[ckpt] defer_after``. (templated)
     :param poke_interval: seconds between two polls; default ``[ckpt] poll_interval``.
     :param timeout: how long to wait, as of every sensor.
     """
 
-    template_fields: Collection[str] = ("ckpt_conn_id", "job_id")
+    template_fields: Collection[str] = ("ckpt_conn_id", "job_id", "defer_after")
     operator_extra_links: Collection[BaseOperatorLink] = JOB_LINKS
     ui_color = "#e3f0ec"
 
@@ -59,7 +61,7 @@ class CkptSensor(BaseSensorOperator):
         ckpt_conn_id: str = CkptHook.default_conn_name,
         deferrable: bool | None = None,
         mode: str | None = None,
-        defer_after: float | None = None,
+        defer_after: Duration | None = None,
         poke_interval: float | timedelta | None = None,
         **kwargs: Any,
     ) -> None:
@@ -71,7 +73,7 @@ class CkptSensor(BaseSensorOperator):
         self.job_id = job_id
         self.ckpt_conn_id = ckpt_conn_id
         self.deferrable = mode is None and defaults.deferrable() if deferrable is None else deferrable
-        self.defer_after = defaults.defer_after() if defer_after is None else defer_after
+        self.defer_after = defer_after
         self.link_addresses: dict[str, str] = {}
         self._condition: Condition | None = None
 
@@ -106,9 +108,10 @@ class CkptSensor(BaseSensorOperator):
         return self.defer(trigger=trigger, method_name="execute_complete", timeout=backstop(trigger.deadline))
 
     def _first_looks(self, trigger: CkptTrigger) -> Verdict | None:
-        until = earlier(time.time() + self.defer_after, trigger.deadline)
-        if self.defer_after <= 0:
+        patience = first_looks(self.defer_after)
+        if patience <= 0:
             return None
+        until = earlier(time.time() + patience, trigger.deadline)
         with CkptHook(self.ckpt_conn_id).get_conn() as client:
             verdict = wait(trigger.condition(), client, until, Pacing(min(self.poke_interval, FIRST_LOOKS_SECONDS)))
         return None if verdict.status is Status.TIMEOUT and until != trigger.deadline else verdict

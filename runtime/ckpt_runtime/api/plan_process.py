@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ckpt_runtime.api.plan_result import PlanFailure, PlanRequest, PlanResult
+from ckpt_runtime.failure_report import MAX_TRACE_CHARS, printable, report_of
 
 _OWN_PACKAGE = str(Path(__file__).resolve().parents[1])
 _STDERR_LIMIT = 4_000
@@ -67,7 +68,9 @@ def run(request: PlanRequest) -> PlanResult:
             Path(request.archive_dir), request.entry, request.args, request.configuration, request.defaults
         )
     except (Exception, SystemExit) as error:
-        return PlanResult(failure=PlanFailure(type(error).__name__, str(error), _user_traceback(error)))
+        report = report_of(error)
+        trace = printable(_user_traceback(error), MAX_TRACE_CHARS)
+        return PlanResult(failure=PlanFailure(report.exception.rpartition(".")[2], report.message, trace))
     return PlanResult(plan.job_graph, plan.warnings, own_configuration=plan.own_configuration)
 
 

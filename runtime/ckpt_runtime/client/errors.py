@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ckpt_runtime.client.stack_traces import telling_line
+
+UNKNOWN_JOB = "FlinkJobNotFoundException"
+"""What Flink names in answers with status 500, and in failed operations, when there is no such job."""
+
 
 class CkptClientError(Exception):
     """Base of everything that the client raises on purpose."""
@@ -23,10 +28,12 @@ class Unreachable(CkptClientError):
 
 
 class CkptApiError(CkptClientError):
-    """An answer with an error status. ``errors`` are the server's lines."""
+    """An answer with an error status. ``errors`` are the server's texts; the message is what they come down to."""
 
     def __init__(self, status: int, errors: Sequence[str]) -> None:
-        super().__init__("; ".join(errors) or f"HTTP status {status}")
+        lines = [line for line in map(telling_line, errors) if line]
+        telling = [line for line in lines if line != "Internal server error."]
+        super().__init__("; ".join(telling or lines) or f"HTTP status {status}")
         self.status = status
         self.errors = tuple(errors)
 
@@ -41,6 +48,10 @@ class Unauthorized(CkptApiError):
 
 class NotFound(CkptApiError):
     """404: no such job, checkpoint, operation or path."""
+
+
+class NotServed(CkptApiError):
+    """The server has no such call at all: Flink for what is this project's own, or an earlier version."""
 
 
 class Conflict(CkptApiError):
@@ -81,7 +92,7 @@ def error_for(status: int, errors: Sequence[str]) -> CkptApiError:
     """The exception for an error status."""
     if status in (401, 403):
         return Unauthorized(status, errors)
-    if status == 404:
+    if status == 404 or (status >= 500 and any(UNKNOWN_JOB in telling_line(error) for error in errors)):
         return NotFound(status, errors)
     if status == 409:
         return Conflict(status, errors)

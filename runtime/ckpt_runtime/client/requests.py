@@ -53,7 +53,8 @@ class Call(Generic[T_co]):
     """One request and how to read its answer.
 
     ``lookup`` is asked before the call is repeated after a lost answer, where a server may refuse what it has done
-    already: its answer is the call's, and "not found" means that the request never arrived.
+    already: its answer is the call's, and "not found" means that the request never arrived. ``feature`` names what a
+    server that does not know the call lacks.
     """
 
     method: str
@@ -63,6 +64,10 @@ class Call(Generic[T_co]):
     query: Mapping[str, str] = field(default_factory=dict)
     upload: Upload | None = None
     lookup: Call[Any] | None = None
+    feature: str | None = None
+
+
+_FLIP_571 = "FLIP-571, changes of a running job's checkpoint configuration"
 
 
 def new_id() -> str:
@@ -237,12 +242,13 @@ def checkpoint_config(job_id: str) -> Call[CheckpointConfig]:
 def patch_checkpoint_config(job_id: str, patch: CheckpointConfigPatch) -> Call[CheckpointConfig]:
     """Change the checkpoint configuration of a running job (FLIP-571); gives what holds then."""
     path = _job(job_id, "/checkpoints/configuration")
-    return Call("PATCH", path, CheckpointConfig.from_json, body=patch.to_json())
+    return Call("PATCH", path, CheckpointConfig.from_json, body=patch.to_json(), feature=_FLIP_571)
 
 
 def reset_checkpoint_config(job_id: str) -> Call[CheckpointConfig]:
     """Return to the submitted checkpoint configuration."""
-    return Call("DELETE", _job(job_id, "/checkpoints/configuration"), CheckpointConfig.from_json)
+    path = _job(job_id, "/checkpoints/configuration")
+    return Call("DELETE", path, CheckpointConfig.from_json, feature=_FLIP_571)
 
 
 def trigger_checkpoint(job_id: str, *, full: bool = False, trigger_id: str | None = None) -> Call[str]:

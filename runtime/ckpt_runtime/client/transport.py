@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from ckpt_runtime.client.errors import CkptClientError, UnexpectedAnswer, Unreachable, error_for
+from ckpt_runtime.client.errors import CkptClientError, NotServed, UnexpectedAnswer, Unreachable, error_for
 from ckpt_runtime.client.requests import Call
 
 T = TypeVar("T")
@@ -97,7 +97,10 @@ def request_arguments(call: Call[Any]) -> dict[str, Any]:
 def read_answer(call: Call[T], response: httpx.Response) -> T:
     """The parsed answer. Raises a :class:`CkptApiError` for an error status or a foreign document."""
     if response.status_code >= 300:
-        raise error_for(response.status_code, _error_lines(response))
+        lines = _error_lines(response)
+        if response.status_code == 404 and lines == [f"Not found: {call.path}"]:
+            raise _not_served(call)
+        raise error_for(response.status_code, lines)
     try:
         document = json.loads(response.content) if response.content else {}
         return call.parse(document)
@@ -106,6 +109,11 @@ def read_answer(call: Call[T], response: httpx.Response) -> T:
             response.status_code,
             [f"{call.method} {call.path}: the answer is not what this call returns ({type(error).__name__}: {error})"],
         ) from error
+
+
+def _not_served(call: Call[Any]) -> NotServed:
+    lacking = "" if call.feature is None else f": it lacks {call.feature}"
+    return NotServed(404, [f"this server does not serve {call.method} {call.path}{lacking}"])
 
 
 def _error_lines(response: httpx.Response) -> list[str]:

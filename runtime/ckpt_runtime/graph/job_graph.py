@@ -29,7 +29,10 @@ _ALIGNED_ONLY = ("range_reader", "committer")
 
 @dataclass(frozen=True, slots=True)
 class OperatorNode:
-    """One operator of a chain. ``uid`` is what its state is kept under; ``uid_given`` is false when it was derived."""
+    """One operator of a chain. ``uid`` is what its state is kept under; ``uid_given`` is false when it was derived.
+
+    ``output_directory`` is where a transactional sink hides files until their commit, None for all others.
+    """
 
     uid: str
     name: str
@@ -37,6 +40,7 @@ class OperatorNode:
     stateful: bool = False
     uid_given: bool = True
     user_code: bool = False
+    output_directory: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,12 @@ class JobGraph:
 
     def vertex(self, vertex_id: str) -> JobVertex:
         return next(vertex for vertex in self.vertices if vertex.id == vertex_id)
+
+    @property
+    def output_directories(self) -> dict[str, str]:
+        """Those of the transactional sinks, by operator uid."""
+        nodes = (node for vertex in self.vertices for node in vertex.operators)
+        return {node.uid: node.output_directory for node in nodes if node.output_directory is not None}
 
     def inputs(self, vertex_id: str) -> list[JobEdge]:
         return [edge for edge in self.edges if edge.target == vertex_id]

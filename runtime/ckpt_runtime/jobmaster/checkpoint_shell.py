@@ -28,6 +28,7 @@ from ckpt_runtime.checkpoint.properties import CheckpointOptions
 from ckpt_runtime.checkpoint.shared_state_registry import is_shared
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.jobmaster.job_record import JobRecord
+from ckpt_runtime.jobmaster.sink_clean_up import SinkOutput, clean_up_sinks
 from ckpt_runtime.jobmaster.snapshot_clean_up import clean_up_job, delete_file_of, delete_location, delete_shared_file
 from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
 from ckpt_runtime.jobmaster.snapshot_leftovers import find_leftovers, find_unused_shared_files
@@ -155,18 +156,32 @@ class CheckpointShell:
             what = f"delete checkpoint {checkpoint_id} in {disposal.directory.url}"
             self._deletions.submit(what, partial(self._dispose, checkpoint_id, disposal))
 
-    def finish(self, *, clean_up: bool, keeps_nothing: bool = False) -> None:
+    def finish(
+        self,
+        *,
+        clean_up: bool,
+        keeps_nothing: bool = False,
+        outputs: tuple[SinkOutput, ...] = (),
+        savepoint_id: int = 0,
+    ) -> None:
         """Closes after the coordinator has shut down.
 
         ``clean_up`` only for a job that never runs again: another driver may be writing a suspended one's checkpoints.
-        Deletions that have failed so far go on until they are done; then the job's directory goes, with everything of
-        the job in it if it ``keeps_nothing``, and last what is recorded of the job.
+        Deletions that have failed so far go on until they are done; then goes what the sinks have hidden at ``outputs``
+        and no snapshot covers, then the job's directory, with everything of the job in it if it ``keeps_nothing``, and
+        last what is recorded of the job.
         """
         self._drop_timers()
-        if clean_up and not self._fenced:
-            self._deletions.when_done(lambda: self._finish_directory(keeps_nothing))
-        else:
+        if not clean_up or self._fenced:
             self._deletions.close()
+            return
+
+        def clean_up_outputs() -> None:
+            what = f"clean up what the sinks of job {self._job_id} have hidden"
+            self._deletions.submit(what, partial(clean_up_sinks, outputs, self._storage, savepoint_id))
+            self._deletions.when_done(lambda: self._finish_directory(keeps_nothing))
+
+        self._deletions.when_done(clean_up_outputs)
 
     def _finish_directory(self, keeps_nothing: bool) -> None:
         self._deletions.submit(

@@ -159,7 +159,8 @@ class Dispatcher:
                 self._finish_clean_up(found.submission, ended.status)
         elif found.submission is not None:
             request = found.submission.request
-            job = self._jobs[found.job_id] = JobMaster(found.submission, self._slots, self._pool)
+            submission = replace(found.submission, ended_jobs=self._ended_before(found.submission.savepoint))
+            job = self._jobs[found.job_id] = JobMaster(submission, self._slots, self._pool)
             job.start()
         if request is not None:
             self._requests[found.job_id] = request
@@ -269,6 +270,7 @@ class Dispatcher:
             default_checkpoint_directory=self._default_checkpoint_directory(),
             request=request,
             record=VolatileRecord() if self._store is None else DurableRecord(self._store, job_id),
+            ended_jobs=self._ended_before(savepoint),
         )
         in_pool = partial(asyncio.get_running_loop().run_in_executor, self._pool)
         try:
@@ -284,6 +286,11 @@ class Dispatcher:
         self._jobs[job_id] = job
         job.start()
         self._forget_old_jobs()
+
+    def _ended_before(self, savepoint: CompletedCheckpoint | None) -> tuple[str, ...]:
+        """The job that took a snapshot, if it is known to run no more. Of another session's nothing is known."""
+        job = None if savepoint is None else self._jobs.get(savepoint.job_id)
+        return (savepoint.job_id,) if savepoint and job is not None and job.status.is_globally_terminal else ()
 
     def _default_checkpoint_directory(self) -> str:
         """Where a successor finds them too, if there is to be one."""

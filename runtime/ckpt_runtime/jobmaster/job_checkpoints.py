@@ -7,6 +7,7 @@ concerns the job's life goes back to the job master as an event of the job machi
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -27,6 +28,7 @@ from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, RestoreMode
 from ckpt_runtime.checkpoint.properties import SavepointFormat as SnapshotFormat
+from ckpt_runtime.checkpoint.sink_state import SinkLineage
 from ckpt_runtime.checkpoint.state_assignment import assign_states
 from ckpt_runtime.checkpoint.state_assignment_error import StateAssignmentError
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
@@ -49,6 +51,7 @@ from ckpt_runtime.jobmaster.gateway import (
     UpdateInProgress,
 )
 from ckpt_runtime.jobmaster.operations import OperationFailed
+from ckpt_runtime.jobmaster.sink_clean_up import sink_lineages, sink_outputs
 from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
@@ -61,6 +64,7 @@ from ckpt_runtime.storage.errors import AmbiguousWriteError, NotFoundError, Stor
 from ckpt_runtime.storage.leader_store import NotLeaderError
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 _UNKNOWN_PAUSE_S = 0.2
 _UNKNOWN_ATTEMPTS = 5
@@ -90,9 +94,13 @@ class JobCheckpoints:
         self._settling: asyncio.Task[None] | None = None
         self._restoring: asyncio.Task[None] | None = None
         self._requests: dict[str, asyncio.Future[out.RequestCompleted]] = {}
+        self._savepoints: set[str] = set()
         self._restore_attempt = 0
         self._at_end_of_data: list[ExecutionId] = []
         self._final = False
+        self._savepoint_id = submission.history.savepoint_id
+        recovered = [entry.checkpoint for entry in submission.history.checkpoints]
+        self._lineage_of = max(recovered, key=lambda checkpoint: checkpoint.id, default=submission.savepoint)
         self._shell = self._create_shell()
 
     def _create_shell(self) -> CheckpointShell:
@@ -138,10 +146,16 @@ class JobCheckpoints:
         """Raises OperationFailed."""
         properties = CheckpointProperties(CheckpointType.SAVEPOINT, SnapshotFormat(savepoint_format.value))
         done = await self._request(properties, directory)
+        try:
+            await self._in_pool(lambda: self._record.keep_savepoint(done.checkpoint_id))
+        except StorageError as error:
+            logger.warning("a later driver will not know of savepoint %s: %s", done.external_path, error)
         return OperationStatus(True, location=done.external_path)
 
     async def _request(self, properties: CheckpointProperties, directory: str | None) -> out.RequestCompleted:
         request_id = uuid.uuid4().hex
+        if properties.is_savepoint:
+            self._savepoints.add(request_id)
         future: asyncio.Future[out.RequestCompleted] = self._loop.create_future()
         self._requests[request_id] = future
         self._shell.handle(on.TriggerRequested(request_id, properties, directory))
@@ -224,6 +238,13 @@ class JobCheckpoints:
         return await self._loop.run_in_executor(self._pool, call)
 
     # --- views
+
+    def sinks(self) -> dict[str, SinkLineage]:
+        """What the sinks of a deployment have to know, by operator uid."""
+        submission = self._submission
+        return sink_lineages(
+            submission.graph, submission.seed, self._lineage_of, submission.ended_jobs, self._savepoint_id
+        )
 
     def effective_config(self) -> EffectiveCheckpointConfig:
         """What holds now."""
@@ -369,14 +390,11 @@ class JobCheckpoints:
 
     def checkpoint_answer(self, effect: Effect) -> None:
         match effect:
-            case out.RequestCompleted(request_id, _, external_path):
-                future = self._requests.pop(request_id, None)
-                if future is None:
-                    self._report(job_events.SavepointCompleted(request_id, external_path))
-                elif not future.done():
-                    future.set_result(effect)
+            case out.RequestCompleted():
+                self._request_completed(effect)
             case out.RequestFailed(request_id, _, message, _, reached_tasks):
                 future = self._requests.pop(request_id, None)
+                self._savepoints.discard(request_id)
                 if future is None:
                     self._report(job_events.SavepointFailed(request_id, message, reached_tasks))
                 elif not future.done():
@@ -390,12 +408,30 @@ class JobCheckpoints:
                 text = f"Exceeded checkpoint tolerable failure threshold. The latest checkpoint failed: {message}"
                 self._report(job_events.JobFailed(FailureInfo("CheckpointException", text)))
             case out.ShutdownComplete(keeps_nothing):
-                self._shell.finish(clean_up=self._final, keeps_nothing=keeps_nothing)
+                outputs = sink_outputs(self._submission.job_id, self._submission.graph, self.sinks())
+                self._shell.finish(
+                    clean_up=self._final,
+                    keeps_nothing=keeps_nothing,
+                    outputs=outputs,
+                    savepoint_id=self._savepoint_id,
+                )
                 if self._shell.fenced:
                     self._report(job_events.SuspendRequested())
 
+    def _request_completed(self, done: out.RequestCompleted) -> None:
+        """Answers whoever asked: a user, or the job machine, which stops the job with a savepoint."""
+        if done.request_id in self._savepoints:
+            self._savepoints.remove(done.request_id)
+            self._savepoint_id = max(self._savepoint_id, done.checkpoint_id)
+        future = self._requests.pop(done.request_id, None)
+        if future is None:
+            self._report(job_events.SavepointCompleted(done.request_id, done.external_path))
+        elif not future.done():
+            future.set_result(done)
+
     def _restore_from(self, checkpoint: CompletedCheckpoint | None) -> None:
         attempt = self._restore_attempt
+        self._lineage_of = checkpoint or self._lineage_of
         try:
             self.restored = None if checkpoint is None else self._assign(checkpoint)
         except StateAssignmentError as error:

@@ -118,6 +118,7 @@ def _recover(store: HaStore, job_id: str, cluster: Configuration, *, has_ended: 
         first_checkpoint_id=int(stored.properties["first_checkpoint_id"]),
         next_checkpoint_id=max([counters.next_checkpoint_id, *(entry.checkpoint.id + 1 for entry in checkpoints)]),
         next_attempt=counters.next_attempt,
+        savepoint_id=counters.savepoint_id,
         disposals=_disposals(store, job_id),
         failures=_failures(store, job_id),
     )

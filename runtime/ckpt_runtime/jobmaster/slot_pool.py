@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ckpt_runtime.jobmaster.control_endpoint import Message, Peer
+from ckpt_runtime.jobmaster.loss_notices import LossNotices
+from ckpt_runtime.jobmaster.process_exits import describe_exit
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +27,12 @@ MAX_PAUSE_S = 10.0
 WORKER_START_TIMEOUT_S = 120.0
 """A worker process that has not reported in by then hangs, and is killed; its end starts the next one."""
 
+
+MAX_FAILURES = 3
+"""A process in which subtasks have failed so often gets no further attempt: user code may have left the cause in it."""
+
+LOSS_GRACE_S = 3.0
+"""How long owners wait for the cause of a loss: agents tell an exit code at once, Spark a lost executor in seconds."""
 
 SPARE_PAUSE_S = 1.0
 """A spare's start costs more than a second of a core, which a job that deploys at the same moment needs more."""
@@ -68,6 +76,8 @@ class Worker:
     worker_id: str
     peer: Peer
     used: bool = False
+    failures: int = 0
+    """How often subtasks have failed in it, of its job; see MAX_FAILURES."""
 
     @property
     def machine(self) -> str:
@@ -148,6 +158,7 @@ class SlotPool:
         idle_timeout_s: float,
         request_timeout_s: float,
         spare_pause_s: float = SPARE_PAUSE_S,
+        loss_grace_s: float = LOSS_GRACE_S,
     ) -> None:
         self._provider = provider
         self._secret = secret
@@ -164,6 +175,8 @@ class SlotPool:
         self._next_worker = 0
         self._changed = asyncio.Condition()
         self._loop = asyncio.get_running_loop()
+        self._loss_grace_s = loss_grace_s
+        self._losses = LossNotices(self._loop)
         self._control_port = 0
         self._watch: asyncio.Task[None] | None = None
         self._closing = False
@@ -177,6 +190,7 @@ class SlotPool:
         self._closing = True
         if self._watch is not None:
             self._watch.cancel()
+        self._losses.close()
         for slot in self._slots.values():
             slot.agent.send({"type": "shutdown"})
         for orphan in self._orphans.values():
@@ -211,6 +225,9 @@ class SlotPool:
         was taken is given back, and what was held stays the owner's, who may also give it back meanwhile.
         """
         chosen = [slot for slot in held if not slot.lost][:count]
+        for slot in chosen:
+            if slot.worker is not None and slot.worker.failures >= MAX_FAILURES:
+                self.replace_worker(slot)
         taken: list[Slot] = []
         launches = 0
         try:
@@ -252,13 +269,19 @@ class SlotPool:
 
     def replace_worker(self, slot: Slot) -> None:
         """Kills the slot's worker and makes the spare the active one."""
+        worker = self._promote_spare(slot)
+        if worker is not None:
+            slot.agent.send({"type": "kill", "worker": worker.worker_id})
+        self._start_workers(slot)
+
+    def _promote_spare(self, slot: Slot) -> Worker | None:
+        """Returns the former active worker, whose connection is closed."""
         worker, slot.worker = slot.worker, slot.spare
         slot.spare = None
         slot.spare_due = time.monotonic() + self._spare_pause_s
         if worker is not None:
             _dismiss(worker)
-            slot.agent.send({"type": "kill", "worker": worker.worker_id})
-        self._start_workers(slot)
+        return worker
 
     def welcome(self, peer: Peer) -> None:
         """A peer has said hello to the control endpoint."""
@@ -289,9 +312,36 @@ class SlotPool:
         if slot is None:
             return
         if peer.role == "agent":
-            self._slot_ended(slot, f"its slot agent was lost: {reason}")
+            self._agent_lost(slot, reason)
+        elif slot.worker is not None and slot.worker.peer is peer:
+            self._active_worker_lost(slot, slot.worker, reason)
         else:
             self._worker_ended(slot, peer.hello["worker"], reason)
+
+    def _active_worker_lost(self, slot: Slot, worker: Worker, reason: str) -> None:
+        """Its process has ended, as a rule: the agent will say how. It is killed only if the agent says nothing.
+
+        Killed at once, it could not be told from one that the kernel has killed.
+        """
+        owner = slot.owner
+
+        def tell(reason: str) -> None:
+            slot.agent.send({"type": "kill", "worker": worker.worker_id})
+            if owner is not None:
+                owner.worker_lost(slot, f"worker {worker.worker_id} was lost: {reason}")
+
+        self._promote_spare(slot)
+        self._losses.open(worker.worker_id, self._loss_grace_s)
+        self._losses.tell(worker.worker_id, tell, reason)
+        self._start_workers(slot)
+        self._notify()
+
+    def _agent_lost(self, slot: Slot, reason: str) -> None:
+        """Spark will say why with the end of the stage; owners hear of it then, or a little later."""
+        stage = self._stages.get(slot.stage_id)
+        if stage is not None and not stage.ending:
+            self._losses.open(_stage_key(slot.stage_id), self._loss_grace_s)
+        self._slot_ended(slot, f"its slot agent was lost: {reason}")
 
     def _welcome_agent(self, peer: Peer) -> None:
         stage = self._stages.get(peer.hello["stage"])
@@ -379,8 +429,9 @@ class SlotPool:
         """The agent says that a process has ended, or that it could not be adopted."""
         if slot.starting.pop(worker_id, None) is not None:
             slot.failed_starts += 1
-        known = "" if code is None else f" with exit code {code}"
-        self._worker_ended(slot, worker_id, f"its process ended{known}")
+        reason = describe_exit(code)
+        if not self._losses.explain(worker_id, reason):
+            self._worker_ended(slot, worker_id, reason)
 
     def _worker_ended(self, slot: Slot, worker_id: str, reason: str) -> None:
         if slot.adopting is not None and slot.adopting.worker_id == worker_id:
@@ -413,10 +464,17 @@ class SlotPool:
                 _dismiss(worker)
         slot.agent.send({"type": "shutdown", "keep": kept})
         slot.agent.close()
-        if slot.owner is not None:
-            slot.owner.slot_lost(slot, f"slot {slot.slot_id} was lost: {reason}")
+        self._tell_slot_lost(slot, reason)
         self._end_stage(slot.stage_id, keep_workers=keep_workers)
         self._notify()
+
+    def _tell_slot_lost(self, slot: Slot, reason: str) -> None:
+        owner = slot.owner
+        if owner is not None:
+            told = f"slot {slot.slot_id} was lost"
+            self._losses.tell(
+                _stage_key(slot.stage_id), lambda reason: owner.slot_lost(slot, f"{told}: {reason}"), reason
+            )
 
     def _end_stage(self, stage_id: int, *, keep_workers: bool) -> None:
         """Spark fails a barrier stage as a whole: do not wait for it to take the other slots away one by one."""
@@ -452,8 +510,10 @@ class SlotPool:
         lost = self._of_stage(stage_id)
         if error is not None and not lost and not expected and not self._closing:
             self._stage_errors[stage_id] = error
+        reason = "its barrier stage ended" if error is None else str(error).splitlines()[0]
         for slot in lost:
-            self._slot_ended(slot, "its barrier stage ended" if error is None else str(error).splitlines()[0])
+            self._slot_ended(slot, reason)
+        self._losses.explain(_stage_key(stage_id), None if error is None else reason)
         self._notify()
 
     def _raise_launch_failure(self) -> None:
@@ -514,6 +574,10 @@ class SlotPool:
             }
             for slot in self._slots.values()
         ]
+
+
+def _stage_key(stage_id: int) -> str:
+    return f"stage {stage_id}"
 
 
 def _dismiss(worker: Worker) -> None:

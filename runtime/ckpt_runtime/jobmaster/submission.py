@@ -24,8 +24,9 @@ class JobHistory:
     """What happened to a job under earlier drivers; the default is that of a new one.
 
     ``overrides`` is the stored text (FLIP-571). Ids from ``first_checkpoint_id`` on are the job's own, and those below
-    ``next_checkpoint_id`` may have been used, as may attempts below ``next_attempt``. ``disposals`` are deletions that
-    are not known to be done, by checkpoint id. ``failures`` are the exception history.
+    ``next_checkpoint_id`` may have been used, as may attempts below ``next_attempt``. ``savepoint_id`` is that of the
+    last savepoint, 0 without one. ``disposals`` are deletions that are not known to be done, by checkpoint id.
+    ``failures`` are the exception history.
     """
 
     overrides: str | None = None
@@ -33,6 +34,7 @@ class JobHistory:
     first_checkpoint_id: int = 1
     next_checkpoint_id: int = 1
     next_attempt: int = 0
+    savepoint_id: int = 0
     disposals: Mapping[int, SnapshotDisposal] = field(default_factory=dict)
     failures: tuple[ExceptionEntry, ...] = ()
 
@@ -43,7 +45,8 @@ class JobSubmission:
 
     ``given`` is the job's submitted configuration: what its pipeline set, under what came with the request.
     ``configuration`` is that over the cluster's.
-    ``archive`` is the zip of the pipeline's files.
+    ``archive`` is the zip of the pipeline's files. ``ended_jobs`` took the savepoint, or had its sinks before, and are
+    known to write no more.
     """
 
     job_id: str
@@ -62,6 +65,12 @@ class JobSubmission:
     record: JobRecord = field(default_factory=VolatileRecord)
     history: JobHistory = field(default_factory=JobHistory)
     submitted_at_ms: int = field(default_factory=wall_clock_ms)
+    ended_jobs: tuple[str, ...] = ()
+
+    @property
+    def seed(self) -> str:
+        """No other submission's, also under the same job id, and the same under later drivers."""
+        return f"{self.job_id}@{self.submitted_at_ms}"
 
     def to_stored(self, first_checkpoint_id: int) -> StoredJob:
         """The execution plan as it is kept; the archive lies beside it."""

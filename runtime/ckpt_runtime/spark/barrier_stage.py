@@ -12,11 +12,17 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from ckpt_runtime.spark.slot_agent import AgentParameters, run_agent
+from ckpt_runtime.spark.stage_failures import telling_line
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
 logger = logging.getLogger(__name__)
+
+
+class StageFailedError(RuntimeError):
+    """A barrier stage failed; one line says why."""
+
 
 StageEnded = Callable[[int, BaseException | None], None]
 
@@ -48,8 +54,8 @@ class BarrierStageProvider:
             stage = self._context.parallelize(range(slots), slots).barrier()
             stage.mapPartitions(_agent_task(parameters)).collect()
         except Exception as failure:
-            error = failure
-            logger.warning("barrier stage %d failed: %s", parameters.stage_id, str(failure).splitlines()[0])
+            error = StageFailedError(telling_line(str(failure)))
+            logger.warning("barrier stage %d failed: %s", parameters.stage_id, error)
         ended(parameters.stage_id, error)
 
 

@@ -201,6 +201,14 @@ def file_size(location: Location) -> int:
         return int(location.filesystem.size(location.path))
 
 
+def modification_time_s(location: Location) -> float:
+    """When a file was written last, in seconds since the epoch. Raises :class:`NotFoundError`."""
+    with naming("look at", location):
+        if location.is_local:
+            return os.stat(location.path).st_mtime
+        return float(location.filesystem.modified(location.path).timestamp())
+
+
 def read_bytes(location: Location, limit: int) -> bytes:
     """A whole file. Raises :class:`StorageError` when it is larger than ``limit`` bytes."""
     data = read_beginning(location, limit + 1)

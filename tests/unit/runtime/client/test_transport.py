@@ -13,7 +13,8 @@ import pytest
 
 from ckpt_runtime.client import CkptApiError, CkptClient, requests
 from ckpt_runtime.client.errors import OperationFailed
-from ckpt_runtime.client.models import OperationStatus, RemoteFailure, first_line
+from ckpt_runtime.client.models import OperationStatus, RemoteFailure
+from ckpt_runtime.client.stack_traces import root_message
 from ckpt_runtime.client.transport import InvalidUrl, client_options, normalise_url
 from ckpt_runtime.client.waiting import POLL_PATIENCE_S, PollSchedule, arrived, settled
 
@@ -237,7 +238,7 @@ def test_settled_and_arrived() -> None:
     ],
 )  # fmt: skip
 def test_the_message_in_a_stack_trace(trace: str, message: str) -> None:
-    assert first_line("E", trace) == message
+    assert root_message("E", trace) == message
 
 
 def test_the_package_loads_nothing_heavy() -> None:

@@ -220,6 +220,7 @@ class World:
             world = cls(directory, pool)
             defaults = {
                 "heartbeat_interval_s": 60, "heartbeat_timeout_s": 60, "idle_timeout_s": 60, "request_timeout_s": 10,
+                "loss_grace_s": 0,
             }  # fmt: skip
             world.slot_pool = SlotPool(world.slots, "secret", **{**defaults, **times})
             endpoint = ControlEndpoint("127.0.0.1", "secret", world.slot_pool.welcome)

@@ -19,7 +19,7 @@ from ckpt_runtime.configuration import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster import job_recovery, stored_submissions
 from ckpt_runtime.jobmaster.ended_job import EndedJob
-from ckpt_runtime.jobmaster.exceptions_history import MAX_STORED, MAX_STORED_TRACE, FailureLog, entry_of
+from ckpt_runtime.jobmaster.exceptions_history import MAX_STORED, MAX_STORED_CHARS, FailureLog, entry_of
 from ckpt_runtime.jobmaster.gateway import (
     CheckpointConfigPatch,
     ClaimMode,
@@ -40,6 +40,7 @@ from ckpt_runtime.jobmaster.operations import OperationFailed
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.rest.shapes import checkpoints as shapes
 from ckpt_runtime.storage import disposal, job_store, snapshot_metadata, versioned_document
+from ckpt_runtime.storage.documents import encode_document
 from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.leader_store import NotLeaderError
@@ -302,13 +303,24 @@ class TestHistory:
     def test_what_is_stored_of_failures_is_bounded(self) -> None:
         log = FailureLog(1_000)
         for number in range(40):
-            cause = FailureCause("ValueError", "no", "x" * 10 * MAX_STORED_TRACE)
+            cause = FailureCause("ValueError", "no", "x" * 1_000_000)
             log.add(ExceptionEntry(cause, number), concurrent=False)
             log.add(ExceptionEntry(cause, number), concurrent=True)
         stored = log.to_stored()
         assert [entry["timestamp_ms"] for entry in stored] == list(range(39, 39 - MAX_STORED, -1))
         (entry,) = entry_of(stored[0]).concurrent
-        assert len(entry.failure.stack_trace) == MAX_STORED_TRACE
+        assert len(entry.failure.stack_trace) < 30_000
+
+    def test_many_failures_with_all_that_came_along_can_be_stored(self) -> None:
+        """Text that a worker should never have sent as well."""
+        log = FailureLog(1_000)
+        cause = FailureCause("ValueError\ud800", "\ud800" * 20_000_000, "\x00" * 20_000_000)
+        for number in range(10):
+            for _ in range(40):
+                log.add(ExceptionEntry(cause, number), concurrent=number % 2 == 1)
+        stored = log.to_stored()
+        assert stored[0]["timestamp_ms"] == 8
+        assert len(encode_document({"entries": stored})) < 4 * MAX_STORED_CHARS
 
 
 class TestCrashAtEveryWrite:

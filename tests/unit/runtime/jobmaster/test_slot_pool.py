@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from ckpt_runtime.jobmaster.slot_pool import Slot, SlotPool, SlotsUnavailableError
+from ckpt_runtime.jobmaster.slot_pool import MAX_FAILURES, Slot, SlotPool, SlotsUnavailableError
 
 LONG_AGO = -1e9
 TIMEOUT_S = 20
@@ -69,7 +69,7 @@ class World:
         self.workers: dict[str, FakePeer] = {}
         self.launch_error: Exception | None = None
         times = {"heartbeat_interval_s": 60, "heartbeat_timeout_s": 5, "idle_timeout_s": 50, "request_timeout_s": 10}
-        times["spare_pause_s"] = 0
+        times |= {"spare_pause_s": 0, "loss_grace_s": 0}
         self.pool = SlotPool(self, "secret", **{**times, **settings})
         self.pool.start(1234)
 
@@ -330,6 +330,7 @@ class TestWorkers:
             assert spare is not None
             world.lose(world.workers[first.worker_id], "connection reset")
             assert slot.worker is spare
+            await asyncio.wait_for(owner.told.wait(), TIMEOUT_S)
             assert owner.events == [("worker lost", "0-0", f"worker {first.worker_id} was lost: connection reset")]
             assert world.agents["0-0"].of("kill") == [{"type": "kill", "worker": first.worker_id}]
             await settle()
@@ -353,6 +354,24 @@ class TestWorkers:
 
         run(test)
 
+    def test_a_lost_connection_waits_for_the_exit_code_that_the_agent_reports(self) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            (slot,) = await world.pool.acquire(owner, 1, [])
+            await settle()
+            first, spare = slot.worker, slot.spare
+            assert first is not None
+            world.lose(world.workers[first.worker_id], "connection reset")
+            assert (slot.worker, owner.events) == (spare, [])
+            assert world.agents["0-0"].of("kill") == [], "what is killed now cannot be told from what was killed"
+            exited: Any = {"type": "exited", "worker": first.worker_id, "code": -9}
+            world.pool.peer_message(world.agents["0-0"], exited)  # type: ignore[arg-type]
+            ((kind, _, reason),) = owner.events
+            assert kind == "worker lost"
+            assert "exit code -9 (SIGKILL: killed from outside, most often by the kernel because memory" in reason
+
+        run(test, loss_grace_s=60)
+
     def test_one_that_dies_while_starting_is_started_again_after_a_pause(self) -> None:
         async def test(world: World) -> None:
             request = asyncio.create_task(world.pool.acquire(Owner(), 1, []))
@@ -370,6 +389,24 @@ class TestWorkers:
             await request
 
         run(test, automatic=False)
+
+    @pytest.mark.parametrize(("failures", "fresh"), [(MAX_FAILURES - 1, False), (MAX_FAILURES, True)])
+    def test_one_in_which_a_job_keeps_failing_is_replaced_before_the_next_attempt(
+        self, failures: int, fresh: bool
+    ) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            held = await world.pool.acquire(owner, 1, [])
+            await settle()
+            first = held[0].worker
+            assert first is not None
+            first.failures = failures
+            (slot,) = await world.pool.acquire(owner, 1, held)
+            assert (slot.worker is not first) is fresh
+            assert bool(world.agents["0-0"].of("kill")) is fresh
+            assert owner.events == []
+
+        run(test)
 
     def test_a_lost_spare_is_replaced_quietly(self) -> None:
         async def test(world: World) -> None:
@@ -456,6 +493,7 @@ class TestLosses:
             (elsewhere,) = await world.pool.acquire(other, 1, [])
             await settle()
             world.lose(world.agents["0-0"], "reset")
+            await asyncio.wait_for(owner.told.wait(), TIMEOUT_S)
             assert {event[:2] for event in owner.events} == {("slot lost", "0-0"), ("slot lost", "0-1")}
             assert len(owner.events) == 2
             assert "its slot agent was lost: reset" in str(owner.events)
@@ -466,6 +504,23 @@ class TestLosses:
             assert all(peer.closed for worker, peer in world.workers.items() if worker.startswith("0-"))
 
         run(test)
+
+    def test_what_spark_says_of_the_end_of_a_stage_is_the_reason_for_the_first_lost_slot(self) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            await world.pool.acquire(owner, 2, [])
+            await settle()
+            world.ended[0] = lambda stage_id, error: None
+            world.lose(world.agents["0-0"], "reset")
+            await settle()
+            assert owner.events == []
+            world.pool._on_stage_ended(0, RuntimeError("executor 1 was lost: Command exited with code 137"))
+            assert [event[2] for event in owner.events] == [
+                "slot 0-0 was lost: executor 1 was lost: Command exited with code 137",
+                "slot 0-1 was lost: its barrier stage lost a task",
+            ]
+
+        run(test, loss_grace_s=60)
 
     def test_an_agent_that_comes_after_its_stage_lost_another_one_is_sent_away(self) -> None:
         async def test(world: World) -> None:
@@ -581,7 +636,9 @@ class TestAdoption:
             assert slot.worker is not None
             world.pool.peer_message(slot.worker.peer, {"type": "ack"})
             assert owner.events[-1] == ("message", "1-0", "ack")
+            owner.told.clear()
             world.lose(world.workers[slot.worker.worker_id])
+            await asyncio.wait_for(owner.told.wait(), TIMEOUT_S)
             assert owner.events[-1][:2] == ("worker lost", "1-0")
 
         run(test, machine="m")
