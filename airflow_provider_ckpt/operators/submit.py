@@ -139,9 +139,10 @@ class SubmitJobOperator(CkptOperator):
         if found.resumes:
             # Its owner has ended: the new job deletes it in time.
             options = replace(options, claim_mode="CLAIM")
-        if found.step is Step.START:
-            record = self._new_record(context, options, record) | {"resumes": found.resumes}
-        return self._start(client, context, options, record)
+        fresh = self._new_record(context, options, record) | {"resumes": found.resumes}
+        if found.step is Step.REPEAT:
+            fresh |= {name: record[name] for name in ("number", "job_id", "pipeline_id")}
+        return self._start(client, context, options, fresh)
 
     def _starts_over(self) -> bool:
         return arguments.boolean("start_over", self.start_over)
@@ -173,7 +174,7 @@ class SubmitJobOperator(CkptOperator):
             job_id = numbered_id(series, number)
             record: Json = {"series": series, "number": number, "job_id": job_id, "started": True}
             try:
-                client.execute(job_details(job_id))
+                self.ask(client, job_details(job_id))
             except NotFound:
                 return None if found is None else self._looked_up(client, found)
             found = record
