@@ -24,6 +24,7 @@ EXTRAS_REQUIRE = {
     # The engine's server and kernels, wherever sessions run: spark/runtime_guard.py checks for them.
     "runtime": [
         "fastapi>=0.115",
+        "msgspec>=0.19",
         "numba>=0.61",
         "numpy>=2.0",
         "orjson>=3.10",

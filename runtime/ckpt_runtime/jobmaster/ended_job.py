@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any
 
+from msgspec import Struct
+
 from ckpt_runtime.checkpoint.statistics import (
     CheckpointCounts,
     CheckpointStats,
@@ -19,11 +21,12 @@ from ckpt_runtime.checkpoint.statistics import (
 )
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobGraph
-from ckpt_runtime.jobmaster.exceptions_history import entry_of
+from ckpt_runtime.graph.schema import DocumentError, checked, malformed
 from ckpt_runtime.jobmaster.executions import ExecutionGraph
 from ckpt_runtime.jobmaster.gateway import (
     NOT_YET,
     EffectiveCheckpointConfig,
+    ExceptionEntry,
     ExceptionHistory,
     ExecutionResult,
     ExecutionState,
@@ -34,44 +37,63 @@ from ckpt_runtime.jobmaster.gateway import (
     JobStatus,
     RunRequest,
 )
-from ckpt_runtime.jobmaster.submission import request_of
 
 _TASKS = {JobStatus.FINISHED: ExecutionState.FINISHED, JobStatus.FAILED: ExecutionState.FAILED}
+
+
+class _Result(Struct):
+    """What :func:`result_document` gives. Drivers of earlier versions did not store what has a default."""
+
+    job_id: str
+    status: JobStatus
+    graph: dict[str, Any]
+    configuration: dict[str, str]
+    timestamps: dict[JobStatus, int]
+    failure: FailureCause | None
+    exceptions: tuple[ExceptionEntry, ...]
+    restart_strategy: str
+    checkpoint_config: EffectiveCheckpointConfig
+    request: RunRequest | None = None
+    checkpoint_counts: CheckpointCounts = CheckpointCounts()
+    latest_checkpoints: dict[str, dict[str, Any] | None] = {}
+    restarts: int = 0
 
 
 class EndedJob:
     """Read only."""
 
-    def __init__(self, document: Mapping[str, Any]) -> None:
-        """Raises KeyError, TypeError or ValueError for a document of another shape."""
-        self.status = JobStatus(document["status"])
-        self.graph = JobGraph.from_json(document["graph"])
-        self.configuration = Configuration(document["configuration"])
+    def __init__(self, document: object) -> None:
+        """Raises :class:`DocumentError` for a document of another shape."""
+        result = checked(document, _Result)
+        times = result.timestamps
+        if JobStatus.INITIALIZING not in times or (result.status.is_globally_terminal and result.status not in times):
+            raise DocumentError("`timestamps` lacks the start or the end of the job")
+        self.status = result.status
+        self.graph = JobGraph.from_json(result.graph)
+        with malformed():
+            self.configuration = Configuration(result.configuration)
         self.executions = ExecutionGraph(self.graph)
         self.executions.enter_all(_TASKS.get(self.status, ExecutionState.CANCELED))
-        timestamps = {JobStatus(name): int(time) for name, time in document["timestamps"].items()}
         self._overview = JobOverview(
-            job_id=document["job_id"],
+            job_id=result.job_id,
             name=self.graph.name,
             status=self.status,
-            start_time_ms=timestamps[JobStatus.INITIALIZING],
-            end_time_ms=timestamps[self.status] if self.status.is_globally_terminal else NOT_YET,
-            last_modification_ms=max(timestamps.values()),
+            start_time_ms=times[JobStatus.INITIALIZING],
+            end_time_ms=times[self.status] if self.status.is_globally_terminal else NOT_YET,
+            last_modification_ms=max(times.values()),
             tasks_by_state=self.executions.counts(),
         )
-        self._timestamps = timestamps
-        self._exceptions = tuple(entry_of(entry) for entry in document["exceptions"])
-        self._failure = None if document["failure"] is None else FailureCause(**document["failure"])
-        self.request = request_of(document.get("request"))
-        self._restart_strategy = str(document["restart_strategy"])
-        shown = document["checkpoint_config"]
-        self._checkpoint_config = EffectiveCheckpointConfig(**{**shown, "overrides": tuple(shown["overrides"])})
-        # Drivers of earlier versions stored none of these.
-        self._counts = CheckpointCounts(**document.get("checkpoint_counts", {}))
-        latest = document.get("latest_checkpoints", {})
-        self._latest_completed = _checkpoint_of(latest.get("completed"))
-        self._latest_savepoint = _checkpoint_of(latest.get("savepoint"))
-        self._restarts = int(document.get("restarts", 0))
+        self._timestamps = times
+        self._exceptions = result.exceptions
+        self._failure = result.failure
+        self.request = result.request
+        self._restart_strategy = result.restart_strategy
+        self._checkpoint_config = result.checkpoint_config
+        self._counts = result.checkpoint_counts
+        self._restarts = result.restarts
+        with malformed():
+            self._latest_completed = _checkpoint_of(result.latest_checkpoints.get("completed"))
+            self._latest_savepoint = _checkpoint_of(result.latest_checkpoints.get("savepoint"))
 
     def overview(self) -> JobOverview:
         return self._overview

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator, CoordinatorState
+from ckpt_runtime.checkpoint.documents import subtask_state_of
 from ckpt_runtime.checkpoint.effects import Effect
 from ckpt_runtime.checkpoint.events import CheckpointMetrics
 from ckpt_runtime.checkpoint.executions import ExecutionId
@@ -31,7 +31,6 @@ from ckpt_runtime.checkpoint.properties import SavepointFormat as SnapshotFormat
 from ckpt_runtime.checkpoint.sink_state import SinkLineage
 from ckpt_runtime.checkpoint.state_assignment import assign_states
 from ckpt_runtime.checkpoint.state_assignment_error import StateAssignmentError
-from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot, CheckpointType
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
@@ -39,6 +38,7 @@ from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.jobmaster.checkpoint_settings import overrides_of, shown_settings, submitted_settings
 from ckpt_runtime.jobmaster.checkpoint_shell import CheckpointShell
 from ckpt_runtime.jobmaster.deployment_planner import RestoredState
+from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.gateway import (
     CheckpointConfigPatch,
     CheckpointKind,
@@ -78,14 +78,14 @@ class JobCheckpoints:
     """
 
     def __init__(
-        self, submission: JobSubmission, tasks: TaskGateway, report: Callable[[JobEvent], None], pool: Executor
+        self, submission: JobSubmission, tasks: TaskGateway, report: Callable[[JobEvent], None], pools: DriverPools
     ) -> None:
         self.restored: RestoredState | None = None
         self._submission = submission
         self._tasks = tasks
         self._report = report
         self._loop = asyncio.get_running_loop()
-        self._pool = pool
+        self._pools = pools
         self._record = submission.record
         self._submitted_settings = submitted_settings(submission.configuration)
         self._overrides = CheckpointOverrides.from_document(submission.history.overrides)
@@ -120,9 +120,11 @@ class JobCheckpoints:
         )
         directory = configuration.get(CheckpointingOptions.CHECKPOINTS_DIRECTORY)
         storage = CheckpointStorage(directory or submission.default_checkpoint_directory, submission.job_id)
-        deletions = SnapshotDeletions(self._pool, self._record.check)
+        deletions = SnapshotDeletions(self._pools.deletions, self._record.check)
         ids = range(submission.history.first_checkpoint_id, submission.history.next_checkpoint_id)
-        shell = CheckpointShell(submission.job_id, coordinator, storage, self._record, self, self._pool, deletions, ids)
+        shell = CheckpointShell(
+            submission.job_id, coordinator, storage, self._record, self, self._pools, deletions, ids
+        )
         shell.dispose(submission.history.disposals)
         return shell
 
@@ -235,7 +237,7 @@ class JobCheckpoints:
         self._overrides = overrides
 
     async def _in_pool(self, call: Callable[[], T]) -> T:
-        return await self._loop.run_in_executor(self._pool, call)
+        return await self._loop.run_in_executor(self._pools.own, call)
 
     # --- views
 
@@ -357,7 +359,7 @@ class JobCheckpoints:
                         message["checkpoint_id"],
                         execution,
                         message["directory"],
-                        SubtaskState.from_json(message["state"]),
+                        subtask_state_of(message["state"]),
                         CheckpointMetrics(**message["metrics"]),
                         message["finished_operators"],
                     )
@@ -404,9 +406,10 @@ class JobCheckpoints:
             case out.RestoreFailed(_, message):
                 cause = FailureInfo("StateRestoreException", message)
                 self._report(job_events.StateRestoreFailed(self._restore_attempt, cause))
-            case out.FailJob(_, message):
+            case out.FailJob(_, message, times):
                 text = f"Exceeded checkpoint tolerable failure threshold. The latest checkpoint failed: {message}"
-                self._report(job_events.JobFailed(FailureInfo("CheckpointException", text)))
+                cause = FailureInfo("CheckpointException", text)
+                self._report(job_events.JobFailed(cause, failed_checkpoints=times))
             case out.ShutdownComplete(keeps_nothing):
                 outputs = sink_outputs(self._submission.job_id, self._submission.graph, self.sinks())
                 self._shell.finish(

@@ -11,7 +11,6 @@ import itertools
 import logging
 import uuid
 from collections.abc import Coroutine
-from concurrent.futures import Executor
 from typing import Any
 
 from ckpt_runtime.checkpoint.executions import ExecutionId
@@ -21,6 +20,7 @@ from ckpt_runtime.configuration.cluster_options import CpuPinning, JobManagerOpt
 from ckpt_runtime.jobmaster.checkpoint_shell import present_instant
 from ckpt_runtime.jobmaster.consequences import Consequences
 from ckpt_runtime.jobmaster.deployment_planner import place, plan_deployments
+from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.ended_job import result_document
 from ckpt_runtime.jobmaster.exceptions_history import FailureLog, cause_of
 from ckpt_runtime.jobmaster.executions import ExecutionGraph, wall_clock_ms
@@ -71,13 +71,13 @@ _deployments = itertools.count(1)
 class JobMaster:
     """A job from its submission to its result. Raises InvalidOptionError for values that cannot be used."""
 
-    def __init__(self, submission: JobSubmission, slots: SlotPool, pool: Executor) -> None:
+    def __init__(self, submission: JobSubmission, slots: SlotPool, pools: DriverPools) -> None:
         self.graph = submission.graph
         self.configuration = submission.configuration
         self.executions = ExecutionGraph(submission.graph)
         self._submission = submission
         self._slot_pool = slots
-        self._pool = pool
+        self._pools = pools.of_job(submission.job_id)
         self._slots: list[Slot] = []
         self._tasks = TaskGateway(submission.archive)
         self._loop = asyncio.get_running_loop()
@@ -86,7 +86,7 @@ class JobMaster:
         keys = [(vertex.id, index) for vertex in self.graph.vertices for index in range(vertex.parallelism)]
         first_attempt = submission.history.next_attempt
         self._machine = JobMachine(keys, create_restart_strategy(self.configuration), first_attempt)
-        self._checkpoints = JobCheckpoints(submission, self._tasks, self._checkpoint_event, pool)
+        self._checkpoints = JobCheckpoints(submission, self._tasks, self._checkpoint_event, self._pools)
         self._consequences = Consequences(self._deliver_consequence)
         self._stops: dict[str, asyncio.Future[str]] = {}
         self._stopping: dict[tuple[str, SavepointFormat, bool], asyncio.Future[str]] = {}
@@ -265,7 +265,7 @@ class JobMaster:
         pause = _RETRY_BASE_S
         while True:
             try:
-                await self._loop.run_in_executor(self._pool, self._submission.record.end, result)
+                await self._loop.run_in_executor(self._pools.own, self._submission.record.end, result)
                 break
             except NotLeaderError:
                 logger.warning("job %s ended, but another driver leads now", self._submission.job_id)
@@ -412,7 +412,7 @@ class JobMaster:
             self._failures_changed = False
             stored = self._failures.to_stored()
             try:
-                await self._loop.run_in_executor(self._pool, self._submission.record.keep_failures, stored)
+                await self._loop.run_in_executor(self._pools.own, self._submission.record.keep_failures, stored)
             except (StorageError, ValueError) as error:  # ValueError: no document, too large or no JSON
                 logger.warning("the failures of job %s cannot be stored: %s", self._submission.job_id, error)
         self._keeping_failures = None

@@ -9,7 +9,18 @@ from __future__ import annotations
 import importlib.util
 import sys
 
-MODULES = ("fastapi", "numba", "numpy", "orjson", "pydantic", "python_multipart", "uvicorn", "xxhash", "zstandard")
+MODULES = (
+    "fastapi",
+    "msgspec",
+    "numba",
+    "numpy",
+    "orjson",
+    "pydantic",
+    "python_multipart",
+    "uvicorn",
+    "xxhash",
+    "zstandard",
+)
 """What the extra ``runtime`` installs, by the names that are imported."""
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.sink_state import PENDING, SINK_ID, SinkLineage, new_sink_id
 from ckpt_runtime.checkpoint.state_handles import (
@@ -39,8 +39,9 @@ def snapshot(number: int, directory: Path, *names: str, sink: str = SINK) -> Com
     )
     state = SubtaskState({"out": OperatorSubtaskState(lists=lists)})
     return CompletedCheckpoint(
-        number, FORMER, 0, 0, str(directory), CheckpointProperties(), (), states={("v" * 32, 0): state}
-    )
+        number, FORMER, 0, 0, str(directory), CheckpointProperties(),
+        (VertexDescriptor("v" * 32, "Out", ("out",), 1, 128),), states={("v" * 32, 0): state},
+    )  # fmt: skip
 
 
 def hide(out: Path, job_id: str, sequence: int, checkpoint: int | None = None, sink: str = SINK) -> str:
