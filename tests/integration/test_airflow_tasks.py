@@ -18,7 +18,6 @@ from tests.unit.provider.conftest import Task
 
 ROWS = 4000
 FAST = {"deferrable": False, "poll_interval": 0.05}
-RETAINED = {"execution__checkpointing__externalized_checkpoint_retention": "RETAIN_ON_CANCELLATION"}
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +74,7 @@ def _known(job: SequenceJob) -> bool:
 
 @pytest.mark.row("air.3")
 def test_a_retry_neither_doubles_nor_loses_rows(job: SequenceJob) -> None:
-    submit, task = submission(job, **RETAINED), Task()
+    submit, task = submission(job), Task()
     fail_after_checkpoints(job, submit(), task.context())
     first = job.job_id
     result = submit().execute(task.context())
