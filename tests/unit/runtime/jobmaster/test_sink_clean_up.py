@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.sink_state import PENDING, SINK_ID, SinkLineage, new_sink_id
 from ckpt_runtime.checkpoint.state_handles import (
@@ -38,8 +38,9 @@ def snapshot(number: int, directory: Path, *names: str, sink: str = SINK) -> Com
         OperatorListState(SINK_ID, OperatorStateMode.SPLIT, (sink,)),
     )
     state = SubtaskState({"out": OperatorSubtaskState(lists=lists)})
+    vertex = VertexDescriptor("v" * 32, "sink", ("out",), 1, 128)
     return CompletedCheckpoint(
-        number, FORMER, 0, 0, str(directory), CheckpointProperties(), (), states={("v" * 32, 0): state}
+        number, FORMER, 0, 0, str(directory), CheckpointProperties(), (vertex,), states={(vertex.id, 0): state}
     )
 
 
