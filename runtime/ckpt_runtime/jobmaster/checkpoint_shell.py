@@ -31,7 +31,7 @@ from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.jobmaster.sink_clean_up import SinkOutput, clean_up_sinks
-from ckpt_runtime.jobmaster.snapshot_clean_up import clean_up_job, delete_file_of, delete_location, delete_shared_file
+from ckpt_runtime.jobmaster.snapshot_clean_up import JobCleanUp, delete_file_of, delete_location, delete_shared_file
 from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
 from ckpt_runtime.jobmaster.snapshot_leftovers import find_leftovers, find_unused_shared_files
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -50,7 +50,7 @@ from ckpt_runtime.storage.errors import (
     StorageError,
     StorageTimeoutError,
 )
-from ckpt_runtime.storage.filesystem import delete_empty_directory, resolve
+from ckpt_runtime.storage.filesystem import check_directory, delete_empty_directory, resolve
 from ckpt_runtime.storage.leader_store import NotLeaderError
 from ckpt_runtime.storage.snapshot_metadata import has_metadata, write_metadata
 
@@ -135,6 +135,7 @@ class CheckpointShell:
         self._late: dict[int, _StorageCall] = {}
         self._fenced = False
         self._disposals: dict[int, SnapshotDisposal] = {}
+        self._directory_known = False
         self._closed = False
 
     def handle(self, event: CoordinatorEvent) -> None:
@@ -159,6 +160,7 @@ class CheckpointShell:
         Returns the first id that no checkpoint directory has: what an earlier job of this id left is not this one's.
         """
         self._storage.initialize()
+        self._directory_known = True
         self._storage.claim(self._record.cluster)
         first = max(self._storage.list_checkpoints(), default=0) + 1
         self._earlier_ids = range(first, first)
@@ -171,6 +173,7 @@ class CheckpointShell:
         """
 
         def delete() -> None:
+            check_directory(self._storage.location.parent)
             for checkpoint_id in self._storage.list_checkpoints():
                 if checkpoint_id in ids and checkpoint_id not in keep:
                     delete_checkpoint(self._storage, checkpoint_id)
@@ -213,7 +216,7 @@ class CheckpointShell:
     def _finish_directory(self, keeps_nothing: bool) -> None:
         self._deletions.submit(
             f"clean up {self._storage.location.url}",
-            partial(clean_up_job, self._storage, self._earlier_ids.start, keeps_nothing=keeps_nothing),
+            JobCleanUp(self._storage, self._earlier_ids.start, keeps_nothing, self._directory_known),
         )
         what = f"forget job {self._job_id}"
         self._deletions.when_done(lambda: self._deletions.submit(what, self._record.forget))
@@ -402,6 +405,7 @@ class CheckpointShell:
                 location = initialize_savepoint(effect.target_directory or "", self._job_id)
             else:
                 location = self._storage.initialize_checkpoint(effect.checkpoint_id)
+                self._directory_known = True
                 shared = self._storage.shared.url
         except NotLeaderError as error:
             return self._lost(error)
@@ -430,10 +434,11 @@ class CheckpointShell:
     def _resolve_metadata(self, checkpoint: CompletedCheckpoint) -> CoordinatorEvent:
         """That writing it again is refused does not tell what became of the first attempt, which may be on its way.
 
-        Only a local disk has nothing on its way: there, no directory means no metadata.
+        Only a local disk has nothing on its way: there, no directory means no metadata, unless the disk is away.
         """
         directory = resolve(checkpoint.directory)
         try:
+            check_directory(directory.parent)
             if not has_metadata(directory):
                 self._record.check()
                 write_metadata(directory, checkpoint.to_json())
@@ -491,6 +496,7 @@ class CheckpointShell:
         try:
             if below is not None:
                 ids = range(self._earlier_ids.start, below)
+                check_directory(self._storage.location)
                 return on.LeftoversFound((), find_unused_shared_files(self._storage, ids, states))
             return find_leftovers(self._storage, self._earlier_ids, states)
         except InvalidLocationError as error:

@@ -14,7 +14,7 @@ from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.leadership import LEASE_TIMEOUT_S, Leadership
 from ckpt_runtime.jobmaster.program_store import ProgramStore
-from ckpt_runtime.jobmaster.slot_pool import SlotPool, SlotProvider
+from ckpt_runtime.jobmaster.slot_pool import SlotPool, SlotProvider, SlotTimes
 from ckpt_runtime.network.authentication import new_secret
 from ckpt_runtime.storage.ha_store import HaStore
 
@@ -61,10 +61,12 @@ class Cluster:
         self.slots = SlotPool(
             self._provider,
             self._secret,
-            heartbeat_interval_s=settings.heartbeat_interval_s,
-            heartbeat_timeout_s=settings.heartbeat_timeout_s,
-            idle_timeout_s=settings.slot_idle_timeout_s,
-            request_timeout_s=settings.slot_request_timeout_s,
+            SlotTimes(
+                heartbeat_interval_s=settings.heartbeat_interval_s,
+                heartbeat_timeout_s=settings.heartbeat_timeout_s,
+                idle_timeout_s=settings.slot_idle_timeout_s,
+                request_timeout_s=settings.slot_request_timeout_s,
+            ),
         )
         self._endpoint = ControlEndpoint(settings.control_host, self._secret, self.slots.welcome)
         self.slots.start(await self._endpoint.start())

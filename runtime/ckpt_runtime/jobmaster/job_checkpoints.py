@@ -406,9 +406,10 @@ class JobCheckpoints:
             case out.RestoreFailed(_, message):
                 cause = FailureInfo("StateRestoreException", message)
                 self._report(job_events.StateRestoreFailed(self._restore_attempt, cause))
-            case out.FailJob(_, message):
+            case out.FailJob(_, message, times):
                 text = f"Exceeded checkpoint tolerable failure threshold. The latest checkpoint failed: {message}"
-                self._report(job_events.JobFailed(FailureInfo("CheckpointException", text)))
+                cause = FailureInfo("CheckpointException", text)
+                self._report(job_events.JobFailed(cause, failed_checkpoints=times))
             case out.ShutdownComplete(keeps_nothing):
                 outputs = sink_outputs(self._submission.job_id, self._submission.graph, self.sinks())
                 self._shell.finish(

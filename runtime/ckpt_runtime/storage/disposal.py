@@ -3,6 +3,9 @@
 ``_metadata`` goes first, so that what is half deleted is no snapshot any more. A checkpoint's directory belongs to the
 system and goes as a whole. A savepoint's may have been moved by its owner to a place with other files in it, so only
 what its metadata refers to is deleted, and its directories only when they are empty then.
+
+What is gone is fine, but only where the directory that held it is there: a mount that is missing shows nothing of what
+comes back with it.
 """
 
 from __future__ import annotations
@@ -17,9 +20,10 @@ from msgspec import Struct
 from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.crash_points import reach
-from ckpt_runtime.storage.errors import InvalidLocationError
+from ckpt_runtime.storage.errors import InvalidLocationError, NotFoundError
 from ckpt_runtime.storage.filesystem import (
     Location,
+    check_directory,
     delete_empty_directory,
     delete_file,
     delete_tree,
@@ -36,6 +40,7 @@ def delete_checkpoint(storage: CheckpointStorage, checkpoint_id: int) -> None:
     Raises :class:`StorageError` naming what could not be deleted; calling again goes on.
     """
     directory = storage.checkpoint(checkpoint_id)
+    check_directory(directory.parent)
     if exists(directory):
         delete_file(directory.child(METADATA_NAME))
         reach("checkpoint-half-deleted")
@@ -80,7 +85,12 @@ class SnapshotDisposal:
     @classmethod
     def of(cls, url: str) -> SnapshotDisposal:
         """Reads and checks; deletes nothing. Raises as :func:`dispose_snapshot`."""
-        snapshot = read_foreign_metadata(resolve(url))
+        location = resolve(url)
+        try:
+            snapshot = read_foreign_metadata(location)
+        except NotFoundError:
+            check_directory(location.parent)
+            raise
         paths = sorted(set(_relative_files(snapshot.document, snapshot.directory)))
         return cls._checked(snapshot.directory, paths)
 
@@ -103,6 +113,7 @@ class SnapshotDisposal:
     def execute(self) -> None:
         """Deletes. After a :class:`StorageError` calling again goes on; what is gone is fine."""
         directory = self.directory
+        check_directory(directory.parent)
         delete_file(directory.child(METADATA_NAME))
         parents: set[Location] = set()
         for segments in self.files:
@@ -117,7 +128,8 @@ def dispose_snapshot(url: str) -> None:
     """Deletes a savepoint or a retained checkpoint, given as its directory or ``_metadata`` file.
 
     Files outside its directory are left alone, as is everything in it that the metadata does not refer to. Raises
-    :class:`NotFoundError`, :class:`CorruptFileError` or :class:`InvalidLocationError` before anything is deleted.
+    :class:`NotFoundError`, :class:`CorruptFileError` or :class:`InvalidLocationError` before anything is deleted, and
+    another :class:`StorageError` when its storage is away.
     """
     SnapshotDisposal.of(url).execute()
 

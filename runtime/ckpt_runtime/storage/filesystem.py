@@ -112,8 +112,9 @@ def allow_memory() -> None:
 def resolve(url: str | os.PathLike[str]) -> Location:
     """The location of an absolute path or a URL: ``/x``, ``file:/x``, ``file:///x``, ``s3://bucket/x``.
 
-    Raises :class:`InvalidLocationError` naming the URL and what is allowed. Does not touch the file system, but the
-    first URL of a scheme loads its library, which may take a second.
+    Raises :class:`InvalidLocationError` naming the URL and what is allowed, and :class:`StorageError` for a store that
+    cannot be reached. Does not touch the file system, but the first URL of a scheme loads its library, which may take
+    a second.
     """
     text, scheme, path = _parsed(url)
     if scheme is None:
@@ -167,10 +168,10 @@ def _remote(text: str, scheme: str) -> Location:
     options = {"use_listings_cache": False} if scheme in _OBJECT_STORES else {}
     try:
         filesystem, path = fsspec.core.url_to_fs(text, **options)
-    except ImportError as error:
+    except (ImportError, ValueError) as error:
         raise InvalidLocationError(f"{text}: {error}", text) from error
     except Exception as error:
-        raise InvalidLocationError(f"{text}: cannot be reached: {error}", text) from error
+        raise StorageError(f"{text}: cannot be reached: {error}", text, error) from error
     path = path.rstrip("/")
     if not path and scheme in _OBJECT_STORES:
         raise _invalid(text, f"a URL with a bucket, {scheme}://bucket/path")
@@ -351,18 +352,33 @@ def is_temporary_name(name: str) -> bool:
     return name.startswith(".") and name.endswith(".tmp")
 
 
-def make_directory(directory: Location, *, exist_ok: bool = True) -> None:
-    """Makes a directory and its parents. On object stores only checks that nothing exists, unless ``exist_ok``.
+def check_directory(directory: Location) -> None:
+    """Raises :class:`StorageError` when a directory that must be there is not.
 
-    A bucket is never made.
+    Then its storage is away: of nothing below it is known that it is gone. Object stores have no directories to miss.
     """
+    if not directory.is_object_store and not is_directory(directory):
+        message = f"the directory {directory.url} is not there: its storage is away, or it was deleted by hand"
+        raise StorageError(message, directory.url)
+
+
+def make_directory(directory: Location, *, exist_ok: bool = True, parents: bool = True) -> None:
+    """Makes a directory and its ``parents``. On object stores only checks that nothing exists, unless ``exist_ok``.
+
+    A bucket is never made. Raises :class:`StorageError` naming the parent that is missing without ``parents``: below
+    the mount point of a file system that is away nothing may be written.
+    """
+    if not parents:
+        check_directory(directory.parent)
     with naming("create", directory):
         if directory.is_local:
-            if exist_ok:
-                os.makedirs(directory.path, exist_ok=True)
-            else:
+            if parents:
                 os.makedirs(os.path.dirname(directory.path), exist_ok=True)
+            try:
                 os.mkdir(directory.path)
+            except FileExistsError:
+                if not exist_ok or not os.path.isdir(directory.path):
+                    raise
             return
         if not exist_ok and exists(directory):
             raise FileExistsError(directory.path)

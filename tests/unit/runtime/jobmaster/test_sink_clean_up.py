@@ -38,10 +38,10 @@ def snapshot(number: int, directory: Path, *names: str, sink: str = SINK) -> Com
         OperatorListState(SINK_ID, OperatorStateMode.SPLIT, (sink,)),
     )
     state = SubtaskState({"out": OperatorSubtaskState(lists=lists)})
-    vertex = VertexDescriptor("v" * 32, "sink", ("out",), 1, 128)
     return CompletedCheckpoint(
-        number, FORMER, 0, 0, str(directory), CheckpointProperties(), (vertex,), states={(vertex.id, 0): state}
-    )
+        number, FORMER, 0, 0, str(directory), CheckpointProperties(),
+        (VertexDescriptor("v" * 32, "Out", ("out",), 1, 128),), states={("v" * 32, 0): state},
+    )  # fmt: skip
 
 
 def hide(out: Path, job_id: str, sequence: int, checkpoint: int | None = None, sink: str = SINK) -> str:
