@@ -82,6 +82,12 @@ def pipeline(session: StreamSession, directory: str, output: str, rate: str) -> 
     united = orders.select("id").uid("order-ids").union(numbers).rebalance()
     write(united.mapInArrow(pass_through, "id BIGINT").uid("united"), "united")
     thirtieth = pc.multiply(pc.divide(pc.field("number"), 30), 30)
-    some = payments.filter(pc.equal(pc.field("number"), thirtieth)).uid("some").select("number").uid("some-numbers").broadcast()
+    some = (
+        payments.filter(pc.equal(pc.field("number"), thirtieth))
+        .uid("some")
+        .select("number")
+        .uid("some-numbers")
+        .broadcast()
+    )
     everywhere = some.mapInArrow(pass_through, "number BIGINT").uid("everywhere").setParallelism(2)
     write(everywhere, "everywhere")
