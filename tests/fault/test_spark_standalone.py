@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -40,6 +41,8 @@ def _through_a_lost_executor(job: FlightsJob, cluster: SparkCluster) -> None:
     assert all(any(command_name(pid) == WORKER for pid in children(executor)) for executor in executors)
     os.kill(executors[0], signal.SIGKILL)
     wait_until(lambda: job.restarts() >= 1, "the restart")
+    lost = job.client.job_exceptions(job.job_id).entries[-1].stack_trace
+    assert re.search(r"slot \S+ was lost: executor \d was lost: .*exited with code 137 \(SIGKILL", lost), lost
     job.finished()
 
 

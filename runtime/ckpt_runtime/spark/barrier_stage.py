@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_runtime.spark.protection import CONTROL_SECRET
 from ckpt_runtime.spark.slot_agent import AgentParameters, run_agent
+from ckpt_runtime.spark.stage_failures import telling_line
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Task = Callable[[Iterable[int]], Iterable[int]]
+
+
+class StageFailedError(RuntimeError):
+    """A barrier stage failed; one line says why."""
+
+
 StageEnded = Callable[[int, BaseException | None], None]
 
 
@@ -55,9 +62,8 @@ class BarrierStageProvider:
             stage = self._context.parallelize(range(slots), slots).barrier()
             stage.mapPartitions(task).collect()
         except Exception as failure:
-            error = failure
-            reason = next(iter(str(failure).splitlines()), type(failure).__name__)
-            logger.warning("barrier stage %d failed: %s", stage_id, reason)
+            error = StageFailedError(telling_line(str(failure)))
+            logger.warning("barrier stage %d failed: %s", stage_id, error)
         ended(stage_id, error)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 WORKER = "ckpt-worker"
 TEMPLATE = "ckpt-template"
+KEEPER = "ckpt-keeper"
 
 
 def set_name(name: str) -> None:
@@ -41,6 +42,21 @@ def started(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError) as error:
         raise ProcessLookupError(f"process {pid} is gone") from error
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below one, those that have ended and wait for their parent included; parents come first."""
+    parents: dict[int, int] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with suppress(OSError, IndexError, ValueError):
+                parents[int(entry)] = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
+    found: list[int] = []
+    wanted = {pid}
+    while wanted:
+        wanted = {child for child, parent in parents.items() if parent in wanted}
+        found += sorted(wanted)
+    return found
 
 
 def identity() -> dict[str, str | int]:

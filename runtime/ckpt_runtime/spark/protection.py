@@ -75,7 +75,7 @@ def check_protected(context: SparkContext) -> None:
     if context.getConf().get(AUTHENTICATE) != "true":
         raise UnprotectedSparkError(f"{AUTHENTICATE}: the running application was started without it")
     # Spark gives up on a master without an error, and stops the application in its own time.
-    if context.master.startswith("spark://") and not _is_registered(context.applicationId):
+    if (context.master or "").startswith("spark://") and not _is_registered(context.applicationId):
         raise UnprotectedSparkError(
             f"the master {context.master} does not take the application in: it does not run, does not have "
             f"{AUTHENTICATE} set, or has another {AUTHENTICATION_SECRET}"
