@@ -274,6 +274,6 @@ def test_errors_are_described_with_their_class_message_and_trace() -> None:
 @pytest.mark.parametrize(
     "error", [ValueNotCarriedError("a lock"), UnreadableValueError("a class"), StateSchemaError("1")]
 )
-def test_what_meets_the_same_error_again_is_not_tried_again(error: Exception) -> None:
-    assert describe_error(error)["recoverable"] is False
+def test_what_meets_the_same_error_again_is_not_tried_again(kind: type[Exception]) -> None:
+    assert describe_error(kind("x"))["recoverable"] is False
     assert describe_error(RuntimeError("x"))["recoverable"] is True
