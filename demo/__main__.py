@@ -94,6 +94,7 @@ def new_airflow(console: Console, session: SessionInfo, data: Path) -> LocalAirf
     """An Airflow whose connection leads to the session; not started yet."""
     address = urlsplit(session.rest_url)
     connection = {"conn_type": "ckpt", "schema": "http", "host": address.hostname, "port": address.port}
+    connection["password"] = session.token
     return LocalAirflow(
         HOME / "airflow",
         ROOT / "dags",
@@ -106,7 +107,7 @@ def new_airflow(console: Console, session: SessionInfo, data: Path) -> LocalAirf
 def run_dag(console: Console, airflow: LocalAirflow, client: CkptClient, data: Path) -> DagRun:
     """Runs the DAG to its end, telling each task's success. Raises SystemExit with a report when the run fails."""
     run = airflow.trigger_dag("ckpt_lifecycle")
-    console.say(f"DAG ckpt_lifecycle runs as {run.run_id}; results go to {data / 'output'}")
+    console.say(f"DAG ckpt_lifecycle runs as {run.run_id}; results go to a directory of its own in {data / 'output'}")
     told: set[str] = set()
     deadline = time.monotonic() + DEADLINE_S
     while True:
@@ -157,7 +158,7 @@ def main() -> None:
         airflow.start()
         airflow.wait_healthy()
         console.say(f"Airflow answers at {airflow.base_url}")
-        with CkptClient(session.rest_url) as client:
+        with CkptClient(session.rest_url, token=session.token) as client:
             run = run_dag(console, airflow, client, data)
         found = airflow.api.xcom(run, "verify")
         if keep:

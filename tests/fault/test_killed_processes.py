@@ -8,10 +8,12 @@ import signal
 import threading
 from pathlib import Path
 
+import pytest
+
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import SequenceJob, fast
 from tests.support.outputs import assert_sequence
-from tests.support.processes import children, living
+from tests.support.processes import children, living, parent
 
 ROWS = 8000
 RATE = 2000
@@ -39,6 +41,9 @@ def test_killed_workers(job: SequenceJob) -> None:
     job.finished()
     assert_sequence(job.out, ROWS)
     job.assert_retained()
+    entries = job.cluster.call(job.cluster.dispatcher.exception_history(job.job_id, 10)).entries
+    assert len(entries) == 3
+    assert all("its process ended with exit code -9 (SIGKILL: killed" in entry.failure.message for entry in entries)
 
 
 def test_a_worker_killed_while_it_restores(job: SequenceJob) -> None:
@@ -51,6 +56,28 @@ def test_a_worker_killed_while_it_restores(job: SequenceJob) -> None:
     _kill(next(pid for pid in job.cluster.worker_pids()))
     job.finished()
     assert_sequence(job.out, ROWS)
+
+
+@pytest.mark.parametrize("ending", ["killed", "canceled"])
+def test_what_user_code_has_started_ends_with_its_worker(job: SequenceJob, ending: str) -> None:
+    """Also what has a session of its own, and no parent any more."""
+    job.start(rate=RATE)
+    job.running()
+    before = job.cluster.worker_pids()
+    job.inject("map-spawn")
+    job.cluster.wait_until(lambda: len(_started(job)) == 2, "processes of user code")
+    started = _started(job)
+    assert living(started) == started
+    if ending == "killed":
+        for pid in before:
+            _kill(pid)
+        job.restarted(1)
+    job.canceled()
+    job.cluster.wait_until(lambda: not living([*started, *before]), "all that user code has started to end")
+
+
+def _started(job: SequenceJob) -> list[int]:
+    return sorted(int(file.name.removeprefix("started-")) for file in job.faults.glob("started-*"))
 
 
 def test_a_killed_spare_does_not_disturb_the_job(job: SequenceJob) -> None:
@@ -74,8 +101,9 @@ def test_a_killed_agent_takes_its_stage_along_and_a_new_one_is_launched(job: Seq
     job.cluster.wait_until(lambda: len(job.cluster.spare_pids()) == 2, "two spares")
     job.cluster.wait_for_checkpoints(job.job_id, 1)
     agents, spares = job.cluster.provider.agent_pids(), job.cluster.spare_pids()
-    before = [pid for agent in agents for pid in (agent, *children(agent)) if pid not in spares]
-    assert len(before) == 6, "an agent, its template and its worker in each slot"
+    staying = {*spares, *(parent(spare) for spare in spares)}
+    before = [pid for agent in agents for pid in (agent, *children(agent)) if pid not in staying]
+    assert len(before) == 8, "an agent, its template, its worker and the worker's keeper in each slot"
     _kill(agents[0])
     job.restarted(1)
     job.cluster.wait_until(lambda: not living(before), "the old stage's processes to end")

@@ -39,6 +39,30 @@ def test_no_restart_strategy_ends_the_job_with_the_cause(job: SequenceJob) -> No
     assert [name for name in hidden(job.out) if name.endswith(".inprogress")] == []
 
 
+def test_exceptions_that_cannot_be_printed_restart_the_job_like_any_other(job: SequenceJob) -> None:
+    job.start(rows=ROWS, rate=3000)
+    job.running()
+    for restarts, fault in enumerate(("map-unprintable", "processor-surrogate", "map-huge"), start=1):
+        job.inject(fault)
+        job.restarted(restarts)
+    job.finished()
+    assert_sequence(job.out, ROWS)
+    entries = job.cluster.call(job.cluster.dispatcher.exception_history(job.job_id, 10)).entries
+    huge, surrogate, unprintable = (entry.failure for entry in entries)
+    assert "UnprintableError" in unprintable.exception
+    assert "__str__() raised ValueError" in unprintable.message
+    assert surrogate.message == r"half a pair \ud800"
+    assert huge.message.startswith("xxx")
+    assert len(huge.message) + len(huge.stack_trace) < 50_000
+
+
+def test_an_exception_that_cannot_be_printed_ends_a_job_that_does_not_restart(job: SequenceJob) -> None:
+    job.start(configuration=fast(restart_strategy__type="none"))
+    job.running()
+    job.inject("processor-unprintable")
+    job.cluster.wait_for_status(job.job_id, JobStatus.FAILED)
+
+
 def test_a_used_up_restart_strategy_ends_the_job(job: SequenceJob) -> None:
     job.start(configuration=fast(restart_strategy__fixed_delay__attempts="1"))
     job.running()

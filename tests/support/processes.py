@@ -23,6 +23,14 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def parent(pid: int) -> int:
+    """Raises LookupError for a process that is gone."""
+    fields = _stat(pid)
+    if fields is None:
+        raise LookupError(f"process {pid} is gone")
+    return int(fields[1])
+
+
 def members(session_pid: int) -> list[int]:
     """All living processes of the session that one leads, also those that init has taken over."""
     pids = sorted(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())

@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 
 Message = dict[str, Any]
 
+MAX_HANDSHAKES = 256
+"""Connections that have not proved the secret yet; one too many takes the place of the oldest."""
+
 
 class PeerListener(Protocol):
     """Who owns a peer: gets its messages and its end, in order, on the event loop."""
@@ -61,6 +64,7 @@ class ControlEndpoint:
         self._welcome = welcome
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._strangers: dict[asyncio.Task[None], None] = {}
 
     async def start(self) -> int:
         """Returns the port."""
@@ -79,12 +83,16 @@ class ControlEndpoint:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
+        if len(self._strangers) >= MAX_HANDSHAKES:
+            next(iter(self._strangers)).cancel()
+        self._strangers[task] = None
         try:
             await self._serve(reader, writer)
         except asyncio.CancelledError:
             pass
         finally:
             self._connections.discard(task)
+            self._strangers.pop(task, None)
             writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -95,6 +103,9 @@ class ControlEndpoint:
         except (OSError, EOFError, TimeoutError, ValueError) as error:
             logger.warning("refused a control connection from %s: %s", writer.get_extra_info("peername"), error)
             return
+        task = asyncio.current_task()
+        assert task is not None
+        self._strangers.pop(task, None)
         self._welcome(peer)
         reason = "the connection was closed"
         try:
@@ -103,7 +114,9 @@ class ControlEndpoint:
                 peer.last_heard = time.monotonic()
                 if peer.listener is not None:
                     peer.listener.peer_message(peer, message)
-        except (OSError, EOFError) as error:
+        except EOFError:
+            logger.debug("a %s closed its connection", peer.role)
+        except OSError as error:
             reason = str(error) or reason
         except Exception as error:
             logger.exception("a control message broke its handler")

@@ -1,18 +1,26 @@
-"""The failures of a job, newest first, with the failures that came along with each. Bounded. Their stored form too."""
+"""The failures of a job, newest first, with the failures that came along with each. Their stored form too.
+
+Bounded in number and in size, whatever a worker sends: a history that cannot be stored would keep a job from ending.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Any
 
+from ckpt_runtime.failure_report import MAX_MESSAGE_CHARS, MAX_TRACE_CHARS, printable
+from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.jobmaster.gateway import ExceptionEntry, ExceptionHistory, FailureCause
+from ckpt_runtime.scheduler.job_events import FailureInfo
 
 MAX_CONCURRENT = 16
 MAX_STORED = 16
-MAX_STORED_TRACE = 16_384
-"""Characters of a stack trace that are stored; of a longer one its end goes."""
+MAX_STORED_CHARS = 1 << 20
+"""Of all texts together; the oldest failures go first, then those that came along with the newest."""
+_MAX_TRACE_CHARS = MAX_TRACE_CHARS + 2 * MAX_MESSAGE_CHARS
+"""A worker's trace has its first line, which repeats the message, in addition."""
 
 
 class FailureLog:
@@ -24,6 +32,7 @@ class FailureLog:
 
     def add(self, entry: ExceptionEntry, *, concurrent: bool) -> None:
         """A failure that comes while the job already deals with one belongs to that one."""
+        entry = replace(entry, failure=_bounded(entry.failure))
         if concurrent and self._entries:
             first = self._entries[0]
             if len(first.concurrent) < MAX_CONCURRENT:
@@ -38,15 +47,36 @@ class FailureLog:
 
     def to_stored(self) -> list[dict[str, Any]]:
         """The newest ones as JSON values; see :func:`entry_of`."""
-        return [asdict(_shortened(entry)) for entry in tuple(self._entries)[:MAX_STORED]]
+        left = MAX_STORED_CHARS
+        stored: list[dict[str, Any]] = []
+        for entry in tuple(self._entries)[:MAX_STORED]:
+            left -= _size(entry)
+            if left < 0:
+                return stored or [asdict(replace(entry, concurrent=()))]
+            stored.append(asdict(entry))
+        return stored
 
 
-def entry_of(document: Mapping[str, Any]) -> ExceptionEntry:
-    """An entry of its stored form. Raises KeyError, TypeError or ValueError for another shape."""
-    concurrent = tuple(entry_of(entry) for entry in document["concurrent"])
-    return ExceptionEntry(**{**document, "failure": FailureCause(**document["failure"]), "concurrent": concurrent})
+def entry_of(document: object) -> ExceptionEntry:
+    """An entry of its stored form. Raises :class:`DocumentError` for another shape."""
+    return checked(document, ExceptionEntry)
 
 
-def _shortened(entry: ExceptionEntry) -> ExceptionEntry:
-    failure = replace(entry.failure, stack_trace=entry.failure.stack_trace[:MAX_STORED_TRACE])
-    return replace(entry, failure=failure, concurrent=tuple(_shortened(known) for known in entry.concurrent))
+def cause_of(failure: FailureInfo) -> FailureCause:
+    """What users see of the job machine's failure; one without a trace shows what a trace begins with."""
+    trace = failure.stack_trace or f"{failure.exception}: {failure.message}"
+    return _bounded(FailureCause(failure.exception, failure.message, trace))
+
+
+def _bounded(failure: FailureCause) -> FailureCause:
+    return FailureCause(
+        printable(failure.exception, MAX_MESSAGE_CHARS),
+        printable(failure.message, 2 * MAX_MESSAGE_CHARS),
+        printable(failure.stack_trace, _MAX_TRACE_CHARS),
+    )
+
+
+def _size(entry: ExceptionEntry) -> int:
+    failure = entry.failure
+    own = len(failure.exception) + len(failure.message) + len(failure.stack_trace)
+    return own + sum(_size(other) for other in entry.concurrent)

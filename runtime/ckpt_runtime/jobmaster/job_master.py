@@ -11,7 +11,6 @@ import itertools
 import logging
 import uuid
 from collections.abc import Coroutine
-from concurrent.futures import Executor
 from typing import Any
 
 from ckpt_runtime.checkpoint.executions import ExecutionId
@@ -19,9 +18,11 @@ from ckpt_runtime.checkpoint.properties import SavepointFormat as SnapshotFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
 from ckpt_runtime.configuration.cluster_options import CpuPinning, JobManagerOptions, TaskManagerOptions
 from ckpt_runtime.jobmaster.checkpoint_shell import present_instant
+from ckpt_runtime.jobmaster.consequences import Consequences
 from ckpt_runtime.jobmaster.deployment_planner import place, plan_deployments
+from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.ended_job import result_document
-from ckpt_runtime.jobmaster.exceptions_history import FailureLog
+from ckpt_runtime.jobmaster.exceptions_history import FailureLog, cause_of
 from ckpt_runtime.jobmaster.executions import ExecutionGraph, wall_clock_ms
 from ckpt_runtime.jobmaster.gateway import (
     NOT_YET,
@@ -32,7 +33,6 @@ from ckpt_runtime.jobmaster.gateway import (
     ExceptionHistory,
     ExecutionResult,
     ExecutionState,
-    FailureCause,
     JobConfigInfo,
     JobDetails,
     JobOverview,
@@ -71,13 +71,13 @@ _deployments = itertools.count(1)
 class JobMaster:
     """A job from its submission to its result. Raises InvalidOptionError for values that cannot be used."""
 
-    def __init__(self, submission: JobSubmission, slots: SlotPool, pool: Executor) -> None:
+    def __init__(self, submission: JobSubmission, slots: SlotPool, pools: DriverPools) -> None:
         self.graph = submission.graph
         self.configuration = submission.configuration
         self.executions = ExecutionGraph(submission.graph)
         self._submission = submission
         self._slot_pool = slots
-        self._pool = pool
+        self._pools = pools.of_job(submission.job_id)
         self._slots: list[Slot] = []
         self._tasks = TaskGateway(submission.archive)
         self._loop = asyncio.get_running_loop()
@@ -86,8 +86,10 @@ class JobMaster:
         keys = [(vertex.id, index) for vertex in self.graph.vertices for index in range(vertex.parallelism)]
         first_attempt = submission.history.next_attempt
         self._machine = JobMachine(keys, create_restart_strategy(self.configuration), first_attempt)
-        self._checkpoints = JobCheckpoints(submission, self._tasks, self._checkpoint_event, pool)
+        self._checkpoints = JobCheckpoints(submission, self._tasks, self._checkpoint_event, self._pools)
+        self._consequences = Consequences(self._deliver_consequence)
         self._stops: dict[str, asyncio.Future[str]] = {}
+        self._stopping: dict[tuple[str, SavepointFormat, bool], asyncio.Future[str]] = {}
         self._restart_timer: asyncio.TimerHandle | None = None
         history_size = self.configuration.get(JobManagerOptions.EXCEPTION_HISTORY_SIZE)
         self._failures = FailureLog(history_size, submission.history.failures)
@@ -147,11 +149,18 @@ class JobMaster:
     async def stop_with_savepoint(
         self, directory: str, savepoint_format: SavepointFormat, drain: bool
     ) -> OperationStatus:
-        """Completes when all tasks have finished after the savepoint. Raises OperationFailed."""
-        request_id = uuid.uuid4().hex
-        future = self._stops[request_id] = self._loop.create_future()
-        self._handle(events.StopRequested(request_id, drain, directory, SnapshotFormat(savepoint_format.value)))
-        return OperationStatus(True, location=await future)
+        """Completes when all tasks have finished after the savepoint. Raises OperationFailed.
+
+        The same stop again while it is in progress is that one, whoever asks.
+        """
+        wanted = (directory, savepoint_format, drain)
+        future = self._stopping.get(wanted)
+        if future is None:
+            request_id = uuid.uuid4().hex
+            future = self._stops[request_id] = self._stopping[wanted] = self._loop.create_future()
+            future.add_done_callback(lambda _: self._stopping.pop(wanted))
+            self._handle(events.StopRequested(request_id, drain, directory, SnapshotFormat(savepoint_format.value)))
+        return OperationStatus(True, location=await asyncio.shield(future))
 
     async def patch_checkpoint_config(self, patch: CheckpointConfigPatch | None) -> EffectiveCheckpointConfig:
         """FLIP-571; None drops all overrides. Raises as ``DispatcherGateway.patch_checkpoint_config``."""
@@ -231,7 +240,7 @@ class JobMaster:
             status=overview.status if overview.status.is_globally_terminal else None,
             start_time_ms=overview.start_time_ms,
             end_time_ms=overview.end_time_ms,
-            failure=None if cause is None else FailureCause(cause.exception, cause.message, cause.stack_trace),
+            failure=None if cause is None else cause_of(cause),
         )
 
     # --- the job machine
@@ -256,7 +265,7 @@ class JobMaster:
         pause = _RETRY_BASE_S
         while True:
             try:
-                await self._loop.run_in_executor(self._pool, self._submission.record.end, result)
+                await self._loop.run_in_executor(self._pools.own, self._submission.record.end, result)
                 break
             except NotLeaderError:
                 logger.warning("job %s ended, but another driver leads now", self._submission.job_id)
@@ -277,12 +286,12 @@ class JobMaster:
             graph=self.graph,
             given=self._submission.given,
             timestamps={**self._timestamps, ended.status: ended.timestamp},
-            failure=None if cause is None else FailureCause(cause.exception, cause.message, cause.stack_trace),
+            failure=None if cause is None else cause_of(cause),
             exceptions=self._failures.to_stored(),
             restart_strategy=strategy_type(self.configuration).value,
             checkpoint_config=self.checkpoint_config(),
             request=self._submission.request,
-            checkpoint_counts=self.checkpoint_statistics().counts,
+            checkpoints=self._checkpoints.statistics_after(ended.status),
             restarts=self._restarts,
         )
 
@@ -352,6 +361,7 @@ class JobMaster:
             deployment=next(_deployments),
             attempt=attempt,
             restored=self._checkpoints.restored,
+            sinks=self._checkpoints.sinks(),
         )
         reach("deploy-before")
         self._tasks.deploy(self._slots, deployments)
@@ -375,6 +385,7 @@ class JobMaster:
         self._checkpoints.shut_down(self._machine.status, fenced=self._fenced)
         self._stop_acquiring()
         self._release_slots()
+        self._consequences.forget()
         for future in self._stops.values():
             future.set_exception(OperationFailed(f"The job is {self.status.value}."))
         self._stops.clear()
@@ -401,19 +412,21 @@ class JobMaster:
             self._failures_changed = False
             stored = self._failures.to_stored()
             try:
-                await self._loop.run_in_executor(self._pool, self._submission.record.keep_failures, stored)
-            except StorageError as error:
+                await self._loop.run_in_executor(self._pools.own, self._submission.record.keep_failures, stored)
+            except (StorageError, ValueError) as error:  # ValueError: no document, too large or no JSON
                 logger.warning("the failures of job %s cannot be stored: %s", self._submission.job_id, error)
         self._keeping_failures = None
 
     # --- the owner of slots: what becomes of workers and slots
 
     def worker_lost(self, slot: Slot, reason: str) -> None:
+        """May come late: a deployment that has begun meanwhile has another worker there."""
         index = self._tasks.index_of(slot)
-        if index is not None:
+        if index is not None and not self._tasks.lives(index):
             cause = FailureInfo("WorkerLostException", reason)
             for execution in [e for e in self._machine.tasks.alive if e.subtask == index]:
                 self._task_failed(execution, cause)
+        self._consequences.release()
 
     def slot_lost(self, slot: Slot, reason: str) -> None:
         self.worker_lost(slot, reason)
@@ -429,9 +442,7 @@ class JobMaster:
             case "heartbeat":
                 self.executions.measured(message["tasks"])
             case "deploy_failed":
-                cause = self._failure_of(message)
-                for execution in [e for e in self._machine.tasks.alive if e.subtask == index]:
-                    self._task_failed(execution, cause)
+                self._reported_failure(index, [e for e in self._machine.tasks.alive if e.subtask == index], message)
             case "canceled":
                 if not message["ended"]:
                     self._slot_pool.replace_worker(slot)
@@ -462,17 +473,28 @@ class JobMaster:
             case ExecutionState.CANCELED:
                 self._task_canceled(execution)
             case ExecutionState.FAILED:
-                self._task_failed(execution, self._failure_of(message))
+                self._reported_failure(execution.subtask, [execution], message)
 
-    def _failure_of(self, message: dict[str, Any]) -> FailureInfo:
+    def _reported_failure(self, subtask: int, executions: list[ExecutionId], message: dict[str, Any]) -> None:
         """A worker's failure. One that no restart can help ends the job, whatever the restart strategy says."""
         error = dict(message["error"])
-        recoverable = error.pop("recoverable")
+        recoverable, is_consequence = error.pop("recoverable"), error.pop("consequence", False)
         cause = FailureInfo(**error)
+        if is_consequence:
+            self._consequences.hold(executions, cause)
+            return
+        self._tasks.note_failure(subtask)
         if not recoverable:
             self._note_failure(cause)
             self._handle(events.JobFailed(cause, recoverable=False))
-        return cause
+        for execution in executions:
+            self._task_failed(execution, cause)
+        self._consequences.release()
+
+    def _deliver_consequence(self, execution: ExecutionId, cause: FailureInfo) -> None:
+        """Unless the subtask has ended otherwise meanwhile, or another attempt has begun."""
+        if execution in self._machine.tasks.alive:
+            self._task_failed(execution, cause)
 
     def _task_canceled(self, execution: ExecutionId) -> None:
         self._enter(execution, ExecutionState.CANCELED)
@@ -495,10 +517,7 @@ class JobMaster:
             known = self.executions.executions[execution.key]
             name = f"{vertex.name} ({execution.subtask + 1}/{vertex.parallelism})"
             slot, endpoint = known.slot, known.endpoint
-        failure = FailureCause(
-            cause.exception, cause.message, cause.stack_trace or f"{cause.exception}: {cause.message}"
-        )
-        entry = ExceptionEntry(failure, wall_clock_ms(), name, endpoint, slot)
+        entry = ExceptionEntry(cause_of(cause), wall_clock_ms(), name, endpoint, slot)
         clearing = (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING)
         self._failures.add(entry, concurrent=self._machine.state in clearing)
         self._failures_changed = not self._machine.state.is_terminal

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-import traceback
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from ckpt_runtime.failure_report import report_of
 from ckpt_runtime.jobmaster.gateway import FailureCause, OperationKind, OperationNotFound, OperationStatus
 
 STORE_DURATION_S = 300.0
@@ -98,9 +98,6 @@ async def _run(operation: Callable[[], Awaitable[OperationStatus]]) -> Operation
 
 def failure_cause(error: BaseException) -> FailureCause:
     """An exception as the REST API shows it; the trace begins with the line that clients show."""
-    kind = type(error)
-    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    first = f"{name}: {error}"
-    if isinstance(error, OperationFailed):
-        return FailureCause(name, str(error), first)
-    return FailureCause(name, str(error), f"{first}\n{''.join(traceback.format_exception(error))}")
+    report = report_of(error)
+    trace = f"{report.exception}: {report.message}" if isinstance(error, OperationFailed) else report.stack_trace
+    return FailureCause(report.exception, report.message, trace)

@@ -43,6 +43,12 @@ class TaskGateway:
         slot, worker_id = self._workers[subtask]
         return not slot.lost and slot.worker is not None and slot.worker.worker_id == worker_id
 
+    def note_failure(self, subtask: int) -> None:
+        """What the worker runs has failed in it."""
+        slot, _ = self._workers[subtask]
+        if self.lives(subtask) and slot.worker is not None:
+            slot.worker.failures += 1
+
     def index_of(self, slot: Slot) -> int | None:
         """The subtask index that the slot hosts in this deployment."""
         return next((index for index, (known, _) in enumerate(self._workers) if known is slot), None)

@@ -17,6 +17,10 @@ MAX_MESSAGE_BYTES = 256 << 20
 _LENGTH = struct.Struct("<I")
 
 
+class ChannelLostError(ConnectionError):
+    """Another worker cannot be reached any more: seldom the first thing that went wrong, since that worker is gone."""
+
+
 def receive_exactly(connection: socket.socket, count: int) -> bytes:
     """Raises ConnectionError when the peer closes first."""
     content = bytearray(count)

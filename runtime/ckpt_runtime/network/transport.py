@@ -1,9 +1,9 @@
-"""The only file with data sockets: one listening socket and one I/O thread per worker.
+"""Data sockets, but for the handshake of those that others open: one listening socket and one I/O thread per worker.
 
 A worker dials each peer that it sends to; data flows one way on that connection, credit and wanted buffer sizes the
 other. All channels
 between two workers share it. Bodies are received straight into Arrow buffers, so that a record batch is read without a
-copy, and sent by scatter-gather. Dialling and the handshake happen outside the I/O thread.
+copy, and sent by scatter-gather. Dialling happens in the thread that deploys.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import selectors
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,8 +21,9 @@ from itertools import islice
 
 import pyarrow as pa
 
+from ckpt_runtime.network.authentication import AuthenticationError
 from ckpt_runtime.network.buffer_debloater import BufferSizeWish
-from ckpt_runtime.network.connections import HANDSHAKE_TIMEOUT_S, authenticate
+from ckpt_runtime.network.connections import HANDSHAKE_TIMEOUT_S, ChannelLostError, authenticate
 from ckpt_runtime.network.credit import SenderCredit
 from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, EndOfData, decode_element, encode_element
 from ckpt_runtime.network.framing import (
@@ -37,12 +39,15 @@ from ckpt_runtime.network.framing import (
     encode_header,
 )
 from ckpt_runtime.network.gate import InputChannel
+from ckpt_runtime.network.incoming import IncomingHandshakes
 from ckpt_runtime.network.output_queue import InFlightData, OutputQueue, QueuedElement
 
 logger = logging.getLogger(__name__)
 
 _PURPOSE = "data"
 _MAX_VECTORS = 64
+ACCEPT_PAUSE_S = 0.1
+"""How long nothing is accepted by a process that has no descriptors left."""
 Address = tuple[str, int]
 
 
@@ -172,7 +177,7 @@ class _Connection:
         self.peer = peer
         self.subpartitions: dict[int, RemoteSubpartition] = {}
         self.inputs: dict[int, InputChannel] = {}
-        self.error: BaseException | None = None
+        self.error: ChannelLostError | None = None
         self._transport = transport
         self._ready: deque[RemoteSubpartition] = deque()
         self._frames: deque[tuple[int, FrameKind, bytes]] = deque()
@@ -310,9 +315,8 @@ class _Connection:
 
     def fail(self, error: BaseException) -> None:
         """Tells every channel on this connection; the subtasks see it when they poll or send."""
-        self.error = error
+        failure = self.error = ChannelLostError(f"connection to worker {self.peer} lost: {error}")
         self.served = False
-        failure = ConnectionError(f"connection to worker {self.peer} lost: {error}")
         for channel in self.inputs.values():
             channel.put(failure)
         for subpartition in self.subpartitions.values():
@@ -338,6 +342,8 @@ class DataTransport:
         os.set_blocking(self._wake_receive, False)
         os.set_blocking(self._wake_send, False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._accept_again_at: float | None = None
+        self._incoming = IncomingHandshakes(self._selector, secret, _PURPOSE, self._welcome)
         self._selector.register(self._wake_receive, selectors.EVENT_READ, self._drain_wake)
         self._connections: set[_Connection] = set()
         self._dialled: dict[Address, _Connection] = {}
@@ -364,7 +370,10 @@ class DataTransport:
             self._post(lambda: self._bind(connection, channel, receiver))
 
     def connect(self, peer: Address, channel: int, capacity: int, wake: Callable[[], None]) -> RemoteSubpartition:
-        """Opens a sending channel to the worker at ``peer``. Raises OSError when it cannot be reached."""
+        """Opens a sending channel to the worker at ``peer``.
+
+        Raises ChannelLostError when it cannot be reached, AuthenticationError when it is of another session.
+        """
         connection = self._dial(peer)
         subpartition = RemoteSubpartition(channel, capacity, wake)
         subpartition.attach(connection)
@@ -406,16 +415,25 @@ class DataTransport:
             connection = self._dialled.get(peer)
             if connection is not None and connection.error is None:
                 return connection
+            plain = self._dialled_socket(peer)
+            connection = _Connection(self, plain, f"{peer[0]}:{peer[1]}")
+            self._dialled[peer] = connection
+            self._post(lambda: self._add(connection))
+            return connection
+
+    def _dialled_socket(self, peer: Address) -> socket.socket:
+        try:
             plain = socket.create_connection(peer, timeout=HANDSHAKE_TIMEOUT_S)
             try:
                 authenticate(plain, self._secret, "client", _PURPOSE)
             except BaseException:
                 plain.close()
                 raise
-            connection = _Connection(self, plain, f"{peer[0]}:{peer[1]}")
-            self._dialled[peer] = connection
-            self._post(lambda: self._add(connection))
-            return connection
+        except AuthenticationError:
+            raise
+        except OSError as error:
+            raise ChannelLostError(f"worker {peer[0]}:{peer[1]} cannot be reached: {error}") from error
+        return plain
 
     # I/O thread.
 
@@ -439,7 +457,7 @@ class DataTransport:
 
     def _bind(self, connection: _Connection, channel: int, receiver: InputChannel) -> None:
         if connection.error is not None:
-            receiver.put(ConnectionError(f"connection to worker {connection.peer} lost: {connection.error}"))
+            receiver.put(connection.error)
             return
         connection.inputs[channel] = receiver
         receiver.on_credit(lambda count: connection.send_frame(channel, FrameKind.CREDIT, encode_credit(count)))
@@ -466,21 +484,25 @@ class DataTransport:
     def _accept(self) -> None:
         try:
             plain, peer = self._listener.accept()
-        except OSError:
+        except (BlockingIOError, ConnectionError):
             return
-        threading.Thread(target=self._welcome, args=(plain, f"{peer[0]}:{peer[1]}"), daemon=True).start()
+        except OSError as error:
+            # Without descriptors or memory the listener stays readable: do not turn in circles.
+            logger.warning("cannot accept a data connection: %s", error)
+            self._incoming.drop_oldest("there are no descriptors left")
+            self._selector.unregister(self._listener)
+            self._accept_again_at = time.monotonic() + ACCEPT_PAUSE_S
+            return
+        self._incoming.add(plain, f"{peer[0]}:{peer[1]}")
 
     def _welcome(self, plain: socket.socket, peer: str) -> None:
-        try:
-            authenticate(plain, self._secret, "server", _PURPOSE)
-        except OSError as error:
-            logger.warning("refused a data connection from %s: %s", peer, error)
-            plain.close()
-            return
-        connection = _Connection(self, plain, peer)
-        self._post(lambda: self._add(connection))
-        if self._closing:
-            plain.close()
+        self._add(_Connection(self, plain, peer))
+
+    def _look_after_the_door(self) -> None:
+        self._incoming.expire()
+        if self._accept_again_at is not None and self._accept_again_at <= time.monotonic():
+            self._accept_again_at = None
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def _drain_wake(self) -> None:
         with suppress(BlockingIOError):
@@ -493,9 +515,10 @@ class DataTransport:
             while self._notified:
                 self._flush(self._notified.popleft())
             self._sleeping = True
-            timeout = 0 if self._notified or self._tasks else 1.0
-            events = self._selector.select(timeout)
+            pause = 1.0 if self._accept_again_at is None else ACCEPT_PAUSE_S
+            events = self._selector.select(0 if self._notified or self._tasks else pause)
             self._sleeping = False
+            self._look_after_the_door()
             for key, mask in events:
                 if isinstance(key.data, _Connection):
                     self._serve(key.data, mask)
@@ -503,6 +526,7 @@ class DataTransport:
                     key.data()
         while self._tasks:
             self._tasks.popleft()()
+        self._incoming.close()
         for connection in list(self._connections):
             connection.socket.close()
         self._connections.clear()

@@ -20,6 +20,9 @@ HEAD_TIMEOUT_S = 30.0
 REFUSED_TIMEOUT_S = 5.0
 """The same for a connection that is one too many."""
 
+LINGER_S = 1.0
+"""How long a client may go on sending a body after its answer; at once, closing could cost it the answer."""
+
 MAX_REFUSED = 64
 """Connections that wait for a 503 at most; more are closed without an answer."""
 
@@ -34,6 +37,7 @@ class BoundedHttpProtocol(H11Protocol):
         self._max_connections = max_connections
         self.is_refused = False
         self._head_timer: asyncio.TimerHandle | None = None
+        self._lingers = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -45,13 +49,23 @@ class BoundedHttpProtocol(H11Protocol):
             self._watch_head()
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing() or self.conn.our_state in _CLOSED:
+        if self._lingers or self.transport.is_closing() or self.conn.our_state in _CLOSED:
             return
         if self.is_refused:
             self._refuse()
             return
         super().data_received(data)
         self._watch_head()
+
+    def on_response_complete(self) -> None:
+        """An answer that came before the end of the body is the connection's last: nobody reads what follows it."""
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
+            self._lingers = True
+            self._unset_keepalive_if_required()
+            self.loop.call_later(LINGER_S, self.transport.abort)
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """A client that sends no more may still read: true keeps the connection open for the answer under way."""

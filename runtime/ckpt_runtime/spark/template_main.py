@@ -15,9 +15,11 @@ import socket
 import sys
 import tempfile
 import warnings
+from functools import partial
 from typing import Any, NoReturn
 
 from ckpt_runtime.spark import processes
+from ckpt_runtime.spark.keeper import keep
 from ckpt_runtime.spark.worker_main import make_ready, prepare, work
 from ckpt_runtime.spark.worker_template import MAX_MESSAGE
 
@@ -58,26 +60,42 @@ class Template:
         return True
 
     def _fork(self, start: dict[str, Any], pipe: int) -> None:
-        pid = os.fork()
-        if pid == 0:
-            self._become_worker(start, pipe)
+        """Of the two that come, the keeper is this process's child, and ends as the worker did."""
+        told, telling = os.pipe()
         try:
-            descriptor = os.pidfd_open(pid)
+            keeper = os.fork()
+            if keeper == 0:
+                self._become_keeper(start, pipe, told, telling)
+        except OSError:
+            os.close(told)
+            raise
+        finally:
+            os.close(telling)
+        try:
+            worker = _told_pid(told)
+            descriptor = os.pidfd_open(keeper)
         except OSError:
             # Nobody could watch it: it must not live.
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            os.kill(keeper, signal.SIGKILL)
+            os.waitpid(keeper, 0)
             raise
-        self._workers[descriptor] = pid, start["worker"]
+        self._workers[descriptor] = keeper, start["worker"]
         self._poll.register(descriptor, select.POLLIN)
-        self._say(type="forked", worker=start["worker"], pid=pid, started=processes.started(pid))
+        self._say(type="forked", worker=start["worker"], pid=worker, started=_started(worker))
+
+    def _become_keeper(self, start: dict[str, Any], pipe: int, told: int, telling: int) -> NoReturn:
+        try:
+            os.close(told)
+            self._connection.close()
+            for descriptor in self._workers:
+                os.close(descriptor)
+            keep(partial(self._become_worker, start, pipe), pipe, telling, start["directory"])
+        finally:
+            os._exit(1)
 
     def _become_worker(self, start: dict[str, Any], pipe: int) -> NoReturn:
         """What the agent would have given to a new process; then a worker's life. Never goes back to the loop."""
         try:
-            self._connection.close()
-            for descriptor in self._workers:
-                os.close(descriptor)
             processes.set_name(processes.WORKER)
             os.environ["TMPDIR"] = start["directory"]
             tempfile.tempdir = None
@@ -100,6 +118,23 @@ class Template:
             self._connection.send(json.dumps(message).encode())
         except OSError:
             return
+
+
+def _told_pid(told: int) -> int:
+    """Raises OSError when the keeper could not fork."""
+    with os.fdopen(told, "rb") as reading:
+        text = reading.read()
+    if not text:
+        raise OSError("the worker could not be forked")
+    return int(text)
+
+
+def _started(worker: int) -> int:
+    """0 for one that has ended already: nobody can hold it."""
+    try:
+        return processes.started(worker)
+    except ProcessLookupError:
+        return 0
 
 
 def main() -> None:

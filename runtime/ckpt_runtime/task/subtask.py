@@ -20,6 +20,7 @@ from ckpt_runtime.checkpoint.barrier_handler import (
     TriggeredByCoordinator,
 )
 from ckpt_runtime.checkpoint.instant import Instant
+from ckpt_runtime.failure_report import log_failure
 from ckpt_runtime.network.elements import (
     CancelCheckpoint,
     CheckpointBarrier,
@@ -445,7 +446,7 @@ class Subtask:
         if self._restored is not None:
             self._restored.close()
         for failure in self.chain.close():
-            logger.error("closing %s failed", self.name, exc_info=failure)
+            log_failure(logger, logging.ERROR, f"closing {self.name} failed", failure)
             if state is TaskState.FINISHED:
                 state, error = TaskState.FAILED, failure
         self._change(state, error)

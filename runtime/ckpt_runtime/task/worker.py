@@ -14,9 +14,9 @@ import shutil
 import tempfile
 import threading
 import time
-import traceback
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from ckpt_runtime.checkpoint.properties import CheckpointOptions
@@ -24,10 +24,11 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
 from ckpt_runtime.configuration.state_options import StateOptions
 from ckpt_runtime.connectors.tagged_values import UnreadableValueError, ValueNotCarriedError
+from ckpt_runtime.failure_report import log_failure, report_of, summary_of
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.key_groups import key_group_range
-from ckpt_runtime.network.connections import ControlConnection
+from ckpt_runtime.network.connections import ChannelLostError, ControlConnection
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.network.transport import DataTransport
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError
@@ -36,9 +37,9 @@ from ckpt_runtime.task.deployed_job import DeployedJob, PlanMismatchError, load_
 from ckpt_runtime.task.deployment import Deployment
 from ckpt_runtime.task.restore import StateRestoreError, UnsupportedBackendError
 from ckpt_runtime.task.restored_input import UnreadableInFlightDataError
-from ckpt_runtime.task.snapshot_writer import write_snapshot
+from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
 from ckpt_runtime.task.subtask import Subtask, TaskState
-from ckpt_runtime.task.subtask_checkpoints import Snapshot
+from ckpt_runtime.task.subtask_checkpoints import Snapshot, SnapshotMeasures
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ class TaskWorker:
             self._job = DeployedJob(deployment, plan, self._transport, self)
             self._job.start()
         except (Exception, SystemExit) as error:
-            logger.exception("deployment %d failed", deployment.deployment)
+            _log_error(f"deployment {deployment.deployment} failed", error)
             self._report({"type": "deploy_failed", "error": describe_error(error)}, deployment.deployment)
 
     def _unpack(self, program_id: str, archive: str | None) -> str:
@@ -222,7 +223,7 @@ class TaskWorker:
 
     def state_changed(self, subtask: Subtask, error: BaseException | None = None) -> None:
         if error is not None:
-            logger.error("subtask %s failed", subtask.name, exc_info=error)
+            _log_error(f"subtask {subtask.name} failed", error)
         self._report_subtask(
             subtask,
             {"type": "state", "state": subtask.state.value, "error": None if error is None else describe_error(error)},
@@ -252,34 +253,22 @@ class TaskWorker:
         try:
             written = write_snapshot(snapshot, key_groups, threshold, subtask.checkpoints.persisted)
         except Exception as error:
-            logger.warning("checkpoint %d of %s failed", barrier.checkpoint_id, subtask.name, exc_info=error)
-            reason = "IO_EXCEPTION" if isinstance(error, OSError) else "CHECKPOINT_ASYNC_EXCEPTION"
-            self.decline(subtask, barrier.checkpoint_id, reason, f"{type(error).__name__}: {error}")
+            self._decline_failed(subtask, barrier.checkpoint_id, error)
             return
         if not _is_awaited(self._job, subtask):
             written.discard()
             return
-        self._report_subtask(
-            subtask,
-            {
-                "type": "ack",
-                "checkpoint_id": barrier.checkpoint_id,
-                "directory": barrier.options.directory,
-                "state": written.state.to_json(),
-                "finished_operators": measures.finished_operators,
-                "metrics": {
-                    "sync_duration": round(measures.sync_ms),
-                    "async_duration": round((time.monotonic() - start) * 1000),
-                    "checkpointed_size": written.written_bytes,
-                    "alignment_buffered": 0,
-                    "processed_data": measures.processed_bytes,
-                    "persisted_data": written.in_flight_bytes,
-                    "alignment_duration": measures.alignment_ms,
-                    "start_delay": measures.start_delay_ms,
-                    "unaligned": measures.unaligned,
-                },
-            },
-        )
+        async_ms = round((time.monotonic() - start) * 1000)
+        try:
+            self._report_subtask(subtask, _acknowledgement(barrier, measures, written, async_ms))
+        except (TypeError, ValueError) as error:  # the state has a text that is no Unicode, or is too large
+            written.discard()
+            self._decline_failed(subtask, barrier.checkpoint_id, error)
+
+    def _decline_failed(self, subtask: Subtask, checkpoint_id: int, error: Exception) -> None:
+        log_failure(logger, logging.WARNING, f"checkpoint {checkpoint_id} of {subtask.name} failed", error)
+        reason = "IO_EXCEPTION" if isinstance(error, OSError) else "CHECKPOINT_ASYNC_EXCEPTION"
+        self.decline(subtask, checkpoint_id, reason, summary_of(error))
 
     def _report_subtask(self, subtask: Subtask, message: Message) -> None:
         """Says nothing of a subtask of an earlier deployment, whose snapshot may still be written."""
@@ -317,20 +306,48 @@ def _is_awaited(job: DeployedJob | None, subtask: Subtask) -> bool:
     return _runs(job, subtask) and subtask.state is TaskState.RUNNING
 
 
+def _acknowledgement(
+    barrier: CheckpointBarrier, measures: SnapshotMeasures, written: WrittenSnapshot, async_ms: int
+) -> Message:
+    return {
+        "type": "ack",
+        "checkpoint_id": barrier.checkpoint_id,
+        "directory": barrier.options.directory,
+        "state": written.state.to_json(),
+        "finished_operators": measures.finished_operators,
+        "metrics": {
+            "sync_duration": round(measures.sync_ms),
+            "async_duration": async_ms,
+            "checkpointed_size": written.written_bytes,
+            "alignment_buffered": 0,
+            "processed_data": measures.processed_bytes,
+            "persisted_data": written.in_flight_bytes,
+            "alignment_duration": measures.alignment_ms,
+            "start_delay": measures.start_delay_ms,
+            "unaligned": measures.unaligned,
+        },
+    }
+
+
 def describe_error(error: BaseException) -> dict[str, Any]:
     """An error as the exception history shows it; the trace begins with the line that clients show.
 
-    ``recoverable`` is false where trying again meets the same error.
+    ``recoverable`` is false where trying again, on whatever host, meets the same error: the plan or the stored state is
+    proven not to fit. That storage is away is no such proof. A ``consequence`` is most probably one of another worker's
+    end, and has no trace: where a thread was when it learned of it says nothing.
     """
-    kind = type(error)
-    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    trace = "".join(traceback.format_exception(error))
-    return {
-        "exception": name,
-        "message": str(error),
-        "stack_trace": f"{name}: {error}\n{trace}",
-        "recoverable": not isinstance(error, _HOPELESS),
-    }
+    report = report_of(error)
+    if consequence := issubclass(type(error), ChannelLostError):
+        report = replace(report, stack_trace=f"{report.exception}: {report.message}")
+    recoverable = not issubclass(type(error), _HOPELESS)
+    return {**asdict(report), "recoverable": recoverable, "consequence": consequence}
+
+
+def _log_error(what: str, error: BaseException) -> None:
+    if isinstance(error, ChannelLostError):
+        logger.warning("%s: %s", what, error)
+    else:
+        log_failure(logger, logging.ERROR, what, error)
 
 
 def _measures(subtask: Subtask) -> dict[str, Any]:

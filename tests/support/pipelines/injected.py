@@ -7,6 +7,7 @@ it.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,10 +17,18 @@ class InjectedError(RuntimeError):
     """What user code raises on demand."""
 
 
+class UnprintableError(RuntimeError):
+    """Its text cannot be had."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
 def act(directory: str | None, place: str) -> None:
     """``<place>-raise`` raises, ``-exit`` calls ``sys.exit``, ``-block`` never returns; ``-slow`` takes 50 ms.
 
-    ``-held`` holds user code up as long as the file is there.
+    ``-held`` holds user code up as long as the file is there. ``-unprintable``, ``-surrogate`` and ``-huge`` raise what
+    is hard to report; ``-spawn`` starts processes that nobody waits for.
     """
     if directory is None:
         return
@@ -30,11 +39,27 @@ def act(directory: str | None, place: str) -> None:
         time.sleep(0.01)
     if _consumed(root / f"{place}-raise"):
         raise InjectedError(f"injected in {place}")
+    if _consumed(root / f"{place}-unprintable"):
+        raise UnprintableError
+    if _consumed(root / f"{place}-surrogate"):
+        raise InjectedError("half a pair \ud800")
+    if _consumed(root / f"{place}-huge"):
+        raise InjectedError("x" * 100_000_000)
+    if _consumed(root / f"{place}-spawn"):
+        _start_detached(root)
     if _consumed(root / f"{place}-exit"):
         sys.exit(3)
     if _consumed(root / f"{place}-block"):
         while True:
             time.sleep(1)
+
+
+def _start_detached(root: Path) -> None:
+    """Leaves ``started-<pid>`` for a child, and for a process in a session of its own whose parent is gone."""
+    child = subprocess.Popen(["sleep", "600"])
+    script = f"sleep 600 & echo > {root}/started-$!"
+    subprocess.run(["setsid", "sh", "-c", script], check=True)
+    (root / f"started-{child.pid}").touch()
 
 
 def sign_in(directory: str | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
+from ckpt_runtime.jobmaster import control_endpoint
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint, Message, Peer
 from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, AuthenticationError, Handshake
 from ckpt_runtime.network.connections import MAX_MESSAGE_BYTES, ControlConnection, encode_message
@@ -220,5 +221,20 @@ def test_stopping_hangs_up_on_everybody() -> None:
         await rest_of(half_way)
         with pytest.raises(OSError):
             await door.connect()
+
+    run(test)
+
+
+def test_of_too_many_strangers_the_oldest_has_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_endpoint, "MAX_HANDSHAKES", 3)
+
+    async def test(door: Door) -> None:
+        peer, _, _ = await door.guest()
+        readers = [(await door.connect())[0] for _ in range(5)]
+        await door.guest()
+        for reader in readers[:2]:
+            await rest_of(reader)
+        assert not readers[-1].at_eof()
+        assert not peer.closed, "a peer that has proved itself is no stranger"
 
     run(test)

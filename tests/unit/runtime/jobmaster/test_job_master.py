@@ -28,6 +28,14 @@ RESTARTING = {
     "restart_strategy__fixed_delay__delay": "0 ms",
 }
 
+LOST_CHANNEL = {
+    "exception": "ChannelLostError",
+    "message": "connection to worker h:1 lost",
+    "stack_trace": "",
+    "recoverable": True,
+    "consequence": True,
+}
+
 
 def run(directory: Path, test: Callable[[World], Coroutine[Any, Any, None]], **times: float) -> None:
     async def inside() -> None:
@@ -127,6 +135,53 @@ class TestFailures:
             (entry,) = job.exception_history(10).entries
             assert (entry.failure.message, entry.task_name) == ("boom", "count (1/2)")
             assert [worker.peer.of("deploy")[-1].get("archive") for worker in world.active()] == [None, None]
+
+        run(tmp_path, test)
+
+    def test_a_lost_worker_is_the_cause_and_what_its_neighbours_lost_comes_along(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            job = world.start_job(**RESTARTING)
+            await world.running(job)
+            first, second = world.active()
+            second.state("FAILED", LOST_CHANNEL)
+            await asyncio.sleep(0.05)
+            assert job.status is JobStatus.RUNNING
+            first.peer.close()
+            await world.until(lambda: job.metrics()["numRestarts"] == "1")
+            (entry,) = job.exception_history(10).entries
+            assert entry.failure.exception == "WorkerLostException"
+            assert {other.failure.exception for other in entry.concurrent} <= {
+                "ChannelLostError",
+                "WorkerLostException",
+            }
+
+        run(tmp_path, test)
+
+    def test_a_worker_in_which_subtasks_fail_again_and_again_is_replaced(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            job = world.start_job(**{**RESTARTING, "restart_strategy__fixed_delay__attempts": "10"})
+            await world.running(job)
+            workers = [world.active()[0].peer.hello["worker"]]
+            for restarts in range(1, 4):
+                world.active()[0].fail(only="k")
+                await world.until(lambda restarts=restarts: job.metrics()["numRestarts"] == str(restarts))
+                await world.running(job)
+                workers.append(world.active()[0].peer.hello["worker"])
+            assert workers[0] == workers[1] == workers[2] != workers[3]
+
+        run(tmp_path, test)
+
+    def test_a_lost_channel_that_nothing_explains_fails_the_job_all_the_same(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def test(world: World) -> None:
+            monkeypatch.setattr("ckpt_runtime.jobmaster.consequences.GRACE_S", 0.01)
+            job = world.start_job(**RESTARTING)
+            await world.running(job)
+            world.active()[1].state("FAILED", LOST_CHANNEL)
+            await world.until(lambda: job.metrics()["numRestarts"] == "1")
+            (entry,) = job.exception_history(10).entries
+            assert entry.failure.exception == "ChannelLostError"
 
         run(tmp_path, test)
 
@@ -327,6 +382,28 @@ class TestCheckpoints:
             assert job.status is JobStatus.FINISHED
             assert done.location is not None
             assert (Path(done.location.removeprefix("file://")) / "_metadata").exists()
+
+        run(tmp_path, test)
+
+    def test_the_same_stop_again_is_the_one_in_progress(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            job = world.start_job()
+            await world.running(job)
+            target = str(tmp_path / "savepoints")
+            first, second = (
+                asyncio.create_task(job.stop_with_savepoint(target, SavepointFormat.NATIVE, drain=False))
+                for _ in range(2)
+            )
+            await world.until(lambda: all(worker.peer.of("complete") for worker in world.active()))
+            with pytest.raises(OperationFailed, match="Another stop is in progress"):
+                await job.stop_with_savepoint(target, SavepointFormat.NATIVE, drain=True)
+            second.cancel()
+            third = asyncio.create_task(job.stop_with_savepoint(target, SavepointFormat.NATIVE, drain=False))
+            await asyncio.sleep(0)
+            for worker in world.active():
+                worker.state("FINISHED")
+            assert (await first).location == (await third).location is not None
+            assert len(list((tmp_path / "savepoints").iterdir())) == 1
 
         run(tmp_path, test)
 

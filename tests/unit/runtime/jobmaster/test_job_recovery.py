@@ -19,7 +19,7 @@ from ckpt_runtime.configuration import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster import job_recovery, stored_submissions
 from ckpt_runtime.jobmaster.ended_job import EndedJob
-from ckpt_runtime.jobmaster.exceptions_history import MAX_STORED, MAX_STORED_TRACE, FailureLog, entry_of
+from ckpt_runtime.jobmaster.exceptions_history import MAX_STORED, MAX_STORED_CHARS, FailureLog, entry_of
 from ckpt_runtime.jobmaster.gateway import (
     CheckpointConfigPatch,
     ClaimMode,
@@ -38,7 +38,9 @@ from ckpt_runtime.jobmaster.job_record import DurableRecord, OverridesChange
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs
 from ckpt_runtime.jobmaster.operations import OperationFailed
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
+from ckpt_runtime.rest.shapes import checkpoints as shapes
 from ckpt_runtime.storage import disposal, job_store, snapshot_metadata, versioned_document
+from ckpt_runtime.storage.documents import encode_document
 from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.leader_store import NotLeaderError
@@ -301,13 +303,24 @@ class TestHistory:
     def test_what_is_stored_of_failures_is_bounded(self) -> None:
         log = FailureLog(1_000)
         for number in range(40):
-            cause = FailureCause("ValueError", "no", "x" * 10 * MAX_STORED_TRACE)
+            cause = FailureCause("ValueError", "no", "x" * 1_000_000)
             log.add(ExceptionEntry(cause, number), concurrent=False)
             log.add(ExceptionEntry(cause, number), concurrent=True)
         stored = log.to_stored()
         assert [entry["timestamp_ms"] for entry in stored] == list(range(39, 39 - MAX_STORED, -1))
         (entry,) = entry_of(stored[0]).concurrent
-        assert len(entry.failure.stack_trace) == MAX_STORED_TRACE
+        assert len(entry.failure.stack_trace) < 30_000
+
+    def test_many_failures_with_all_that_came_along_can_be_stored(self) -> None:
+        """Text that a worker should never have sent as well."""
+        log = FailureLog(1_000)
+        cause = FailureCause("ValueError\ud800", "\ud800" * 20_000_000, "\x00" * 20_000_000)
+        for number in range(10):
+            for _ in range(40):
+                log.add(ExceptionEntry(cause, number), concurrent=number % 2 == 1)
+        stored = log.to_stored()
+        assert stored[0]["timestamp_ms"] == 8
+        assert len(encode_document({"entries": stored})) < 4 * MAX_STORED_CHARS
 
 
 class TestCrashAtEveryWrite:
@@ -731,6 +744,26 @@ class TestResults:
 
         run(tmp_path, test)
 
+    @pytest.mark.parametrize("retained", [True, False])
+    def test_the_next_driver_tells_what_an_ended_job_can_be_resumed_from(self, tmp_path: Path, retained: bool) -> None:
+        async def test(world: World) -> None:
+            store = driver(tmp_path)
+            job = world.submit_durably(store, **RETAIN if retained else {})
+            await world.running(job)
+            await checkpoint(job)
+            before = job.checkpoint_statistics().latest_completed
+            assert before is not None
+            job.cancel()
+            await world.until(lambda: store.results.list_ids() == [JOB] and not store.results.list_ids(dirty_only=True))
+            result = found_by(driver(tmp_path, 2)).result
+            assert result is not None
+            latest = EndedJob(result).checkpoint_statistics().latest_completed
+            assert latest == replace(before, vertices={}, discarded=not retained)
+            shown = shapes.statistics(EndedJob(result).checkpoint_statistics())
+            assert shown["latest"]["completed"]["external_path"] == before.external_path
+
+        run(tmp_path, test)
+
     def test_a_failed_job_keeps_its_exceptions(self, tmp_path: Path) -> None:
         async def test(world: World) -> None:
             store = driver(tmp_path)
@@ -854,14 +887,14 @@ class TestUnreadable:
             await checkpoint(job)
             await crash(job)
             errors = [StorageError("away", "x")] * 3
-            read = job_recovery.read_metadata
+            read = job_recovery.read_foreign_metadata
 
             def refuse(url: str) -> Any:
                 if errors:
                     raise errors.pop()
                 return read(url)
 
-            monkeypatch.setattr(job_recovery, "read_metadata", refuse)
+            monkeypatch.setattr(job_recovery, "read_foreign_metadata", refuse)
             assert found_by(driver(tmp_path, 2)).failure is None
 
         run(tmp_path, test)

@@ -153,6 +153,50 @@ def test_a_body_that_does_not_come_is_not_waited_for(
 REQUEST = b"GET /overview HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
+@pytest.mark.parametrize("sent", [b"", b"x", b"x" * 9])
+def test_an_answer_before_the_end_of_the_body_is_the_connections_last(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    """Whatever the client goes on sending, and how slowly."""
+    monkeypatch.setattr(http_protocol, "LINGER_S", 0.05)
+
+    async def run() -> bytes:
+        running, port = await server.start(create_app(FakeGateway(), token="right"), "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /jobs/x/savepoints HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n")
+        try:
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+            writer.write(sent)
+            await asyncio.wait_for(reader.read(), 60)
+            deadline = asyncio.get_running_loop().time() + 60
+            while running.server_state.connections:
+                assert asyncio.get_running_loop().time() < deadline, "the connection stays"
+                await asyncio.sleep(0.005)
+            return head
+        finally:
+            writer.close()
+            await server.stop(running)
+
+    assert asyncio.run(run()).startswith(b"HTTP/1.1 401 ")
+
+
+def test_a_client_that_sends_its_body_after_the_answer_reads_the_answer() -> None:
+    async def run() -> bytes:
+        running, port = await server.start(create_app(FakeGateway(), token="right"), "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /jobs/x/savepoints HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n")
+        try:
+            for _ in range(10):
+                writer.write(b"x" * 100_000)
+                await writer.drain()
+            return await asyncio.wait_for(reader.read(), 60)
+        finally:
+            writer.close()
+            await server.stop(running)
+
+    assert b"A valid bearer token is required" in asyncio.run(run())
+
+
 def test_a_connection_too_many_gets_503_until_another_one_ends() -> None:
     async def run() -> None:
         running, port = await server.start(create_app(FakeGateway(), token=None), "127.0.0.1", 0, max_connections=2)

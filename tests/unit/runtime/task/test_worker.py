@@ -7,9 +7,9 @@ import io
 import socket
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 import pytest
 
@@ -17,7 +17,7 @@ from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProp
 from ckpt_runtime.checkpoint.state_handles import KeyedSection
 from ckpt_runtime.connectors.tagged_values import UnreadableValueError, ValueNotCarriedError
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
-from ckpt_runtime.network.connections import ControlConnection
+from ckpt_runtime.network.connections import ChannelLostError, ControlConnection
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.state.errors import StateSchemaError
 from ckpt_runtime.task.deployment import Deployment, Program, SubtaskDescriptor
@@ -271,9 +271,76 @@ def test_errors_are_described_with_their_class_message_and_trace() -> None:
     assert describe_error(ValueError("x"))["exception"] == "ValueError"
 
 
-@pytest.mark.parametrize(
-    "error", [ValueNotCarriedError("a lock"), UnreadableValueError("a class"), StateSchemaError("1")]
-)
+@pytest.mark.parametrize("kind", [ValueNotCarriedError, UnreadableValueError, StateSchemaError])
 def test_what_meets_the_same_error_again_is_not_tried_again(kind: type[Exception]) -> None:
     assert describe_error(kind("x"))["recoverable"] is False
     assert describe_error(RuntimeError("x"))["recoverable"] is True
+
+
+class Unprintable(OSError):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("error", [Unprintable(), ValueError("\ud800"), ValueError("x" * 1_000_000)])
+def test_an_error_that_is_hard_to_print_is_reported_all_the_same(driver: Driver, error: Exception) -> None:
+    subtask: Any = _Ending(ends_while_writing=True)
+    driver.worker._job = subtask
+    try:
+        driver.worker.state_changed(subtask, error)
+    finally:
+        driver.worker._job = None
+    told = driver.receive()["error"]
+    assert told["recoverable"]
+    assert len(told["message"]) < 10_000
+
+
+@pytest.mark.parametrize("error", [Unprintable(), ValueError("\ud800")])
+def test_a_snapshot_that_fails_with_such_an_error_is_declined(driver: Driver, tmp_path: Path, error: Exception) -> None:
+    def write(stream: BinaryIO, base_offset: int) -> NoReturn:
+        raise error
+
+    answer = _snapshot_answer(driver, tmp_path, write)
+    assert (answer["type"], answer["checkpoint_id"]) == ("decline", 5)
+    assert type(error).__name__ in answer["message"]
+
+
+def test_a_snapshot_that_cannot_be_acknowledged_is_declined_and_leaves_no_file(driver: Driver, tmp_path: Path) -> None:
+    def write(stream: BinaryIO, base_offset: int) -> list[KeyedSection]:
+        return [KeyedSection("state", {"name": "\ud800"}, ((0, base_offset, stream.write(b"x" * 100_000)),))]
+
+    assert _snapshot_answer(driver, tmp_path, write)["type"] == "decline"
+    assert list(tmp_path.iterdir()) == []
+
+
+def _snapshot_answer(
+    driver: Driver, directory: Path, write: Callable[[BinaryIO, int], list[KeyedSection]]
+) -> dict[str, Any]:
+    subtask: Any = _Ending(ends_while_writing=True)
+    subtask.write = write
+    barrier = CheckpointBarrier(5, 0, CheckpointOptions(CheckpointProperties(), str(directory)))
+    snapshot = Snapshot(barrier, (OperatorSnapshot("s", (), subtask),), InFlight(), SnapshotMeasures(0, 0, 0, 0.0))
+    driver.worker._job = subtask
+    try:
+        driver.worker._write_snapshot(subtask, snapshot)
+    finally:
+        driver.worker._job = None
+    return driver.receive()
+
+
+def test_a_lost_channel_is_told_as_a_consequence_and_logged_without_a_trace(
+    driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    subtask: Any = _Ending(ends_while_writing=True)
+    driver.worker._job = subtask
+    try:
+        raise ChannelLostError("connection to worker h:1 lost")
+    except ChannelLostError as error:
+        driver.worker.state_changed(subtask, error)
+    finally:
+        driver.worker._job = None
+    told = driver.receive()["error"]
+    assert told["consequence"]
+    assert "Traceback" not in told["stack_trace"] + caplog.text
+    assert "connection to worker h:1 lost" in caplog.text
+    assert not describe_error(ConnectionError("of user code"))["consequence"]

@@ -1,0 +1,102 @@
+"""An exception as people read it: bounded text that every encoder takes. Nothing here raises, whatever the exception.
+
+Exceptions of user code may fail to print, hold text that is no Unicode, or be as large as memory. Everything that
+reports one (a worker, the driver, the plan process, a log) goes through :func:`report_of` or :func:`summary_of`.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+MAX_MESSAGE_CHARS = 4_096
+MAX_TRACE_CHARS = 16_384
+_MAX_NAME_CHARS = 256
+_MAX_SUMMARY_CHARS = 512
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
+
+
+@dataclass(frozen=True, slots=True)
+class FailureReport:
+    """``exception`` is a class name; ``stack_trace`` begins with the line that clients show."""
+
+    exception: str
+    message: str
+    stack_trace: str
+
+
+def report_of(error: BaseException) -> FailureReport:
+    """Class, message and trace of an exception, each of bounded length."""
+    name = _name_of(type(error))
+    message = _message_of(error)
+    return FailureReport(name, message, _joined([f"{name}: {message}\n", *_trace_of(error)]))
+
+
+def summary_of(error: BaseException) -> str:
+    """Class and message in one short line, for logs and for reasons."""
+    return printable(f"{_name_of(type(error))}: {_message_of(error)}".replace("\n", " "), _MAX_SUMMARY_CHARS)
+
+
+def printable(text: str, most: int) -> str:
+    """The text in at most about ``most`` characters, without controls and lone surrogates; says what was cut."""
+    try:
+        plain = str.__str__(text)
+        cut = plain[:most]
+        left = len(plain) - len(cut)
+        shown = cut.encode("utf-8", "backslashreplace").decode().translate(_CONTROLS)
+    except Exception:
+        return "(text that cannot be shown)"
+    return f"{shown}... ({left} more characters)" if left else shown
+
+
+def log_failure(logger: logging.Logger, level: int, what: str, error: BaseException) -> None:
+    """Logs an exception with its bounded trace; logging's own way writes all of it."""
+    logger.log(level, "%s: %s", what, report_of(error).stack_trace)
+
+
+def _name_of(kind: type) -> str:
+    try:
+        name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    except BaseException:  # a metaclass of the author's
+        name = type.__dict__["__name__"].__get__(kind)
+    return printable(name, _MAX_NAME_CHARS)
+
+
+def _message_of(error: BaseException) -> str:
+    try:
+        return printable(str(error), MAX_MESSAGE_CHARS)
+    except BaseException as failure:  # of the author's __str__, which may even call sys.exit()
+        return f"(its message cannot be shown: __str__() raised {_name_of(type(failure))})"
+
+
+def _trace_of(error: BaseException) -> list[str]:
+    try:
+        return _cut_in_the_middle(traceback.TracebackException.from_exception(error, compact=True).format())
+    except BaseException as failure:
+        return [f"(its trace cannot be shown: {_name_of(type(failure))})\n"]
+
+
+def _cut_in_the_middle(lines: Iterable[str]) -> list[str]:
+    """The first and the last lines: the cause comes first in Python, the outermost exception last."""
+    first: list[str] = []
+    last: deque[str] = deque()
+    head = tail = left_out = 0
+    for line in lines:
+        shown = printable(line, MAX_MESSAGE_CHARS)
+        if not last and head + len(shown) <= MAX_TRACE_CHARS // 2:
+            first.append(shown)
+            head += len(shown)
+            continue
+        last.append(shown)
+        tail += len(shown)
+        while tail > MAX_TRACE_CHARS // 2:
+            tail -= len(last.popleft())
+            left_out += 1
+    return [*first, f"  ... {left_out} lines left out ...\n", *last] if left_out else [*first, *last]
+
+
+def _joined(lines: list[str]) -> str:
+    return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)

@@ -1,0 +1,45 @@
+"""Failures that another failure has probably caused: of subtasks that lost the channel to another worker.
+
+Neighbours notice the end of a worker before the driver knows about it. Their failures wait until then, for a while at
+most, so that the first failure of an attempt is its cause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from ckpt_runtime.checkpoint.executions import ExecutionId
+from ckpt_runtime.jobmaster.slot_pool import LOSS_GRACE_S
+from ckpt_runtime.scheduler.job_events import FailureInfo
+
+GRACE_S = LOSS_GRACE_S + 1.0
+"""Longer than the notice of the loss itself may take."""
+
+
+class Consequences:
+    """``deliver`` gets each failure once, in order. Runs on the event loop."""
+
+    def __init__(self, deliver: Callable[[ExecutionId, FailureInfo], None]) -> None:
+        self._deliver = deliver
+        self._held: list[tuple[ExecutionId, FailureInfo]] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def hold(self, executions: Iterable[ExecutionId], cause: FailureInfo) -> None:
+        self._held += [(execution, cause) for execution in executions]
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(GRACE_S, self.release)
+
+    def release(self) -> None:
+        """The cause is known, or nobody knows one."""
+        held = list(self._held)
+        self.forget()
+        for execution, cause in held:
+            self._deliver(execution, cause)
+
+    def forget(self) -> None:
+        """Nobody is interested any more."""
+        self._held.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,121 @@
+"""Handshakes of connections that others have opened, on the I/O thread of their owner: no thread waits for a stranger.
+
+What has not proved itself costs a socket and some bytes, for some seconds at most. There is room for so many; one too
+many takes the place of the oldest, since a peer that knows the secret is through in milliseconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, Handshake
+from ckpt_runtime.network.connections import HANDSHAKE_TIMEOUT_S
+
+logger = logging.getLogger(__name__)
+
+MAX_HANDSHAKES = 128
+
+
+@dataclass(eq=False, slots=True)
+class _Stranger:
+    socket: socket.socket
+    name: str
+    handshake: Handshake
+    deadline: float
+    received: bytearray = field(default_factory=bytearray)
+    preface: bytes = b""
+
+
+class IncomingHandshakes:
+    """``accepted`` gets each socket that has proved the secret, registered nowhere. One thread uses all of this."""
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        secret: str,
+        purpose: str,
+        accepted: Callable[[socket.socket, str], None],
+    ) -> None:
+        self._selector = selector
+        self._secret = secret
+        self._purpose = purpose
+        self._accepted = accepted
+        self._strangers: dict[_Stranger, None] = {}
+
+    def add(self, connection: socket.socket, name: str) -> None:
+        """The selector's data of its socket is to be called without arguments when it is readable."""
+        if len(self._strangers) >= MAX_HANDSHAKES:
+            self.drop_oldest("there are too many")
+        connection.setblocking(False)
+        handshake = Handshake(self._secret, "server", self._purpose)
+        stranger = _Stranger(connection, name, handshake, time.monotonic() + HANDSHAKE_TIMEOUT_S)
+        self._strangers[stranger] = None
+        self._selector.register(connection, selectors.EVENT_READ, partial(self._serve, stranger))
+        self._attempt(stranger, lambda: _send(connection, handshake.preface()))
+
+    def expire(self) -> None:
+        """Drops those that have had their time."""
+        now = time.monotonic()
+        for stranger in [known for known in self._strangers if known.deadline < now]:
+            self._drop(stranger, "the handshake took too long")
+
+    def drop_oldest(self, why: str) -> None:
+        """Makes room for another one, if there are any."""
+        stranger = next(iter(self._strangers), None)
+        if stranger is not None:
+            self._drop(stranger, why)
+
+    def close(self) -> None:
+        for stranger in list(self._strangers):
+            self._drop(stranger, "the worker ends")
+
+    def _serve(self, stranger: _Stranger) -> None:
+        if stranger in self._strangers:
+            self._attempt(stranger, lambda: self._read(stranger))
+
+    def _attempt(self, stranger: _Stranger, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except BlockingIOError:
+            return
+        except OSError as error:  # AuthenticationError is one
+            self._drop(stranger, str(error))
+
+    def _read(self, stranger: _Stranger) -> None:
+        wanted = PROOF_BYTES if stranger.preface else PREFACE_BYTES
+        data = stranger.socket.recv(wanted - len(stranger.received))
+        if not data:
+            raise ConnectionError("the peer closed the connection")
+        stranger.received += data
+        if len(stranger.received) < wanted:
+            return
+        received = bytes(stranger.received)
+        stranger.received.clear()
+        if not stranger.preface:
+            stranger.preface = received
+            _send(stranger.socket, stranger.handshake.proof(received))
+            return
+        stranger.handshake.verify(stranger.preface, received)
+        self._forget(stranger)
+        self._accepted(stranger.socket, stranger.name)
+
+    def _forget(self, stranger: _Stranger) -> None:
+        del self._strangers[stranger]
+        self._selector.unregister(stranger.socket)
+
+    def _drop(self, stranger: _Stranger, why: str) -> None:
+        logger.warning("refused a data connection from %s: %s", stranger.name, why)
+        self._forget(stranger)
+        stranger.socket.close()
+
+
+def _send(connection: socket.socket, content: bytes) -> None:
+    """Some bytes into the empty buffer of a fresh socket."""
+    if connection.send(content) < len(content):
+        raise ConnectionError("the peer takes no bytes")

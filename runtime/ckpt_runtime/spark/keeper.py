@@ -1,0 +1,93 @@
+"""The keeper of one worker: its parent, which ends whatever the worker's user code has started and left behind.
+
+It is forked from the template, forks the worker, and adopts every process below the worker whose own parent ends
+(``PR_SET_CHILD_SUBREAPER``): also one that has put itself into a session of its own. When the worker has ended, however
+that came, the keeper kills the whole descent, removes the worker's directory, and ends as the worker did. It does not
+depend on template or agent. Linux only, like the template.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import shutil
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
+
+from ckpt_runtime.spark import processes
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+"""What a terminal or Spark sends to whole process groups; the worker ends of it, and the keeper has work to do then."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def keep(become_worker: Callable[[], NoReturn], tether: int, telling: int, directory: str) -> NoReturn:
+    """Writes the worker's pid to the descriptor ``telling``, nothing if it cannot fork. ``tether`` is the worker's."""
+    code = 1
+    try:
+        processes.set_name(processes.KEEPER)
+        _control(_PR_SET_CHILD_SUBREAPER, 1)
+        keeper = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            os.close(telling)
+            _end_with(keeper)
+            become_worker()
+        os.write(telling, str(pid).encode())
+        os.close(telling)
+        os.close(tether)
+        for number in _IGNORED:
+            signal.signal(number, signal.SIG_IGN)
+        code = _wait_for(pid)
+        end_descent()
+        shutil.rmtree(directory, ignore_errors=True)
+        if code < 0:
+            _end_by_signal(-code)
+    finally:
+        os._exit(code & 0xFF)
+
+
+def end_descent() -> None:
+    """Kills all processes below this one until none is left; those whose parents end come to it meanwhile."""
+    while True:
+        for pid in processes.descendants(os.getpid()):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _wait_for(worker: int) -> int:
+    """The exit code of the worker; reaps whatever else ends here."""
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == worker:
+            return os.waitstatus_to_exitcode(status)
+
+
+def _end_with(keeper: int) -> None:
+    """A worker whose keeper is killed ends with it."""
+    _control(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != keeper:
+        os._exit(1)
+
+
+def _end_by_signal(number: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _control(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl({option}): {os.strerror(error)}")

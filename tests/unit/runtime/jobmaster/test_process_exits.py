@@ -1,0 +1,28 @@
+"""What exit codes tell."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckpt_runtime.jobmaster.process_exits import describe_exit, hint_of
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (None, "its process ended"),
+        (3, "its process ended with exit code 3"),
+        (-9, "its process ended with exit code -9 (SIGKILL: killed from outside, most often by the kernel because"),
+        (137, "its process ended with exit code 137 (SIGKILL: killed"),
+        (-11, "its process ended with exit code -11 (SIGSEGV: a crash in native code)"),
+        (-15, "its process ended with exit code -15 (SIGTERM)"),
+        (255, "its process ended with exit code 255"),
+    ],
+)
+def test_a_signal_is_named_with_what_it_usually_means(code: int | None, told: str) -> None:
+    assert describe_exit(code).startswith(told)
+
+
+@pytest.mark.parametrize("code", [0, 1, 127, 128, 1_000])
+def test_other_codes_have_no_hint(code: int) -> None:
+    assert hint_of(code) == ""
