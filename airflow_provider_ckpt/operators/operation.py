@@ -119,22 +119,23 @@ class CkptOperationOperator(CkptJobOperator):
         deadline, memo = event["trigger"]["deadline"], event["trigger"]["memo"]
         with self.connected(deadline) as client:
             if facts["status"] in TERMINAL_STATES:
-                return self._ended_already(client, context, f"job {job_id} is {facts['status']}")
+                result = self.finished_earlier(client, job_id)
+                if result is None:
+                    noun = self.operation.noun
+                    raise CkptJobFailed(f"job {job_id} is {facts['status']}; it takes no {noun} any more")
+                return self._succeed(context, result)
             trigger_id = memo["trigger_id"] or new_id(context, f"{self.operation.value}/{memo['round']}")
             Journal(context, RECORD).write(operation=self.operation.value, job_id=job_id, trigger_id=trigger_id)
             try:
                 self.ask(client, self.request(job_id, trigger_id))
-            except Conflict as error:  # it has ended since that look
-                return self._ended_already(client, context, str(error))
+            except Conflict:  # perhaps it has ended since that look
+                result = self.finished_earlier(client, job_id)
+                if result is None:
+                    raise
+                return self._succeed(context, result)
         self.log.info("Started the %s %s of job %s", self.operation.noun, trigger_id, job_id)
         memo = {"round": memo["round"], "running_since_ms": facts["running_since_ms"]}
         return self._attend(context, trigger_id, deadline, memo)
-
-    def _ended_already(self, client: CkptClient, context: Context, why: str) -> Json:
-        result = self.finished_earlier(client, self.checked_job_id())
-        if result is None:
-            raise CkptJobFailed(f"{why}; it takes no {self.operation.noun} any more")
-        return self._succeed(context, result)
 
     def _attend(self, context: Context, trigger_id: str, deadline: float | None, memo: Json) -> Any:
         trigger = CkptOperationTrigger(
