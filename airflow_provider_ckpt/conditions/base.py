@@ -30,11 +30,15 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The end of a wait: plain JSON values, since it travels in a trigger's event."""
+    """The end of a wait: plain JSON values, since it travels in a trigger's event.
+
+    ``trace`` is the remote side's account of a failure, for the task's log.
+    """
 
     status: Status
     message: str = ""
     result: Json = field(default_factory=dict)
+    trace: str = ""
 
 
 Poll: TypeAlias = Generator[Call[Any], Any, Verdict | None]
@@ -65,14 +69,23 @@ class Absence:
 
 
 class Condition(ABC):
-    """Something that can be waited for. Instances may remember what earlier polls saw."""
+    """Something that can be waited for. Instances may remember what earlier polls saw.
+
+    ``standing`` says in a few words what the last poll saw that was not a verdict.
+    """
 
     def __init__(self) -> None:
         self.absence = Absence()
+        self.standing = "not there yet"
 
     @abstractmethod
     def poll(self) -> Poll:
         """One look at the remote side."""
+
+    def detail(self) -> Generator[Call[Any], Any, str]:
+        """More about the standing, for the log; asked for when a line of it is due, and may fail."""
+        yield from ()
+        return ""
 
     @property
     @abstractmethod

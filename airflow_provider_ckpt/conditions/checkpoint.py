@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from typing import Any
 
 from airflow_provider_ckpt.conditions.base import Condition, Json, Poll, Status, Verdict
+from airflow_provider_ckpt.conditions.job_log import failure_of, progress_of
 from ckpt_runtime.client import NotFound, requests
 from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointStatistics
 from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails
@@ -53,6 +55,7 @@ class CheckpointCondition(Condition):
         super().__init__()
         self._job_id = job_id
         self._goal = goal
+        self._state = ""
         self._seen: dict[int, Checkpoint] = {}
 
     @property
@@ -70,19 +73,31 @@ class CheckpointCondition(Condition):
         self._seen.update({item.id: item for item in _entries(statistics) if self._goal.accepts(item)})
         if len(self._seen) >= self._goal.count:
             return Verdict(Status.DONE, result=self._result())
-        return self._hopeless(job.state, statistics.history)
+        if job.state in TERMINAL_STATES:
+            return (yield from self._ended(job, statistics))
+        self._state = job.state
+        self.standing = f"{len(self._seen)} of {self._goal.count} came, the job is {job.state}"
+        return self._failed(statistics)
 
-    def _hopeless(self, state: str, history: Sequence[Checkpoint]) -> Verdict | None:
+    def detail(self) -> Generator[requests.Call[Any], Any, str]:
+        return (yield from progress_of(self._job_id, self._state))
+
+    def _failed(self, statistics: CheckpointStatistics) -> Verdict | None:
         wanted = self._goal.checkpoint_id
-        for item in history:
+        for item in statistics.history:
             if item.id == wanted and item.status == "FAILED":
                 reason = item.failure_message or "no reason given"
                 return Verdict(Status.FAILED, f"checkpoint {wanted} of job {self._job_id} failed: {reason}")
-        if state in TERMINAL_STATES:
-            found = f"{len(self._seen)} of {self._goal.count}" if self._seen else "none"
-            text = f"job {self._job_id} is {state} and completes no more checkpoints; {found} of those wanted came"
-            return Verdict(Status.FAILED, text)
         return None
+
+    def _ended(self, job: JobDetails, statistics: CheckpointStatistics) -> Generator[requests.Call[Any], Any, Verdict]:
+        cause = yield from failure_of(job)
+        failed = self._failed(statistics)
+        if failed is not None:
+            return replace(failed, trace=cause.trace)
+        found = f"{len(self._seen)} of {self._goal.count}" if self._seen else "none"
+        text = f"job {self._job_id} is {job.state} and completes no more checkpoints; {found} of those wanted came"
+        return Verdict(Status.FAILED, f"{text}{cause.clause}", trace=cause.trace)
 
     def _result(self) -> Json:
         newest = self._seen[max(self._seen)]

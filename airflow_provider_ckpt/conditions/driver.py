@@ -1,7 +1,8 @@
 """Polling a condition until there is a verdict or a deadline has passed, in a worker or in the triggerer.
 
 Everything that decides is in the conditions. A job manager that cannot answer is asked again with growing pauses until
-the deadline; everything else is passed on. Single requests are the client's to repeat.
+the deadline; everything else is passed on. Single requests are the client's to repeat. Meanwhile the task's log is told
+where the wait stands.
 """
 
 from __future__ import annotations
@@ -9,9 +10,13 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Generator, Iterator
+from typing import Any
 
-from airflow_provider_ckpt.conditions.base import Condition, Status, Verdict
+from airflow_provider_ckpt.conditions.base import Condition, Poll, Status, Verdict
+from airflow_provider_ckpt.conditions.progress import Log, Progress
 from ckpt_runtime.client import AsyncCkptClient, CkptApiError, CkptClient, CkptClientError, is_passing
+from ckpt_runtime.client.requests import Call
 
 MAX_PAUSE_SECONDS = 30.0
 _JITTER = 0.2
@@ -47,14 +52,34 @@ def is_waited_out(error: CkptClientError) -> bool:
     return is_passing(error) or (isinstance(error, CkptApiError) and error.status >= 500)
 
 
+def look(condition: Condition, progress: Progress) -> Poll:
+    """One poll, after which a line is said if one is due; a condition may make requests of its own for that line."""
+    verdict = yield from condition.poll()
+    if verdict is None and progress.is_due(condition.standing):
+        standing = condition.standing
+        progress.say(standing, (yield from _detail(condition)))
+    return verdict
+
+
+def _detail(condition: Condition) -> Generator[Call[Any], Any, str]:
+    try:
+        return (yield from condition.detail())
+    except CkptClientError:
+        return ""  # the next poll meets what that is
+
+
 class _Wait:
     """What both waiting loops decide after each look: the verdict, or how many seconds to pause."""
 
-    def __init__(self, condition: Condition, deadline: float | None, pacing: Pacing) -> None:
-        self._subject = condition.subject
+    def __init__(self, condition: Condition, deadline: float | None, pacing: Pacing, log: Log) -> None:
+        self._condition = condition
         self._deadline = deadline
         self._pacing = pacing
+        self._progress = Progress(log, condition.subject)
         self._trouble = ""
+
+    def look(self) -> Poll:
+        return look(self._condition, self._progress)
 
     def after(self, verdict: Verdict | None) -> Verdict | float:
         self._trouble = ""
@@ -64,10 +89,14 @@ class _Wait:
         if not is_waited_out(error):
             return Verdict(Status.REFUSED, str(error))
         self._trouble = f"; last trouble: {error}"
+        self._progress.away(error)
         return self._pause(self._pacing.after_failure())
 
+    def pauses(self, seconds: float) -> Iterator[float]:
+        return self._progress.pauses(seconds)
+
     def over(self) -> Verdict:
-        message = f"{self._subject}: not reached before the task's deadline{self._trouble}"
+        message = f"{self._condition.subject}: not reached before the task's deadline{self._trouble}"
         return Verdict(Status.TIMEOUT, message)
 
     def _pause(self, wanted: float) -> Verdict | float:
@@ -77,34 +106,36 @@ class _Wait:
         return self.over() if remaining <= 0 else min(wanted, remaining)
 
 
-def wait(condition: Condition, client: CkptClient, deadline: float | None, pacing: Pacing) -> Verdict:
+def wait(condition: Condition, client: CkptClient, deadline: float | None, pacing: Pacing, log: Log) -> Verdict:
     """Poll until there is a verdict, or ``deadline`` (seconds since the epoch; ``None``: never) has passed."""
-    waiting = _Wait(condition, deadline, pacing)
+    waiting = _Wait(condition, deadline, pacing, log)
     while True:
         try:
-            outcome = waiting.after(client.run(condition.poll()))
+            outcome = waiting.after(client.run(waiting.look()))
         except CkptClientError as error:
             outcome = waiting.after_error(error)
         if isinstance(outcome, Verdict):
             return outcome
-        time.sleep(outcome)
+        for pause in waiting.pauses(outcome):
+            time.sleep(pause)
 
 
 async def await_verdict(
-    condition: Condition, client: AsyncCkptClient, deadline: float | None, pacing: Pacing
+    condition: Condition, client: AsyncCkptClient, deadline: float | None, pacing: Pacing, log: Log
 ) -> Verdict:
     """As :func:`wait`; a request that hangs cannot outlive the deadline either."""
-    waiting = _Wait(condition, deadline, pacing)
+    waiting = _Wait(condition, deadline, pacing, log)
     patience = None if deadline is None else max(deadline - time.time(), 0.0) + _LAST_LOOK_SECONDS
     try:
         async with asyncio.timeout(patience):
             while True:
                 try:
-                    outcome = waiting.after(await client.run(condition.poll()))
+                    outcome = waiting.after(await client.run(waiting.look()))
                 except CkptClientError as error:
                     outcome = waiting.after_error(error)
                 if isinstance(outcome, Verdict):
                     return outcome
-                await asyncio.sleep(outcome)
+                for pause in waiting.pauses(outcome):
+                    await asyncio.sleep(pause)
     except TimeoutError:
         return waiting.over()

@@ -6,10 +6,10 @@ from collections.abc import Collection, Generator
 from typing import Any, Final
 
 from airflow_provider_ckpt.conditions.base import Condition, Json, Poll, Status, Verdict
+from airflow_provider_ckpt.conditions.job_log import failure_of, progress_of
 from ckpt_runtime.client import NotFound, requests
 from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
-from ckpt_runtime.client.models import TERMINAL_STATES, ExceptionHistory, JobDetails
-from ckpt_runtime.client.stack_traces import telling_line
+from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails
 
 STATES: Final = (
     *("INITIALIZING", "CREATED", "RUNNING", "RESTARTING", "RECONCILING", "FAILING", "CANCELLING", "SUSPENDED"),
@@ -28,6 +28,7 @@ class JobCondition(Condition):
     def __init__(self, job_id: str, expected: Collection[str], *, all_tasks: bool = False) -> None:
         super().__init__()
         self._job_id = job_id
+        self._state = ""
         self._expected = frozenset(expected)
         self._all_tasks = all_tasks
 
@@ -44,15 +45,20 @@ class JobCondition(Condition):
         if job.state in self._expected and not (job.state == "RUNNING" and self._all_tasks and _starting(job)):
             return Verdict(Status.DONE, result=job_facts(job))
         if job.state not in TERMINAL_STATES:
+            self.standing, self._state = _standing(job), job.state
             return None
-        cause = (yield from _root_cause(self._job_id)) if job.state == "FAILED" else ""
+        cause = yield from failure_of(job)
         expected = " or ".join(sorted(self._expected))
-        return Verdict(Status.FAILED, f"job {self._job_id} is {job.state}, not {expected}{cause}", job_facts(job))
+        text = f"job {self._job_id} is {job.state}, not {expected}{cause.clause}"
+        return Verdict(Status.FAILED, text, job_facts(job), cause.trace)
+
+    def detail(self) -> Generator[requests.Call[Any], Any, str]:
+        return (yield from progress_of(self._job_id, self._state))
 
 
 class ReadyForSnapshotCondition(Condition):
     """Done when a savepoint or stop can succeed, or the job has ended; the result has the job's facts, and under
-    ``running_since_ms`` the start of its present attempt.
+    ``running_since_ms`` the start of its present attempt. The message of a job that has FAILED ends a sentence.
 
     Not before: the job starts, is restarting or being recovered by a new driver, or another stop is in progress.
     """
@@ -60,6 +66,7 @@ class ReadyForSnapshotCondition(Condition):
     def __init__(self, job_id: str) -> None:
         super().__init__()
         self._job_id = job_id
+        self._state = ""
 
     @property
     def subject(self) -> str:
@@ -73,9 +80,15 @@ class ReadyForSnapshotCondition(Condition):
         self.absence.seen()
         running = job.state == "RUNNING" and not _starting(job)
         if job.state not in TERMINAL_STATES and (not running or (yield from _is_stopping(self._job_id))):
+            self.standing = "another stop is in progress" if running else _standing(job)
+            self._state = job.state
             return None
+        cause = yield from failure_of(job)
         running_since = {"running_since_ms": job.timestamps_ms.get("RUNNING", 0)}
-        return Verdict(Status.DONE, result=job_facts(job) | running_since)
+        return Verdict(Status.DONE, cause.clause, job_facts(job) | running_since, cause.trace)
+
+    def detail(self) -> Generator[requests.Call[Any], Any, str]:
+        return (yield from progress_of(self._job_id, self._state))
 
 
 def _is_stopping(job_id: str) -> Generator[requests.Call[Any], Any, bool]:
@@ -90,16 +103,8 @@ def _starting(job: JobDetails) -> bool:
     return any(vertex.tasks.get(state, 0) for vertex in job.vertices for state in _ON_THEIR_WAY)
 
 
-def _root_cause(job_id: str) -> Generator[requests.Call[Any], Any, str]:
-    """The newest failure as the end of a sentence; nothing when the job manager does not tell."""
-    try:
-        history: ExceptionHistory = yield requests.job_exceptions(job_id, 1)
-    except NotFound:
-        return ""
-    if not history.entries:
-        return ""
-    newest = history.entries[0]
-    return f": {telling_line(newest.stack_trace) or newest.exception}"
+def _standing(job: JobDetails) -> str:
+    return f"it is {job.state}, tasks are starting" if _starting(job) else f"it is {job.state}"
 
 
 def job_facts(job: JobDetails) -> Json:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from enum import StrEnum
+from typing import Any
 
 from airflow_provider_ckpt.conditions.base import Condition, Json, Poll, Status, Verdict
+from airflow_provider_ckpt.conditions.job_log import job_line, shortened
 from ckpt_runtime.client import NotFound, requests
 from ckpt_runtime.client.models import OperationStatus
 from ckpt_runtime.client.stack_traces import telling_line
@@ -47,12 +50,16 @@ class OperationCondition(Condition):
         except NotFound as error:
             return self.absence.missing(str(error))
         self.absence.seen()
+        self.standing = "it is in progress"
         return self._judge(status) if status.done else None
+
+    def detail(self) -> Generator[requests.Call[Any], Any, str]:
+        return (yield from job_line(self._job_id))
 
     def _judge(self, status: OperationStatus) -> Verdict:
         if status.failure is not None:
             cause = telling_line(status.failure.stack_trace) or status.failure.exception
-            return Verdict(Status.FAILED, cause)
+            return Verdict(Status.FAILED, cause, trace=shortened(status.failure.stack_trace))
         result: Json = {"job_id": self._job_id, "trigger_id": self._trigger_id}
         if self._operation is Operation.CHECKPOINT:
             return Verdict(Status.DONE, result=result | {"checkpoint_id": status.checkpoint_id})

@@ -46,6 +46,7 @@ class SessionGoneCondition(Condition):
             yield requests.cluster_overview()
         except Unreachable:
             return Verdict(Status.DONE)
+        self.standing = "it still answers"
         return None
 
 

@@ -5,7 +5,7 @@ It adds nothing to the client: what can be asked of the job manager is the clien
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,14 +48,16 @@ class CkptHook(BaseHook):
         connection = await self.aget_connection(self.ckpt_conn_id)
         return Endpoint.of(connection, await connection.aextra_dejson())
 
-    def get_conn(self, *, patience: float = DEFAULT_PATIENCE_S) -> CkptClient:
+    def get_conn(
+        self, *, patience: float = DEFAULT_PATIENCE_S, on_away: Callable[[CkptClientError], None] | None = None
+    ) -> CkptClient:
         """A new synchronous client; use it as a context manager.
 
-        It repeats a request for ``patience`` seconds while the job manager is away.
+        It repeats a request for ``patience`` seconds while the job manager is away, and tells ``on_away`` each time.
         """
         endpoint = self.endpoint()
         with self._certificates_named(endpoint):
-            return CkptClient(**_client_arguments(endpoint, patience))
+            return CkptClient(**_client_arguments(endpoint, patience), on_away=on_away)
 
     async def aget_conn(self, *, patience: float = DEFAULT_PATIENCE_S) -> AsyncCkptClient:
         """As :meth:`get_conn`, an asynchronous client."""

@@ -15,7 +15,8 @@ from airflow.sdk.exceptions import TaskDeferralTimeout
 from airflow_provider_ckpt import arguments, defaults
 from airflow_provider_ckpt.arguments import Duration
 from airflow_provider_ckpt.conditions.base import Absence, Condition, Status, Verdict
-from airflow_provider_ckpt.conditions.driver import Pacing, wait
+from airflow_provider_ckpt.conditions.driver import Pacing, look, wait
+from airflow_provider_ckpt.conditions.progress import Log, Progress
 from airflow_provider_ckpt.exceptions import (
     CkptNotFound,
     CkptOperationFailed,
@@ -57,6 +58,12 @@ def first_looks(defer_after: Duration | None) -> float:
     """Seconds that a task looks in its worker before it defers, ``defer_after`` being the author's argument."""
     given = arguments.optional_seconds("defer_after", defer_after)
     return defaults.defer_after() if given is None else given
+
+
+def tell_trace(log: Log, event: Event) -> None:
+    """The remote side's account of a failure, in the log of the task that fails for it."""
+    if event.get("trace"):
+        log.info("What the job manager tells of the failure:\n%s", event["trace"])
 
 
 class CkptOperator(BaseOperator):
@@ -127,7 +134,8 @@ class CkptOperator(BaseOperator):
         if deadline is not None:
             patience = max(0.0, min(patience, deadline - time.time()))
         try:
-            with self.hook.get_conn(patience=patience) as client:
+            away = Progress(self.log, "the session to answer").away
+            with self.hook.get_conn(patience=patience, on_away=away) as client:
                 yield client
         except (BadRequest, Unauthorized) as error:
             raise CkptRequestRejected(str(error)) from error
@@ -153,8 +161,9 @@ class CkptOperator(BaseOperator):
 
     def look(self, client: CkptClient, condition: Condition) -> Verdict | None:
         """One look at a condition with the client's patience, and more where something seems to be missing."""
+        progress = Progress(self.log, condition.subject)
         while True:
-            verdict = client.run(condition.poll(), patience_s=client.patience_s)
+            verdict = client.run(look(condition, progress), patience_s=client.patience_s)
             if not condition.absence.in_doubt:
                 return verdict
             time.sleep(self.pause())
@@ -168,7 +177,7 @@ class CkptOperator(BaseOperator):
         until = earlier(time.time() + patience, trigger.deadline)
         if patience > 0:
             with self.connected() as client:
-                verdict = wait(trigger.condition(), client, until, Pacing(interval))
+                verdict = wait(trigger.condition(), client, until, Pacing(interval), self.log)
             if verdict.status is not Status.TIMEOUT or until == trigger.deadline:
                 return self.execute_complete(context, event_payload(verdict, trigger))
         return self.defer(trigger=trigger, method_name="execute_complete", timeout=backstop(trigger.deadline))
@@ -192,7 +201,9 @@ class CkptOperator(BaseOperator):
         return ""
 
     def failure(self, context: Context, event: Event, failed: type[Exception] = CkptOperationFailed) -> Exception:
-        """What to raise for an event that is not a success, once its consequences are dealt with."""
+        """What to raise for an event that is not a success, once its trace is logged and its consequences are dealt
+        with."""
+        tell_trace(self.log, event)
         status, message = Status(event["status"]), str(event["message"])
         if status is Status.TIMEOUT:
             return CkptWaitTimeout(f"{message}. {self.after_timeout(context, event)}".rstrip(". "))

@@ -20,7 +20,7 @@ from airflow_provider_ckpt.conditions.base import Json, Status, Verdict
 from airflow_provider_ckpt.conditions.job import ReadyForSnapshotCondition
 from airflow_provider_ckpt.conditions.operation import Operation, OperationCondition
 from airflow_provider_ckpt.exceptions import CkptJobFailed
-from airflow_provider_ckpt.operators.base import CkptJobOperator, Event
+from airflow_provider_ckpt.operators.base import CkptJobOperator, Event, tell_trace
 from airflow_provider_ckpt.operators.journal import Journal, new_id
 from airflow_provider_ckpt.triggers.base import event_payload
 from airflow_provider_ckpt.triggers.operation import CkptOperationTrigger, CkptReadyTrigger
@@ -109,7 +109,6 @@ class CkptOperationOperator(CkptJobOperator):
             job_id=self.checked_job_id(),
         )
         if verdict is None:
-            self.log.info("Waiting for %s", trigger.condition().subject)
             return self.wait_for(context, trigger)
         return self.execute_complete(context, event_payload(verdict, trigger))
 
@@ -122,7 +121,9 @@ class CkptOperationOperator(CkptJobOperator):
                 result = self.finished_earlier(client, job_id)
                 if result is None:
                     noun = self.operation.noun
-                    raise CkptJobFailed(f"job {job_id} is {facts['status']}; it takes no {noun} any more")
+                    tell_trace(self.log, event)
+                    state = f"{facts['status']}{event['message']}"
+                    raise CkptJobFailed(f"job {job_id} is {state}; it takes no {noun} any more")
                 return self._succeed(context, result)
             trigger_id = memo["trigger_id"] or new_id(context, f"{self.operation.value}/{memo['round']}")
             Journal(context, RECORD).write(operation=self.operation.value, job_id=job_id, trigger_id=trigger_id)

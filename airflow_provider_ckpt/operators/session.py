@@ -169,7 +169,8 @@ class StartSessionOperator(CkptOperator):
             write_private(Path(files.properties), properties_text(self.master, spark_conf or {}))
         process = session_process.launch(command, session_id, log_file, environment)
         journal.write(**process.to_json())
-        self.log.info("Started session %s (pid %d), log in %s: %s", session_id, process.pid, log_file, command)
+        # Not the command: it has the values of options.
+        self.log.info("Started session %s (pid %d), log in %s", session_id, process.pid, log_file)
         return process
 
     def command_line(self, endpoint: Endpoint, files: SessionFiles) -> tuple[list[str], dict[str, str]]:

@@ -14,7 +14,7 @@ from airflow_provider_ckpt.conditions.job import job_facts
 from airflow_provider_ckpt.earlier_job import EarlierJob, Plan, Step, plan
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed
 from airflow_provider_ckpt.links import JOB_LINKS
-from airflow_provider_ckpt.operators.base import CkptOperator, Event
+from airflow_provider_ckpt.operators.base import CkptOperator, Event, tell_trace
 from airflow_provider_ckpt.operators.journal import Journal, numbered_id, series_of
 from airflow_provider_ckpt.triggers.base import ON_KILL_PATIENCE_SECONDS
 from airflow_provider_ckpt.triggers.job import CkptJobTrigger
@@ -274,6 +274,7 @@ class SubmitJobOperator(CkptOperator):
             return self._succeed(context, memo["record"], event["result"])
         if status in (Status.FAILED, Status.MISSING) and memo["inherited"]:
             self.log.warning("The job of an earlier try came to an end: %s", event["message"])
+            tell_trace(self.log, event)
             return self._go_on(context, self.run_options(), event["trigger"]["deadline"])
         raise self.failure(context, event, CkptJobFailed)
 

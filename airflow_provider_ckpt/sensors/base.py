@@ -14,7 +14,8 @@ from airflow.sdk.exceptions import AirflowSensorTimeout
 from airflow_provider_ckpt import arguments, defaults
 from airflow_provider_ckpt.arguments import Duration
 from airflow_provider_ckpt.conditions.base import Condition, Status, Verdict
-from airflow_provider_ckpt.conditions.driver import Pacing, is_waited_out, wait
+from airflow_provider_ckpt.conditions.driver import Pacing, is_waited_out, look, wait
+from airflow_provider_ckpt.conditions.progress import Progress
 from airflow_provider_ckpt.exceptions import (
     CkptArgumentInvalid,
     CkptJobFailed,
@@ -24,7 +25,7 @@ from airflow_provider_ckpt.exceptions import (
 )
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.links import JOB_LINKS
-from airflow_provider_ckpt.operators.base import FIRST_LOOKS_SECONDS, backstop, earlier, first_looks
+from airflow_provider_ckpt.operators.base import FIRST_LOOKS_SECONDS, backstop, earlier, first_looks, tell_trace
 from airflow_provider_ckpt.triggers.base import CkptTrigger, event_payload
 from ckpt_runtime.client import CkptClient, CkptClientError, is_passing
 from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S
@@ -76,6 +77,7 @@ class CkptSensor(BaseSensorOperator):
         self.defer_after = defer_after
         self.link_addresses: dict[str, str] = {}
         self._condition: Condition | None = None
+        self._progress: Progress | None = None
 
     @abstractmethod
     def trigger(self, context: Context, deadline: float | None) -> CkptTrigger:
@@ -112,35 +114,40 @@ class CkptSensor(BaseSensorOperator):
         if patience <= 0:
             return None
         until = earlier(time.time() + patience, trigger.deadline)
+        pacing = Pacing(min(self.poke_interval, FIRST_LOOKS_SECONDS))
         with CkptHook(self.ckpt_conn_id).get_conn() as client:
-            verdict = wait(trigger.condition(), client, until, Pacing(min(self.poke_interval, FIRST_LOOKS_SECONDS)))
+            verdict = wait(trigger.condition(), client, until, pacing, self.log)
         return None if verdict.status is Status.TIMEOUT and until != trigger.deadline else verdict
 
     def poke(self, context: Context) -> bool | PokeReturnValue:
         """One look; a job manager that is away for a while does not fail the sensor."""
+        if self._progress is None:
+            self._progress = Progress(self.log, f"job {self.checked_job_id()}")
         try:
             if self._condition is None:
                 self._condition = self.trigger(context, None).condition()
+                self._progress = Progress(self.log, self._condition.subject)
             with CkptHook(self.ckpt_conn_id).get_conn() as client:
-                verdict = self._look(self._condition, client)
+                verdict = self._look(self._condition, self._progress, client)
         except CkptClientError as error:
             if not is_waited_out(error):
                 raise CkptRequestRejected(str(error)) from error
-            self.log.warning("The job manager cannot be asked now: %s", error)
+            self._progress.away(error)
             return False
         if verdict is None:
             return False
         if verdict.status is not Status.DONE:
+            tell_trace(self.log, {"trace": verdict.trace})
             self._fail(verdict.status, verdict.message)
         self.succeeded(context)
         return PokeReturnValue(is_done=True, xcom_value=verdict.result)
 
-    def _look(self, condition: Condition, client: CkptClient) -> Verdict | None:
+    def _look(self, condition: Condition, progress: Progress, client: CkptClient) -> Verdict | None:
         """A job that seems to be unknown is looked for again at once: the next poke may be another process."""
-        verdict = client.run(condition.poll())
+        verdict = client.run(look(condition, progress))
         while condition.absence.in_doubt:
             time.sleep(min(self.poke_interval, CONFIRMING_SECONDS))
-            verdict = client.run(condition.poll())
+            verdict = client.run(look(condition, progress))
         return verdict
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> Any:
@@ -149,6 +156,7 @@ class CkptSensor(BaseSensorOperator):
         self.publish_links(context)
         status = Status(event["status"])
         if status is not Status.DONE:
+            tell_trace(self.log, event)
             self._fail(status, event["message"])
         self.succeeded(context)
         self.log.info("Reached: %s", event["result"])

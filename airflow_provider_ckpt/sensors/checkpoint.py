@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.conditions.checkpoint import CheckpointGoal, newest_id
+from airflow_provider_ckpt.conditions.progress import Progress
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.operators.journal import Journal
@@ -101,7 +102,8 @@ class CheckpointCompletedSensor(CkptSensor):
         journal, job_id = Journal(context, _RECORD), self.checked_job_id()
         record = journal.read()
         if record.get("job_id") != job_id:
-            with CkptHook(self.ckpt_conn_id).get_conn(patience=self.patience(deadline)) as client:
+            away = Progress(self.log, "the session to answer").away
+            with CkptHook(self.ckpt_conn_id).get_conn(patience=self.patience(deadline), on_away=away) as client:
                 try:
                     since = newest_id(client.execute(requests.checkpoint_statistics(job_id)))
                 except NotFound:  # the condition finds out whether that is true

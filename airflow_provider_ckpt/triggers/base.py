@@ -69,9 +69,8 @@ class CkptTrigger(BaseTrigger):
         """
         earliest = time.monotonic() + defaults.min_deferral()
         condition = self.condition()
-        self.log.info("Waiting for %s", condition.subject)
         async with await CkptHook(self.ckpt_conn_id).aget_conn() as client:
-            verdict = await await_verdict(condition, client, self.deadline, Pacing(self.poll_interval))
+            verdict = await await_verdict(condition, client, self.deadline, Pacing(self.poll_interval), self.log)
         await asyncio.sleep(max(0.0, earliest - time.monotonic()))
         yield TriggerEvent(event_payload(verdict, self))  # type: ignore[no-untyped-call]
 
@@ -82,5 +81,6 @@ def event_payload(verdict: Verdict, trigger: CkptTrigger) -> dict[str, Any]:
         "status": verdict.status.value,
         "message": verdict.message,
         "result": verdict.result,
+        "trace": verdict.trace,
         "trigger": trigger.serialize()[1],
     }

@@ -66,8 +66,8 @@ class CkptClient:
     """Blocking client.
 
     ``url`` is ``host:port`` or a URL. ``verify`` is True, False, a CA file or an ``ssl.SSLContext``. ``timeout_s``
-    bounds each single request; for ``patience_s`` it is repeated while the server is away (0: never repeated).
-    ``transport`` replaces the network.
+    bounds each single request; for ``patience_s`` it is repeated while the server is away (0: never repeated), and
+    ``on_away`` is told each time. ``transport`` replaces the network.
     """
 
     def __init__(
@@ -79,10 +79,12 @@ class CkptClient:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         patience_s: float = DEFAULT_PATIENCE_S,
         transport: httpx.BaseTransport | None = None,
+        on_away: Callable[[CkptClientError], None] | None = None,
     ) -> None:
         self.url = normalise_url(url)
         self._http = httpx.Client(**client_options(self.url, token, verify, timeout_s), transport=transport)
         self.patience_s = patience_s
+        self._on_away = on_away
 
     def __enter__(self) -> Self:
         return self
@@ -97,7 +99,7 @@ class CkptClient:
     def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
         """Send one call of :mod:`ckpt_runtime.client.requests`. Raises the errors of ``client.errors``."""
         attempts = Attempts(call)
-        retrying = Retrying(**retry_options(self.patience_s if patience_s is None else patience_s))
+        retrying = Retrying(**retry_options(self.patience_s if patience_s is None else patience_s, self._on_away))
         answer: T = retrying(lambda: self.run(attempts.next()))
         return answer
 
@@ -193,7 +195,7 @@ class CkptClient:
 
 
 class AsyncCkptClient:
-    """Asynchronous client; the same methods, awaited. Parameters as of :class:`CkptClient`."""
+    """Asynchronous client; the same methods, awaited. Parameters as of :class:`CkptClient`, but for ``on_away``."""
 
     def __init__(
         self,

@@ -35,9 +35,19 @@ FIRST_DELAY_S = 0.02
 _MAX_PAUSE_S = 2.0
 
 
-def retry_options(patience_s: float) -> dict[str, Any]:
-    """Tenacity's, for one request: twice at least, and for so long; with 0 once. The last error is raised."""
+def retry_options(patience_s: float, on_away: Callable[[CkptClientError], None] | None = None) -> dict[str, Any]:
+    """Tenacity's, for one request: twice at least, and for so long; with 0 once. The last error is raised.
+
+    ``on_away`` is told the error before each pause.
+    """
+
+    def before_sleep(state: RetryCallState) -> None:
+        error = None if state.outcome is None else state.outcome.exception()
+        if on_away is not None and isinstance(error, CkptClientError):
+            on_away(error)
+
     return {
+        "before_sleep": before_sleep,
         "stop": stop_all(stop_after_attempt(2 if patience_s > 0 else 1), stop_after_delay(patience_s)),
         "wait": wait_random_exponential(multiplier=0.1, max=_MAX_PAUSE_S),
         "retry": retry_if_exception(is_passing),

@@ -1,0 +1,59 @@
+"""What a waiting task says in its log: where the wait stands, at once when that changes and else twice a minute.
+
+Twice, since a request to a session that hangs takes up to half a minute by default, during which nothing is said.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+INTERVAL_SECONDS = 30.0
+
+
+class Log(Protocol):
+    """The part of a task's or trigger's logger that is needed here."""
+
+    def info(self, text: Any, /, *args: Any) -> Any:
+        """One line; ``args`` fill in ``text`` by ``%``."""
+
+
+class Progress:
+    """The lines of one wait. ``standing`` is what makes a line a new one, ``detail`` what is worth adding to it."""
+
+    def __init__(self, log: Log, subject: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
+        self._subject = subject
+        self._clock = clock
+        self._standing: str | None = None
+        self._line = ""
+        self._looked_at = self._said_at = clock()
+
+    def is_due(self, standing: str) -> bool:
+        """Whether a line is to be said about what was just seen."""
+        self._looked_at = self._clock()
+        return standing != self._standing or self._looked_at - self._said_at >= INTERVAL_SECONDS
+
+    def say(self, standing: str, detail: str = "") -> None:
+        """A line now."""
+        self._standing = standing
+        self._line = f"{standing}; {detail}" if detail else standing
+        self._said_at = self._looked_at = self._clock()
+        self._log.info("Waiting for %s: %s", self._subject, self._line)
+
+    def away(self, error: Exception) -> None:
+        """A request was not answered; a line if one is due. The kind of error makes it a new one, not its words."""
+        standing = f"the session is away ({type(error).__name__})"
+        if self.is_due(standing):
+            self.say(standing, str(error))
+
+    def pauses(self, seconds: float) -> Iterator[float]:
+        """The pause between two looks in parts, each to be slept; what was seen last is said again between them."""
+        end = self._clock() + seconds
+        while (left := end - self._clock()) > 0:
+            yield min(left, max(self._said_at + INTERVAL_SECONDS - self._clock(), 0.0))
+            if self._clock() - self._said_at >= INTERVAL_SECONDS:
+                self._said_at = self._clock()
+                age = self._said_at - self._looked_at
+                self._log.info("Waiting for %s: %s (seen %.0f s ago)", self._subject, self._line, age)
