@@ -29,6 +29,16 @@ _TRUE: Final = ("true", "1", "yes", "on")
 _FALSE: Final = ("false", "0", "no", "off")
 
 
+def or_field(name: str, value: object, *fields: str) -> object:
+    """The value; of another task's whole result, which is what Airflow expands over, the first of ``fields``."""
+    if not isinstance(value, Mapping):
+        return value
+    found = next((value[field] for field in fields if value.get(field) is not None), None)
+    if found is None:
+        raise CkptArgumentInvalid(name, value, f"a task's result must have {' or '.join(fields)}")
+    return found
+
+
 def hex_id(name: str, value: object) -> str:
     """A job or trigger id, in lower case. One of digits alone may come as the number that a native template makes."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**_HEX_DIGITS:

@@ -26,6 +26,7 @@ from airflow_provider_ckpt.exceptions import (
 )
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.links import JOB_LINKS
+from airflow_provider_ckpt.outputs import Templated
 from airflow_provider_ckpt.triggers.base import CkptTrigger, event_payload
 from ckpt_runtime.client import BadRequest, CkptClient, CkptClientError, NotFound, Unauthorized, is_passing
 from ckpt_runtime.client.requests import Call
@@ -54,7 +55,7 @@ def backstop(deadline: float | None) -> timedelta | None:
     return None if deadline is None else timedelta(seconds=max(deadline - time.time(), 0.0) + _BACKSTOP_SECONDS)
 
 
-def first_looks(defer_after: Duration | None) -> float:
+def first_looks(defer_after: Templated[Duration] | None) -> float:
     """Seconds that a task looks in its worker before it defers, ``defer_after`` being the author's argument."""
     given = arguments.optional_seconds("defer_after", defer_after)
     return defaults.defer_after() if given is None else given
@@ -88,9 +89,9 @@ class CkptOperator(BaseOperator):
         *,
         ckpt_conn_id: str = CkptHook.default_conn_name,
         deferrable: bool | None = None,
-        defer_after: Duration | None = None,
-        wait_timeout: Duration | None = None,
-        poll_interval: Duration | None = None,
+        defer_after: Templated[Duration] | None = None,
+        wait_timeout: Templated[Duration] | None = None,
+        poll_interval: Templated[Duration] | None = None,
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("multiple_outputs", True)
@@ -230,13 +231,13 @@ class CkptJobOperator(CkptOperator):
     template_fields: Collection[str] = (*CkptOperator.template_fields, "job_id")
     operator_extra_links: Collection[BaseOperatorLink] = JOB_LINKS
 
-    def __init__(self, *, job_id: str, **kwargs: Any) -> None:
+    def __init__(self, *, job_id: Templated[str], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.job_id = job_id
 
     def checked_job_id(self) -> str:
-        """The job id after rendering.
+        """The job id after rendering, also of a result that has one.
 
         :raises CkptArgumentInvalid: when it is not one.
         """
-        return arguments.hex_id("job_id", self.job_id)
+        return arguments.hex_id("job_id", arguments.or_field("job_id", self.job_id, "job_id"))

@@ -9,6 +9,7 @@ from airflow_provider_ckpt.conditions.base import Status
 from airflow_provider_ckpt.conditions.job import job_facts
 from airflow_provider_ckpt.exceptions import CkptJobFailed
 from airflow_provider_ckpt.operators.base import CkptJobOperator, Event
+from airflow_provider_ckpt.outputs import Templated
 from airflow_provider_ckpt.triggers.job import CkptJobTrigger
 from ckpt_runtime.client import Conflict, requests
 from ckpt_runtime.client.models import TERMINAL_STATES
@@ -28,7 +29,7 @@ class CancelJobOperator(CkptJobOperator):
 
     template_fields: Collection[str] = CkptJobOperator.template_fields
 
-    def __init__(self, *, job_id: str, already_ended_ok: bool = True, **kwargs: Any) -> None:
+    def __init__(self, *, job_id: Templated[str], already_ended_ok: bool = True, **kwargs: Any) -> None:
         super().__init__(job_id=job_id, **kwargs)
         self.already_ended_ok = already_ended_ok
 
@@ -60,9 +61,9 @@ class CancelJobOperator(CkptJobOperator):
 
     def _ended(self, facts: dict[str, Any]) -> dict[str, Any]:
         if facts["status"] != "CANCELED" and not self.already_ended_ok:
-            raise CkptJobFailed(f"job {self.job_id} was not cancelled, it is {facts['status']}")
-        self.log.info("Job %s is %s", self.job_id, facts["status"])
+            raise CkptJobFailed(f"job {self.checked_job_id()} was not cancelled, it is {facts['status']}")
+        self.log.info("Job %s is %s", self.checked_job_id(), facts["status"])
         return facts
 
     def after_timeout(self, context: Context, event: Event | None) -> str:
-        return f"Job {self.job_id} was told to cancel and may still be at it"
+        return f"Job {self.checked_job_id()} was told to cancel and may still be at it"

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, ClassVar
 
+from airflow.sdk import XComArg
+
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.conditions.operation import Operation
 from airflow_provider_ckpt.operators.operation import CkptOperationOperator
+from airflow_provider_ckpt.outputs import Templated
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.requests import Call
 
@@ -26,9 +29,16 @@ class TriggerCheckpointOperator(CkptOperationOperator):
     template_fields: Collection[str] = (*CkptOperationOperator.template_fields, "checkpoint_type")
     operation: ClassVar[Operation] = Operation.CHECKPOINT
 
-    def __init__(self, *, job_id: str, checkpoint_type: str = "CONFIGURED", **kwargs: Any) -> None:
+    def __init__(
+        self, *, job_id: Templated[str], checkpoint_type: Templated[str] = "CONFIGURED", **kwargs: Any
+    ) -> None:
         super().__init__(job_id=job_id, **kwargs)
         self.checkpoint_type = checkpoint_type
+
+    @property
+    def checkpoint_id(self) -> XComArg:
+        """The id of the checkpoint that this task takes, for arguments of other tasks."""
+        return XComArg(self, "checkpoint_id")
 
     def request(self, job_id: str, trigger_id: str) -> Call[str]:
         kind = arguments.choice("checkpoint_type", self.checkpoint_type, CHECKPOINT_TYPES)

@@ -12,6 +12,7 @@ from airflow_provider_ckpt.arguments import Duration
 from airflow_provider_ckpt.conditions.driver import Pacing
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed
 from airflow_provider_ckpt.operators.base import CkptJobOperator
+from airflow_provider_ckpt.outputs import Templated
 from ckpt_runtime.client import CkptClient, Conflict, requests
 from ckpt_runtime.client.checkpoint_models import CheckpointConfig, CheckpointConfigPatch
 from ckpt_runtime.client.models import TERMINAL_STATES
@@ -57,15 +58,15 @@ class PatchCheckpointConfigOperator(CkptJobOperator):
     def __init__(  # noqa: PLR0913 - keyword arguments of a DAG author
         self,
         *,
-        job_id: str,
-        interval: Duration | None = None,
-        timeout: Duration | None = None,
-        min_pause: Duration | None = None,
-        max_concurrent: int | str | None = None,
-        tolerable_failed_checkpoints: int | str | None = None,
-        aligned_timeout: Duration | None = None,
-        unaligned: bool | str | None = None,
-        max_inflight_data_bytes: int | str | None = None,
+        job_id: Templated[str],
+        interval: Templated[Duration] | None = None,
+        timeout: Templated[Duration] | None = None,
+        min_pause: Templated[Duration] | None = None,
+        max_concurrent: Templated[int | str] | None = None,
+        tolerable_failed_checkpoints: Templated[int | str] | None = None,
+        aligned_timeout: Templated[Duration] | None = None,
+        unaligned: Templated[bool | str] | None = None,
+        max_inflight_data_bytes: Templated[int | str] | None = None,
         reset: bool = False,
         **kwargs: Any,
     ) -> None:

@@ -191,7 +191,7 @@ class CkptOperationOperator(CkptJobOperator):
 
     def _succeed(self, context: Context, result: Json) -> Json:
         self.keep(context, Journal(context, RECORD).read(), result)
-        self.log.info("The %s of job %s succeeded: %s", self.operation.noun, self.job_id, result)
+        self.log.info("The %s of job %s succeeded: %s", self.operation.noun, self.checked_job_id(), result)
         return result
 
     def after_timeout(self, context: Context, event: Event | None) -> str:
@@ -208,5 +208,5 @@ class CkptOperationOperator(CkptJobOperator):
             "The task was killed; a %s of job %s that was started is not cancelled and runs to its end. "
             "The next try of this task attaches to it.",
             self.operation.noun,
-            self.job_id,
+            self.checked_job_id(),
         )

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, ClassVar, cast
 
+from airflow.sdk import XComArg
+
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.conditions.operation import Operation
 from airflow_provider_ckpt.operators.operation import CkptOperationOperator
+from airflow_provider_ckpt.outputs import Templated
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.requests import Call, Format
 
@@ -40,11 +43,21 @@ class TakeSavepointOperator(CkptOperationOperator):
     operation: ClassVar[Operation] = Operation.SAVEPOINT
 
     def __init__(
-        self, *, job_id: str, target_directory: str | None = None, savepoint_format: str = "NATIVE", **kwargs: Any
+        self,
+        *,
+        job_id: Templated[str],
+        target_directory: Templated[str] | None = None,
+        savepoint_format: Templated[str] = "NATIVE",
+        **kwargs: Any,
     ) -> None:
         super().__init__(job_id=job_id, **kwargs)
         self.target_directory = target_directory
         self.savepoint_format = savepoint_format
+
+    @property
+    def savepoint_path(self) -> XComArg:
+        """The savepoint that this task takes, for arguments of other tasks."""
+        return XComArg(self, "savepoint_path")
 
     def request(self, job_id: str, trigger_id: str) -> Call[str]:
         return requests.trigger_savepoint(

@@ -15,6 +15,7 @@ from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptSessionFai
 from airflow_provider_ckpt.hooks.connection import Endpoint
 from airflow_provider_ckpt.operators.base import CkptOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal, new_id
+from airflow_provider_ckpt.outputs import Templated
 from airflow_provider_ckpt.session_process import SessionProcess
 from airflow_provider_ckpt.triggers.base import event_payload
 from airflow_provider_ckpt.triggers.session import CkptSessionTrigger
@@ -252,12 +253,12 @@ class StopSessionOperator(CkptOperator):
 
     template_fields: Collection[str] = (*CkptOperator.template_fields, "session")
 
-    def __init__(self, *, session: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+    def __init__(self, *, session: Templated[Mapping[str, Any]] | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.session = session
 
     def execute(self, context: Context) -> Any:
-        deadline = self.deadline()
+        deadline, known = self.deadline(), self._known_process()
         with self.connected() as client:
             if _overview(client) is None:
                 self._end_process()
@@ -271,7 +272,7 @@ class StopSessionOperator(CkptOperator):
             deadline=deadline,
             poll_interval=self.pause(),
             wait_for="gone",
-            process=None if self._known_process() is None else dict(self.session or {}),
+            process=None if known is None else known.to_json(),
         )
         return self.wait_for(context, trigger)
 

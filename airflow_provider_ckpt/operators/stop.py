@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from airflow.sdk import XComArg
+
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.conditions.base import Json
 from airflow_provider_ckpt.conditions.operation import Operation
 from airflow_provider_ckpt.operators.journal import Journal
 from airflow_provider_ckpt.operators.operation import RECORD, CkptOperationOperator
 from airflow_provider_ckpt.operators.savepoint import checked_format
+from airflow_provider_ckpt.outputs import Templated
 from ckpt_runtime.client import CkptClient, NotFound, requests
 from ckpt_runtime.client.models import TERMINAL_STATES
 from ckpt_runtime.client.requests import Call
@@ -43,16 +46,21 @@ class StopWithSavepointOperator(CkptOperationOperator):
     def __init__(
         self,
         *,
-        job_id: str,
-        target_directory: str | None = None,
-        savepoint_format: str = "NATIVE",
-        drain: bool | str = False,
+        job_id: Templated[str],
+        target_directory: Templated[str] | None = None,
+        savepoint_format: Templated[str] = "NATIVE",
+        drain: Templated[bool | str] = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(job_id=job_id, **kwargs)
         self.target_directory = target_directory
         self.savepoint_format = savepoint_format
         self.drain = drain
+
+    @property
+    def savepoint_path(self) -> XComArg:
+        """The savepoint that ends the job, for arguments of other tasks."""
+        return XComArg(self, "savepoint_path")
 
     def request(self, job_id: str, trigger_id: str) -> Call[str]:
         return requests.stop_with_savepoint(

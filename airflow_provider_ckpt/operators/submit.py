@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from airflow.sdk import XComArg
+
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.conditions.base import Json, Status
 from airflow_provider_ckpt.conditions.job import job_facts
@@ -16,6 +18,7 @@ from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.operators.base import CkptOperator, Event, tell_trace
 from airflow_provider_ckpt.operators.journal import Journal, numbered_id, series_of
+from airflow_provider_ckpt.outputs import Templated
 from airflow_provider_ckpt.triggers.base import ON_KILL_PATIENCE_SECONDS
 from airflow_provider_ckpt.triggers.job import CkptJobTrigger
 from ckpt_runtime.client import CkptClient, CkptClientError, NotFound, requests
@@ -77,19 +80,19 @@ class SubmitJobOperator(CkptOperator):
     def __init__(  # noqa: PLR0913 - keyword arguments of a DAG author
         self,
         *,
-        pipeline: str | None = None,
-        pipeline_id: str | None = None,
-        entry: str | None = None,
-        args: Sequence[str] = (),
-        parallelism: int | str | None = None,
-        configuration: Mapping[str, Any] | None = None,
-        savepoint_path: str | None = None,
-        allow_non_restored_state: bool | str = False,
-        claim_mode: str = "NO_CLAIM",
+        pipeline: Templated[str] | None = None,
+        pipeline_id: Templated[str] | None = None,
+        entry: Templated[str] | None = None,
+        args: Templated[Sequence[str]] = (),
+        parallelism: Templated[int | str] | None = None,
+        configuration: Templated[Mapping[str, Any]] | None = None,
+        savepoint_path: Templated[str] | None = None,
+        allow_non_restored_state: Templated[bool | str] = False,
+        claim_mode: Templated[str] = "NO_CLAIM",
         wait_for_completion: bool = False,
         cancel_on_kill: bool = True,
         cancel_on_timeout: bool = False,
-        start_over: bool | str = False,
+        start_over: Templated[bool | str] = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -107,6 +110,11 @@ class SubmitJobOperator(CkptOperator):
         self.cancel_on_timeout = cancel_on_timeout
         self.start_over = start_over
         self._waiting_for: str | None = None
+
+    @property
+    def job_id(self) -> XComArg:
+        """The id of the job that runs, for arguments of other tasks."""
+        return XComArg(self, "job_id")
 
     # -- starting ----------------------------------------------------------------------------------------------
 
@@ -190,7 +198,7 @@ class SubmitJobOperator(CkptOperator):
             "number": number,
             "job_id": numbered_id(series, number),
             "pipeline_id": self._uploaded(),
-            "given": arguments.optional_text("savepoint_path", self.savepoint_path),
+            "given": self._snapshot(),
             "snapshot": options.savepoint_path,
         }
 
@@ -202,15 +210,16 @@ class SubmitJobOperator(CkptOperator):
         if (self._pipeline() is None) == (self._uploaded() is None):
             allowed = "give either pipeline, a path, or pipeline_id"
             raise CkptArgumentInvalid("pipeline", self.pipeline, allowed)
-        if isinstance(self.args, str) or not all(isinstance(item, (str, int, float)) for item in self.args):
-            raise CkptArgumentInvalid("args", self.args, "it must be a list of texts")
+        given: Any = self.args
+        if isinstance(given, str) or not all(isinstance(item, (str, int, float)) for item in given):
+            raise CkptArgumentInvalid("args", given, "it must be a list of texts")
         parallelism = None if self.parallelism in (None, "", "None") else self.parallelism
         return RunOptions(
             entry_point=arguments.optional_text("entry", self.entry),
-            arguments=tuple(str(item) for item in self.args),
+            arguments=tuple(str(item) for item in given),
             parallelism=None if parallelism is None else arguments.integer("parallelism", parallelism, minimum=1),
             configuration=arguments.options("configuration", self.configuration),
-            savepoint_path=arguments.optional_text("savepoint_path", self.savepoint_path),
+            savepoint_path=self._snapshot(),
             allow_non_restored_state=arguments.boolean("allow_non_restored_state", self.allow_non_restored_state),
             claim_mode=arguments.choice("claim_mode", self.claim_mode, CLAIM_MODES),
         )
@@ -219,7 +228,12 @@ class SubmitJobOperator(CkptOperator):
         return arguments.optional_text("pipeline", self.pipeline)
 
     def _uploaded(self) -> str | None:
-        return arguments.optional_text("pipeline_id", self.pipeline_id)
+        given = arguments.or_field("pipeline_id", self.pipeline_id, "pipeline_id")
+        return arguments.optional_text("pipeline_id", given)
+
+    def _snapshot(self) -> str | None:
+        given = arguments.or_field("savepoint_path", self.savepoint_path, "savepoint_path", "external_path")
+        return arguments.optional_text("savepoint_path", given)
 
     def _start(self, client: CkptClient, context: Context, options: RunOptions, record: Json) -> Json:
         """Ask for the job of ``record``, which is written down before anything is sent."""

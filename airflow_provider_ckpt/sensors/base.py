@@ -26,6 +26,7 @@ from airflow_provider_ckpt.exceptions import (
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.operators.base import FIRST_LOOKS_SECONDS, backstop, earlier, first_looks, tell_trace
+from airflow_provider_ckpt.outputs import Templated
 from airflow_provider_ckpt.triggers.base import CkptTrigger, event_payload
 from ckpt_runtime.client import CkptClient, CkptClientError, is_passing
 from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S
@@ -58,11 +59,11 @@ class CkptSensor(BaseSensorOperator):
     def __init__(
         self,
         *,
-        job_id: str,
+        job_id: Templated[str],
         ckpt_conn_id: str = CkptHook.default_conn_name,
         deferrable: bool | None = None,
         mode: str | None = None,
-        defer_after: Duration | None = None,
+        defer_after: Templated[Duration] | None = None,
         poke_interval: float | timedelta | None = None,
         **kwargs: Any,
     ) -> None:
@@ -170,11 +171,11 @@ class CkptSensor(BaseSensorOperator):
         raise (CkptRequestRejected if status is Status.REFUSED else CkptJobFailed)(message)
 
     def checked_job_id(self) -> str:
-        """The job id after rendering.
+        """The job id after rendering, also of a result that has one.
 
         :raises CkptArgumentInvalid: when it is not one.
         """
-        return arguments.hex_id("job_id", self.job_id)
+        return arguments.hex_id("job_id", arguments.or_field("job_id", self.job_id, "job_id"))
 
     def publish_links(self, context: Context, links: Sequence[Any] = JOB_LINKS) -> None:
         """Store the links' addresses now, so that they work while the task is still deferred."""

@@ -6,12 +6,15 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from airflow.sdk import XComArg
+
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.conditions.checkpoint import CheckpointGoal, newest_id
 from airflow_provider_ckpt.conditions.progress import Progress
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.operators.journal import Journal
+from airflow_provider_ckpt.outputs import Templated
 from airflow_provider_ckpt.sensors.base import CkptSensor
 from airflow_provider_ckpt.triggers.checkpoint import CkptCheckpointTrigger
 from ckpt_runtime.client import NotFound, requests
@@ -53,11 +56,11 @@ class CheckpointCompletedSensor(CkptSensor):
     def __init__(
         self,
         *,
-        job_id: str,
-        checkpoint_id: int | str | None = None,
-        count: int | str = 1,
-        since_checkpoint_id: int | str | None = None,
-        after: datetime | str | int | None = None,
+        job_id: Templated[str],
+        checkpoint_id: Templated[int | str] | None = None,
+        count: Templated[int | str] = 1,
+        since_checkpoint_id: Templated[int | str] | None = None,
+        after: Templated[datetime | str | int] | None = None,
         include_savepoints: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -67,6 +70,11 @@ class CheckpointCompletedSensor(CkptSensor):
         self.since_checkpoint_id = since_checkpoint_id
         self.after = after
         self.include_savepoints = include_savepoints
+
+    @property
+    def external_path(self) -> XComArg:
+        """Where the newest wanted checkpoint lies, for arguments of other tasks."""
+        return XComArg(self, "external_path")
 
     def trigger(self, context: Context, deadline: float | None) -> CkptCheckpointTrigger:
         return CkptCheckpointTrigger(
@@ -83,8 +91,8 @@ class CheckpointCompletedSensor(CkptSensor):
         :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
         :raises CkptClientError: when the job could not be looked at.
         """
-        wanted = self._integer("checkpoint_id", self.checkpoint_id, 1)
-        since = self._integer("since_checkpoint_id", self.since_checkpoint_id, 0)
+        wanted = self._id("checkpoint_id", self.checkpoint_id, 1)
+        since = self._id("since_checkpoint_id", self.since_checkpoint_id, 0)
         after = None if self.after in (None, "", "None") else arguments.epoch_millis("after", self.after)
         count = arguments.integer("count", self.count, minimum=1)
         if wanted is not None and count != 1:
@@ -94,7 +102,8 @@ class CheckpointCompletedSensor(CkptSensor):
         return CheckpointGoal(wanted, since, after, count, self.include_savepoints)
 
     @staticmethod
-    def _integer(name: str, value: object, minimum: int) -> int | None:
+    def _id(name: str, given: object, minimum: int) -> int | None:
+        value = arguments.or_field(name, given, "checkpoint_id")
         return None if value in (None, "", "None") else arguments.integer(name, value, minimum=minimum)
 
     def _first_look(self, context: Context, deadline: float | None) -> int:

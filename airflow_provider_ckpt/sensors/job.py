@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.conditions.job import STATES
+from airflow_provider_ckpt.outputs import Templated
 from airflow_provider_ckpt.sensors.base import CkptSensor
 from airflow_provider_ckpt.triggers.job import CkptJobTrigger
 
@@ -27,14 +28,20 @@ class JobStatusSensor(CkptSensor):
     template_fields: Collection[str] = (*CkptSensor.template_fields, "expected")
 
     def __init__(
-        self, *, job_id: str, expected: str | Sequence[str] = "FINISHED", all_tasks: bool = True, **kwargs: Any
+        self,
+        *,
+        job_id: Templated[str],
+        expected: Templated[str | Sequence[str]] = "FINISHED",
+        all_tasks: bool = True,
+        **kwargs: Any,
     ) -> None:
         super().__init__(job_id=job_id, **kwargs)
         self.expected = expected
         self.all_tasks = all_tasks
 
     def trigger(self, context: Context, deadline: float | None) -> CkptJobTrigger:
-        wanted = [self.expected] if isinstance(self.expected, str) else list(self.expected)
+        given: Any = self.expected
+        wanted = [given] if isinstance(given, str) else list(given)
         return CkptJobTrigger(
             ckpt_conn_id=self.ckpt_conn_id,
             deadline=deadline,

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import mypy.api
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -212,6 +213,24 @@ def test_a_dag_can_be_stored_by_airflow(block: Block) -> None:
     assert len(dags) == 1
     document = json.loads(json.dumps(DagSerialization.to_dict(dags[0])))
     assert len(DagSerialization.from_dict(document).task_ids) == len(dags[0].task_ids) > 1
+
+
+@pytest.mark.slow
+def test_the_types_of_every_dag_are_right(tmp_path: Path) -> None:
+    """Strict mypy, as a reader runs it, over all of them at once; it does notice an argument of a wrong type."""
+    files = sorted((ROOT / "dags").glob("*.py"))
+    for number, block in enumerate(DAGS):
+        files.append(tmp_path / f"dag_{number}.py")
+        files[-1].write_text(block.text)
+    readme = next(block.text for block in DAGS if block.page.name == "README.md")
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(readme.replace("job_id=submit.job_id", "job_id=17"))
+    output, errors, _ = mypy.api.run([*map(str, files), str(wrong), "--config-file", str(ROOT / "pyproject.toml")])
+    assert errors == ""
+    found = [line for line in output.splitlines() if ": error: " in line]
+    assert [line for line in found if not line.startswith(str(wrong))] == []
+    assert len(found) == 2, output
+    assert all('has incompatible type "int"; expected "str | XComArg"' in line for line in found)
 
 
 @cache
