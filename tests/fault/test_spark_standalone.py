@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.spark.launch import start_session, stop_session
+from ckpt_runtime.spark.launch import SessionStartError, start_session, stop_session
 from ckpt_runtime.spark.processes import WORKER
 from tests.support.flights import assert_carriers, assert_rotations, read_flights, write_slice
 from tests.support.outputs import hidden, visible
@@ -18,6 +18,7 @@ from tests.support.processes import children, command_line, command_name
 from tests.support.spark_sessions import FlightsJob, SparkCluster, standalone_cluster, wait_until
 
 ROWS = 8_000
+SECRET = "spark.authenticate.secret"
 SETTINGS = {
     "spark.executor.cores": "1",
     "spark.executor.memory": "512m",
@@ -52,9 +53,11 @@ def _through_a_lost_executor(job: FlightsJob, cluster: SparkCluster) -> None:
 def test_a_lost_executor(tmp_path: Path) -> None:
     source = write_slice(tmp_path / "flights.parquet", ROWS)
     with standalone_cluster(tmp_path, workers=2) as cluster:
-        session = start_session(cluster.url, 2, spark_conf=SETTINGS, log_file=tmp_path / "session.log")
+        session = start_session(
+            cluster.url, 2, spark_conf=SETTINGS | {SECRET: cluster.secret}, log_file=tmp_path / "session.log"
+        )
         try:
-            with CkptClient(session.rest_url) as client:
+            with CkptClient(session.rest_url, token=session.token) as client:
                 job = FlightsJob(session, client, source, tmp_path)
                 _through_a_lost_executor(job, cluster)
         finally:
@@ -63,3 +66,17 @@ def test_a_lost_executor(tmp_path: Path) -> None:
     assert hidden(job.out) == []
     assert_rotations(visible(job.out / "rotations"), flights)
     assert_carriers(visible(job.out / "carrier_delays"), flights)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_a_master_that_authenticates_nobody_is_refused(tmp_path: Path) -> None:
+    """Spark gives up after a minute, and goes on as if it had not: the session does not."""
+    settings = SETTINGS | {SECRET: "the cluster's, if it had one"}
+    with (
+        standalone_cluster(tmp_path, workers=0, authenticated=False) as cluster,
+        pytest.raises(SessionStartError, match="does not take the application in"),
+    ):
+        start_session(cluster.url, 1, spark_conf=settings, log_file=tmp_path / "session.log", ready_timeout_s=180)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.spark.import_path import import_path
+from ckpt_runtime.spark.protection import SECRET_VARIABLE
 
 
 class WorkerProcess(Protocol):
@@ -82,6 +83,6 @@ def log_descriptor() -> int | None:
 
 
 def worker_environment() -> dict[str, str]:
-    """This process's, without the secret of the REST API; times of user code are UTC's."""
-    inherited = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
+    """This process's, without the secrets of the REST API and of Spark; times of user code are UTC's."""
+    inherited = {key: value for key, value in os.environ.items() if key not in (TOKEN_VARIABLE, SECRET_VARIABLE)}
     return inherited | {"PYTHONPATH": os.pathsep.join(import_path()), "TZ": "UTC"}
