@@ -15,12 +15,15 @@ from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptSessionFai
 from airflow_provider_ckpt.hooks.connection import Endpoint
 from airflow_provider_ckpt.operators.base import CkptOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal, new_id
+from airflow_provider_ckpt.secret_values import hide, shown_command
 from airflow_provider_ckpt.session_process import SessionProcess
 from airflow_provider_ckpt.triggers.session import CkptSessionTrigger
 from ckpt_runtime.client import CkptClient, Unreachable, requests
+from ckpt_runtime.client.private_files import write_private
 from ckpt_runtime.client.session_command import (
     TOKEN_VARIABLE,
     SessionCommandError,
+    configuration_text,
     session_command,
     session_environment,
 )
@@ -138,16 +141,27 @@ class StartSessionOperator(CkptOperator):
     def _launch(self, context: Context, endpoint: Endpoint) -> SessionProcess:
         session_id = new_id(context, "session")
         log_file = self._log_directory() / f"{session_id}.log"
-        command, environment = self.command_line(endpoint)
+        configuration_file = log_file.with_suffix(".options.json")
+        command, environment = self.command_line(endpoint, configuration_file)
         journal = Journal(context, _RECORD)
         journal.write(session_id=session_id, log_file=str(log_file))
-        process = session_process.launch(command, session_id, log_file, environment)
+        if not self.command:
+            configuration = arguments.options("configuration", self.configuration)
+            hide(configuration)
+            hide(arguments.options("spark_conf", self.spark_conf))
+            write_private(configuration_file, configuration_text(configuration))
+        try:
+            process = session_process.launch(command, session_id, log_file, environment)
+        except BaseException:
+            configuration_file.unlink(missing_ok=True)
+            raise
         journal.write(**process.to_json())
-        self.log.info("Started session %s (pid %d), log in %s: %s", session_id, process.pid, log_file, command)
+        shown = shown_command(command)
+        self.log.info("Started session %s (pid %d), log in %s: %s", session_id, process.pid, log_file, shown)
         return process
 
-    def command_line(self, endpoint: Endpoint) -> tuple[list[str], dict[str, str]]:
-        """The command and what it needs in its environment.
+    def command_line(self, endpoint: Endpoint, configuration_file: Path) -> tuple[list[str], dict[str, str]]:
+        """The command and what it needs in its environment. The engine's options are read from the file.
 
         :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
         """
@@ -164,7 +178,7 @@ class StartSessionOperator(CkptOperator):
                 rest_port=endpoint.port,
                 application=None if application is None else Path(application),
                 spark_conf=arguments.options("spark_conf", self.spark_conf),
-                configuration=arguments.options("configuration", self.configuration),
+                configuration_file=str(configuration_file),
                 work_directory=arguments.optional_text("work_directory", self.work_directory),
             )
         except SessionCommandError as error:

@@ -13,6 +13,7 @@ from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.operators.base import CkptOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal, new_id
+from airflow_provider_ckpt.secret_values import hide
 from airflow_provider_ckpt.triggers.job import CkptJobTrigger
 from ckpt_runtime.client import CkptClient, CkptClientError, NotFound, requests
 from ckpt_runtime.client.models import TERMINAL_STATES, RunOptions
@@ -100,6 +101,7 @@ class SubmitJobOperator(CkptOperator):
 
     def execute(self, context: Context) -> Any:
         options, deadline = self.run_options(), self.deadline()
+        hide(options.configuration)
         record = Journal(context, _RECORD).read()
         with self.connected() as client:
             found = self._look_up(client, record) if record else None

@@ -6,6 +6,7 @@ Builds values, starts nothing. Imports neither pyspark nor the engine; it only f
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -46,11 +47,14 @@ def session_command(
     rest_port: int,
     application: Path | None = None,
     spark_conf: Mapping[str, str] | None = None,
-    configuration: Mapping[str, str] | None = None,
+    configuration_file: str | None = None,
     work_directory: str | None = None,
     ready_file: str | None = None,
 ) -> list[str]:
-    """The whole command. Sessions in local mode leave Spark's own UI off unless ``spark_conf`` says otherwise."""
+    """The whole command. Sessions in local mode leave Spark's own UI off unless ``spark_conf`` says otherwise.
+
+    ``configuration_file`` has the engine's options, see :func:`configuration_text`: everybody can read a command line.
+    """
     settings = {"spark.ui.enabled": "false"} if master.startswith("local") else {}
     command = [spark_submit(), "--master", master]
     for key, value in {**settings, **(spark_conf or {})}.items():
@@ -60,9 +64,14 @@ def session_command(
         command += ["--work-dir", work_directory]
     if ready_file is not None:
         command += ["--ready-file", ready_file]
-    for key, value in (configuration or {}).items():
-        command += ["-D", f"{key}={value}"]
+    if configuration_file is not None:
+        command += ["--configuration-file", configuration_file]
     return command
+
+
+def configuration_text(configuration: Mapping[str, str]) -> str:
+    """The engine's options for the file that the session reads once, and deletes."""
+    return json.dumps(dict(configuration))
 
 
 def session_environment(master: str, token: str | None) -> dict[str, str]:

@@ -81,6 +81,7 @@ from ckpt_runtime.storage.disposal import dispose_snapshot
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.snapshot_metadata import read_metadata
+from ckpt_runtime.user_environment import user_environment
 
 logger = logging.getLogger(__name__)
 
@@ -304,7 +305,8 @@ class Dispatcher:
                 with zipfile.ZipFile(program.archive) as files:
                     files.extractall(directory)
                 result = plan_in_process(
-                    PlanRequest(str(directory), entry, request.arguments, configuration.to_dict(), defaults)
+                    PlanRequest(str(directory), entry, request.arguments, configuration.to_dict(), defaults),
+                    environment=user_environment(),
                 )
             finally:
                 shutil.rmtree(directory, ignore_errors=True)

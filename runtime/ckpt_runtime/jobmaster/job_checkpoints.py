@@ -10,6 +10,7 @@ import asyncio
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -76,7 +77,7 @@ class JobCheckpoints:
         self, submission: JobSubmission, tasks: TaskGateway, report: Callable[[JobEvent], None], pool: Executor
     ) -> None:
         self.restored: RestoredState | None = None
-        self._submission = submission
+        self._submission = submission = replace(submission, archive=b"")  # it deploys nothing
         self._tasks = tasks
         self._report = report
         self._loop = asyncio.get_running_loop()

@@ -11,7 +11,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ckpt_runtime.client.session_command import TOKEN_VARIABLE, session_command, session_environment
+from ckpt_runtime.client.private_files import write_private
+from ckpt_runtime.client.session_command import (
+    TOKEN_VARIABLE,
+    configuration_text,
+    session_command,
+    session_environment,
+)
 
 POLL_S = 0.1
 STOP_TIMEOUT_S = 30.0
@@ -53,24 +59,27 @@ def start_session(
     ``master`` is a Spark master URL; ``local`` becomes ``local[slots]``, since a barrier stage needs that many free
     task slots at once (they may outnumber the cores). On a standalone master ``slots`` is how many the application may
     take, by way of ``spark.cores.max``; None leaves all to it. Other masters have settings of their own for that. The
-    token travels in the environment, never on a command line. Raises SessionCommandError, or SessionStartError after
-    killing what was started.
+    token travels in the environment and the options in a file, never on a command line. Raises SessionCommandError, or
+    SessionStartError after killing what was started.
     """
     log_file = log_file.absolute()
     log_file.parent.mkdir(parents=True, exist_ok=True)
     ready_file = log_file.with_suffix(".ready.json")
     ready_file.unlink(missing_ok=True)
+    configuration_file = log_file.with_suffix(".options.json") if conf else None
     command = session_command(
         f"local[{slots or LOCAL_SLOTS}]" if master in ("local", "local[*]") else master,
         rest_host=rest_host,
         rest_port=rest_port,
         spark_conf={**_slot_settings(master, slots, spark_conf or {}), **(spark_conf or {})},
-        configuration=conf,
+        configuration_file=None if configuration_file is None else str(configuration_file),
         work_directory=None if work_directory is None else str(work_directory),
         ready_file=str(ready_file),
     )
     inherited = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
     environment = {**inherited, **session_environment(master, token)}
+    if configuration_file is not None:
+        write_private(configuration_file, configuration_text(conf or {}))
     with log_file.open("ab") as log:
         process = subprocess.Popen(
             command,
@@ -85,6 +94,8 @@ def start_session(
     except BaseException:
         _signal_group(process.pid, signal.SIGKILL)
         process.wait()
+        if configuration_file is not None:
+            configuration_file.unlink(missing_ok=True)
         raise
 
 

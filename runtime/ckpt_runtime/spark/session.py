@@ -30,6 +30,7 @@ from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.rest.auth import check_binding
 from ckpt_runtime.spark.barrier_stage import BarrierStageProvider
 from ckpt_runtime.spark.import_path import prefer_installed_pyspark
+from ckpt_runtime.spark.log_rotation import rotated_output
 from ckpt_runtime.spark.pyspark_guard import check_pyspark
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         check_pyspark(context)
         context.setLogLevel("WARN")
-        asyncio.run(serve(context, options))
+        with rotated_output(options.configuration):
+            asyncio.run(serve(context, options))
     finally:
         context.stop()
 
@@ -89,9 +91,12 @@ def parse_arguments(arguments: list[str] | None) -> SessionOptions:
     parser.add_argument("--rest-port", type=int, help="0 takes any free port; wins over rest.port")
     parser.add_argument("--work-dir", type=Path, help="uploaded pipelines and default checkpoint directory")
     parser.add_argument("--ready-file", type=Path, help="JSON file to write once the REST API answers")
+    parser.add_argument("--configuration-file", type=Path, help="options as a JSON object; read once, then deleted")
     parser.add_argument("-D", dest="properties", action="append", default=[], metavar="key=value")
     given = parser.parse_args(arguments)
-    configuration = Configuration.from_properties(given.properties)
+    configuration = Configuration.merge(
+        _configuration_of(given.configuration_file), Configuration.from_properties(given.properties)
+    )
     validate(configuration, OptionScope.CLUSTER)
     work = given.work_dir or Path(tempfile.mkdtemp(prefix="ckpt-session-"))
     return SessionOptions(
@@ -102,6 +107,16 @@ def parse_arguments(arguments: list[str] | None) -> SessionOptions:
         configuration=configuration,
         token=_token(configuration),
     )
+
+
+def _configuration_of(file: Path | None) -> Configuration:
+    """Options that are not for the process list; nor for anybody who looks into the file later. Raises OSError."""
+    if file is None:
+        return Configuration()
+    try:
+        return Configuration(json.loads(file.read_text()))
+    finally:
+        file.unlink(missing_ok=True)
 
 
 def _token(configuration: Configuration) -> str | None:

@@ -168,11 +168,12 @@ def test_the_command_line_of_a_spark_session() -> None:
         env={"EXTRA": 1},  # type: ignore[dict-item]
     )
     endpoint = Endpoint("http://127.0.0.1:8081", "127.0.0.1", 8081, token="geheim")
-    command, environment = operator.command_line(endpoint)
+    command, environment = operator.command_line(endpoint, Path("/logs/s.options.json"))
     text = " ".join(command)
     assert Path(command[0]).name == "spark-submit"
     assert "--master local[4] --conf spark.ui.enabled=false --conf spark.driver.memory=1g" in text
-    tail = "--rest-host 127.0.0.1 --rest-port 8081 --work-dir /data/work -D slots.idle-timeout=5 s"
+    tail = "--rest-host 127.0.0.1 --rest-port 8081 --work-dir /data/work"
+    tail += " --configuration-file /logs/s.options.json"
     assert text.endswith(f"main.py {tail}")
     assert "geheim" not in text
     assert environment["CKPT_REST_TOKEN"] == "geheim"

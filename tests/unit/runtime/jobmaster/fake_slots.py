@@ -207,6 +207,7 @@ class World:
     def __init__(self, directory: Path, pool: ThreadPoolExecutor) -> None:
         self.directory = directory
         self.pool = pool
+        self.archive = b"archive"
         self.ignored: set[str] = set()
         self.on_message: Callable[[FakeWorker, Message], bool] = lambda worker, message: False
         self.slots = FakeSlots(
@@ -256,7 +257,7 @@ class World:
             graph=graph,
             configuration=given,
             given=given,
-            archive=b"archive",
+            archive=self.archive,
             program_id="program",
             entry="module:pipeline",
             arguments=(),

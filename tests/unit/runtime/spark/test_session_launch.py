@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -45,8 +46,6 @@ def use_spark_submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str)
 
 
 def seen(info: SessionInfo) -> dict[str, object]:
-    import json
-
     document: dict[str, object] = json.loads(Path(info.session_file + ".seen").read_text())
     return document
 
@@ -57,7 +56,7 @@ def test_a_session_starts_says_where_it_is_and_stops(
     use_spark_submit(tmp_path, monkeypatch, READY)
     monkeypatch.setenv(TOKEN_VARIABLE, "of the surroundings")
     info = start_session(
-        "local", 3, log_file=log_file, token="t0ken", conf={"parallelism.default": "2"},
+        "local", 3, log_file=log_file, token="t0ken", conf={"parallelism.default": "2", "my.db.password": "hush"},
         spark_conf={"spark.x": "y"}, rest_port=9, work_directory=tmp_path / "work",
     )  # fmt: skip
     try:
@@ -67,7 +66,10 @@ def test_a_session_starts_says_where_it_is_and_stops(
         assert isinstance(arguments, list)
         assert arguments[arguments.index("--master") + 1] == "local[3]"
         assert "spark.x=y" in arguments
-        assert arguments[arguments.index("-D") + 1] == "parallelism.default=2"
+        options = Path(arguments[arguments.index("--configuration-file") + 1])
+        assert json.loads(options.read_text()) == {"parallelism.default": "2", "my.db.password": "hush"}
+        assert options.stat().st_mode & 0o777 == 0o600
+        assert "hush" not in str(arguments)
         assert arguments[arguments.index("--rest-port") + 1] == "9"
         assert arguments[arguments.index("--work-dir") + 1] == str(tmp_path / "work")
         assert told["token"] == "t0ken"
@@ -177,3 +179,11 @@ class TestArguments:
     def test_a_malformed_command_line_is_refused(self, arguments: list[str]) -> None:
         with pytest.raises(SystemExit):
             parse_arguments(arguments)
+
+
+def test_options_come_from_a_file_that_is_read_once(tmp_path: Path) -> None:
+    file = tmp_path / "options.json"
+    file.write_text('{"parallelism.default": "2", "env.log.max": "3"}')
+    options = parse_arguments(["--configuration-file", str(file), "-D", "env.log.max=4", "--work-dir", str(tmp_path)])
+    assert options.configuration.to_dict() == {"parallelism.default": "2", "env.log.max": "4"}
+    assert not file.exists()
