@@ -7,28 +7,33 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).parent
 README = ROOT / "README.md"
 
+# What the Airflow provider, the client and the command line need. Sessions need the extra "runtime" too.
 INSTALL_REQUIRES = [
     "apache-airflow>=3.3.0,<4",
     "apache-airflow-providers-apache-spark>=6.3.4",
-    "fastapi>=0.115",
     "fsspec>=2024.12.0",  # pipe_file(mode="create")
     "httpx>=0.27",
-    "numba>=0.61",
-    "numpy>=2.0",
-    "orjson>=3.10",
     "pyarrow>=18.0.0",
-    "pydantic>=2.9",
     "pyspark>=4.3,<4.4",
-    "python-multipart>=0.0.18",
     "rich>=13.8",
     "tenacity>=8.3",
     "typer>=0.15",
-    "uvicorn>=0.30",
-    "xxhash>=3.4",
-    "zstandard>=0.23",
 ]
 
 EXTRAS_REQUIRE = {
+    # The engine's server and kernels, wherever sessions run: spark/runtime_guard.py checks for them.
+    "runtime": [
+        "fastapi>=0.115",
+        "msgspec>=0.19",
+        "numba>=0.61",
+        "numpy>=2.0",
+        "orjson>=3.10",
+        "pydantic>=2.9",
+        "python-multipart>=0.0.18",
+        "uvicorn>=0.30",
+        "xxhash>=3.4",
+        "zstandard>=0.23",
+    ],
     "benchmarks": [
         "matplotlib>=3.9",
         "psutil>=5.9",
@@ -62,6 +67,9 @@ setup(
     description="Checkpointed stream processing on Spark, steered from Airflow through a Flink-compatible REST API",
     long_description=README.read_text(encoding="utf-8") if README.exists() else "",
     long_description_content_type="text/markdown",
+    author="The airflow-provider-ckpt developers",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
     python_requires=">=3.11",
     # The runtime lies one folder down, so that `runtime/` can go to the workers as it is; no mapping of the root, or
     # tools that read the source tree could not follow.

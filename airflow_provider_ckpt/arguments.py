@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -9,58 +10,67 @@ from typing import Any, Final
 
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
 
-Duration = int | str | timedelta
-"""Milliseconds, a text such as ``"90 s"`` or ``"5 min"`` (a bare number means milliseconds), or a timedelta."""
+Duration = float | str | timedelta
+"""A number of seconds, as everywhere in Airflow; a text with a unit such as ``"90 s"`` or ``"250 ms"``, or with none,
+which is what a template makes of a number and means seconds as well; or a timedelta."""
 
 _HEX_ID: Final = re.compile(r"[0-9a-fA-F]{32}")
-_DURATION: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+_HEX_DIGITS: Final = 32
+_DURATION: Final = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([a-zA-Z]*)\s*")
 _UNIT_MILLIS: Final[Mapping[str, int]] = {
-    **dict.fromkeys(("", "ms", "milli", "millis", "millisecond", "milliseconds"), 1),
-    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1000),
+    **dict.fromkeys(("ms", "milli", "millis", "millisecond", "milliseconds"), 1),
+    **dict.fromkeys(("", "s", "sec", "secs", "second", "seconds"), 1000),
     **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60_000),
     **dict.fromkeys(("h", "hour", "hours"), 3_600_000),
     **dict.fromkeys(("d", "day", "days"), 86_400_000),
 }
+_DURATION_FORMS: Final = "a number of seconds, a text like '90 s', '5 min' or '250 ms', or a timedelta"
 _TRUE: Final = ("true", "1", "yes", "on")
 _FALSE: Final = ("false", "0", "no", "off")
 
 
 def hex_id(name: str, value: object) -> str:
-    """A job or trigger id, in lower case."""
+    """A job or trigger id, in lower case. One of digits alone may come as the number that a native template makes."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**_HEX_DIGITS:
+        value = f"{value:0{_HEX_DIGITS}d}"
     if not isinstance(value, str) or not _HEX_ID.fullmatch(value.strip()):
         raise CkptArgumentInvalid(name, value, "it must be 32 hexadecimal digits")
     return value.strip().lower()
 
 
 def millis(name: str, value: object, *, minimum: int = 1) -> int:
-    """A duration in milliseconds."""
+    """A :data:`Duration` in milliseconds."""
     found = _millis(value)
     if found is None or found < minimum:
-        allowed = f"it must be a duration of at least {minimum} ms: an integer (ms), '90 s', '5 min' or a timedelta"
-        raise CkptArgumentInvalid(name, value, allowed)
-    return found
-
-
-def _millis(value: object) -> int | None:
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int):
-        return value
-    if isinstance(value, timedelta):
-        return round(value / timedelta(milliseconds=1))
-    if isinstance(value, str) and (match := _DURATION.fullmatch(value)):
-        unit = _UNIT_MILLIS.get(match[2].lower())
-        return None if unit is None else round(float(match[1]) * unit)
-    return None
+        raise CkptArgumentInvalid(name, value, f"it must be a duration of at least {minimum} ms: {_DURATION_FORMS}")
+    return round(found)
 
 
 def seconds(name: str, value: object) -> float:
-    """A waiting time: seconds as a number, or a timedelta."""
+    """A :data:`Duration` in seconds, 0 allowed."""
+    found = _millis(value)
+    if found is None:
+        raise CkptArgumentInvalid(name, value, f"it must be a duration: {_DURATION_FORMS}")
+    return found / 1000
+
+
+def optional_seconds(name: str, value: object) -> float | None:
+    """A :data:`Duration` in seconds, or ``None`` when none is given, also by a template that renders to nothing."""
+    given = optional_text(name, value) if isinstance(value, str) else value
+    return None if given is None else seconds(name, given)
+
+
+def _millis(value: object) -> float | None:
+    """``None`` for what is no duration, or a negative or endless one."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        match = _DURATION.fullmatch(value)
+        unit = None if match is None else _UNIT_MILLIS.get(match[2].lower())
+        return None if match is None or unit is None else float(match[1]) * unit
     if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
-        raise CkptArgumentInvalid(name, value, "it must be a non-negative number of seconds or a timedelta")
-    return float(value)
+        value = value.total_seconds()
+    return value * 1000 if isinstance(value, (int, float)) and 0 <= value < math.inf else None
 
 
 def integer(name: str, value: object, *, minimum: int) -> int:

@@ -32,3 +32,8 @@ def min_deferral() -> float:
 def wait_timeout() -> float:
     """Seconds that an operator waits for its operation."""
     return float(conf.getfloat(_SECTION, "wait_timeout", fallback=600.0))
+
+
+def request_patience() -> float:
+    """Seconds that one request is repeated while the job manager is away."""
+    return float(conf.getfloat(_SECTION, "request_patience", fallback=180.0))

@@ -1,6 +1,7 @@
 """Why a task of this provider fails.
 
-All are ``AirflowException``s, so Airflow retries the task; ``CkptRequestRejected`` is the one that a retry cannot cure.
+All are ``AirflowException``s, so Airflow retries the task, but for those that a retry cannot cure: they are
+``AirflowFailException``s.
 """
 
 from __future__ import annotations
@@ -24,6 +25,14 @@ class CkptArgumentInvalid(AirflowFailException, ValueError):
 
 class CkptRequestRejected(AirflowFailException):
     """The job manager refused the request as malformed; the same request would be refused again."""
+
+
+class CkptNotFound(AirflowFailException):
+    """The job manager has said several times that it does not know the job, or the pipeline."""
+
+
+class CkptJobNotResumable(AirflowFailException):
+    """The job of an earlier try has ended, its output is partly committed, and there is nothing to go on from."""
 
 
 class CkptUnavailable(AirflowException):

@@ -86,11 +86,21 @@ _CONFIG: dict[str, Any] = {
                 "default": "6.0",
             },
             "wait_timeout": {
-                "description": "Seconds that an operator waits for its operation, unless a task says otherwise.",
+                "description": (
+                    "Seconds that an operator waits for its operation, unless a task says otherwise. The completion of "
+                    "a job is waited for without an end."
+                ),
                 "version_added": "0.1.0",
                 "type": "float",
                 "example": None,
                 "default": "600.0",
+            },
+            "request_patience": {
+                "description": "Seconds that a request is repeated while the job manager is away or does not lead yet.",
+                "version_added": "0.1.0",
+                "type": "float",
+                "example": None,
+                "default": "180.0",
             },
         },
     }

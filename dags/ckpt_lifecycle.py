@@ -9,6 +9,7 @@ Besides Airflow's own import, this file loads nothing heavy; Spark runs in a pro
 from __future__ import annotations
 
 import os
+import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ PARAMS = {
     "entry_v1": text("flights:pipeline", "Entry point of version 1"),
     "entry_v2": text("flights_v2:pipeline", "Entry point of version 2"),
     "input": text(f"{DATA}/flights.parquet", "Flights in Parquet"),
-    "output": text(f"{DATA}/output", "Directory for the results; must be empty"),
+    "output": text(f"{DATA}/output", "Directory for the results; each run gets one of its own in it"),
     "savepoints": text(f"{DATA}/savepoints", "Directory for savepoints"),
     "checkpoints": text(f"{DATA}/checkpoints", "Directory for checkpoints"),
     "parallelism": Param(2, type="integer", minimum=1, title="Parallelism"),
@@ -62,7 +63,8 @@ DEFAULTS: dict[str, Any] = {"ckpt_conn_id": CONNECTION, "retries": 2, "retry_del
 
 def arguments(rate: str) -> list[str]:
     """The pipeline's arguments; ``rate`` names the parameter with the replayed rows per second."""
-    paths = ["--input", "{{ params.input }}", "--output", "{{ params.output }}"]
+    output = "{{ ti.xcom_pull(task_ids='output_directory') }}"
+    paths = ["--input", "{{ params.input }}", "--output", output]
     return [*paths, "--rows-per-second", f"{{{{ params.{rate} }}}}"]
 
 
@@ -74,6 +76,26 @@ def options(params: dict[str, Any]) -> dict[str, Any]:
         "execution.checkpointing.dir": f"file://{params['checkpoints']}",
         **params["configuration"],
     }
+
+
+def directory_of_run(output: str, run_id: str) -> Path:
+    """Where one run's results go.
+
+    :raises AirflowFailException: when anything is there already: rows of two runs would be counted together.
+    """
+    directory = Path(output) / re.sub(r"[^A-Za-z0-9_-]+", "_", run_id)
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise AirflowFailException(
+            f"output: {str(directory)!r} is not empty, an earlier try of this run has written there; "
+            "trigger another run, or move the directory away"
+        )
+    return directory
+
+
+@task(retries=0)
+def output_directory(params: dict[str, Any] | None = None, run_id: str | None = None) -> str:
+    """The run's own directory for results, looked at before anything is started."""
+    return str(directory_of_run(dict(params or {})["output"], str(run_id)))
 
 
 @task
@@ -102,14 +124,14 @@ def assert_patched(job_id: str, params: dict[str, Any] | None = None) -> dict[st
 
 
 @task(execution_timeout=timedelta(minutes=20), retries=0)
-def verify(params: dict[str, Any] | None = None) -> dict[str, Any]:
+def verify(output: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
     """Compare the results with an answer that Spark SQL computes from the input alone, in a process of its own."""
     import json
     import subprocess
     import sys
 
     given = dict(params or {})
-    command = [sys.executable, given["verifier"], given["input"], given["output"]]
+    command = [sys.executable, given["verifier"], given["input"], output]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     print(done.stderr[-4000:])
     print(done.stdout[-4000:])
@@ -146,6 +168,7 @@ with DAG(
     tags=["ckpt"],
     doc_md=__doc__,
 ) as dag:
+    output: Any = output_directory()
     configuration: Any = job_options()
 
     submit_v1 = SubmitJobOperator(
@@ -190,7 +213,20 @@ with DAG(
         task_id="checkpoint_of_v2", job_id=job_v2, since_checkpoint_id=0, timeout=300
     )
     end_v2 = JobStatusSensor(task_id="end_of_v2", job_id=job_v2, expected="FINISHED", timeout=1800)
-    verified = verify()
+    verified = verify(output)
 
-    chain(submit_v1, checkpoint_v1, patch, patched, savepoint, stop_v1, resume_v2, checkpoint_v2, end_v2, verified)
+    chain(
+        output,
+        configuration,
+        submit_v1,
+        checkpoint_v1,
+        patch,
+        patched,
+        savepoint,
+        stop_v1,
+        resume_v2,
+        checkpoint_v2,
+        end_v2,
+        verified,
+    )
     chain([stop_v1, end_v2, verified], cancel_leftovers())

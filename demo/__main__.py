@@ -106,7 +106,7 @@ def new_airflow(console: Console, session: SessionInfo, data: Path) -> LocalAirf
 def run_dag(console: Console, airflow: LocalAirflow, client: CkptClient, data: Path) -> DagRun:
     """Runs the DAG to its end, telling each task's success. Raises SystemExit with a report when the run fails."""
     run = airflow.trigger_dag("ckpt_lifecycle")
-    console.say(f"DAG ckpt_lifecycle runs as {run.run_id}; results go to {data / 'output'}")
+    console.say(f"DAG ckpt_lifecycle runs as {run.run_id}; results go to a directory of its own in {data / 'output'}")
     told: set[str] = set()
     deadline = time.monotonic() + DEADLINE_S
     while True:

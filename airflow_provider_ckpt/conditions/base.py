@@ -40,8 +40,35 @@ class Verdict:
 Poll: TypeAlias = Generator[Call[Any], Any, Verdict | None]
 
 
+class Absence:
+    """Counts answers "not found" in a row: one is not believed, since what answers may be a proxy, or a job manager
+    that has not recovered its jobs yet."""
+
+    LIMIT = 3
+
+    def __init__(self) -> None:
+        self._times = 0
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether the last answer was such a one, not believed yet."""
+        return 0 < self._times < self.LIMIT
+
+    def seen(self) -> None:
+        """It was there."""
+        self._times = 0
+
+    def missing(self, message: str) -> Verdict | None:
+        """It was not there; a verdict once that has happened often enough."""
+        self._times += 1
+        return Verdict(Status.MISSING, message) if self._times >= self.LIMIT else None
+
+
 class Condition(ABC):
     """Something that can be waited for. Instances may remember what earlier polls saw."""
+
+    def __init__(self) -> None:
+        self.absence = Absence()
 
     @abstractmethod
     def poll(self) -> Poll:
@@ -51,22 +78,3 @@ class Condition(ABC):
     @abstractmethod
     def subject(self) -> str:
         """What is waited for, as a noun phrase for messages."""
-
-
-class UnknownJob:
-    """Counts answers "no such job" in a row: one is not enough, since a new leader answers before it has recovered
-    its jobs."""
-
-    LIMIT = 3
-
-    def __init__(self) -> None:
-        self._times = 0
-
-    def seen(self) -> None:
-        """The job was there."""
-        self._times = 0
-
-    def missing(self, message: str) -> Verdict | None:
-        """The job was not there; a verdict once that has happened often enough."""
-        self._times += 1
-        return Verdict(Status.MISSING, message) if self._times >= self.LIMIT else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from airflow_provider_ckpt.conditions.base import Condition, Json, Poll, Status, UnknownJob, Verdict
+from airflow_provider_ckpt.conditions.base import Condition, Json, Poll, Status, Verdict
 from ckpt_runtime.client import NotFound, requests
 from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointStatistics
 from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails
@@ -50,10 +50,10 @@ class CheckpointCondition(Condition):
     """
 
     def __init__(self, job_id: str, goal: CheckpointGoal) -> None:
+        super().__init__()
         self._job_id = job_id
         self._goal = goal
         self._seen: dict[int, Checkpoint] = {}
-        self._unknown = UnknownJob()
 
     @property
     def subject(self) -> str:
@@ -65,8 +65,8 @@ class CheckpointCondition(Condition):
             job: JobDetails = yield requests.job_details(self._job_id)
             statistics: CheckpointStatistics = yield requests.checkpoint_statistics(self._job_id)
         except NotFound as error:
-            return self._unknown.missing(str(error))
-        self._unknown.seen()
+            return self.absence.missing(str(error))
+        self.absence.seen()
         self._seen.update({item.id: item for item in _entries(statistics) if self._goal.accepts(item)})
         if len(self._seen) >= self._goal.count:
             return Verdict(Status.DONE, result=self._result())

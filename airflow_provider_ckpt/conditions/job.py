@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Generator
 from typing import Any, Final
 
-from airflow_provider_ckpt.conditions.base import Condition, Json, Poll, Status, UnknownJob, Verdict
+from airflow_provider_ckpt.conditions.base import Condition, Json, Poll, Status, Verdict
 from ckpt_runtime.client import NotFound, requests
+from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
 from ckpt_runtime.client.models import TERMINAL_STATES, ExceptionHistory, JobDetails
+from ckpt_runtime.client.stack_traces import telling_line
 
 STATES: Final = (
     *("INITIALIZING", "CREATED", "RUNNING", "RESTARTING", "RECONCILING", "FAILING", "CANCELLING", "SUSPENDED"),
@@ -24,10 +26,10 @@ class JobCondition(Condition):
     """
 
     def __init__(self, job_id: str, expected: Collection[str], *, all_tasks: bool = False) -> None:
+        super().__init__()
         self._job_id = job_id
         self._expected = frozenset(expected)
         self._all_tasks = all_tasks
-        self._unknown = UnknownJob()
 
     @property
     def subject(self) -> str:
@@ -37,8 +39,8 @@ class JobCondition(Condition):
         try:
             job: JobDetails = yield requests.job_details(self._job_id)
         except NotFound as error:
-            return self._unknown.missing(str(error))
-        self._unknown.seen()
+            return self.absence.missing(str(error))
+        self.absence.seen()
         if job.state in self._expected and not (job.state == "RUNNING" and self._all_tasks and _starting(job)):
             return Verdict(Status.DONE, result=job_facts(job))
         if job.state not in TERMINAL_STATES:
@@ -46,6 +48,42 @@ class JobCondition(Condition):
         cause = (yield from _root_cause(self._job_id)) if job.state == "FAILED" else ""
         expected = " or ".join(sorted(self._expected))
         return Verdict(Status.FAILED, f"job {self._job_id} is {job.state}, not {expected}{cause}", job_facts(job))
+
+
+class ReadyForSnapshotCondition(Condition):
+    """Done when a savepoint or stop can succeed, or the job has ended; the result has the job's facts, and under
+    ``running_since_ms`` the start of its present attempt.
+
+    Not before: the job starts, is restarting or being recovered by a new driver, or another stop is in progress.
+    """
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__()
+        self._job_id = job_id
+
+    @property
+    def subject(self) -> str:
+        return f"job {self._job_id} to run without another stop in progress"
+
+    def poll(self) -> Poll:
+        try:
+            job: JobDetails = yield requests.job_details(self._job_id)
+        except NotFound as error:
+            return self.absence.missing(str(error))
+        self.absence.seen()
+        running = job.state == "RUNNING" and not _starting(job)
+        if job.state not in TERMINAL_STATES and (not running or (yield from _is_stopping(self._job_id))):
+            return None
+        running_since = {"running_since_ms": job.timestamps_ms.get("RUNNING", 0)}
+        return Verdict(Status.DONE, result=job_facts(job) | running_since)
+
+
+def _is_stopping(job_id: str) -> Generator[requests.Call[Any], Any, bool]:
+    try:
+        statistics: CheckpointStatistics = yield requests.checkpoint_statistics(job_id)
+    except NotFound:  # a Flink job without checkpoints has no statistics
+        return False
+    return any(item.kind == "SYNC_SAVEPOINT" and item.status == "IN_PROGRESS" for item in statistics.history)
 
 
 def _starting(job: JobDetails) -> bool:
@@ -61,8 +99,7 @@ def _root_cause(job_id: str) -> Generator[requests.Call[Any], Any, str]:
     if not history.entries:
         return ""
     newest = history.entries[0]
-    first_line = (newest.stack_trace.strip().splitlines() or [newest.exception])[0]
-    return f": {first_line}"
+    return f": {telling_line(newest.stack_trace) or newest.exception}"
 
 
 def job_facts(job: JobDetails) -> Json:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from airflow_provider_ckpt.conditions.base import Condition, Json, Poll, Status, Verdict
 from ckpt_runtime.client import NotFound, requests
 from ckpt_runtime.client.models import OperationStatus
+from ckpt_runtime.client.stack_traces import telling_line
 
 
 class Operation(StrEnum):
@@ -31,6 +32,7 @@ class OperationCondition(Condition):
     """Done when the operation ended well; a failed operation is FAILED, an unknown trigger id is MISSING."""
 
     def __init__(self, operation: Operation, job_id: str, trigger_id: str) -> None:
+        super().__init__()
         self._operation = operation
         self._job_id = job_id
         self._trigger_id = trigger_id
@@ -43,12 +45,14 @@ class OperationCondition(Condition):
         try:
             status = yield requests.operation_status(self._operation.polled_as, self._trigger_id, self._job_id)
         except NotFound as error:
-            return Verdict(Status.MISSING, str(error))
+            return self.absence.missing(str(error))
+        self.absence.seen()
         return self._judge(status) if status.done else None
 
     def _judge(self, status: OperationStatus) -> Verdict:
         if status.failure is not None:
-            return Verdict(Status.FAILED, f"{status.failure.exception}: {status.failure.message}")
+            cause = telling_line(status.failure.stack_trace) or status.failure.exception
+            return Verdict(Status.FAILED, cause)
         result: Json = {"job_id": self._job_id, "trigger_id": self._trigger_id}
         if self._operation is Operation.CHECKPOINT:
             return Verdict(Status.DONE, result=result | {"checkpoint_id": status.checkpoint_id})

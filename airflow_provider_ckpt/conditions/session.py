@@ -10,23 +10,27 @@ from ckpt_runtime.client.models import ClusterOverview
 
 
 class SessionReadyCondition(Condition):
-    """Done when the REST API answers its overview; FAILED when the session's process is seen to have ended.
+    """Done when the session leads: it answers about jobs then. FAILED when its process is seen to have ended.
+
+    A session that waits for another one's lease answers its overview already, but 503 to whoever asks for jobs.
 
     :param is_alive: tells whether the process lives; ``None`` where that cannot be told.
     """
 
     def __init__(self, is_alive: Callable[[], bool] | None = None) -> None:
+        super().__init__()
         self._is_alive = is_alive
 
     @property
     def subject(self) -> str:
-        return "the session's REST API to answer"
+        return "the session to answer and to lead"
 
     def poll(self) -> Poll:
         ended = self._is_alive is not None and not self._is_alive()
         if ended:
             return Verdict(Status.FAILED, "the session's process has ended")
         overview: ClusterOverview = yield requests.cluster_overview()
+        yield requests.list_jobs()
         return Verdict(Status.DONE, result=session_facts(overview))
 
 

@@ -5,6 +5,8 @@ It adds nothing to the client: what can be asked of the job manager is the clien
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from airflow.sdk import BaseHook
@@ -12,6 +14,7 @@ from airflow.sdk import BaseHook
 from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
 from airflow_provider_ckpt.hooks.connection import Endpoint
 from ckpt_runtime.client import AsyncCkptClient, CkptClient, CkptClientError, requests
+from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S
 
 
 class CkptHook(BaseHook):
@@ -45,17 +48,29 @@ class CkptHook(BaseHook):
         connection = await self.aget_connection(self.ckpt_conn_id)
         return Endpoint.of(connection, await connection.aextra_dejson())
 
-    def get_conn(self) -> CkptClient:
-        """A new synchronous client; use it as a context manager."""
-        endpoint = self.endpoint()
-        return CkptClient(endpoint.base_url, token=endpoint.token, verify=endpoint.verify, timeout_s=endpoint.timeout)
+    def get_conn(self, *, patience: float = DEFAULT_PATIENCE_S) -> CkptClient:
+        """A new synchronous client; use it as a context manager.
 
-    async def aget_conn(self) -> AsyncCkptClient:
-        """A new asynchronous client; use it as an asynchronous context manager."""
+        It repeats a request for ``patience`` seconds while the job manager is away.
+        """
+        endpoint = self.endpoint()
+        with self._certificates_named(endpoint):
+            return CkptClient(**_client_arguments(endpoint, patience))
+
+    async def aget_conn(self, *, patience: float = DEFAULT_PATIENCE_S) -> AsyncCkptClient:
+        """As :meth:`get_conn`, an asynchronous client."""
         endpoint = await self.aendpoint()
-        return AsyncCkptClient(
-            endpoint.base_url, token=endpoint.token, verify=endpoint.verify, timeout_s=endpoint.timeout
-        )
+        with self._certificates_named(endpoint):
+            return AsyncCkptClient(**_client_arguments(endpoint, patience))
+
+    @contextmanager
+    def _certificates_named(self, endpoint: Endpoint) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:  # ssl's errors are of this kind
+            raise CkptConnectionInvalid(
+                f"connection {self.ckpt_conn_id!r}, ca_file: {endpoint.verify!r} is not acceptable, {error}"
+            ) from error
 
     def test_connection(self) -> tuple[bool, str]:
         """What the *Test* button does: ask the job manager for its overview."""
@@ -66,3 +81,13 @@ class CkptHook(BaseHook):
             return False, str(error)
         slots = f"{overview.slots_available} of {overview.slots_total} slots available"
         return True, f"version {overview.version}, {slots}, {overview.jobs_running} jobs running"
+
+
+def _client_arguments(endpoint: Endpoint, patience: float) -> dict[str, Any]:
+    return {
+        "url": endpoint.base_url,
+        "token": endpoint.token,
+        "verify": endpoint.verify,
+        "timeout_s": endpoint.timeout,
+        "patience_s": patience,
+    }

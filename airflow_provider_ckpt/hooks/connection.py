@@ -1,9 +1,11 @@
-"""Reading an Airflow connection of type ``ckpt`` into the address and manners of a REST API. No I/O."""
+"""Reading an Airflow connection of type ``ckpt`` into the address and manners of a REST API. Opens no connection."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
@@ -11,6 +13,7 @@ from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
 DEFAULT_PORT = 8081
 DEFAULT_TIMEOUT_SECONDS = 30.0
 _SCHEMES = ("http", "https")
+_PORT_IN_HOST = re.compile(r"([^:\[\]]+|\[.*\]):\d*")
 
 
 class ConnectionLike(Protocol):
@@ -64,6 +67,8 @@ def _scheme_and_host(connection: ConnectionLike) -> tuple[str, str]:
     scheme = (prefix if separator else connection.schema or "http").strip().lower()
     if scheme not in _SCHEMES:
         raise _refuse(connection, "scheme", scheme, "it must be http or https")
+    if _PORT_IN_HOST.fullmatch(host):
+        raise _refuse(connection, "host", connection.host, "it contains a port, which belongs into the field Port")
     if not host or any(character in host for character in "/?#@ "):
         raise _refuse(connection, "host", connection.host, "it must be a host name or address without a path")
     return scheme, host
@@ -77,7 +82,10 @@ def _verify(connection: ConnectionLike, scheme: str, extra: Mapping[str, Any]) -
         raise _refuse(connection, "verify", verify, "it must be true or false")
     if scheme == "http" or verify is False:
         return False
-    return str(extra["ca_file"]) if extra.get("ca_file") else True
+    ca_file = extra.get("ca_file")
+    if ca_file and not Path(str(ca_file)).is_file():
+        raise _refuse(connection, "ca_file", ca_file, "it must be a PEM file that can be read on this machine")
+    return str(ca_file) if ca_file else True
 
 
 def _timeout(connection: ConnectionLike, value: Any) -> float:

@@ -7,15 +7,17 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import TaskDeferralTimeout
 
 from airflow_provider_ckpt import arguments, defaults
-from airflow_provider_ckpt.conditions.base import Status
-from airflow_provider_ckpt.conditions.driver import Pacing, T, insist, is_passing, wait
+from airflow_provider_ckpt.arguments import Duration
+from airflow_provider_ckpt.conditions.base import Absence, Condition, Status, Verdict
+from airflow_provider_ckpt.conditions.driver import Pacing, wait
 from airflow_provider_ckpt.exceptions import (
+    CkptNotFound,
     CkptOperationFailed,
     CkptRequestRejected,
     CkptUnavailable,
@@ -24,7 +26,7 @@ from airflow_provider_ckpt.exceptions import (
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.triggers.base import CkptTrigger, event_payload
-from ckpt_runtime.client import BadRequest, CkptClient, CkptClientError, Unauthorized
+from ckpt_runtime.client import BadRequest, CkptClient, CkptClientError, NotFound, Unauthorized, is_passing
 from ckpt_runtime.client.requests import Call
 
 if TYPE_CHECKING:
@@ -33,12 +35,28 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 
-REQUEST_PATIENCE_SECONDS = 60.0
-"""How long a worker repeats one request to a job manager that is away, within the task's deadline."""
+T = TypeVar("T")
+
 FIRST_LOOKS_SECONDS = 0.5
 """Between two polls in a worker that is about to defer, at most."""
 _BACKSTOP_SECONDS = 120.0
 """The trigger keeps the deadline; Airflow's deferral timeout comes so much later, for a triggerer that is down."""
+
+
+def earlier(moment: float, deadline: float | None) -> float:
+    """The earlier of two moments; a deadline of ``None`` never comes."""
+    return moment if deadline is None else min(moment, deadline)
+
+
+def backstop(deadline: float | None) -> timedelta | None:
+    """Airflow's own timeout of a deferral whose trigger keeps ``deadline``."""
+    return None if deadline is None else timedelta(seconds=max(deadline - time.time(), 0.0) + _BACKSTOP_SECONDS)
+
+
+def first_looks(defer_after: Duration | None) -> float:
+    """Seconds that a task looks in its worker before it defers, ``defer_after`` being the author's argument."""
+    given = arguments.optional_seconds("defer_after", defer_after)
+    return defaults.defer_after() if given is None else given
 
 
 class CkptOperator(BaseOperator):
@@ -46,13 +64,16 @@ class CkptOperator(BaseOperator):
 
     :param ckpt_conn_id: the Airflow connection of the job manager.
     :param deferrable: wait in the triggerer; default ``[ckpt] deferrable``.
-    :param defer_after: seconds to wait in the worker first, since most operations take less than a deferral does; 0
-        defers at once; default ``[ckpt] defer_after``.
-    :param wait_timeout: how long one try waits, seconds or a timedelta; default ``[ckpt] wait_timeout``.
-    :param poll_interval: seconds between two polls; default ``[ckpt] poll_interval``.
+    Durations are a number of seconds, a text such as ``"90 s"`` or ``"5 min"``, or a timedelta.
+
+    :param defer_after: how long to wait in the worker first, since most operations take less than a deferral does; 0
+        defers at once; default ``[ckpt] defer_after``. (templated)
+    :param wait_timeout: how long one try waits; default ``[ckpt] wait_timeout``, but for
+        operators that say otherwise.
+    :param poll_interval: between two polls; default ``[ckpt] poll_interval``. (templated)
     """
 
-    template_fields: Collection[str] = ("ckpt_conn_id",)
+    template_fields: Collection[str] = ("ckpt_conn_id", "defer_after", "wait_timeout", "poll_interval")
     ui_color = "#e3f0ec"
 
     def __init__(
@@ -60,18 +81,18 @@ class CkptOperator(BaseOperator):
         *,
         ckpt_conn_id: str = CkptHook.default_conn_name,
         deferrable: bool | None = None,
-        defer_after: float | None = None,
-        wait_timeout: float | timedelta | None = None,
-        poll_interval: float | None = None,
+        defer_after: Duration | None = None,
+        wait_timeout: Duration | None = None,
+        poll_interval: Duration | None = None,
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("multiple_outputs", True)
         super().__init__(**kwargs)
         self.ckpt_conn_id = ckpt_conn_id
         self.deferrable = defaults.deferrable() if deferrable is None else deferrable
-        self.defer_after = defaults.defer_after() if defer_after is None else defer_after
-        self.wait_timeout = defaults.wait_timeout() if wait_timeout is None else wait_timeout
-        self.poll_interval = defaults.poll_interval() if poll_interval is None else poll_interval
+        self.defer_after = defer_after
+        self.wait_timeout = wait_timeout
+        self.poll_interval = poll_interval
         self.link_addresses: dict[str, str] = {}
 
     # -- requests ----------------------------------------------------------------------------------------------
@@ -81,41 +102,76 @@ class CkptOperator(BaseOperator):
         """The hook of the connection."""
         return CkptHook(self.ckpt_conn_id)
 
-    def deadline(self) -> float:
-        """When this try gives up, in seconds since the epoch."""
-        return time.time() + arguments.seconds("wait_timeout", self.wait_timeout)
+    def deadline(self) -> float | None:
+        """When this try gives up, in seconds since the epoch; ``None``: never."""
+        given = arguments.optional_seconds("wait_timeout", self.wait_timeout)
+        limit = self.default_wait_timeout() if given is None else given
+        return None if limit is None else time.time() + limit
+
+    def pause(self) -> float:
+        """Seconds between two polls."""
+        given = arguments.optional_seconds("poll_interval", self.poll_interval)
+        return defaults.poll_interval() if given is None else given
+
+    def default_wait_timeout(self) -> float | None:
+        """Seconds that a try waits when its author says nothing; ``None``: without an end."""
+        return defaults.wait_timeout()
 
     @contextmanager
-    def connected(self) -> Iterator[CkptClient]:
-        """A client; its errors become exceptions that tell Airflow whether a retry makes sense."""
+    def connected(self, deadline: float | None = None) -> Iterator[CkptClient]:
+        """A client that waits out a job manager that is away, ``[ckpt] request_patience`` and ``deadline`` permitting.
+
+        Its errors become exceptions that tell Airflow whether a retry makes sense.
+        """
+        patience = defaults.request_patience()
+        if deadline is not None:
+            patience = max(0.0, min(patience, deadline - time.time()))
         try:
-            with self.hook.get_conn() as client:
+            with self.hook.get_conn(patience=patience) as client:
                 yield client
         except (BadRequest, Unauthorized) as error:
             raise CkptRequestRejected(str(error)) from error
+        except NotFound as error:
+            raise CkptNotFound(str(error)) from error
         except CkptClientError as error:
             if is_passing(error):
                 raise CkptUnavailable(str(error)) from error
             raise CkptOperationFailed(str(error)) from error
 
-    def ask(self, client: CkptClient, call: Call[T], deadline: float) -> T:
-        """Perform an idempotent request, waiting out a job manager that is away for a while."""
-        return insist(client, call, min(deadline, time.time() + REQUEST_PATIENCE_SECONDS), Pacing(self.poll_interval))
+    def ask(self, client: CkptClient, call: Call[T]) -> T:
+        """Perform an idempotent request. "Not found" is believed when it comes several times in a row.
+
+        :raises CkptClientError: what the client raises once its patience is over.
+        """
+        for _ in range(Absence.LIMIT - 1):
+            try:
+                return client.execute(call)
+            except NotFound as error:
+                self.log.info("%s; looking again", error)
+                time.sleep(self.pause())
+        return client.execute(call)
+
+    def look(self, client: CkptClient, condition: Condition) -> Verdict | None:
+        """One look at a condition with the client's patience, and more where something seems to be missing."""
+        while True:
+            verdict = client.run(condition.poll(), patience_s=client.patience_s)
+            if not condition.absence.in_doubt:
+                return verdict
+            time.sleep(self.pause())
 
     # -- waiting -----------------------------------------------------------------------------------------------
 
     def wait_for(self, context: Context, trigger: CkptTrigger) -> Any:
         """Wait for the trigger's condition, here for a while and then deferred; ends in ``execute_complete``."""
-        patience = self.defer_after if self.deferrable else math.inf
-        interval = min(self.poll_interval, FIRST_LOOKS_SECONDS) if self.deferrable else self.poll_interval
-        until = min(time.time() + patience, trigger.deadline)
+        patience = first_looks(self.defer_after) if self.deferrable else math.inf
+        interval = min(self.pause(), FIRST_LOOKS_SECONDS) if self.deferrable else self.pause()
+        until = earlier(time.time() + patience, trigger.deadline)
         if patience > 0:
             with self.connected() as client:
                 verdict = wait(trigger.condition(), client, until, Pacing(interval))
             if verdict.status is not Status.TIMEOUT or until == trigger.deadline:
                 return self.execute_complete(context, event_payload(verdict, trigger))
-        backstop = timedelta(seconds=max(trigger.deadline - time.time(), 0.0) + _BACKSTOP_SECONDS)
-        return self.defer(trigger=trigger, method_name="execute_complete", timeout=backstop)
+        return self.defer(trigger=trigger, method_name="execute_complete", timeout=backstop(trigger.deadline))
 
     def execute_complete(self, context: Context, event: Event | None = None) -> Any:
         """Go on after a wait. The event holds the verdict and the trigger's arguments."""
@@ -140,6 +196,8 @@ class CkptOperator(BaseOperator):
         status, message = Status(event["status"]), str(event["message"])
         if status is Status.TIMEOUT:
             return CkptWaitTimeout(f"{message}. {self.after_timeout(context, event)}".rstrip(". "))
+        if status is Status.MISSING:
+            return CkptNotFound(message)
         return CkptRequestRejected(message) if status is Status.REFUSED else failed(message)
 
     # -- links -------------------------------------------------------------------------------------------------

@@ -35,17 +35,17 @@ class CancelJobOperator(CkptJobOperator):
     def execute(self, context: Context) -> Any:
         job_id, deadline = self.checked_job_id(), self.deadline()
         self.publish_links(context, job_id)
-        with self.connected() as client:
+        with self.connected(deadline) as client:
             try:
-                self.ask(client, requests.cancel_job(job_id), deadline)
+                self.ask(client, requests.cancel_job(job_id))
             except Conflict as error:
                 self.log.info("Job %s was not cancelled: %s", job_id, error)
-                return self._ended(job_facts(client.execute(requests.job_details(job_id))))
+                return self._ended(job_facts(self.ask(client, requests.job_details(job_id))))
         self.log.info("Job %s is being cancelled", job_id)
         trigger = CkptJobTrigger(
             ckpt_conn_id=self.ckpt_conn_id,
             deadline=deadline,
-            poll_interval=self.poll_interval,
+            poll_interval=self.pause(),
             job_id=job_id,
             expected=sorted(TERMINAL_STATES),
         )

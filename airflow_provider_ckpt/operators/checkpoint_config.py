@@ -11,7 +11,7 @@ from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Duration
 from airflow_provider_ckpt.conditions.driver import Pacing
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed
-from airflow_provider_ckpt.operators.base import REQUEST_PATIENCE_SECONDS, CkptJobOperator
+from airflow_provider_ckpt.operators.base import CkptJobOperator
 from ckpt_runtime.client import CkptClient, Conflict, requests
 from ckpt_runtime.client.checkpoint_models import CheckpointConfig, CheckpointConfigPatch
 from ckpt_runtime.client.models import TERMINAL_STATES
@@ -28,8 +28,8 @@ _COUNTS = {"max_concurrent": 1, "tolerable_failed_checkpoints": 0, "max_inflight
 class PatchCheckpointConfigOperator(CkptJobOperator):
     """Changes what is given and leaves the rest alone; the job is not restarted. Repeating it is harmless.
 
-    Durations are milliseconds, a text such as ``"90 s"``, or a timedelta. While another change of the same job is in
-    progress the request is repeated for up to a minute.
+    Durations are a number of seconds, a text such as ``"90 s"`` or ``"250 ms"``, or a timedelta. While another change
+    of the same job is in progress the request is repeated, for ``[ckpt] request_patience`` seconds at most.
 
     Returns the configuration that holds now: ``{"interval_ms", "timeout_ms", "min_pause_ms", "max_concurrent",
     "tolerable_failed_checkpoints", "unaligned", "aligned_timeout_ms", "max_inflight_data_bytes", "overrides", ...}``.
@@ -87,7 +87,7 @@ class PatchCheckpointConfigOperator(CkptJobOperator):
         call = (
             requests.reset_checkpoint_config(job_id) if self.reset else requests.patch_checkpoint_config(job_id, patch)
         )
-        with self.connected() as client:
+        with self.connected(self.deadline()) as client:
             effective = self._apply(client, job_id, call)
         result = asdict(effective) | {"overrides": list(effective.overrides)}
         self.log.info("Checkpoint configuration of job %s now: %s", job_id, result)
@@ -118,16 +118,16 @@ class PatchCheckpointConfigOperator(CkptJobOperator):
         return arguments.optional_text(name, value) if isinstance(value, str) else value
 
     def _apply(self, client: CkptClient, job_id: str, call: Call[CheckpointConfig]) -> CheckpointConfig:
-        deadline = min(self.deadline(), time.time() + REQUEST_PATIENCE_SECONDS)
-        pacing = Pacing(self.poll_interval)
+        """Repeat the request while another change of the job is in progress: that passes, as a session that is away."""
+        pacing, until = Pacing(self.pause()), time.time() + client.patience_s
         while True:
             try:
-                return self.ask(client, call, deadline)
+                return self.ask(client, call)
             except Conflict as error:
-                state = client.execute(requests.job_details(job_id)).state
+                state = self.ask(client, requests.job_details(job_id)).state
                 if state in TERMINAL_STATES:
                     raise CkptJobFailed(f"job {job_id} is {state}, its configuration cannot change") from error
-                remaining = deadline - time.time()
+                remaining = until - time.time()
                 if remaining <= 0:
                     raise
                 self.log.info("Another change of job %s is in progress, trying again: %s", job_id, error)

@@ -1,7 +1,7 @@
 """What a task wrote down before it asked for something, so that its next try finds the same thing again.
 
-A thin cover over Airflow's task state store, which survives a crash, a retry and *Clear*. Where there is no store the
-journal forgets everything, and a retried task starts afresh.
+A thin cover over Airflow's task state store, which survives a crash, a retry and *Clear*, and is another one for each
+index of a mapped task. Where there is no store the journal forgets everything.
 """
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ class Journal:
         self._store: Any = context.get("task_state_store")
         self._key = key
 
+    @property
+    def remembers(self) -> bool:
+        """Whether there is a store."""
+        return self._store is not None
+
     def read(self) -> dict[str, Any]:
         """The record, or an empty one."""
         found = None if self._store is None else self._store.get(self._key)
@@ -49,3 +54,15 @@ class Journal:
 def new_id(context: Context | Mapping[str, Any], purpose: str) -> str:
     """An id for a request of this try: 32 hex digits, the same whenever this try asks for the same purpose."""
     return uuid.uuid5(_NAMESPACE, f"{context['ti'].id}/{purpose}").hex
+
+
+def series_of(context: Context | Mapping[str, Any]) -> str:
+    """What every try of this task instance says of itself, and no other task instance: also each mapped index."""
+    instance = context["ti"]
+    parts = (instance.dag_id, instance.run_id, instance.task_id, getattr(instance, "map_index", -1))
+    return "/".join(str(part) for part in parts)
+
+
+def numbered_id(series: str, number: int) -> str:
+    """The id of the ``number``-th job of a series: 32 hex digits."""
+    return uuid.uuid5(_NAMESPACE, f"{series}/job/{number}").hex

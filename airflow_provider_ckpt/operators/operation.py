@@ -2,30 +2,38 @@
 
 1. The trigger id is written to the journal before the request, and the request is idempotent on it: there is no moment
    at which a crash loses or doubles an operation.
-2. A later try asks after the operation: in progress - attach; succeeded - return its result; failed - start another;
-   unknown - the request never arrived, or the record of it expired: repeat it under the same id.
-3. If an operation that was found again fails (it was started by an earlier try, perhaps one that a person has cleared
-   meanwhile), one more is started within the same deadline.
+2. A later try asks after the operation: in progress - attach; succeeded - return its result; failed or unknown - start
+   another.
+3. It is started once the job can take it: a job that is restarting, or that a new driver is recovering, is waited for.
+4. An operation that comes to nothing is started once more within the same deadline, where that is not its own failure:
+   it was found again and belonged to an earlier try; the job manager has forgotten it, as a new driver does; or the job
+   has restarted meanwhile.
 """
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_ckpt.conditions.base import Json, Status, Verdict
-from airflow_provider_ckpt.conditions.driver import poll_once
+from airflow_provider_ckpt.conditions.job import ReadyForSnapshotCondition
 from airflow_provider_ckpt.conditions.operation import Operation, OperationCondition
+from airflow_provider_ckpt.exceptions import CkptJobFailed
 from airflow_provider_ckpt.operators.base import CkptJobOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal, new_id
-from airflow_provider_ckpt.triggers.operation import CkptOperationTrigger
+from airflow_provider_ckpt.triggers.base import event_payload
+from airflow_provider_ckpt.triggers.operation import CkptOperationTrigger, CkptReadyTrigger
 from ckpt_runtime.client import CkptClient
+from ckpt_runtime.client.models import TERMINAL_STATES
 from ckpt_runtime.client.requests import Call
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-_RECORD = "ckpt_operation"
+MAX_ROUNDS = 5
+"""So often one try starts the operation, whatever its deadline."""
+RECORD = "ckpt_operation"
 _NOTHING = Verdict(Status.MISSING, "no earlier try has started an operation")
 
 
@@ -46,93 +54,143 @@ class CkptOperationOperator(CkptJobOperator):
         """Whether the result of an earlier try's operation is what this try is to return."""
         return True
 
+    def keep(self, context: Context, record: Json, result: Json) -> None:
+        """What the journal holds after a success: nothing, so that a cleared task takes another."""
+        Journal(context, RECORD).forget()
+
     def execute(self, context: Context) -> Any:
         job_id = self.checked_job_id()
-        request = self.request(job_id, new_id(context, self.operation.value))
+        self.request(job_id, new_id(context, self.operation.value))  # bad arguments are told before anything is sent
         self.publish_links(context, job_id)
-        journal, deadline = Journal(context, _RECORD), self.deadline()
-        record = journal.read()
+        record, deadline = Journal(context, RECORD).read(), self.deadline()
         known = record.get("job_id") == job_id and record.get("operation") == self.operation.value
-        with self.connected() as client:
-            verdict = self._look_up(client, journal, record, deadline) if known else _NOTHING
-            if verdict is None:
-                trigger_id = record["trigger_id"]
-            elif verdict.status is not Status.DONE:
-                trigger_id = self._start(client, context, request, deadline, "")
-        if verdict is not None and verdict.status is Status.DONE:
+        with self.connected(deadline) as client:
+            verdict = self._look_up(client, record) if known else _NOTHING
+        if verdict is None:
+            return self._attend(context, record["trigger_id"], deadline, {"inherited": True})
+        if verdict.status is Status.DONE:
             return self._succeed(context, verdict.result)
-        return self._attend(context, trigger_id, deadline, inherited=verdict is None)
+        # Unknown: the request never arrived, or is still on its way. The same id again makes one operation of the two.
+        same = record["trigger_id"] if known and verdict.status is Status.MISSING else None
+        return self._begin(context, deadline, {"round": 0, "trigger_id": same})
 
-    def _look_up(self, client: CkptClient, journal: Journal, record: Json, deadline: float) -> Verdict | None:
-        """What became of the operation of an earlier try; ``None`` when it runs (again)."""
+    def _look_up(self, client: CkptClient, record: Json) -> Verdict | None:
+        """What became of the operation of an earlier try; ``None`` while it runs."""
         job_id, trigger_id = record["job_id"], record["trigger_id"]
+        if record.get("result") is not None and self.still_holds(client, job_id):
+            self.log.info("An earlier try of this task has succeeded: %s", record["result"])
+            return Verdict(Status.DONE, result=record["result"])
         condition = OperationCondition(self.operation, job_id, trigger_id)
-        verdict = poll_once(condition, client)
+        verdict = self.look(client, condition)
         if verdict is None:
             self.log.info("Attaching to the %s, which an earlier try started", condition.subject)
-            return None
-        if verdict.status is Status.DONE:
-            if self.still_holds(client, job_id):
-                self.log.info("The %s, which an earlier try started, has succeeded", condition.subject)
-                return verdict
-            return Verdict(Status.FAILED, "superseded")
-        if verdict.status is Status.FAILED:
-            self.log.warning("The %s of an earlier try failed (%s)", condition.subject, verdict.message)
-            return verdict
-        result = self.finished_earlier(client, job_id)
-        if result is not None:
-            return Verdict(Status.DONE, result=result)
-        self.log.info("The job manager does not know the %s; repeating the request", condition.subject)
-        self.ask(client, self.request(job_id, trigger_id), deadline)
-        return None
+        elif verdict.status is Status.DONE:
+            if not self.still_holds(client, job_id):
+                return Verdict(Status.FAILED, "superseded")
+            self.log.info("The %s, which an earlier try started, has succeeded", condition.subject)
+        else:
+            self.log.warning("The %s of an earlier try came to nothing (%s)", condition.subject, verdict.message)
+        return verdict
 
-    def _start(self, client: CkptClient, context: Context, request: Call[str], deadline: float, suffix: str) -> str:
-        job_id = self.checked_job_id()
-        trigger_id = new_id(context, self.operation.value + suffix)
-        Journal(context, _RECORD).write(operation=self.operation.value, job_id=job_id, trigger_id=trigger_id)
-        self.ask(client, request, deadline)
+    # -- starting ----------------------------------------------------------------------------------------------
+
+    def _begin(self, context: Context, deadline: float | None, memo: Json) -> Any:
+        """Start the operation as soon as the job can take it; not while it is restarting, or being stopped.
+
+        ``memo``: the ``round``, and the ``trigger_id`` if it is not to be a new one.
+        """
+        with self.connected(deadline) as client:
+            verdict = self.look(client, ReadyForSnapshotCondition(self.checked_job_id()))
+        trigger = CkptReadyTrigger(
+            ckpt_conn_id=self.ckpt_conn_id,
+            deadline=deadline,
+            poll_interval=self.pause(),
+            memo=memo,
+            job_id=self.checked_job_id(),
+        )
+        if verdict is None:
+            self.log.info("Waiting for %s", trigger.condition().subject)
+            return self.wait_for(context, trigger)
+        return self.execute_complete(context, event_payload(verdict, trigger))
+
+    def _start(self, context: Context, event: Event) -> Any:
+        """The job is ready, or has ended."""
+        job_id, facts = self.checked_job_id(), event["result"]
+        deadline, memo = event["trigger"]["deadline"], event["trigger"]["memo"]
+        with self.connected(deadline) as client:
+            if facts["status"] in TERMINAL_STATES:
+                result = self.finished_earlier(client, job_id)
+                if result is None:
+                    raise CkptJobFailed(
+                        f"job {job_id} is {facts['status']}, it takes no {self.operation.noun} any more"
+                    )
+                return self._succeed(context, result)
+            trigger_id = memo["trigger_id"] or new_id(context, f"{self.operation.value}/{memo['round']}")
+            Journal(context, RECORD).write(operation=self.operation.value, job_id=job_id, trigger_id=trigger_id)
+            self.ask(client, self.request(job_id, trigger_id))
         self.log.info("Started the %s %s of job %s", self.operation.noun, trigger_id, job_id)
-        return trigger_id
+        memo = {"round": memo["round"], "running_since_ms": facts["running_since_ms"]}
+        return self._attend(context, trigger_id, deadline, memo)
 
-    def _attend(self, context: Context, trigger_id: str, deadline: float, *, inherited: bool) -> Any:
+    def _attend(self, context: Context, trigger_id: str, deadline: float | None, memo: Json) -> Any:
         trigger = CkptOperationTrigger(
             ckpt_conn_id=self.ckpt_conn_id,
             deadline=deadline,
-            poll_interval=self.poll_interval,
-            memo={"inherited": inherited},
+            poll_interval=self.pause(),
+            memo=memo,
             operation=self.operation.value,
             job_id=self.checked_job_id(),
             trigger_id=trigger_id,
         )
         return self.wait_for(context, trigger)
 
+    # -- ends --------------------------------------------------------------------------------------------------
+
     def execute_complete(self, context: Context, event: Event | None = None) -> Any:
         event = event or {}
         self.publish_links(context, self.checked_job_id())
-        status, trigger = Status(event["status"]), event["trigger"]
+        status, started = Status(event["status"]), "trigger_id" in event["trigger"]
         if status is Status.DONE:
-            return self._succeed(context, event["result"])
-        if status in (Status.FAILED, Status.MISSING) and trigger["memo"].get("inherited"):
-            self.log.warning("The operation of an earlier try ended badly (%s); starting another", event["message"])
-            return self._start_once_more(context, trigger["deadline"])
-        if status is Status.FAILED:
-            # Its outcome is known and final: the next try is to start another at once.
-            Journal(context, _RECORD).forget()
+            return self._succeed(context, event["result"]) if started else self._start(context, event)
+        if started and status in (Status.FAILED, Status.MISSING):
+            return self._came_to_nothing(context, event)
         raise self.failure(context, event)
 
-    def _start_once_more(self, context: Context, deadline: float) -> Any:
-        suffix = "/again"
-        request = self.request(self.checked_job_id(), new_id(context, self.operation.value + suffix))
-        with self.connected() as client:
-            trigger_id = self._start(client, context, request, deadline, suffix)
-        return self._attend(context, trigger_id, deadline, inherited=False)
+    def _came_to_nothing(self, context: Context, event: Event) -> Any:
+        """Raise the failure; or start another where this one was not the task's own, or not the job's fault."""
+        memo, deadline = event["trigger"]["memo"], event["trigger"]["deadline"]
+        round_ = memo.get("round", 0) + 1
+        with self.connected(deadline) as client:
+            result = self.finished_earlier(client, self.checked_job_id())
+            again = result is None and round_ < MAX_ROUNDS and self._is_to_repeat(client, event)
+        if result is not None:
+            return self._succeed(context, result)
+        # Its outcome is known and final: the next one is another.
+        Journal(context, RECORD).forget()
+        if not again or (deadline is not None and time.time() >= deadline):
+            raise self.failure(context, event)
+        self.log.warning("The %s came to nothing (%s); starting another", self.operation.noun, event["message"])
+        return self._begin(context, deadline, {"round": round_, "trigger_id": None})
+
+    def _is_to_repeat(self, client: CkptClient, event: Event) -> bool:
+        """An operation that an earlier try started, that the job manager forgot, or that a restart of the job ended."""
+        memo = event["trigger"]["memo"]
+        if memo.get("inherited") or Status(event["status"]) is Status.MISSING:
+            return True
+        now = self.look(client, ReadyForSnapshotCondition(self.checked_job_id()))
+        if now is None:
+            return True
+        restarted = now.result.get("running_since_ms") != memo["running_since_ms"]
+        return restarted and now.result.get("status") not in TERMINAL_STATES
 
     def _succeed(self, context: Context, result: Json) -> Json:
-        Journal(context, _RECORD).forget()
+        self.keep(context, Journal(context, RECORD).read(), result)
         self.log.info("The %s of job %s succeeded: %s", self.operation.noun, self.job_id, result)
         return result
 
     def after_timeout(self, context: Context, event: Event | None) -> str:
+        if event is not None and "trigger_id" not in event["trigger"]:
+            return f"No {self.operation.noun} was started"
         return (
             f"The {self.operation.noun} cannot be taken back and may still succeed at the job manager; "
             "the next try of this task attaches to it"

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.configuration import conf
 
 from airflow_provider_ckpt import arguments, session_process
-from airflow_provider_ckpt.conditions.base import Json, Status
-from airflow_provider_ckpt.conditions.session import session_facts
+from airflow_provider_ckpt.conditions.base import Json, Status, Verdict
+from airflow_provider_ckpt.conditions.session import SessionReadyCondition, session_facts
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptSessionFailed
 from airflow_provider_ckpt.hooks.connection import Endpoint
 from airflow_provider_ckpt.operators.base import CkptOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal, new_id
 from airflow_provider_ckpt.secret_values import hide, shown_command
 from airflow_provider_ckpt.session_process import SessionProcess
+from airflow_provider_ckpt.triggers.base import event_payload
 from airflow_provider_ckpt.triggers.session import CkptSessionTrigger
-from ckpt_runtime.client import CkptClient, Unreachable, requests
+from ckpt_runtime.client import CkptClient, CkptClientError, Unreachable, is_passing, requests
 from ckpt_runtime.client.private_files import write_private
 from ckpt_runtime.client.session_command import (
     TOKEN_VARIABLE,
@@ -35,7 +36,7 @@ _RECORD = "ckpt_session"
 
 
 class StartSessionOperator(CkptOperator):
-    """Starts a session with ``spark-submit`` on the worker's machine, detached, and waits until its REST API answers.
+    """Starts a session with ``spark-submit`` on the worker's machine, detached, and waits until it leads.
 
     The session listens where the connection points to, outlives the task, and is ended by
     :class:`StopSessionOperator`. Its id is written down before the start: a retry finds a process that an earlier try
@@ -104,23 +105,37 @@ class StartSessionOperator(CkptOperator):
 
     def execute(self, context: Context) -> Any:
         endpoint, deadline = self.hook.endpoint(), self.deadline()
-        process = self._started_earlier(context)
+        process, verdict = self._started_earlier(context), None
         if process is None:
             with self.connected() as client:
-                running = _overview(client)
-            if running is not None:
-                return self._reuse(endpoint, running)
-            process = self._launch(context, endpoint)
+                answers = _overview(client) is not None
+            if answers and not self.reuse_running:
+                raise CkptSessionFailed(f"a session answers at {endpoint.base_url} already")
+            process = None if answers else self._launch(context, endpoint)
+            verdict = self._first_look() if answers else None
         self._process = process
         trigger = CkptSessionTrigger(
             ckpt_conn_id=self.ckpt_conn_id,
             deadline=deadline,
-            poll_interval=self.poll_interval,
+            poll_interval=self.pause(),
             wait_for="ready",
-            process=process.to_json(),
+            process=None if process is None else process.to_json(),
             terminate_on_kill=self.terminate_on_kill,
         )
+        if verdict is not None:
+            return self.execute_complete(context, event_payload(verdict, trigger))
         return self.wait_for(context, trigger)
+
+    def _first_look(self) -> Verdict | None:
+        """Whether the session that answers is ready; ``None`` when it does not lead yet."""
+        with self.connected() as client:
+            try:
+                return client.run(SessionReadyCondition().poll())
+            except CkptClientError as error:
+                if not is_passing(error):
+                    raise
+                self.log.info("The session that answers is not ready: %s", error)
+                return None
 
     def _started_earlier(self, context: Context) -> SessionProcess | None:
         record = Journal(context, _RECORD).read()
@@ -131,12 +146,12 @@ class StartSessionOperator(CkptOperator):
             self.log.info("Attaching to session %s (pid %d) of an earlier try", process.session_id, process.pid)
         return process
 
-    def _reuse(self, endpoint: Endpoint, running: Json) -> Json:
-        if not self.reuse_running:
-            raise CkptSessionFailed(f"a session answers at {endpoint.base_url} already")
-        self.log.info("A session answers at %s already: %s", endpoint.base_url, running)
+    def _reuse(self, context: Context, base_url: str, event: Event) -> Json:
+        if Status(event["status"]) is not Status.DONE:
+            raise self.failure(context, event, CkptSessionFailed)
+        self.log.info("The session that answered at %s already is ready: %s", base_url, event["result"])
         unknown = dict.fromkeys(("session_id", "hostname", "pid", "start_ticks", "log_file"))
-        return {**unknown, "base_url": endpoint.base_url, "reused": True, **running}
+        return {**unknown, "base_url": base_url, "reused": True, **event["result"]}
 
     def _launch(self, context: Context, endpoint: Endpoint) -> SessionProcess:
         session_id = new_id(context, "session")
@@ -191,14 +206,16 @@ class StartSessionOperator(CkptOperator):
 
     def execute_complete(self, context: Context, event: Event | None = None) -> Any:
         event = event or {}
-        process = SessionProcess.from_json(event["trigger"]["process"])
-        self._process = process
+        base_url, document = self.hook.endpoint().base_url, event["trigger"]["process"]
+        if document is None:
+            return self._reuse(context, base_url, event)
+        self._process = process = SessionProcess.from_json(document)
         if Status(event["status"]) is Status.FAILED or (process.is_here and not process.is_alive):
             Journal(context, _RECORD).forget()
             raise CkptSessionFailed(f"session {process.session_id} ended; its log ends with\n{process.log_tail()}")
         if Status(event["status"]) is not Status.DONE:
             raise self.failure(context, event, CkptSessionFailed)
-        result = process.to_json() | {"base_url": self.hook.endpoint().base_url, "reused": False, **event["result"]}
+        result = process.to_json() | {"base_url": base_url, "reused": False, **event["result"]}
         self.log.info("Session %s is ready: %s", process.session_id, result)
         return result
 
@@ -206,7 +223,7 @@ class StartSessionOperator(CkptOperator):
         record = Journal(context, _RECORD).read()
         if self._process is None and "pid" in record:
             self._process = SessionProcess.from_json(record)
-        return self._end()
+        return self._end() if event is None or event["trigger"]["process"] is not None else ""
 
     def on_kill(self) -> None:
         """End the session that was being started, if asked to."""
@@ -247,13 +264,13 @@ class StopSessionOperator(CkptOperator):
                 self._end_process()
                 return self._result(was_running=False)
             try:
-                client.execute(requests.shutdown_cluster())
+                client.execute(requests.shutdown_cluster(), patience_s=0)
             except Unreachable as error:
                 self.log.info("The session ended while it was told to: %s", error)
         trigger = CkptSessionTrigger(
             ckpt_conn_id=self.ckpt_conn_id,
             deadline=deadline,
-            poll_interval=self.poll_interval,
+            poll_interval=self.pause(),
             wait_for="gone",
             process=None if self._known_process() is None else dict(self.session or {}),
         )
@@ -290,6 +307,6 @@ class StopSessionOperator(CkptOperator):
 def _overview(client: CkptClient) -> Json | None:
     """Facts of the session that answers, if one does."""
     try:
-        return session_facts(client.execute(requests.cluster_overview()))
+        return session_facts(client.execute(requests.cluster_overview(), patience_s=0))
     except Unreachable:
         return None

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.conditions.base import Json
 from airflow_provider_ckpt.conditions.operation import Operation
-from airflow_provider_ckpt.operators.operation import CkptOperationOperator
+from airflow_provider_ckpt.operators.journal import Journal
+from airflow_provider_ckpt.operators.operation import RECORD, CkptOperationOperator
 from airflow_provider_ckpt.operators.savepoint import checked_format
 from ckpt_runtime.client import CkptClient, NotFound, requests
 from ckpt_runtime.client.models import TERMINAL_STATES
 from ckpt_runtime.client.requests import Call
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
 
 
 class StopWithSavepointOperator(CkptOperationOperator):
@@ -59,17 +63,22 @@ class StopWithSavepointOperator(CkptOperationOperator):
             trigger_id=trigger_id,
         )
 
+    def keep(self, context: Context, record: Json, result: Json) -> None:
+        """The result stays: a job is stopped once, and a cleared task returns the savepoint that it took."""
+        Journal(context, RECORD).write(**record | {"job_id": result["job_id"], "result": result})
+
     def still_holds(self, client: CkptClient, job_id: str) -> bool:
         """A stop that succeeded is this task's result, unless the job was started again under the same id."""
         try:
-            return client.execute(requests.job_details(job_id)).state in TERMINAL_STATES
+            return self.ask(client, requests.job_details(job_id)).state in TERMINAL_STATES
         except NotFound:
             return True
 
     def finished_earlier(self, client: CkptClient, job_id: str) -> Json | None:
-        """An ended job names its last savepoint, also when the operation's record has expired."""
+        """A stopped job names its savepoint: also when the operation's record has expired, or when another has
+        stopped it."""
         try:
-            if client.execute(requests.job_details(job_id)).state != "FINISHED":
+            if self.ask(client, requests.job_details(job_id)).state != "FINISHED":
                 return None
             savepoint = client.execute(requests.checkpoint_statistics(job_id)).latest_savepoint
         except NotFound:

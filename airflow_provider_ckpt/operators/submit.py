@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.conditions.base import Json, Status
 from airflow_provider_ckpt.conditions.job import job_facts
+from airflow_provider_ckpt.earlier_job import EarlierJob, Step, plan
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.operators.base import CkptOperator, Event
-from airflow_provider_ckpt.operators.journal import Journal, new_id
+from airflow_provider_ckpt.operators.journal import Journal, numbered_id, series_of
 from airflow_provider_ckpt.secret_values import hide
+from airflow_provider_ckpt.triggers.base import ON_KILL_PATIENCE_SECONDS
 from airflow_provider_ckpt.triggers.job import CkptJobTrigger
 from ckpt_runtime.client import CkptClient, CkptClientError, NotFound, requests
-from ckpt_runtime.client.models import TERMINAL_STATES, RunOptions
+from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import PackagingError, pack_pipeline
+from ckpt_runtime.client.requests import job_details
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -32,7 +37,9 @@ class SubmitJobOperator(CkptOperator):
 
     The job's id is chosen and written down before anything is sent, and starting is idempotent on it, so that no crash
     or retry starts the job twice. A task that is tried again, or cleared, while its job still lives attaches to that
-    job; when the job has ended in the meantime, a new one is started.
+    job. When that job has failed or was cancelled, a new one goes on from its latest retained checkpoint; when it has
+    completed checkpoints and none is retained, or the job manager has forgotten it, the task fails and says so, without
+    a retry. See :mod:`airflow_provider_ckpt.earlier_job`.
 
     Returns ``{"job_id", "name", "status", "pipeline_id", "start_time_ms", "end_time_ms", "duration_ms"}``.
 
@@ -45,9 +52,11 @@ class SubmitJobOperator(CkptOperator):
     :param savepoint_path: the savepoint or checkpoint to resume from. (templated)
     :param allow_non_restored_state: resume although the job has no place for some of the state. (templated)
     :param claim_mode: ``NO_CLAIM``, or ``CLAIM`` to make the system the owner of the snapshot. (templated)
-    :param wait_for_completion: wait until the job is FINISHED instead.
+    :param wait_for_completion: wait until the job is FINISHED instead, without an end unless ``wait_timeout`` is given.
     :param cancel_on_kill: cancel the job when a person ends this task while it waits.
     :param cancel_on_timeout: cancel the job when the deadline passes.
+    :param start_over: when the job of an earlier try has ended, start as the other arguments say, although that repeats
+        the output which the earlier job has committed. (templated)
     """
 
     template_fields: Collection[str] = (
@@ -61,6 +70,7 @@ class SubmitJobOperator(CkptOperator):
         "savepoint_path",
         "allow_non_restored_state",
         "claim_mode",
+        "start_over",
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {"configuration": "json", "args": "json"}
     operator_extra_links: Collection[BaseOperatorLink] = JOB_LINKS
@@ -79,7 +89,8 @@ class SubmitJobOperator(CkptOperator):
         claim_mode: str = "NO_CLAIM",
         wait_for_completion: bool = False,
         cancel_on_kill: bool = True,
-        cancel_on_timeout: bool = True,
+        cancel_on_timeout: bool = False,
+        start_over: bool | str = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -95,25 +106,90 @@ class SubmitJobOperator(CkptOperator):
         self.wait_for_completion = wait_for_completion
         self.cancel_on_kill = cancel_on_kill
         self.cancel_on_timeout = cancel_on_timeout
+        self.start_over = start_over
         self._waiting_for: str | None = None
 
     # -- starting ----------------------------------------------------------------------------------------------
 
+    def default_wait_timeout(self) -> float | None:
+        return None if self.wait_for_completion else super().default_wait_timeout()
+
     def execute(self, context: Context) -> Any:
-        options, deadline = self.run_options(), self.deadline()
+        options = self.run_options()
         hide(options.configuration)
-        record = Journal(context, _RECORD).read()
-        with self.connected() as client:
-            found = self._look_up(client, record) if record else None
-            if found is not None and found["status"] == "FINISHED" and not record.get("reported"):
-                return self._succeed(context, record, found)
-            inherited = found is not None and found["status"] not in TERMINAL_STATES
-            if not inherited:
-                # Unknown to the job manager: the request never arrived, or is still on its way. The same id again
-                # makes one job of the two.
-                same = record if record and found is None else None
-                record = self._start(client, context, options, deadline, same, "")
-        return self._attend(context, record, deadline, inherited=inherited)
+        return self._go_on(context, options, self.deadline())
+
+    def _go_on(self, context: Context, options: RunOptions, deadline: float | None) -> Any:
+        """Start a job, or do what is to be done about the one that an earlier try has started."""
+        with self.connected(deadline) as client:
+            earlier = self._earlier(client, context)
+            if earlier is None:
+                record = self._start(client, context, options, self._new_record(context, options))
+                return self._attend(context, record, deadline, inherited=False)
+            found = plan(earlier, options.savepoint_path, start_over=self._starts_over())
+            self.log.info("%s", found.why)
+            record = earlier.record
+            if found.step is Step.REPORT:
+                return self._succeed(context, record, job_facts(self.ask(client, job_details(record["job_id"]))))
+            if found.step is not Step.ATTACH:
+                options = replace(options, savepoint_path=found.snapshot)
+                if found.resumes:
+                    # Its owner has ended: the new job deletes it in time.
+                    options = replace(options, claim_mode="CLAIM")
+                if found.step is Step.START:
+                    record = self._new_record(context, options, record) | {"resumes": found.resumes}
+                record = self._start(client, context, options, record)
+        return self._attend(context, record, deadline, inherited=found.step is Step.ATTACH)
+
+    def _starts_over(self) -> bool:
+        return arguments.boolean("start_over", self.start_over)
+
+    def _earlier(self, client: CkptClient, context: Context) -> EarlierJob | None:
+        """The last job that a try of this task instance has started, or was about to start."""
+        journal = Journal(context, _RECORD)
+        if not journal.remembers:
+            return self._found_by_id(client, context)
+        record = journal.read()
+        return None if not record else self._looked_up(client, record)
+
+    def _looked_up(self, client: CkptClient, record: Json) -> EarlierJob:
+        job_id = record["job_id"]
+        try:
+            state = self.ask(client, job_details(job_id)).state
+        except NotFound:
+            return EarlierJob(record, None)
+        try:
+            statistics = client.execute(requests.checkpoint_statistics(job_id))
+        except NotFound:  # a Flink job without checkpoints has none
+            statistics = None
+        return EarlierJob(record, state, statistics)
+
+    def _found_by_id(self, client: CkptClient, context: Context) -> EarlierJob | None:
+        """Without a store: the ids of a task instance's jobs can be told, and the job manager knows the jobs."""
+        series, found = series_of(context), None
+        for number in itertools.count():
+            job_id = numbered_id(series, number)
+            record: Json = {"series": series, "number": number, "job_id": job_id, "started": True}
+            try:
+                client.execute(job_details(job_id))
+            except NotFound:
+                return None if found is None else self._looked_up(client, found)
+            found = record
+        return None
+
+    def _new_record(self, context: Context, options: RunOptions, last: Json | None = None) -> Json:
+        """Of a job that is to be started. ``given`` is the argument, ``snapshot`` what it really starts from."""
+        # With a store, a run id that is used again must not lead to jobs of the run before it.
+        first = context["ti"].id.hex if Journal(context, _RECORD).remembers else series_of(context)
+        series, number = (first, 0) if last is None else (last["series"], last["number"] + 1)
+        return {
+            "series": series,
+            "number": number,
+            "job_id": numbered_id(series, number),
+            "pipeline_id": self._uploaded(),
+            "given": arguments.optional_text("savepoint_path", self.savepoint_path),
+            "snapshot": options.savepoint_path,
+        }
 
     def run_options(self) -> RunOptions:
         """The request's options, checked.
@@ -142,36 +218,24 @@ class SubmitJobOperator(CkptOperator):
     def _uploaded(self) -> str | None:
         return arguments.optional_text("pipeline_id", self.pipeline_id)
 
-    def _look_up(self, client: CkptClient, record: Json) -> Json | None:
-        """The job of an earlier try, or ``None`` when the job manager does not know it."""
-        try:
-            found = job_facts(client.execute(requests.job_details(record["job_id"])))
-        except NotFound:
-            self.log.info("The job manager does not know job %s of an earlier try", record["job_id"])
-            return None
-        self.log.info("Job %s of an earlier try is %s", record["job_id"], found["status"])
-        return found
-
-    def _start(
-        self,
-        client: CkptClient,
-        context: Context,
-        options: RunOptions,
-        deadline: float,
-        same: Json | None,
-        suffix: str,
-    ) -> Json:
-        journal = Journal(context, _RECORD)
-        record = same or journal.write(job_id=new_id(context, f"job{suffix}"), pipeline_id=self._uploaded())
-        job_id, pipeline_id = record["job_id"], record.get("pipeline_id")
+    def _start(self, client: CkptClient, context: Context, options: RunOptions, record: Json) -> Json:
+        """Ask for the job of ``record``, which is written down before anything is sent."""
+        journal, job_id = Journal(context, _RECORD), record["job_id"]
+        journal.write(**record)
         self.publish_links(context, job_id)
-        if pipeline_id is None:
-            pipeline_id = self._upload(client)
-            record = journal.write(job_id=job_id, pipeline_id=pipeline_id)
+        if record["pipeline_id"] is None:
+            record = journal.write(**record | {"pipeline_id": self._upload(client)})
         self._waiting_for = job_id
-        self.ask(client, requests.run_pipeline(pipeline_id, options, job_id=job_id), deadline)
-        self.log.info("Started job %s of pipeline %s", job_id, pipeline_id)
-        return record
+        try:
+            self.ask(client, requests.run_pipeline(record["pipeline_id"], options, job_id=job_id))
+        except NotFound:
+            if self._pipeline() is None:
+                raise
+            # Uploaded by an earlier try, perhaps to a driver that is gone.
+            record = journal.write(**record | {"pipeline_id": self._upload(client)})
+            self.ask(client, requests.run_pipeline(record["pipeline_id"], options, job_id=job_id))
+        self.log.info("Started job %s of pipeline %s", job_id, record["pipeline_id"])
+        return journal.write(**record | {"started": True})
 
     def _upload(self, client: CkptClient) -> str:
         try:
@@ -184,13 +248,13 @@ class SubmitJobOperator(CkptOperator):
 
     # -- waiting -----------------------------------------------------------------------------------------------
 
-    def _attend(self, context: Context, record: Json, deadline: float, *, inherited: bool) -> Any:
+    def _attend(self, context: Context, record: Json, deadline: float | None, *, inherited: bool) -> Any:
         self._waiting_for = record["job_id"]
         self.publish_links(context, record["job_id"])
         trigger = CkptJobTrigger(
             ckpt_conn_id=self.ckpt_conn_id,
             deadline=deadline,
-            poll_interval=self.poll_interval,
+            poll_interval=self.pause(),
             memo={"record": record, "inherited": inherited},
             job_id=record["job_id"],
             expected=["FINISHED"] if self.wait_for_completion else ["RUNNING", "FINISHED"],
@@ -206,14 +270,9 @@ class SubmitJobOperator(CkptOperator):
         if status is Status.DONE:
             return self._succeed(context, memo["record"], event["result"])
         if status in (Status.FAILED, Status.MISSING) and memo["inherited"]:
-            self.log.warning("The job of an earlier try ended (%s); starting another", event["message"])
-            return self._start_once_more(context, event["trigger"]["deadline"])
+            self.log.warning("The job of an earlier try came to an end: %s", event["message"])
+            return self._go_on(context, self.run_options(), event["trigger"]["deadline"])
         raise self.failure(context, event, CkptJobFailed)
-
-    def _start_once_more(self, context: Context, deadline: float) -> Any:
-        with self.connected() as client:
-            record = self._start(client, context, self.run_options(), deadline, None, "/again")
-        return self._attend(context, record, deadline, inherited=False)
 
     def _succeed(self, context: Context, record: Json, facts: Json) -> Json:
         # The record stays, so that a cleared task finds the job that still runs; but its end is news no more.
@@ -230,7 +289,7 @@ class SubmitJobOperator(CkptOperator):
         if job_id is None and event is not None:
             job_id = event["trigger"]["job_id"]
         if job_id is None or not self.cancel_on_timeout:
-            return f"Job {job_id} was not cancelled and goes on"
+            return f"Job {job_id} was not cancelled and goes on; the next try attaches to it"
         return self._cancel(job_id)
 
     def on_kill(self) -> None:
@@ -245,7 +304,7 @@ class SubmitJobOperator(CkptOperator):
 
     def _cancel(self, job_id: str) -> str:
         try:
-            with self.hook.get_conn() as client:
+            with self.hook.get_conn(patience=ON_KILL_PATIENCE_SECONDS) as client:
                 client.execute(requests.cancel_job(job_id))
         except CkptClientError as error:
             return f"Cancelling job {job_id} failed, it may go on: {error}"

@@ -12,20 +12,29 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow.sdk.exceptions import AirflowSensorTimeout
 
 from airflow_provider_ckpt import arguments, defaults
+from airflow_provider_ckpt.arguments import Duration
 from airflow_provider_ckpt.conditions.base import Condition, Status, Verdict
-from airflow_provider_ckpt.conditions.driver import Pacing, is_passing, poll_once, wait
-from airflow_provider_ckpt.exceptions import CkptJobFailed, CkptRequestRejected
+from airflow_provider_ckpt.conditions.driver import Pacing, is_waited_out, wait
+from airflow_provider_ckpt.exceptions import (
+    CkptArgumentInvalid,
+    CkptJobFailed,
+    CkptNotFound,
+    CkptRequestRejected,
+    CkptUnavailable,
+)
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.links import JOB_LINKS
-from airflow_provider_ckpt.operators.base import FIRST_LOOKS_SECONDS
+from airflow_provider_ckpt.operators.base import FIRST_LOOKS_SECONDS, backstop, earlier, first_looks
 from airflow_provider_ckpt.triggers.base import CkptTrigger, event_payload
-from ckpt_runtime.client import CkptClientError
+from ckpt_runtime.client import CkptClient, CkptClientError, is_passing
+from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.bases.operatorlink import BaseOperatorLink
 
-_BACKSTOP_SECONDS = 120.0
+CONFIRMING_SECONDS = 1.0
+"""Between two looks for a job that seems to be unknown, at most."""
 
 
 class CkptSensor(BaseSensorOperator):
@@ -33,13 +42,15 @@ class CkptSensor(BaseSensorOperator):
 
     :param job_id: the job, 32 hex digits. (templated)
     :param ckpt_conn_id: the Airflow connection of the job manager. (templated)
-    :param deferrable: wait in the triggerer; default ``[ckpt] deferrable``.
-    :param defer_after: seconds to wait in the worker first, 0 defers at once; default ``[ckpt] defer_after``.
+    :param deferrable: wait in the triggerer; default ``[ckpt] deferrable``, and not with a ``mode``.
+    :param mode: ``poke`` or ``reschedule``: how a sensor waits that is not deferrable. Both together are refused.
+    :param defer_after: how long to wait in the worker first, in seconds, as a text such as ``"5 s"`` or a timedelta; 0
+        defers at once; default ``[ckpt] defer_after``. (templated)
     :param poke_interval: seconds between two polls; default ``[ckpt] poll_interval``.
     :param timeout: how long to wait, as of every sensor.
     """
 
-    template_fields: Collection[str] = ("ckpt_conn_id", "job_id")
+    template_fields: Collection[str] = ("ckpt_conn_id", "job_id", "defer_after")
     operator_extra_links: Collection[BaseOperatorLink] = JOB_LINKS
     ui_color = "#e3f0ec"
 
@@ -49,23 +60,35 @@ class CkptSensor(BaseSensorOperator):
         job_id: str,
         ckpt_conn_id: str = CkptHook.default_conn_name,
         deferrable: bool | None = None,
-        defer_after: float | None = None,
+        mode: str | None = None,
+        defer_after: Duration | None = None,
         poke_interval: float | timedelta | None = None,
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("multiple_outputs", True)
         interval = defaults.poll_interval() if poke_interval is None else poke_interval
-        super().__init__(poke_interval=interval, **kwargs)
+        super().__init__(poke_interval=interval, mode=mode or "poke", **kwargs)
+        if deferrable and mode is not None:
+            raise CkptArgumentInvalid("mode", mode, "a deferrable sensor has none; give deferrable=False with it")
         self.job_id = job_id
         self.ckpt_conn_id = ckpt_conn_id
-        self.deferrable = defaults.deferrable() if deferrable is None else deferrable
-        self.defer_after = defaults.defer_after() if defer_after is None else defer_after
+        self.deferrable = mode is None and defaults.deferrable() if deferrable is None else deferrable
+        self.defer_after = defer_after
         self.link_addresses: dict[str, str] = {}
         self._condition: Condition | None = None
 
     @abstractmethod
-    def trigger(self, context: Context, deadline: float) -> CkptTrigger:
-        """The trigger, made of the rendered arguments."""
+    def trigger(self, context: Context, deadline: float | None) -> CkptTrigger:
+        """The trigger, made of the rendered arguments; with a look at the job, where that is needed for it.
+
+        :raises CkptClientError: when that look fails. Without a deadline it is a short one, to be taken again.
+        """
+
+    def patience(self, deadline: float | None) -> float:
+        """How long a request is repeated while the job manager is away."""
+        if deadline is None:
+            return DEFAULT_PATIENCE_S
+        return max(0.0, min(defaults.request_patience(), deadline - time.time()))
 
     def succeeded(self, context: Context) -> None:
         """Called once the condition holds."""
@@ -74,31 +97,34 @@ class CkptSensor(BaseSensorOperator):
         self.publish_links(context)
         if not self.deferrable:
             return super().execute(context)
-        trigger = self.trigger(context, time.time() + self.timeout)
+        try:
+            trigger = self.trigger(context, time.time() + self.timeout)
+        except CkptClientError as error:
+            raise (CkptUnavailable if is_passing(error) else CkptRequestRejected)(str(error)) from error
         verdict = self._first_looks(trigger)
         if verdict is not None:
             # By way of Airflow's own entry, which turns failures into skips where that is wanted.
             return self.resume_execution("execute_complete", {"event": event_payload(verdict, trigger)}, context)
-        backstop = timedelta(seconds=self.timeout + _BACKSTOP_SECONDS)
-        return self.defer(trigger=trigger, method_name="execute_complete", timeout=backstop)
+        return self.defer(trigger=trigger, method_name="execute_complete", timeout=backstop(trigger.deadline))
 
     def _first_looks(self, trigger: CkptTrigger) -> Verdict | None:
-        until = min(time.time() + self.defer_after, trigger.deadline)
-        if self.defer_after <= 0:
+        patience = first_looks(self.defer_after)
+        if patience <= 0:
             return None
+        until = earlier(time.time() + patience, trigger.deadline)
         with CkptHook(self.ckpt_conn_id).get_conn() as client:
             verdict = wait(trigger.condition(), client, until, Pacing(min(self.poke_interval, FIRST_LOOKS_SECONDS)))
-        return None if verdict.status is Status.TIMEOUT and until < trigger.deadline else verdict
+        return None if verdict.status is Status.TIMEOUT and until != trigger.deadline else verdict
 
     def poke(self, context: Context) -> bool | PokeReturnValue:
         """One look; a job manager that is away for a while does not fail the sensor."""
-        if self._condition is None:
-            self._condition = self.trigger(context, 0.0).condition()
         try:
+            if self._condition is None:
+                self._condition = self.trigger(context, None).condition()
             with CkptHook(self.ckpt_conn_id).get_conn() as client:
-                verdict = poll_once(self._condition, client)
+                verdict = self._look(self._condition, client)
         except CkptClientError as error:
-            if not is_passing(error):
+            if not is_waited_out(error):
                 raise CkptRequestRejected(str(error)) from error
             self.log.warning("The job manager cannot be asked now: %s", error)
             return False
@@ -108,6 +134,14 @@ class CkptSensor(BaseSensorOperator):
             self._fail(verdict.status, verdict.message)
         self.succeeded(context)
         return PokeReturnValue(is_done=True, xcom_value=verdict.result)
+
+    def _look(self, condition: Condition, client: CkptClient) -> Verdict | None:
+        """A job that seems to be unknown is looked for again at once: the next poke may be another process."""
+        verdict = client.run(condition.poll())
+        while condition.absence.in_doubt:
+            time.sleep(min(self.poke_interval, CONFIRMING_SECONDS))
+            verdict = client.run(condition.poll())
+        return verdict
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> Any:
         """Go on after the trigger's event."""
@@ -123,6 +157,8 @@ class CkptSensor(BaseSensorOperator):
     def _fail(self, status: Status, message: str) -> NoReturn:
         if status is Status.TIMEOUT:
             raise AirflowSensorTimeout(message)
+        if status is Status.MISSING:
+            raise CkptNotFound(message)
         raise (CkptRequestRejected if status is Status.REFUSED else CkptJobFailed)(message)
 
     def checked_job_id(self) -> str:

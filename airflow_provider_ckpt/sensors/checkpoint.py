@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.conditions.checkpoint import CheckpointGoal, newest_id
-from airflow_provider_ckpt.conditions.driver import is_passing
-from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptRequestRejected, CkptUnavailable
+from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.operators.journal import Journal
 from airflow_provider_ckpt.sensors.base import CkptSensor
 from airflow_provider_ckpt.triggers.checkpoint import CkptCheckpointTrigger
-from ckpt_runtime.client import CkptClientError, NotFound, requests
+from ckpt_runtime.client import NotFound, requests
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -68,19 +67,20 @@ class CheckpointCompletedSensor(CkptSensor):
         self.after = after
         self.include_savepoints = include_savepoints
 
-    def trigger(self, context: Context, deadline: float) -> CkptCheckpointTrigger:
+    def trigger(self, context: Context, deadline: float | None) -> CkptCheckpointTrigger:
         return CkptCheckpointTrigger(
             ckpt_conn_id=self.ckpt_conn_id,
             deadline=deadline,
             poll_interval=self.poke_interval,
             job_id=self.checked_job_id(),
-            goal=self.goal(context),
+            goal=self.goal(context, deadline),
         )
 
-    def goal(self, context: Context) -> CheckpointGoal:
+    def goal(self, context: Context, deadline: float | None) -> CheckpointGoal:
         """What is wanted, checked.
 
         :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
+        :raises CkptClientError: when the job could not be looked at.
         """
         wanted = self._integer("checkpoint_id", self.checkpoint_id, 1)
         since = self._integer("since_checkpoint_id", self.since_checkpoint_id, 0)
@@ -89,25 +89,23 @@ class CheckpointCompletedSensor(CkptSensor):
         if wanted is not None and count != 1:
             raise CkptArgumentInvalid("count", self.count, "it must be 1 together with checkpoint_id")
         if wanted is None and since is None and after is None:
-            since = self._first_look(context)
+            since = self._first_look(context, deadline)
         return CheckpointGoal(wanted, since, after, count, self.include_savepoints)
 
     @staticmethod
     def _integer(name: str, value: object, minimum: int) -> int | None:
         return None if value in (None, "", "None") else arguments.integer(name, value, minimum=minimum)
 
-    def _first_look(self, context: Context) -> int:
+    def _first_look(self, context: Context, deadline: float | None) -> int:
         """The newest id when the first try looked for the first time."""
         journal, job_id = Journal(context, _RECORD), self.checked_job_id()
         record = journal.read()
         if record.get("job_id") != job_id:
-            try:
-                with CkptHook(self.ckpt_conn_id).get_conn() as client:
+            with CkptHook(self.ckpt_conn_id).get_conn(patience=self.patience(deadline)) as client:
+                try:
                     since = newest_id(client.execute(requests.checkpoint_statistics(job_id)))
-            except NotFound:
-                since = 0
-            except CkptClientError as error:
-                raise (CkptUnavailable if is_passing(error) else CkptRequestRejected)(str(error)) from error
+                except NotFound:  # the condition finds out whether that is true
+                    return 0
             record = journal.write(job_id=job_id, since_id=since)
         self.log.info("Waiting for checkpoints newer than %s", record["since_id"])
         return int(record["since_id"])

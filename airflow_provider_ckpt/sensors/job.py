@@ -33,7 +33,7 @@ class JobStatusSensor(CkptSensor):
         self.expected = expected
         self.all_tasks = all_tasks
 
-    def trigger(self, context: Context, deadline: float) -> CkptJobTrigger:
+    def trigger(self, context: Context, deadline: float | None) -> CkptJobTrigger:
         wanted = [self.expected] if isinstance(self.expected, str) else list(self.expected)
         return CkptJobTrigger(
             ckpt_conn_id=self.ckpt_conn_id,

@@ -20,18 +20,21 @@ from airflow_provider_ckpt.conditions.base import Condition, Verdict
 from airflow_provider_ckpt.conditions.driver import Pacing, await_verdict
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 
+ON_KILL_PATIENCE_SECONDS = 20.0
+"""How long a killed task repeats its last request: Airflow ends a trigger's ``on_kill`` after 30 s by default."""
+
 
 class CkptTrigger(BaseTrigger):
     """Waits for one condition.
 
     :param ckpt_conn_id: the Airflow connection of the job manager.
-    :param deadline: when to give up, in seconds since the epoch.
+    :param deadline: when to give up, in seconds since the epoch; ``None``: never.
     :param poll_interval: seconds between two polls.
     :param memo: plain JSON values that come back in the event untouched.
     """
 
     def __init__(
-        self, *, ckpt_conn_id: str, deadline: float, poll_interval: float, memo: dict[str, Any] | None = None
+        self, *, ckpt_conn_id: str, deadline: float | None, poll_interval: float, memo: dict[str, Any] | None = None
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ckpt_conn_id = ckpt_conn_id

@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow_provider_ckpt.conditions.job import JobCondition
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
-from airflow_provider_ckpt.triggers.base import CkptTrigger
+from airflow_provider_ckpt.triggers.base import ON_KILL_PATIENCE_SECONDS, CkptTrigger
 from ckpt_runtime.client import CkptClientError, requests
 
 
@@ -52,7 +52,7 @@ class CkptJobTrigger(CkptTrigger):
             self.log.warning("The task was killed; job %s was not cancelled and goes on.", self.job_id)
             return
         try:
-            async with await CkptHook(self.ckpt_conn_id).aget_conn() as client:
+            async with await CkptHook(self.ckpt_conn_id).aget_conn(patience=ON_KILL_PATIENCE_SECONDS) as client:
                 await client.execute(requests.cancel_job(self.job_id))
         except CkptClientError as error:
             self.log.error("The task was killed; cancelling job %s failed, it may go on: %s", self.job_id, error)

@@ -1,9 +1,10 @@
-"""Waits for a triggered checkpoint, a savepoint or a stop with savepoint to end."""
+"""Waits for a triggered checkpoint, a savepoint or a stop with savepoint to end, and before that to be possible."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from airflow_provider_ckpt.conditions.job import ReadyForSnapshotCondition
 from airflow_provider_ckpt.conditions.operation import Operation, OperationCondition
 from airflow_provider_ckpt.triggers.base import CkptTrigger
 
@@ -36,3 +37,20 @@ class CkptOperationTrigger(CkptTrigger):
             "The next try of this task attaches to it.",
             self.condition().subject,
         )
+
+
+class CkptReadyTrigger(CkptTrigger):
+    """Polls a job until a checkpoint, savepoint or stop of it can succeed.
+
+    :param job_id: the job, 32 hex digits.
+    """
+
+    def __init__(self, *, job_id: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.job_id = job_id
+
+    def condition(self) -> ReadyForSnapshotCondition:
+        return ReadyForSnapshotCondition(self.job_id)
+
+    def arguments(self) -> dict[str, Any]:
+        return {"job_id": self.job_id}

@@ -71,6 +71,44 @@ def test_no_tolerance_fails_over_when_checkpoints_fail(job: SequenceJob) -> None
     assert "tolerable" in failure.message.lower()
 
 
+def _names(job: SequenceJob) -> list[str]:
+    """Of all failures so far."""
+    found = job.cluster.call(job.cluster.dispatcher.exception_history(job.job_id, 20))
+    return [f"{entry.failure.exception}: {entry.failure.message}" for entry in found.entries]
+
+
+def test_a_mount_that_is_missing_for_a_while_costs_nothing_with_default_options(job: SequenceJob) -> None:
+    """Checkpoints fail, the job restarts and finds no state: it comes back when the mount does, and nothing is left."""
+    options = {"execution.checkpointing.interval": "250 ms", "state.storage.fs.memory-threshold": "0"}
+    job.start(configuration=options)
+    job.running()
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    away = job.checkpoints.rename(job.checkpoints.with_name("away"))
+    job.checkpoints.mkdir()
+    job.cluster.wait_until(
+        lambda: any("StateUnavailableError" in name for name in _names(job)), "a restore without its files"
+    )
+    assert job.cluster.restarts(job.job_id) < 8
+    assert not list(job.checkpoints.iterdir())
+    job.checkpoints.rmdir()
+    away.rename(job.checkpoints)
+    job.cluster.wait_for_checkpoints(job.job_id, 2)
+    job.canceled()
+    job.assert_retained()
+    assert_sequence(job.out, cancelled=True)
+
+
+def test_a_job_that_fails_for_good_keeps_its_last_checkpoint_with_default_options(job: SequenceJob) -> None:
+    job.start(configuration={"execution.checkpointing.interval": "250 ms", "restart-strategy.type": "none"})
+    job.running()
+    job.cluster.wait_for_checkpoints(job.job_id, 2)
+    job.inject("map-raise")
+    job.cluster.wait_for_status(job.job_id, JobStatus.FAILED)
+    latest = job.cluster.call(job.cluster.dispatcher.checkpoint_statistics(job.job_id)).latest_completed
+    assert latest is not None
+    job.assert_retained(f"chk-{latest.id}")
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of one megabyte."""

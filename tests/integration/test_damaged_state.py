@@ -1,4 +1,4 @@
-"""State files that are damaged, missing or swapped: a restore refuses them by name and changes nothing."""
+"""State files that are damaged or swapped are refused by name, and nothing changes; missing ones are waited for."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ FILES = fast(
     state__storage__fs__memory_threshold="0",
     execution__checkpointing__externalized_checkpoint_retention="RETAIN_ON_CANCELLATION",
 )
+
+
+DEFAULTS = {"execution.checkpointing.interval": "250 ms", "state.storage.fs.memory-threshold": "0"}
+"""The restart strategy, retention and tolerance that a job has when nothing is said about them."""
 
 
 def _flip(file: Path) -> None:
@@ -54,7 +58,6 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "truncated": _truncate,
     "empty": lambda file: os.truncate(file, 0),
     "longer": _append,
-    "missing": Path.unlink,
     "swapped": _swap,
     "directory": _directory,
 }
@@ -111,7 +114,7 @@ def test_a_damaged_savepoint_is_refused_by_name_and_left_alone(
     before = _content(copy)
     job.start(configuration=FILES, savepoint=str(copy))
     _assert_refused(job, names)
-    assert int(job.cluster.call(job.cluster.dispatcher.job_metrics(job.job_id))["numRestarts"]) == 0
+    assert job.cluster.restarts(job.job_id) == 0
     assert _content(copy) == before
     assert not list(job.out.rglob("*.parquet"))
     assert bystander.cluster.status(bystander.job_id) is JobStatus.RUNNING
@@ -146,7 +149,42 @@ def test_the_same_savepoint_undamaged_restores(job: SequenceJob, savepoint: Path
     assert _content(savepoint) == before
 
 
-@pytest.mark.parametrize("damage", ["flipped", "missing"])
+def _assert_waits_for(job: SequenceJob, file: Path) -> None:
+    """The job names the file, does not give up, and goes on when it is there again."""
+    job.cluster.wait_until(lambda: job.cluster.restarts(job.job_id) >= 2, "two failed attempts")
+    failure = job.cluster.call(job.cluster.dispatcher.exception_history(job.job_id, 1)).entries[0].failure
+    assert "StateUnavailableError" in failure.exception
+    assert file.name in failure.message
+    assert not job.cluster.status(job.job_id).is_globally_terminal
+
+
+def test_a_file_of_a_savepoint_that_is_missing_is_waited_for(job: SequenceJob, savepoint: Path) -> None:
+    copy = job.directory / "copy"
+    shutil.copytree(savepoint, copy)
+    victim = _state_files(copy)[0]
+    aside = victim.rename(job.directory / "aside")
+    job.start(rows=3000, configuration=DEFAULTS, savepoint=str(copy))
+    _assert_waits_for(job, victim)
+    aside.rename(victim)
+    job.finished()
+
+
+def test_a_file_of_the_latest_checkpoint_that_is_missing_is_waited_for(job: SequenceJob) -> None:
+    job.start(rows=3000, configuration={**DEFAULTS, "execution.checkpointing.interval": "600 s"})
+    job.running()
+    job.cluster.call(job.cluster.dispatcher.trigger_checkpoint(job.job_id, CheckpointKind.CONFIGURED, None))
+    job.cluster.wait_until(lambda: job.cluster.completed_checkpoints(job.job_id) == 1, "the checkpoint")
+    (checkpoint,) = (job.checkpoints / job.job_id).glob("chk-*")
+    victim = _state_files(checkpoint)[-1]
+    aside = victim.rename(job.directory / "aside")
+    job.inject("map-raise")
+    _assert_waits_for(job, victim)
+    aside.rename(victim)
+    job.finished()
+    assert_sequence(job.out, 3000)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated"])
 def test_a_running_job_whose_latest_checkpoint_is_damaged_fails_by_name_and_keeps_it(
     job: SequenceJob, savepoint: Path, tmp_path: Path, damage: str
 ) -> None:

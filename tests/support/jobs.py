@@ -121,8 +121,7 @@ class SequenceJob:
         """Waits until that many restarts are over."""
 
         def over() -> bool:
-            done = int(self.cluster.call(self.cluster.dispatcher.job_metrics(self.job_id))["numRestarts"])
-            return done >= restarts and self._all_run()
+            return self.cluster.restarts(self.job_id) >= restarts and self._all_run()
 
         self.cluster.wait_until(over, f"{restarts} restarts")
 

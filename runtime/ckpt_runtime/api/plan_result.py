@@ -5,18 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct
+
 from ckpt_runtime.graph.job_graph import JobGraph
+from ckpt_runtime.graph.schema import decoded
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What to plan: see :func:`ckpt_runtime.api.entry_point.load_plan`."""
+    """What to plan: see :func:`ckpt_runtime.api.entry_point.load_plan`.
+
+    With ``archive``, a zip file, that is unpacked into ``archive_dir`` first.
+    """
 
     archive_dir: str
     entry: str
     args: tuple[str, ...]
     configuration: dict[str, str]
     defaults: dict[str, str] = field(default_factory=dict)
+    archive: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -25,17 +32,13 @@ class PlanRequest:
             "args": list(self.args),
             "configuration": self.configuration,
             "defaults": self.defaults,
+            "archive": self.archive,
         }
 
     @classmethod
-    def from_json(cls, document: dict[str, Any]) -> PlanRequest:
-        return cls(
-            document["archive_dir"],
-            document["entry"],
-            tuple(document["args"]),
-            dict(document["configuration"]),
-            dict(document["defaults"]),
-        )
+    def from_json(cls, text: bytes) -> PlanRequest:
+        """Raises :class:`DocumentError`."""
+        return decoded(text, cls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +74,17 @@ class PlanResult:
         }
 
     @classmethod
-    def from_json(cls, document: dict[str, Any]) -> PlanResult:
-        if "error" in document:
-            error = document["error"]
-            return cls(failure=PlanFailure(error["type"], error["message"], error["traceback"]))
-        return cls(
-            JobGraph.from_json(document["job_graph"]),
-            tuple(document["warnings"]),
-            own_configuration=dict(document["own_configuration"]),
-        )
+    def from_json(cls, text: bytes) -> PlanResult:
+        """Of JSON text that the author's code could have written. Raises :class:`DocumentError`."""
+        document = decoded(text, _Answer)
+        if document.error is not None:
+            return cls(failure=document.error)
+        graph = JobGraph.from_json(document.job_graph)
+        return cls(graph, document.warnings, own_configuration=document.own_configuration)
+
+
+class _Answer(Struct):
+    error: PlanFailure | None = None
+    job_graph: dict[str, Any] | None = None
+    warnings: tuple[str, ...] = ()
+    own_configuration: dict[str, str] = {}

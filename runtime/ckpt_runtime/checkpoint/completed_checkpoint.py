@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ckpt_runtime.checkpoint.documents import check_checkpoint
 from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
@@ -138,8 +139,9 @@ class CompletedCheckpoint:
     def from_json(cls, document: dict[str, Any], directory: str | None = None) -> CompletedCheckpoint:
         """``directory`` is where the metadata was found; it replaces the recorded one (snapshots can be moved).
 
-        Raises KeyError, TypeError or ValueError on a document of another shape.
+        Raises :class:`DocumentError` on a document of another shape.
         """
+        check_checkpoint(document)
         return cls(
             id=document["id"],
             job_id=document["job_id"],
@@ -149,9 +151,9 @@ class CompletedCheckpoint:
             properties=CheckpointProperties.from_json(document["properties"]),
             vertices=tuple(VertexDescriptor.from_json(vertex) for vertex in document["vertices"]),
             states={
-                (entry["vertex"], int(entry["subtask"])): SubtaskState.from_json(entry["state"])
+                (entry["vertex"], entry["subtask"]): SubtaskState.of_checked(entry["state"])
                 for entry in document["states"]
             },
-            finished=frozenset((vertex, int(subtask)) for vertex, subtask in document["finished"]),
+            finished=frozenset((vertex, subtask) for vertex, subtask in document["finished"]),
             edges=tuple(EdgeDescriptor.from_json(edge) for edge in document.get("edges", [])),
         )

@@ -38,7 +38,7 @@ class CheckpointConfiguration:
     max_concurrent: int = 1
     tolerable_failures: int = 0
     retained: int = 1
-    retention: CheckpointRetention = CheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS
+    retention: CheckpointRetention = CheckpointRetention.DELETE_ON_CANCELLATION
     unaligned_enabled: bool = False
     aligned_timeout_ms: int = 0
     max_inflight_data_bytes: int | None = None

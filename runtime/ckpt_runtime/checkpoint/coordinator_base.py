@@ -190,7 +190,8 @@ class CoordinatorBase:
             attempt_is_running=reporter is not None and self._executions.is_running(reporter),
         )
         if fails_job and self._state is CoordinatorState.RUNNING:
-            self._emit(out.FailJob(reason, message))
+            times = 0 if pending.request.properties.is_synchronous else self._failures.failed_jobs
+            self._emit(out.FailJob(reason, message, times))
         if pending.state is not PendingState.LOCATING:
             tasks = pending.plan.to_wait_for
             self._emit(out.NotifyAborted(pending.id, pending.timestamp, self._store.latest_id, tasks))

@@ -199,7 +199,7 @@ class TriggeringLayer(CoordinatorBase):
         self._stats.report_failed_without_id()
         self._fail_request(request.request_id, Reason.IO_EXCEPTION, message)
         if self._failures.on_failure(Reason.IO_EXCEPTION, request.properties):
-            self._emit(out.FailJob(Reason.IO_EXCEPTION, message))
+            self._emit(out.FailJob(Reason.IO_EXCEPTION, message, self._failures.failed_jobs))
         if request.final:
             self._retry_final_checkpoint(now)
 

@@ -203,10 +203,14 @@ class RestoreFailed:
 
 @dataclass(frozen=True, slots=True)
 class FailJob:
-    """More checkpoints failed than are tolerated, or a synchronous savepoint did."""
+    """More checkpoints failed than are tolerated, or a synchronous savepoint did.
+
+    ``times`` is how often they have been too many since one completed; 0 for a savepoint.
+    """
 
     reason: CheckpointFailureReason
     message: str
+    times: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,18 @@ from ckpt_runtime.checkpoint.properties import CheckpointProperties
 
 
 class CheckpointFailureManager:
-    """An id counts at most once, failures without an id always, ids up to the last success never; success resets."""
+    """An id counts at most once, failures without an id always, ids up to the last success never; success resets.
+
+    ``failed_jobs`` is how often they have been too many since the last success, over all deployments: the pause before
+    the next one grows with it.
+    """
 
     def __init__(self, tolerable_failures: int) -> None:
         self.tolerable_failures = tolerable_failures
         self._counted: set[int] = set()
         self._continuous = 0
         self._last_success = 0
+        self.failed_jobs = 0
 
     @property
     def continuous_failures(self) -> int:
@@ -22,6 +27,7 @@ class CheckpointFailureManager:
     def on_success(self, checkpoint_id: int) -> None:
         self._last_success = max(self._last_success, checkpoint_id)
         self._continuous = 0
+        self.failed_jobs = 0
         self._counted.clear()
 
     def on_restart(self) -> None:
@@ -54,6 +60,7 @@ class CheckpointFailureManager:
         if task_level and not attempt_is_running:
             return False
         self.on_restart()
+        self.failed_jobs += 1
         return True
 
     def _is_new(self, checkpoint_id: int | None) -> bool:

@@ -241,7 +241,8 @@ class SubtaskState:
         }
 
     @classmethod
-    def from_json(cls, document: dict[str, Any]) -> SubtaskState:
+    def of_checked(cls, document: dict[str, Any]) -> SubtaskState:
+        """Of a document that :mod:`ckpt_runtime.checkpoint.documents` has checked."""
         return cls(
             {uid: OperatorSubtaskState.from_json(state) for uid, state in document["operators"].items()},
             document["bytes"],

@@ -11,6 +11,7 @@ from ckpt_runtime.cli.framework import Cli, command
 from ckpt_runtime.cli.output import duration_text, size_text, time_text
 from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointConfig, CheckpointStatistics
 from ckpt_runtime.client.models import TERMINAL_STATES, ExceptionHistory, JobDetails
+from ckpt_runtime.client.stack_traces import telling_line
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Job id.", callback=values.job_id)]
 WaitTimeoutOption = Annotated[
@@ -118,7 +119,7 @@ def _checkpoint_text(checkpoint: Checkpoint) -> str:
 def _failure_lines(failures: ExceptionHistory) -> list[str]:
     return [
         f"Failure:     {time_text(entry.timestamp_ms)} {entry.task_name or ''} "
-        f"{(entry.stack_trace.strip().splitlines() or [entry.exception])[0]}"
+        f"{telling_line(entry.stack_trace) or entry.exception}"
         for entry in failures.entries[:1]
     ]
 

@@ -13,6 +13,7 @@ import typer
 from ckpt_runtime.cli.config_commands import add_config_commands
 from ckpt_runtime.cli.framework import TOKEN_VARIABLE, URL_VARIABLE, Settings
 from ckpt_runtime.cli.job_commands import add_job_commands
+from ckpt_runtime.cli.leftover_commands import add_leftover_commands
 from ckpt_runtime.cli.run_command import add_run_command
 from ckpt_runtime.cli.session_commands import add_session_commands
 from ckpt_runtime.cli.snapshot_commands import add_snapshot_commands
@@ -51,6 +52,7 @@ for add_commands in (
     add_job_commands,
     add_snapshot_commands,
     add_config_commands,
+    add_leftover_commands,
 ):
     add_commands(app)
 

@@ -13,9 +13,8 @@ from ckpt_runtime.cli import values
 from ckpt_runtime.cli.exit_codes import ExitCode
 from ckpt_runtime.cli.framework import Cli, command
 from ckpt_runtime.cli.output import size_text
-from ckpt_runtime.client import CkptClient
+from ckpt_runtime.client import CkptClient, requests
 from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
-from ckpt_runtime.client.errors import Unreachable
 from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails, RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.client.waiting import PollSchedule
@@ -91,14 +90,11 @@ def _watch(cli: Cli, client: CkptClient, job: str) -> JobDetails:
     schedule = PollSchedule(f"The end of job {job}", None, WATCH_INTERVAL_S)
     with cli.output.progress() as progress:
         while True:
-            try:
-                details, statistics = client.job_details(job), client.checkpoint_statistics(job)
-                schedule.reached()
-                progress.show(_progress_text(details, statistics, live=cli.output.decorated))
-                if details.state in TERMINAL_STATES:
-                    return details
-            except Unreachable as error:
-                schedule.not_reached(error)
+            details = client.execute(requests.job_details(job), patience_s=schedule.patience_s)
+            statistics = client.execute(requests.checkpoint_statistics(job), patience_s=schedule.patience_s)
+            progress.show(_progress_text(details, statistics, live=cli.output.decorated))
+            if details.state in TERMINAL_STATES:
+                return details
             time.sleep(schedule.next_delay())
 
 

@@ -15,11 +15,13 @@ from ckpt_runtime.client.errors import (
     Conflict,
     JobEnded,
     NotFound,
+    NotServed,
     OperationFailed,
     Unauthorized,
     UnexpectedAnswer,
     Unreachable,
     WaitTimeout,
+    is_passing,
 )
 
 if TYPE_CHECKING:
@@ -34,11 +36,13 @@ __all__ = [
     "Conflict",
     "JobEnded",
     "NotFound",
+    "NotServed",
     "OperationFailed",
     "Unauthorized",
     "UnexpectedAnswer",
     "Unreachable",
     "WaitTimeout",
+    "is_passing",
 ]
 
 

@@ -10,50 +10,40 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Generator
 from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
-from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception, stop_after_attempt
-from tenacity.wait import wait_random_exponential
+from tenacity import AsyncRetrying, Retrying
 
 from ckpt_runtime.client import requests
-from ckpt_runtime.client.errors import Unreachable
+from ckpt_runtime.client.errors import CkptClientError
 from ckpt_runtime.client.models import OperationStatus
 from ckpt_runtime.client.requests import Call, OperationKind
 from ckpt_runtime.client.transport import (
     DEFAULT_TIMEOUT_S,
     client_options,
-    is_retriable,
     normalise_url,
     read_answer,
     request_arguments,
     unreachable,
 )
-from ckpt_runtime.client.waiting import PollSchedule, arrived, settled
+from ckpt_runtime.client.waiting import (
+    DEFAULT_PATIENCE_S,
+    Attempts,
+    PollSchedule,
+    arrived,
+    retry_options,
+    settled,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+A = TypeVar("A")
 
-DEFAULT_ATTEMPTS = 4
 DEFAULT_POLL_INTERVAL_S = 1.0
-
-
-def _retry_options(attempts: int) -> dict[str, Any]:
-    return {
-        "stop": stop_after_attempt(attempts),
-        "wait": wait_random_exponential(multiplier=0.1, max=2.0),
-        "retry": retry_if_exception(is_retriable),
-        "retry_error_callback": _last_error,
-    }
-
-
-def _last_error(state: RetryCallState) -> Any:
-    """The last attempt's own exception instead of tenacity's."""
-    assert state.outcome is not None
-    return state.outcome.result()
 
 
 def _blocking(build: Callable[P, Call[T]]) -> Callable[Concatenate[CkptClient, P], T]:
@@ -76,7 +66,8 @@ class CkptClient:
     """Blocking client.
 
     ``url`` is ``host:port`` or a URL. ``verify`` is True, False, a CA file or an ``ssl.SSLContext``. ``timeout_s``
-    bounds each single request; ``attempts`` how often a repeatable one is sent. ``transport`` replaces the network.
+    bounds each single request; for ``patience_s`` it is repeated while the server is away (0: never repeated).
+    ``transport`` replaces the network.
     """
 
     def __init__(
@@ -86,12 +77,12 @@ class CkptClient:
         token: str | None = None,
         verify: bool | str | ssl.SSLContext = True,
         timeout_s: float = DEFAULT_TIMEOUT_S,
-        attempts: int = DEFAULT_ATTEMPTS,
+        patience_s: float = DEFAULT_PATIENCE_S,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.url = normalise_url(url)
         self._http = httpx.Client(**client_options(self.url, token, verify, timeout_s), transport=transport)
-        self._attempts = attempts
+        self.patience_s = patience_s
 
     def __enter__(self) -> Self:
         return self
@@ -103,11 +94,30 @@ class CkptClient:
         """Close the connections."""
         self._http.close()
 
-    def execute(self, call: Call[T]) -> T:
+    def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
         """Send one call of :mod:`ckpt_runtime.client.requests`. Raises the errors of ``client.errors``."""
-        attempts = self._attempts if call.repeatable else 1
-        answer: T = Retrying(**_retry_options(attempts))(self._send, call)
+        attempts = Attempts(call)
+        retrying = Retrying(**retry_options(self.patience_s if patience_s is None else patience_s))
+        answer: T = retrying(lambda: self.run(attempts.next()))
         return answer
+
+    def run(self, steps: Generator[Call[Any], Any, T], *, patience_s: float = 0.0) -> T:
+        """Carry out calls as a generator yields them, each for ``patience_s`` while the server is away.
+
+        Returns the generator's result.
+        """
+        try:
+            call = next(steps)
+            while True:
+                try:
+                    answer = self.execute(call, patience_s=patience_s) if patience_s > 0 else self._send(call)
+                except CkptClientError as error:
+                    call = steps.throw(error)
+                else:
+                    call = steps.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
     def _send(self, call: Call[T]) -> T:
         try:
@@ -159,7 +169,8 @@ class CkptClient:
     ) -> OperationStatus:
         """Poll until the operation is done. Raises :class:`OperationFailed`, :class:`WaitTimeout`."""
         schedule = PollSchedule(f"The {kind} operation {trigger_id}", timeout_s, poll_interval_s)
-        return self._wait(lambda: settled(self.operation_status(kind, trigger_id, job_id)), schedule)
+        call = requests.operation_status(kind, trigger_id, job_id)
+        return self._wait(call, settled, schedule)
 
     def wait_for_state(
         self,
@@ -171,16 +182,11 @@ class CkptClient:
     ) -> str:
         """Poll until the job is in one of ``states``. Raises :class:`JobEnded`, :class:`WaitTimeout`."""
         schedule = PollSchedule(f"Job {job_id} being {' or '.join(sorted(states))}", timeout_s, poll_interval_s)
-        return self._wait(lambda: arrived(job_id, self.job_status(job_id), states), schedule)
+        return self._wait(requests.job_status(job_id), lambda state: arrived(job_id, state, states), schedule)
 
-    def _wait(self, ask: Callable[[], T | None], schedule: PollSchedule) -> T:
+    def _wait(self, call: Call[A], judge: Callable[[A], T | None], schedule: PollSchedule) -> T:
         while True:
-            try:
-                found = ask()
-                schedule.reached()
-            except Unreachable as error:
-                schedule.not_reached(error)
-                found = None
+            found = judge(self.execute(call, patience_s=schedule.patience_s))
             if found is not None:
                 return found
             time.sleep(schedule.next_delay())
@@ -196,12 +202,12 @@ class AsyncCkptClient:
         token: str | None = None,
         verify: bool | str | ssl.SSLContext = True,
         timeout_s: float = DEFAULT_TIMEOUT_S,
-        attempts: int = DEFAULT_ATTEMPTS,
+        patience_s: float = DEFAULT_PATIENCE_S,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.url = normalise_url(url)
         self._http = httpx.AsyncClient(**client_options(self.url, token, verify, timeout_s), transport=transport)
-        self._attempts = attempts
+        self.patience_s = patience_s
 
     async def __aenter__(self) -> Self:
         return self
@@ -215,11 +221,31 @@ class AsyncCkptClient:
         """Close the connections."""
         await self._http.aclose()
 
-    async def execute(self, call: Call[T]) -> T:
+    async def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
         """Send one call of :mod:`ckpt_runtime.client.requests`. Raises the errors of ``client.errors``."""
-        attempts = self._attempts if call.repeatable else 1
-        answer: T = await AsyncRetrying(**_retry_options(attempts))(self._send, call)
+        attempts = Attempts(call)
+        retrying = AsyncRetrying(**retry_options(self.patience_s if patience_s is None else patience_s))
+
+        async def attempt() -> T:
+            return await self.run(attempts.next())
+
+        answer: T = await retrying(attempt)
         return answer
+
+    async def run(self, steps: Generator[Call[Any], Any, T]) -> T:
+        """Carry out calls, each once, as a generator yields them; returns its result."""
+        try:
+            call = next(steps)
+            while True:
+                try:
+                    answer = await self._send(call)
+                except CkptClientError as error:
+                    call = steps.throw(error)
+                else:
+                    call = steps.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
     async def _send(self, call: Call[T]) -> T:
         try:
@@ -271,11 +297,8 @@ class AsyncCkptClient:
     ) -> OperationStatus:
         """Poll until the operation is done. Raises :class:`OperationFailed`, :class:`WaitTimeout`."""
         schedule = PollSchedule(f"The {kind} operation {trigger_id}", timeout_s, poll_interval_s)
-
-        async def ask() -> OperationStatus | None:
-            return settled(await self.operation_status(kind, trigger_id, job_id))
-
-        return await self._wait(ask, schedule)
+        call = requests.operation_status(kind, trigger_id, job_id)
+        return await self._wait(call, settled, schedule)
 
     async def wait_for_state(
         self,
@@ -287,20 +310,11 @@ class AsyncCkptClient:
     ) -> str:
         """Poll until the job is in one of ``states``. Raises :class:`JobEnded`, :class:`WaitTimeout`."""
         schedule = PollSchedule(f"Job {job_id} being {' or '.join(sorted(states))}", timeout_s, poll_interval_s)
+        return await self._wait(requests.job_status(job_id), lambda state: arrived(job_id, state, states), schedule)
 
-        async def ask() -> str | None:
-            return arrived(job_id, await self.job_status(job_id), states)
-
-        return await self._wait(ask, schedule)
-
-    async def _wait(self, ask: Callable[[], Awaitable[T | None]], schedule: PollSchedule) -> T:
+    async def _wait(self, call: Call[A], judge: Callable[[A], T | None], schedule: PollSchedule) -> T:
         while True:
-            try:
-                found = await ask()
-                schedule.reached()
-            except Unreachable as error:
-                schedule.not_reached(error)
-                found = None
+            found = judge(await self.execute(call, patience_s=schedule.patience_s))
             if found is not None:
                 return found
             await asyncio.sleep(schedule.next_delay())

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ckpt_runtime.client.stack_traces import telling_line
+
+UNKNOWN_JOB = "FlinkJobNotFoundException"
+"""What Flink names in answers with status 500, and in failed operations, when there is no such job."""
+
 
 class CkptClientError(Exception):
     """Base of everything that the client raises on purpose."""
 
 
 class Unreachable(CkptClientError):
-    """No answer: connection refused, reset, timed out, name unknown. Whether the request arrived is not known."""
+    """No answer: connection refused, reset, timed out, name unknown.
 
-    def __init__(self, url: str, reason: str) -> None:
+    ``sent``: the request may have arrived; without a connection it has not.
+    """
+
+    def __init__(self, url: str, reason: str, *, sent: bool = True) -> None:
         super().__init__(f"{url} cannot be reached: {reason}")
         self.url = url
         self.reason = reason
+        self.sent = sent
 
 
 class CkptApiError(CkptClientError):
-    """An answer with an error status. ``errors`` are the server's lines."""
+    """An answer with an error status. ``errors`` are the server's texts; the message is what they come down to."""
 
     def __init__(self, status: int, errors: Sequence[str]) -> None:
-        super().__init__("; ".join(errors) or f"HTTP status {status}")
+        lines = [line for line in map(telling_line, errors) if line]
+        telling = [line for line in lines if line != "Internal server error."]
+        super().__init__("; ".join(telling or lines) or f"HTTP status {status}")
         self.status = status
         self.errors = tuple(errors)
 
@@ -37,6 +48,10 @@ class Unauthorized(CkptApiError):
 
 class NotFound(CkptApiError):
     """404: no such job, checkpoint, operation or path."""
+
+
+class NotServed(CkptApiError):
+    """The server has no such call at all: Flink for what is this project's own, or an earlier version."""
 
 
 class Conflict(CkptApiError):
@@ -77,8 +92,26 @@ def error_for(status: int, errors: Sequence[str]) -> CkptApiError:
     """The exception for an error status."""
     if status in (401, 403):
         return Unauthorized(status, errors)
-    if status == 404:
+    if status == 404 or (status >= 500 and any(UNKNOWN_JOB in telling_line(error) for error in errors)):
         return NotFound(status, errors)
     if status == 409:
         return Conflict(status, errors)
     return BadRequest(status, errors) if 400 <= status < 500 else CkptApiError(status, errors)
+
+
+_PASSING_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
+_UNKNOWN_OUTCOMES = frozenset({408, 502, 504})
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same request may succeed later: no answer, overload, a driver that starts or does not lead."""
+    if isinstance(error, CkptApiError):
+        return error.status in _PASSING_STATUSES
+    return isinstance(error, Unreachable)
+
+
+def is_outcome_unknown(error: BaseException) -> bool:
+    """Whether the request may have been carried out although there is no answer of the job manager's."""
+    if isinstance(error, CkptApiError):
+        return error.status in _UNKNOWN_OUTCOMES
+    return isinstance(error, Unreachable) and error.sent

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckpt_runtime.client.stack_traces import root_message
+
 Json = Mapping[str, Any]
 
 TERMINAL_STATES = frozenset({"FINISHED", "CANCELED", "FAILED"})
@@ -228,16 +230,7 @@ class RemoteFailure:
     @classmethod
     def from_json(cls, document: Json) -> RemoteFailure:
         exception, trace = document["class"], document["stack-trace"]
-        return cls(exception, first_line(exception, trace), trace)
-
-
-def first_line(exception: str, stack_trace: str) -> str:
-    """The message of the innermost ``Caused by``, else of the first line, without the class name."""
-    lines = stack_trace.strip().splitlines() or [exception]
-    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    line = causes[-1] if causes else lines[0]
-    name, separator, message = line.partition(": ")
-    return message if separator and " " not in name else line
+        return cls(exception, root_message(exception, trace), trace)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """The table of requests: one function per call of the REST API, giving a :class:`Call` that either client executes.
 
 A call that starts something carries an id chosen here when the caller gives none, so that the server can tell a
-repeated request from a second one; every call but an upload may therefore be repeated after a lost answer.
+repeated request from a second one; every call may therefore be repeated after a lost answer. (An upload has the hash of
+its content for an id; Flink keeps the second one as another file.)
 """
 
 from __future__ import annotations
@@ -49,7 +50,12 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T_co]):
-    """One request and how to read its answer. ``repeatable`` calls may be sent again when no answer came."""
+    """One request and how to read its answer.
+
+    ``lookup`` is asked before the call is repeated after a lost answer, where a server may refuse what it has done
+    already: its answer is the call's, and "not found" means that the request never arrived. ``feature`` names what a
+    server that does not know the call lacks.
+    """
 
     method: str
     path: str
@@ -57,7 +63,11 @@ class Call(Generic[T_co]):
     body: Mapping[str, Any] | None = None
     query: Mapping[str, str] = field(default_factory=dict)
     upload: Upload | None = None
-    repeatable: bool = True
+    lookup: Call[Any] | None = None
+    feature: str | None = None
+
+
+_FLIP_571 = "FLIP-571, changes of a running job's checkpoint configuration"
 
 
 def new_id() -> str:
@@ -103,11 +113,9 @@ def shutdown_cluster() -> Call[None]:
 
 
 def upload_pipeline(filename: str, content: bytes) -> Call[str]:
-    """Upload a ``.py`` or ``.zip``; gives its id. A repeated upload is a second one, so it is never repeated."""
+    """Upload a ``.py`` or ``.zip``; gives its id."""
     upload = Upload("jarfile", filename, content)
-    return Call(
-        "POST", "/jars/upload", lambda document: _last_segment(document["filename"]), upload=upload, repeatable=False
-    )
+    return Call("POST", "/jars/upload", lambda document: _last_segment(document["filename"]), upload=upload)
 
 
 def _last_segment(path: str) -> str:
@@ -126,12 +134,12 @@ def delete_pipeline(pipeline_id: str) -> Call[None]:
 
 def run_pipeline(pipeline_id: str, options: RunOptions | None = None, *, job_id: str | None = None) -> Call[str]:
     """Start a job of an uploaded pipeline; gives its id. The same ``job_id`` again gives the same job."""
-    chosen = options or RunOptions()
+    chosen, job_id = options or RunOptions(), job_id or new_id()
     body: dict[str, Any] = {
         "programArgsList": list(chosen.arguments),
         "flinkConfiguration": dict(chosen.configuration),
         "allowNonRestoredState": chosen.allow_non_restored_state,
-        "jobId": job_id or new_id(),
+        "jobId": job_id,
     }
     if chosen.entry_point is not None:
         body["entryClass"] = chosen.entry_point
@@ -139,7 +147,9 @@ def run_pipeline(pipeline_id: str, options: RunOptions | None = None, *, job_id:
         body["parallelism"] = chosen.parallelism
     if chosen.savepoint_path is not None:
         body |= {"savepointPath": chosen.savepoint_path, "claimMode": chosen.claim_mode}
-    return Call("POST", f"/jars/{_segment(pipeline_id)}/run", lambda document: str(document["jobid"]), body=body)
+    path = f"/jars/{_segment(pipeline_id)}/run"
+    started = Call("GET", _job(job_id), lambda document: str(document["jid"]))
+    return Call("POST", path, lambda document: str(document["jobid"]), body=body, lookup=started)
 
 
 def list_jobs() -> Call[tuple[JobLine, ...]]:
@@ -232,12 +242,13 @@ def checkpoint_config(job_id: str) -> Call[CheckpointConfig]:
 def patch_checkpoint_config(job_id: str, patch: CheckpointConfigPatch) -> Call[CheckpointConfig]:
     """Change the checkpoint configuration of a running job (FLIP-571); gives what holds then."""
     path = _job(job_id, "/checkpoints/configuration")
-    return Call("PATCH", path, CheckpointConfig.from_json, body=patch.to_json())
+    return Call("PATCH", path, CheckpointConfig.from_json, body=patch.to_json(), feature=_FLIP_571)
 
 
 def reset_checkpoint_config(job_id: str) -> Call[CheckpointConfig]:
     """Return to the submitted checkpoint configuration."""
-    return Call("DELETE", _job(job_id, "/checkpoints/configuration"), CheckpointConfig.from_json)
+    path = _job(job_id, "/checkpoints/configuration")
+    return Call("DELETE", path, CheckpointConfig.from_json, feature=_FLIP_571)
 
 
 def trigger_checkpoint(job_id: str, *, full: bool = False, trigger_id: str | None = None) -> Call[str]:

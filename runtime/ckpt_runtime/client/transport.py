@@ -14,13 +14,12 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from ckpt_runtime.client.errors import CkptApiError, CkptClientError, UnexpectedAnswer, Unreachable, error_for
+from ckpt_runtime.client.errors import CkptClientError, NotServed, UnexpectedAnswer, Unreachable, error_for
 from ckpt_runtime.client.requests import Call
 
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S = 30.0
-RETRIED_STATUSES = frozenset({502, 503, 504})
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _MAX_ECHOED_CHARS = 300
 
@@ -98,7 +97,10 @@ def request_arguments(call: Call[Any]) -> dict[str, Any]:
 def read_answer(call: Call[T], response: httpx.Response) -> T:
     """The parsed answer. Raises a :class:`CkptApiError` for an error status or a foreign document."""
     if response.status_code >= 300:
-        raise error_for(response.status_code, _error_lines(response))
+        lines = _error_lines(response)
+        if response.status_code == 404 and lines == [f"Not found: {call.path}"]:
+            raise _not_served(call)
+        raise error_for(response.status_code, lines)
     try:
         document = json.loads(response.content) if response.content else {}
         return call.parse(document)
@@ -107,6 +109,11 @@ def read_answer(call: Call[T], response: httpx.Response) -> T:
             response.status_code,
             [f"{call.method} {call.path}: the answer is not what this call returns ({type(error).__name__}: {error})"],
         ) from error
+
+
+def _not_served(call: Call[Any]) -> NotServed:
+    lacking = "" if call.feature is None else f": it lacks {call.feature}"
+    return NotServed(404, [f"this server does not serve {call.method} {call.path}{lacking}"])
 
 
 def _error_lines(response: httpx.Response) -> list[str]:
@@ -123,11 +130,5 @@ def _error_lines(response: httpx.Response) -> list[str]:
 
 def unreachable(url: str, error: httpx.TransportError) -> Unreachable:
     """The client's own exception for one of ``httpx``'s."""
-    return Unreachable(url, str(error) or type(error).__name__)
-
-
-def is_retriable(error: BaseException) -> bool:
-    """No answer, or one which says that the server cannot answer now."""
-    if isinstance(error, CkptApiError):
-        return error.status in RETRIED_STATUSES
-    return isinstance(error, Unreachable)
+    unsent = isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout))
+    return Unreachable(url, str(error) or type(error).__name__, sent=not unsent)

@@ -132,8 +132,9 @@ class CheckpointingOptions:
     EXTERNALIZED_RETENTION = ConfigOption(
         "execution.checkpointing.externalized-checkpoint-retention",
         EnumType(ExternalizedCheckpointRetention),
-        ExternalizedCheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS,
-        "What becomes of the retained checkpoints when the job is cancelled or fails.",
+        ExternalizedCheckpointRetention.DELETE_ON_CANCELLATION,
+        "What becomes of the retained checkpoints when the job is cancelled or fails. Unlike in Flink, the default "
+        "keeps them when it fails.",
     )
     CHECKPOINTS_AFTER_TASKS_FINISH = ConfigOption(
         "execution.checkpointing.checkpoints-after-tasks-finish",

@@ -153,3 +153,28 @@ class JobManagerOptions:
         _CLUSTER,
         _NEVER,
     )
+    STORAGE_TIMEOUT = ConfigOption(
+        "jobmanager.storage.timeout",
+        DurationType(1),
+        60_000,
+        "How long the driver waits for one call to storage; a checkpoint or request whose call takes longer fails. "
+        "Deletions may take ten times as long.",
+        _CLUSTER,
+        _NEVER,
+    )
+    PLANNING_TIMEOUT = ConfigOption(
+        "jobmanager.planning.timeout",
+        DurationType(1),
+        120_000,
+        "How long the process that runs a pipeline function may take, and the processor time that it may use.",
+        _CLUSTER,
+        _NEVER,
+    )
+    PLANNING_MEMORY = ConfigOption(
+        "jobmanager.planning.memory",
+        MemorySizeType(minimum_bytes=64 << 20, maximum_bytes=1 << 40),
+        2 << 30,
+        "Memory (address space) that the process which runs a pipeline function may use beside the engine's modules.",
+        _CLUSTER,
+        _NEVER,
+    )

@@ -2,8 +2,9 @@
 
 A checkpoint is what a micro-batch is in Spark: ``write`` is called once per subtask and checkpoint with the rows in
 between, its message goes to the committer in front of the barrier, and ``commit(messages, batchId=checkpoint id)``
-follows the completion. A commit may be repeated after a failure with the same id and messages, as in Spark; ``abort``
-is never called, because a checkpoint that looks aborted may be covered by a later one.
+follows the completion. A commit may be repeated after a failure with the same id and messages, as in Spark.
+``abort(messages, batchId)`` is called when the committer closes, for messages that no snapshot can cover any more: not
+at an aborted checkpoint, which a later one covers, and not while the fate of a checkpoint is unknown.
 """
 
 from __future__ import annotations
@@ -152,11 +153,14 @@ class CommitterOperator(Operator):
         self._options = spec.options
         self._schema = spec.schema
         self._messages: dict[int, list[tuple[int, str | None]]] = {}
+        self._taken: set[int] = set()
+        """Snapshots that may be restored from, as far as it is known here."""
 
     def open(self, context: OperatorContext, output: Output) -> None:
         """Commits what the restored snapshot covers, again if need be."""
         super().open(context, output)
         identify_thread(context.subtask_index, context.parallelism, context.attempt)
+        self._taken = {context.restored_checkpoint_id or 0}
         for item in context.operator_state.restored(_MESSAGES):
             messages = [(int(subtask), message) for subtask, message in item["messages"]]
             self._messages[int(item["checkpoint"])] = messages
@@ -175,16 +179,39 @@ class CommitterOperator(Operator):
             for known, messages in sorted(self._messages.items())
         ]
         self.context.operator_state.put(_MESSAGES, items)
+        self._taken.add(checkpoint_id)
 
     def notify_complete(self, checkpoint_id: int) -> None:
         self._commit_up_to(checkpoint_id)
 
+    def notify_aborted(self, checkpoint_id: int) -> None:
+        """Its messages wait for a later checkpoint."""
+        self._taken.discard(checkpoint_id)
+
+    def close(self) -> None:
+        """Aborts what nobody can restore, in order of the checkpoints; past errors, and raises the first one then."""
+        errors: list[Exception] = []
+        covered = max(self._taken, default=0)
+        for known in sorted(known for known in self._messages if known > covered):
+            try:
+                self._writer().abort(self._decoded(known), known)
+            except Exception as error:
+                errors.append(error)
+        self._messages.clear()
+        if errors:
+            raise errors[0]
+
     def _commit_up_to(self, checkpoint_id: int) -> None:
         """In order of the checkpoints; a failure leaves it and the later ones to be committed after the restore."""
         for known in sorted(known for known in self._messages if known <= checkpoint_id):
-            messages = [decode_message(text, self._source) for _, text in sorted(self._messages[known], key=_subtask)]
-            _new_writer(self._source, self._options, self._schema).commit(messages, known)
+            self._writer().commit(self._decoded(known), known)
             del self._messages[known]
+
+    def _decoded(self, checkpoint_id: int) -> list[Any]:
+        return [decode_message(text, self._source) for _, text in sorted(self._messages[checkpoint_id], key=_subtask)]
+
+    def _writer(self) -> Any:
+        return _new_writer(self._source, self._options, self._schema)
 
 
 def _subtask(entry: tuple[int, str | None]) -> int:

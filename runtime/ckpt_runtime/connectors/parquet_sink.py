@@ -4,8 +4,9 @@ Rows go to a hidden file. A snapshot closes it and renames it to a hidden pendin
 renames that to its visible name. An abort changes nothing: the next checkpoint covers the file. The pending files are
 list state, dealt to the subtasks of a restore, whatever their number; each commits its own and all together cover the
 snapshot. (Union state would give each all names, but then no checkpoint can be taken while some subtasks have ended.)
-Files that an earlier attempt left behind and the snapshot does not cover are told by their names and deleted. Never
-touches files of another job or of another sink.
+Files that an earlier attempt left behind and the snapshot does not cover are told by their names and deleted, and so
+are those of jobs that had the same sink before this one and have ended. Never touches files of another sink or of a job
+that may be alive. The end of the job is the driver's affair (``jobmaster/sink_clean_up.py``).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ckpt_runtime.checkpoint.sink_state import PENDING, SINK_ID, SinkLineage
 from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
 from ckpt_runtime.connectors.part_directory import CommitError, PartDirectory, sync_and_close
 from ckpt_runtime.connectors.part_names import PartName, owner_of, parse_hidden
@@ -25,7 +27,6 @@ from ckpt_runtime.graph.formats import sink_options
 from ckpt_runtime.graph.specs import SinkSpec
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
 
-_PENDING = "pending"
 _ROW_GROUP_ROWS = 131_072
 _LOG = logging.getLogger(__name__)
 
@@ -106,9 +107,12 @@ class ParquetSink(Operator):
     def open(self, context: OperatorContext, output: Output) -> None:
         """Commits what the restored snapshot covers, and removes what it does not."""
         super().open(context, output)
-        self._owner = owner_of(context.job_id, context.uid)
+        if context.sink is None:
+            raise ValueError(f"sink {context.uid!r} was deployed without its id")
+        self._lineage: SinkLineage = context.sink
+        self._owner = owner_of(context.job_id, context.uid, self._lineage.sink_id)
         self._directory.create()
-        restored = [_Pending.from_json(item) for item in context.operator_state.restored(_PENDING)]
+        restored = [_Pending.from_json(item) for item in context.operator_state.restored(PENDING)]
         self._commit(restored, "restored")
         self._delete_leftovers()
 
@@ -133,7 +137,8 @@ class ParquetSink(Operator):
             self._pending.append(_Pending(self._directory.url, part))
         self._closed = []
         items = [pending.to_json() for pending in self._pending]
-        self.context.operator_state.put(_PENDING, items, OperatorStateMode.SPLIT)
+        self.context.operator_state.put(PENDING, items, OperatorStateMode.SPLIT)
+        self.context.operator_state.put(SINK_ID, [self._lineage.sink_id], OperatorStateMode.SPLIT)
 
     def notify_complete(self, checkpoint_id: int) -> None:
         covered = [pending for pending in self._pending if (pending.part.checkpoint or 0) <= checkpoint_id]
@@ -193,13 +198,16 @@ class ParquetSink(Operator):
             )
 
     def _delete_leftovers(self) -> None:
-        """What earlier attempts of this sink left: each subtask takes a share, by the number of the writer."""
-        restored_id = self.context.restored_checkpoint_id
-        for part in self._directory.hidden_parts(self._owner):
-            mine = part.subtask % self.context.parallelism == self.context.subtask_index
-            if not mine or part.attempt >= self.context.attempt:
+        """What earlier writers of this sink left: each subtask takes a share, by the number of the writer."""
+        restored = self.context.restored_checkpoint_id or 0
+        covered = max(restored, self._lineage.savepoint_id)
+        former = [owner_of(job_id, self.context.uid, self._lineage.sink_id) for job_id in self._lineage.ended_jobs]
+        for part in self._directory.hidden_parts():
+            if part.subtask % self.context.parallelism != self.context.subtask_index:
                 continue
-            if part.checkpoint is None:
-                self._directory.delete(part.in_progress)
-            elif restored_id is None or part.checkpoint > restored_id:
-                self._directory.delete(part.pending)
+            if part.owner == self._owner:
+                left = part.attempt < self.context.attempt and (part.checkpoint or covered + 1) > covered
+            else:
+                left = part.owner in former and (part.checkpoint or restored + 1) > restored
+            if left:
+                self._directory.delete(part.hidden)

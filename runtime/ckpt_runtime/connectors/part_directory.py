@@ -54,10 +54,10 @@ class PartDirectory:
         """Deletes one file; no error when it is gone."""
         delete_file(self.location.child(name))
 
-    def hidden_parts(self, owner: str) -> list[PartName]:
-        """The in-progress and pending files of one sink, in name order."""
+    def hidden_parts(self) -> list[PartName]:
+        """The in-progress and pending files of all sinks, in name order."""
         parts = (parse_hidden(name) for name in list_names(self.location))
-        return [part for part in parts if part is not None and part.owner == owner]
+        return [part for part in parts if part is not None]
 
     def _rename(self, source: str, target: str) -> None:
         old, new = self.location.child(source), self.location.child(target)

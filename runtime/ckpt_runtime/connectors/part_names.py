@@ -1,11 +1,13 @@
 """Names of a transactional sink's files. They alone tell who wrote a file, for which checkpoint, and how far it got.
 
 A file is *in progress* (hidden), then *pending* for one checkpoint (hidden), then *visible*. Pure: no file is touched.
+
+Its owner is one sink of one job. The sink's id outlives the job: whoever resumes from a snapshot has the same one, and
+so finds what the jobs before it left. The job's id keeps jobs apart that were resumed from the same snapshot.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass
 
@@ -13,15 +15,14 @@ _SLUG_LENGTH = 40
 _PENDING = ".pending"
 _IN_PROGRESS = ".inprogress"
 _NAME = re.compile(
-    r"\.?part-(?P<owner>[A-Za-z0-9_]+-[A-Za-z0-9_]+-[0-9a-f]{8})-s(?P<subtask>\d+)-a(?P<attempt>\d+)"
+    r"\.?part-(?P<owner>[A-Za-z0-9_]+-[A-Za-z0-9_]+-[0-9a-f]{8,16})-s(?P<subtask>\d+)-a(?P<attempt>\d+)"
     r"-n(?P<sequence>\d+)-(?P<token>[0-9a-f]{8})(?:-c(?P<checkpoint>\d+))?\.parquet(?P<stage>\.pending|\.inprogress)?"
 )
 
 
-def owner_of(job_id: str, uid: str) -> str:
-    """What all files of one sink of one job begin with: readable, and unique through a digest of both ids."""
-    digest = hashlib.sha256(f"{job_id}\0{uid}".encode()).hexdigest()[:8]
-    return f"{_slug(job_id)}-{_slug(uid)}-{digest}"
+def owner_of(job_id: str, uid: str, sink_id: str) -> str:
+    """What all files of one sink of one job begin with. ``sink_id`` is in hexadecimal digits."""
+    return f"{_slug(job_id)}-{_slug(uid)}-{sink_id}"
 
 
 def _slug(text: str) -> str:
@@ -38,6 +39,25 @@ class PartName:
     sequence: int
     token: str
     checkpoint: int | None = None
+
+    @property
+    def job_id(self) -> str:
+        """Of the job that wrote it, if that is an id as the engine gives them."""
+        return self.owner.split("-")[0]
+
+    @property
+    def sink_id(self) -> str:
+        return self.owner.split("-")[2]
+
+    @property
+    def uid(self) -> str:
+        """The sink's uid, with ``_`` for what is neither a letter nor a digit."""
+        return self.owner.split("-")[1]
+
+    @property
+    def hidden(self) -> str:
+        """The name that it has before its commit: pending if it belongs to a checkpoint."""
+        return self.in_progress if self.checkpoint is None else self.pending
 
     @property
     def in_progress(self) -> str:

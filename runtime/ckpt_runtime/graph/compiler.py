@@ -339,4 +339,5 @@ def _operator_node(operator: _Operator) -> OperatorNode:
         stateful=node.stateful,
         uid_given=operator.uid_given,
         user_code=node.user_code,
+        output_directory=node.spec.output_directory if isinstance(node.spec, SinkSpec) else None,
     )

@@ -13,6 +13,10 @@ from enum import StrEnum
 from typing import Any
 
 from ckpt_runtime.graph.key_groups import DEFAULT_MAX_PARALLELISM
+from ckpt_runtime.graph.schema import DocumentError, Parallelism, checked
+
+MAX_SUBTASKS = 100_000
+"""Of one job. The driver keeps all of them in memory."""
 
 
 class Partitioning(StrEnum):
@@ -29,7 +33,10 @@ _ALIGNED_ONLY = ("range_reader", "committer")
 
 @dataclass(frozen=True, slots=True)
 class OperatorNode:
-    """One operator of a chain. ``uid`` is what its state is kept under; ``uid_given`` is false when it was derived."""
+    """One operator of a chain. ``uid`` is what its state is kept under; ``uid_given`` is false when it was derived.
+
+    ``output_directory`` is where a transactional sink hides files until their commit, None for all others.
+    """
 
     uid: str
     name: str
@@ -37,6 +44,7 @@ class OperatorNode:
     stateful: bool = False
     uid_given: bool = True
     user_code: bool = False
+    output_directory: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +53,8 @@ class JobVertex:
 
     id: str
     operators: tuple[OperatorNode, ...]
-    parallelism: int
-    max_parallelism: int = DEFAULT_MAX_PARALLELISM
+    parallelism: Parallelism
+    max_parallelism: Parallelism = DEFAULT_MAX_PARALLELISM
 
     @property
     def name(self) -> str:
@@ -79,6 +87,12 @@ class JobGraph:
     def vertex(self, vertex_id: str) -> JobVertex:
         return next(vertex for vertex in self.vertices if vertex.id == vertex_id)
 
+    @property
+    def output_directories(self) -> dict[str, str]:
+        """Those of the transactional sinks, by operator uid."""
+        nodes = (node for vertex in self.vertices for node in vertex.operators)
+        return {node.uid: node.output_directory for node in nodes if node.output_directory is not None}
+
     def inputs(self, vertex_id: str) -> list[JobEdge]:
         return [edge for edge in self.edges if edge.target == vertex_id]
 
@@ -109,29 +123,19 @@ class JobGraph:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, document: dict[str, Any]) -> JobGraph:
-        return cls(
-            name=document["name"],
-            vertices=tuple(
-                JobVertex(
-                    id=vertex["id"],
-                    operators=tuple(OperatorNode(**operator) for operator in vertex["operators"]),
-                    parallelism=vertex["parallelism"],
-                    max_parallelism=vertex["max_parallelism"],
-                )
-                for vertex in document["vertices"]
-            ),
-            edges=tuple(
-                JobEdge(
-                    source=edge["source"],
-                    target=edge["target"],
-                    partitioning=Partitioning(edge["partitioning"]),
-                    keys=tuple(edge["keys"]),
-                )
-                for edge in document["edges"]
-            ),
-            configuration=dict(document["configuration"]),
-        )
+    def from_json(cls, document: object) -> JobGraph:
+        """Raises :class:`DocumentError` for another shape, and for parts that do not fit together."""
+        graph = checked(document, cls)
+        ids = [vertex.id for vertex in graph.vertices]
+        if not ids or len(set(ids)) != len(ids):
+            raise DocumentError("the ids of a graph's vertices have to be distinct, and there is at least one vertex")
+        if (subtasks := sum(vertex.parallelism for vertex in graph.vertices)) > MAX_SUBTASKS:
+            raise DocumentError(f"the graph has {subtasks} subtasks; at most {MAX_SUBTASKS} are allowed")
+        if any(not vertex.operators for vertex in graph.vertices):
+            raise DocumentError("a vertex of the graph has no operator")
+        if any(end not in ids for edge in graph.edges for end in (edge.source, edge.target)):
+            raise DocumentError("an edge of the graph leads to a vertex that there is not")
+        return graph
 
 
 def vertex_id_of(uid: str) -> str:

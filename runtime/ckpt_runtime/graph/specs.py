@@ -131,6 +131,11 @@ class SinkSpec:
     format: str | type
     options: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def output_directory(self) -> str | None:
+        """Where it hides files until their commit; None for a sink that does not."""
+        return self.options["path"] if self.format == "parquet" else None
+
 
 @dataclass(frozen=True, slots=True)
 class CommitterSpec:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Set
 from concurrent.futures import Executor
@@ -24,11 +25,13 @@ from ckpt_runtime.checkpoint.effects import Effect
 from ckpt_runtime.checkpoint.events import CoordinatorEvent, TimerId
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.properties import CheckpointOptions
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.shared_state_registry import is_shared
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
+from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.job_record import JobRecord
-from ckpt_runtime.jobmaster.snapshot_clean_up import clean_up_job, delete_file_of, delete_location, delete_shared_file
+from ckpt_runtime.jobmaster.sink_clean_up import SinkOutput, clean_up_sinks
+from ckpt_runtime.jobmaster.snapshot_clean_up import JobCleanUp, delete_file_of, delete_location, delete_shared_file
 from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
 from ckpt_runtime.jobmaster.snapshot_leftovers import find_leftovers, find_unused_shared_files
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -45,8 +48,9 @@ from ckpt_runtime.storage.errors import (
     InvalidLocationError,
     NotFoundError,
     StorageError,
+    StorageTimeoutError,
 )
-from ckpt_runtime.storage.filesystem import resolve
+from ckpt_runtime.storage.filesystem import check_directory, delete_empty_directory, resolve
 from ckpt_runtime.storage.leader_store import NotLeaderError
 from ckpt_runtime.storage.snapshot_metadata import has_metadata, write_metadata
 
@@ -72,6 +76,29 @@ class CheckpointListener(Protocol):
         """RequestCompleted, RequestFailed, RestoreFrom, RestoreFailed, FailJob or ShutdownComplete."""
 
 
+class _StorageCall:
+    """A call for one checkpoint, and how to answer when it was not begun or has not come back in time."""
+
+    def __init__(
+        self,
+        checkpoint_id: int,
+        failed: Callable[[int, str], CoordinatorEvent],
+        unknown: Callable[[int, str], CoordinatorEvent],
+    ) -> None:
+        self.checkpoint_id = checkpoint_id
+        self.failed = failed
+        self.unknown = unknown
+        self.abandoned = threading.Event()
+        self.returned = threading.Event()
+
+    def run(self, call: Callable[[], CoordinatorEvent]) -> CoordinatorEvent:
+        """In a pool thread."""
+        try:
+            return call()
+        finally:
+            self.returned.set()
+
+
 def present_instant() -> Instant:
     """Now, on the monotonic and on the wall clock."""
     return Instant(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)
@@ -91,7 +118,7 @@ class CheckpointShell:
         storage: CheckpointStorage,
         record: JobRecord,
         listener: CheckpointListener,
-        pool: Executor,
+        pools: DriverPools,
         deletions: SnapshotDeletions,
         earlier_ids: range = range(FIRST_CHECKPOINT_ID, FIRST_CHECKPOINT_ID),
     ) -> None:
@@ -101,12 +128,14 @@ class CheckpointShell:
         self._storage = storage
         self._record = record
         self._listener = listener
-        self._pool = pool
+        self._pools = pools
         self._loop = asyncio.get_running_loop()
         self._earlier_ids = earlier_ids
         self._timers: dict[TimerId, asyncio.TimerHandle] = {}
+        self._late: dict[int, _StorageCall] = {}
         self._fenced = False
         self._disposals: dict[int, SnapshotDisposal] = {}
+        self._directory_known = False
         self._closed = False
 
     def handle(self, event: CoordinatorEvent) -> None:
@@ -131,6 +160,7 @@ class CheckpointShell:
         Returns the first id that no checkpoint directory has: what an earlier job of this id left is not this one's.
         """
         self._storage.initialize()
+        self._directory_known = True
         self._storage.claim(self._record.cluster)
         first = max(self._storage.list_checkpoints(), default=0) + 1
         self._earlier_ids = range(first, first)
@@ -143,6 +173,7 @@ class CheckpointShell:
         """
 
         def delete() -> None:
+            check_directory(self._storage.location.parent)
             for checkpoint_id in self._storage.list_checkpoints():
                 if checkpoint_id in ids and checkpoint_id not in keep:
                     delete_checkpoint(self._storage, checkpoint_id)
@@ -155,23 +186,37 @@ class CheckpointShell:
             what = f"delete checkpoint {checkpoint_id} in {disposal.directory.url}"
             self._deletions.submit(what, partial(self._dispose, checkpoint_id, disposal))
 
-    def finish(self, *, clean_up: bool, keeps_nothing: bool = False) -> None:
+    def finish(
+        self,
+        *,
+        clean_up: bool,
+        keeps_nothing: bool = False,
+        outputs: tuple[SinkOutput, ...] = (),
+        savepoint_id: int = 0,
+    ) -> None:
         """Closes after the coordinator has shut down.
 
         ``clean_up`` only for a job that never runs again: another driver may be writing a suspended one's checkpoints.
-        Deletions that have failed so far go on until they are done; then the job's directory goes, with everything of
-        the job in it if it ``keeps_nothing``, and last what is recorded of the job.
+        Deletions that have failed so far go on until they are done; then goes what the sinks have hidden at ``outputs``
+        and no snapshot covers, then the job's directory, with everything of the job in it if it ``keeps_nothing``, and
+        last what is recorded of the job.
         """
         self._drop_timers()
-        if clean_up and not self._fenced:
-            self._deletions.when_done(lambda: self._finish_directory(keeps_nothing))
-        else:
+        if not clean_up or self._fenced:
             self._deletions.close()
+            return
+
+        def clean_up_outputs() -> None:
+            what = f"clean up what the sinks of job {self._job_id} have hidden"
+            self._deletions.submit(what, partial(clean_up_sinks, outputs, self._storage, savepoint_id))
+            self._deletions.when_done(lambda: self._finish_directory(keeps_nothing))
+
+        self._deletions.when_done(clean_up_outputs)
 
     def _finish_directory(self, keeps_nothing: bool) -> None:
         self._deletions.submit(
             f"clean up {self._storage.location.url}",
-            partial(clean_up_job, self._storage, self._earlier_ids.start, keeps_nothing=keeps_nothing),
+            JobCleanUp(self._storage, self._earlier_ids.start, keeps_nothing, self._directory_known),
         )
         what = f"forget job {self._job_id}"
         self._deletions.when_done(lambda: self._deletions.submit(what, self._record.forget))
@@ -217,25 +262,38 @@ class CheckpointShell:
                 self._execute_io(effect)
 
     def _execute_io(self, effect: Effect) -> None:
+        """Each call comes with the answer for the case that it was not begun, or has not come back in time."""
         match effect:
-            case out.InitializeLocation():
-                self._in_pool(lambda: self._initialize(effect))
+            case out.InitializeLocation(checkpoint_id, properties):
+                call = _StorageCall(checkpoint_id, on.LocationFailed, on.LocationFailed)
+                self._in_pool(call, lambda: self._initialize(effect, call), pool=self._pool_of(properties))
             case out.WriteMetadata(checkpoint):
-                self._in_pool(lambda: self._write_metadata(checkpoint))
+                call = _StorageCall(checkpoint.id, on.MetadataFailed, on.MetadataUnknown)
+                pool = self._pool_of(checkpoint.properties)
+                self._in_pool(call, lambda: self._write_metadata(checkpoint), pool=pool)
             case out.ResolveMetadata(checkpoint, attempt):
-                self._in_pool(lambda: self._resolve_metadata(checkpoint), _backoff(attempt))
+                call = _StorageCall(checkpoint.id, on.MetadataUnknown, on.MetadataUnknown)
+                pool = self._pool_of(checkpoint.properties)
+                self._in_pool(call, lambda: self._resolve_metadata(checkpoint), _backoff(attempt), pool)
             case out.AddToStore(checkpoint, owned):
-                self._in_pool(lambda: self._add_pointer(checkpoint, owned))
+                call = _StorageCall(checkpoint.id, on.StoreFailed, on.StoreUnknown)
+                self._in_pool(call, lambda: self._add_pointer(checkpoint, owned))
             case out.ResolveStore(checkpoint, attempt, owned):
-                self._in_pool(lambda: self._resolve_pointer(checkpoint, owned), _backoff(attempt))
+                call = _StorageCall(checkpoint.id, on.StoreUnknown, on.StoreUnknown)
+                self._in_pool(call, lambda: self._resolve_pointer(checkpoint, owned), _backoff(attempt))
             case out.RemoveFromStore(checkpoint_id, attempt, discards):
-                self._in_pool(lambda: self._remove_pointer(checkpoint_id, discards), _backoff(attempt))
+                call = _StorageCall(checkpoint_id, on.StoreRemoveFailed, on.StoreRemoveFailed)
+                self._in_pool(call, lambda: self._remove_pointer(checkpoint_id, discards), _backoff(attempt))
             case out.FindLeftovers(below):
                 retained = self.coordinator.retained
                 states = [state for entry in retained for state in entry.checkpoint.states.values()]
-                self._in_pool(lambda: self._find_leftovers(states, below, next_attempt=1))
+                self._look_for_leftovers(states, below, attempt=1)
             case _:
                 self._delete(effect)
+
+    def _pool_of(self, properties: CheckpointProperties) -> Executor:
+        """A savepoint lies where a user wants it: storage that never answers there must not stop checkpoints."""
+        return self._pools.paths if properties.is_savepoint else self._pools.own
 
     def _delete(self, effect: Effect) -> None:
         """The coordinator goes on after the first attempt; the deletions see to the rest."""
@@ -272,30 +330,73 @@ class CheckpointShell:
         self._timers.pop(timer, None)
         self.handle(on.TimerFired(timer, generation))
 
-    def _in_pool(self, call: Callable[[], CoordinatorEvent | None], delay_s: float = 0.0) -> None:
+    def _in_pool(
+        self,
+        call: _StorageCall,
+        run: Callable[[], CoordinatorEvent],
+        delay_s: float = 0.0,
+        pool: Executor | None = None,
+    ) -> None:
         if delay_s:
-            self._loop.call_later(delay_s, self._in_pool, call)
+            self._loop.call_later(delay_s, self._in_pool, call, run, 0.0, pool)
             return
         if self._closed:
             return
-        future = self._loop.run_in_executor(self._pool, call)
-        future.add_done_callback(self._answered)
+        self._late = {key: late for key, late in self._late.items() if not late.returned.is_set()}
+        if call.checkpoint_id in self._late:
+            # Asking again would only make another thread hang.
+            self._loop.call_soon(self._failed, call, StorageTimeoutError("an earlier call hangs", "storage"))
+            return
+        future = self._loop.run_in_executor(self._pools.own if pool is None else pool, partial(call.run, run))
+        future.add_done_callback(partial(self._answered, call))
 
-    def _answered(self, future: asyncio.Future[CoordinatorEvent | None]) -> None:
+    def _answered(self, call: _StorageCall, future: asyncio.Future[CoordinatorEvent]) -> None:
         if self._closed or future.cancelled():
             return
-        event = future.result()
-        if event is not None:
+        try:
+            event = future.result()
+        except StorageError as error:  # the pool's own; a call answers whatever storage says
+            if isinstance(error, StorageTimeoutError):
+                call.abandoned.set()
+                self._late[call.checkpoint_id] = call
+            self._failed(call, error)
+        else:
             self.handle(event)
 
-    # Pool threads, from here on. Each returns its answer as an event whatever goes wrong: the coordinator waits for it.
+    def _failed(self, call: _StorageCall, error: StorageError) -> None:
+        if self._closed:
+            return
+        logger.warning("job %s, checkpoint %d: %s", self._job_id, call.checkpoint_id, error)
+        answer = call.unknown if isinstance(error, AmbiguousWriteError) else call.failed
+        self.handle(answer(call.checkpoint_id, str(error)))
+
+    def _look_for_leftovers(self, states: list[SubtaskState], below: int | None, attempt: int) -> None:
+        """Looks until storage answers; checkpoints go on meanwhile."""
+        if self._closed:
+            return
+        future = self._loop.run_in_executor(self._pools.deletions, self._find_leftovers, states, below)
+
+        def answered(done: asyncio.Future[CoordinatorEvent]) -> None:
+            if self._closed or done.cancelled():
+                return
+            try:
+                event = done.result()
+            except StorageError as error:
+                logger.warning("cannot see what was left behind, will try again: %s", error)
+                self._loop.call_later(_backoff(attempt), self._look_for_leftovers, states, below, attempt + 1)
+            else:
+                self.handle(event)
+
+        future.add_done_callback(answered)
+
+    # Pool threads, from here on. Whatever goes wrong there is an answer: the coordinator waits for it.
 
     def _lost(self, error: NotLeaderError) -> CoordinatorEvent:
         """Whatever was to be written: what counts is in the hands of the new leader, and no file may be touched."""
         logger.error("job %s: this driver lets go of it: %s", self._job_id, error)
         return on.Shutdown(_SUSPENDED, fenced=True)
 
-    def _initialize(self, effect: out.InitializeLocation) -> CoordinatorEvent:
+    def _initialize(self, effect: out.InitializeLocation, call: _StorageCall) -> CoordinatorEvent:
         try:
             self._record.reserve(effect.checkpoint_id)
             reach("checkpoint-reserved")
@@ -304,11 +405,15 @@ class CheckpointShell:
                 location = initialize_savepoint(effect.target_directory or "", self._job_id)
             else:
                 location = self._storage.initialize_checkpoint(effect.checkpoint_id)
+                self._directory_known = True
                 shared = self._storage.shared.url
         except NotLeaderError as error:
             return self._lost(error)
         except Exception as error:
             return on.LocationFailed(effect.checkpoint_id, str(error))
+        if call.abandoned.is_set():  # the checkpoint has failed meanwhile: nobody would delete its directory
+            with suppress(StorageError):
+                delete_empty_directory(location)
         reach("checkpoint-located")
         return on.LocationReady(effect.checkpoint_id, location.url, shared)
 
@@ -329,10 +434,11 @@ class CheckpointShell:
     def _resolve_metadata(self, checkpoint: CompletedCheckpoint) -> CoordinatorEvent:
         """That writing it again is refused does not tell what became of the first attempt, which may be on its way.
 
-        Only a local disk has nothing on its way: there, no directory means no metadata.
+        Only a local disk has nothing on its way: there, no directory means no metadata, unless the disk is away.
         """
         directory = resolve(checkpoint.directory)
         try:
+            check_directory(directory.parent)
             if not has_metadata(directory):
                 self._record.check()
                 write_metadata(directory, checkpoint.to_json())
@@ -385,23 +491,17 @@ class CheckpointShell:
         reach("removal-after")
         return on.StoreRemoved(checkpoint_id)
 
-    def _find_leftovers(
-        self, states: list[SubtaskState], below: int | None, next_attempt: int
-    ) -> CoordinatorEvent | None:
-        """Looks until storage answers; checkpoints go on meanwhile."""
+    def _find_leftovers(self, states: list[SubtaskState], below: int | None) -> CoordinatorEvent:
+        """Raises StorageError when it has to be tried again."""
         try:
             if below is not None:
                 ids = range(self._earlier_ids.start, below)
+                check_directory(self._storage.location)
                 return on.LeftoversFound((), find_unused_shared_files(self._storage, ids, states))
             return find_leftovers(self._storage, self._earlier_ids, states)
         except InvalidLocationError as error:
             logger.warning("cannot tell what was left behind, so it stays: %s", error)
             return on.LeftoversFound(())
-        except StorageError as error:
-            logger.warning("cannot see what was left behind, will try again: %s", error)
-        again = partial(self._find_leftovers, states, below, next_attempt + 1)
-        self._loop.call_soon_threadsafe(self._in_pool, again, _backoff(next_attempt))
-        return None
 
     def _discard(self, checkpoint: CompletedCheckpoint) -> Callable[[], None]:
         """Deletes a completed checkpoint; one outside the job's own directory by what its metadata refers to.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,13 +11,12 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.high_availability_options import HighAvailabilityOptions, HighAvailabilityType
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
+from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.leadership import LEASE_TIMEOUT_S, Leadership
 from ckpt_runtime.jobmaster.program_store import ProgramStore
-from ckpt_runtime.jobmaster.slot_pool import SlotPool, SlotProvider
+from ckpt_runtime.jobmaster.slot_pool import SlotPool, SlotProvider, SlotTimes
 from ckpt_runtime.network.authentication import new_secret
 from ckpt_runtime.storage.ha_store import HaStore
-
-STORAGE_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +54,19 @@ class Cluster:
         self._secret = new_secret()
         self._leadership: Leadership | None = None
         self._losing: asyncio.Task[None] | None = None
-        self._pool = ThreadPoolExecutor(STORAGE_THREADS, thread_name_prefix="storage")
+        self._pools = DriverPools.create(settings.configuration)
 
     async def start(self) -> None:
         settings = self._settings
         self.slots = SlotPool(
             self._provider,
             self._secret,
-            heartbeat_interval_s=settings.heartbeat_interval_s,
-            heartbeat_timeout_s=settings.heartbeat_timeout_s,
-            idle_timeout_s=settings.slot_idle_timeout_s,
-            request_timeout_s=settings.slot_request_timeout_s,
+            SlotTimes(
+                heartbeat_interval_s=settings.heartbeat_interval_s,
+                heartbeat_timeout_s=settings.heartbeat_timeout_s,
+                idle_timeout_s=settings.slot_idle_timeout_s,
+                request_timeout_s=settings.slot_request_timeout_s,
+            ),
         )
         self._endpoint = ControlEndpoint(settings.control_host, self._secret, self.slots.welcome)
         self.slots.start(await self._endpoint.start())
@@ -75,7 +75,7 @@ class Cluster:
             ProgramStore(settings.work_directory / "uploads"),
             settings.configuration,
             settings.work_directory,
-            self._pool,
+            self._pools,
             self._on_shutdown,
             leads=settings.high_availability is None,
         )
@@ -103,4 +103,4 @@ class Cluster:
         if self._leadership is not None:
             await self._leadership.release()
         await self._endpoint.stop()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pools.shutdown()

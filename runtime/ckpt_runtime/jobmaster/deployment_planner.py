@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from ckpt_runtime.checkpoint.executions import SubtaskKey
+from ckpt_runtime.checkpoint.sink_state import SinkLineage
 from ckpt_runtime.checkpoint.state_handles import ChannelStateStream, OperatorSubtaskState
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, Partitioning
 from ckpt_runtime.task.deployment import (
@@ -63,6 +65,7 @@ def plan_deployments(
     deployment: int,
     attempt: int,
     restored: RestoredState | None,
+    sinks: Mapping[str, SinkLineage] = MappingProxyType({}),
 ) -> list[Deployment]:
     """One deployment per slot, in slot order."""
     links = _links(graph)
@@ -82,6 +85,7 @@ def plan_deployments(
             snapshot_directory="" if restored is None else restored.directory,
             snapshot_owned=restored is None or restored.owned,
             pin_cpu=placement.pin_cpu,
+            sinks=sinks,
         )
         for slot, placement in enumerate(slots)
     ]

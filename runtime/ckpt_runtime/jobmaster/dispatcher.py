@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import shutil
 import tempfile
 import time
 import uuid
-import zipfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ckpt_runtime.api.plan_process import plan_in_process
+from ckpt_runtime.api.plan_process import PLAN_LIMITS, plan_in_process
 from ckpt_runtime.api.plan_result import PlanRequest
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
@@ -29,6 +26,7 @@ from ckpt_runtime.configuration.checkpointing_options import (
     RecoveryClaimMode,
     StateRecoveryOptions,
 )
+from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.configuration.option import OptionScope
@@ -36,6 +34,8 @@ from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import RESTORED_MAX_PARALLELISM
 from ckpt_runtime.configuration.validation import validate
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex
+from ckpt_runtime.graph.schema import DocumentError
+from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway import (
@@ -69,18 +69,21 @@ from ckpt_runtime.jobmaster.gateway import (
 from ckpt_runtime.jobmaster.job_checkpoints import JobCheckpoints
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, VolatileRecord
-from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs
+from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs, read_snapshot
 from ckpt_runtime.jobmaster.operations import OperationStore
-from ckpt_runtime.jobmaster.program_store import DEFAULT_FUNCTION, ProgramStore, StoredProgram
+from ckpt_runtime.jobmaster.program_archive import DEFAULT_FUNCTION
+from ckpt_runtime.jobmaster.program_store import ProgramStore, StoredProgram
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.stored_submissions import forget_result, store_job
 from ckpt_runtime.jobmaster.submission import JobSubmission, options_of_jobs
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
+from ckpt_runtime.limited_process import ProcessLimits
 from ckpt_runtime.scheduler.job_events import JobEvent
 from ckpt_runtime.storage.disposal import dispose_snapshot
-from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.errors import InvalidLocationError, PoolExhaustedError, StorageError, StorageTimeoutError
+from ckpt_runtime.storage.filesystem import check_url, resolve
 from ckpt_runtime.storage.ha_store import HaStore
-from ckpt_runtime.storage.snapshot_metadata import read_metadata
+from ckpt_runtime.storage.snapshot_metadata import read_foreign_metadata
 from ckpt_runtime.user_environment import user_environment
 
 logger = logging.getLogger(__name__)
@@ -97,7 +100,7 @@ class Dispatcher:
         programs: ProgramStore,
         configuration: Configuration,
         work_directory: Path,
-        pool: Executor,
+        pools: DriverPools,
         on_shutdown: Callable[[], None],
         *,
         leads: bool = True,
@@ -107,7 +110,7 @@ class Dispatcher:
         self._programs = programs
         self._configuration = configuration
         self._work_directory = work_directory
-        self._pool = pool
+        self._pools = pools
         self._on_shutdown = on_shutdown
         self._store: HaStore | None = None
         self._leads = leads
@@ -136,8 +139,11 @@ class Dispatcher:
     async def take_over(self, store: HaStore) -> None:
         """This driver leads: goes on with what earlier ones left. Raises StorageError for an unreadable directory."""
         self._store = store
-        loop = asyncio.get_running_loop()
-        jobs = await loop.run_in_executor(self._pool, find_jobs, store, self._configuration)
+
+        def read(url: str) -> CompletedCheckpoint:
+            return self._pools.paths.submit(read_snapshot, url).result()
+
+        jobs = await asyncio.to_thread(find_jobs, store, self._configuration, read)
         if self._closing:  # the leadership was lost meanwhile, or the session ends
             return
         for found in jobs:
@@ -160,14 +166,15 @@ class Dispatcher:
                 self._finish_clean_up(found.submission, ended.status)
         elif found.submission is not None:
             request = found.submission.request
-            job = self._jobs[found.job_id] = JobMaster(found.submission, self._slots, self._pool)
+            submission = replace(found.submission, ended_jobs=self._ended_before(found.submission.savepoint))
+            job = self._jobs[found.job_id] = JobMaster(submission, self._slots, self._pools)
             job.start()
         if request is not None:
             self._requests[found.job_id] = request
 
     def _finish_clean_up(self, submission: JobSubmission, status: JobStatus) -> None:
         """As at the end of the job, which its driver did not live to see."""
-        checkpoints = JobCheckpoints(submission, TaskGateway(b""), _nobody_hears, self._pool)
+        checkpoints = JobCheckpoints(submission, TaskGateway(b""), _nobody_hears, self._pools)
         self._cleaning.append(checkpoints)
         checkpoints.sweep(status)
         checkpoints.shut_down(status)
@@ -205,7 +212,10 @@ class Dispatcher:
     # --- pipelines
 
     async def store_pipeline(self, filename: str, content: AsyncIterator[bytes]) -> StoredPipeline:
-        return await self._programs.store(filename, content, wall_clock_ms())
+        try:
+            return await self._programs.store(filename, content, wall_clock_ms(), self._pools.planning)
+        except (PoolExhaustedError, StorageTimeoutError) as error:
+            raise NotReady(str(error)) from error
 
     async def list_pipelines(self) -> tuple[StoredPipeline, ...]:
         return self._programs.list()
@@ -254,11 +264,14 @@ class Dispatcher:
         graph, own = await self._plan(program, entry, request, _with_restored_key_groups(given, savepoint))
         given = _with_own_configuration(own, given)
         if savepoint is not None:
-            _check_fits(savepoint, graph, request)
+            fits = partial(_check_fits, savepoint, graph, request)
+            await asyncio.get_running_loop().run_in_executor(self._pools.planning, fits)
+        configuration = Configuration.merge(self._configuration, given)
+        _check_directories(configuration)
         submission = JobSubmission(
             job_id=job_id,
             graph=graph,
-            configuration=Configuration.merge(self._configuration, given),
+            configuration=configuration,
             given=given,
             archive=program.archive.read_bytes(),
             program_id=request.pipeline_id,
@@ -270,21 +283,41 @@ class Dispatcher:
             default_checkpoint_directory=self._default_checkpoint_directory(),
             request=request,
             record=VolatileRecord() if self._store is None else DurableRecord(self._store, job_id),
+            ended_jobs=self._ended_before(savepoint),
         )
-        in_pool = partial(asyncio.get_running_loop().run_in_executor, self._pool)
+        in_pool = asyncio.get_running_loop().run_in_executor
         try:
-            job = JobMaster(submission, self._slots, self._pool)
-            first_checkpoint_id = await in_pool(job.prepare_storage)
+            # Whoever submits names the directory: whether storage answers there is not known yet.
+            await in_pool(self._pools.paths, resolve, _checkpoint_directory(submission))
+            job = JobMaster(submission, self._slots, self._pools)
+            first_checkpoint_id = await in_pool(self._pools.paths, job.prepare_storage)
         except (ConfigurationError, CheckpointConfigurationError) as error:
             raise SubmissionFailed(str(error)) from error
+        except PoolExhaustedError as error:
+            raise NotReady(str(error)) from error
         except StorageError as error:
             raise SubmissionFailed(f"the checkpoint directory cannot be used: {error}") from error
         if self._store is not None:
-            await in_pool(store_job, self._store, submission, first_checkpoint_id)
+            await self._store_job(self._store, submission, first_checkpoint_id)
         self._check_leads()
         self._jobs[job_id] = job
         job.start()
         self._forget_old_jobs()
+
+    async def _store_job(self, store: HaStore, submission: JobSubmission, first_checkpoint_id: int) -> None:
+        call = partial(store_job, store, submission, first_checkpoint_id)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._pools.own, call)
+        except StorageTimeoutError as error:
+            message = f"it is unknown whether job {submission.job_id} is stored; if it is, the next driver runs it"
+            raise NotReady(f"{message}: {error}") from error
+        except StorageError as error:
+            raise NotReady(f"the job could not be stored: {error}") from error
+
+    def _ended_before(self, savepoint: CompletedCheckpoint | None) -> tuple[str, ...]:
+        """The job that took a snapshot, if it is known to run no more. Of another session's nothing is known."""
+        job = None if savepoint is None else self._jobs.get(savepoint.job_id)
+        return (savepoint.job_id,) if savepoint and job is not None and job.status.is_globally_terminal else ()
 
     def _default_checkpoint_directory(self) -> str:
         """Where a successor finds them too, if there is to be one."""
@@ -299,17 +332,18 @@ class Dispatcher:
         """
         defaults = options_of_jobs(self._configuration)
 
+        planning = ProcessLimits(
+            time_s=self._configuration.get(JobManagerOptions.PLANNING_TIMEOUT) / 1000,
+            memory_bytes=self._configuration.get(JobManagerOptions.PLANNING_MEMORY),
+            answer_bytes=PLAN_LIMITS.answer_bytes,
+        )
+
         def plan() -> tuple[JobGraph, Configuration]:
-            directory = Path(tempfile.mkdtemp(prefix="ckpt-plan-"))
-            try:
-                with zipfile.ZipFile(program.archive) as files:
-                    files.extractall(directory)
-                result = plan_in_process(
-                    PlanRequest(str(directory), entry, request.arguments, configuration.to_dict(), defaults),
-                    environment=user_environment(),
-                )
-            finally:
-                shutil.rmtree(directory, ignore_errors=True)
+            with tempfile.TemporaryDirectory(prefix="ckpt-plan-", ignore_cleanup_errors=True) as directory:
+                arguments = request.arguments
+                given = configuration.to_dict()
+                ordered = PlanRequest(directory, entry, arguments, given, defaults, archive=str(program.archive))
+                result = plan_in_process(ordered, planning, user_environment())
             if result.failure is not None:
                 trace = f"\n{result.failure.traceback}" if result.failure.traceback else ""
                 raise SubmissionFailed(f"the pipeline {entry} cannot be planned: {result.failure}{trace}")
@@ -318,7 +352,10 @@ class Dispatcher:
                 logger.warning("pipeline %s: %s", entry, warning)
             return result.job_graph, Configuration(result.own_configuration)
 
-        return await asyncio.get_running_loop().run_in_executor(self._pool, plan)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pools.planning, plan)
+        except (PoolExhaustedError, StorageTimeoutError) as error:
+            raise NotReady(str(error)) from error
 
     async def _read_savepoint(self, request: RunRequest) -> CompletedCheckpoint | None:
         """The snapshot that the job starts from, if any."""
@@ -327,15 +364,17 @@ class Dispatcher:
             return None
 
         def read() -> CompletedCheckpoint:
-            found = read_metadata(path)
+            found = read_foreign_metadata(path)
             return CompletedCheckpoint.from_json(found.document, found.directory.url)
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, read)
+            return await asyncio.get_running_loop().run_in_executor(self._pools.paths, read)
+        except PoolExhaustedError as error:
+            raise NotReady(str(error)) from error
         except StorageError as error:
             raise SubmissionFailed(f"cannot restore from {path}: {error}") from error
-        except (KeyError, TypeError, ValueError) as error:
-            raise SubmissionFailed(f"cannot restore from {path}: its metadata has another shape: {error!r}") from error
+        except DocumentError as error:
+            raise SubmissionFailed(f"cannot restore from {path}: its metadata has another shape: {error}") from error
 
     def _forget_old_jobs(self) -> None:
         ended = [job_id for job_id, job in self._jobs.items() if job.status.is_globally_terminal]
@@ -343,7 +382,7 @@ class Dispatcher:
             del self._jobs[job_id]
             self._requests.pop(job_id, None)
             if self._store is not None:
-                asyncio.get_running_loop().run_in_executor(self._pool, forget_result, self._store, job_id)
+                asyncio.get_running_loop().run_in_executor(self._pools.own, forget_result, self._store, job_id)
 
     # --- jobs
 
@@ -441,6 +480,7 @@ class Dispatcher:
             return trigger_id or ""
         job = self._living_job(job_id)
         _check_format(savepoint_format)
+        _check_target(directory)
         return self._operations.start(
             operation, job_id, trigger_id, lambda: job.trigger_savepoint(directory, savepoint_format, cancel_job)
         )
@@ -458,13 +498,14 @@ class Dispatcher:
             return trigger_id or ""
         job = self._living_job(job_id)
         _check_format(savepoint_format)
+        _check_target(directory)
         return self._operations.start(
             operation, job_id, trigger_id, lambda: job.stop_with_savepoint(directory, savepoint_format, drain)
         )
 
     async def dispose_savepoint(self, path: str, trigger_id: str | None) -> str:
         async def dispose() -> OperationStatus:
-            await asyncio.get_running_loop().run_in_executor(self._pool, self._dispose, path)
+            await asyncio.get_running_loop().run_in_executor(self._pools.paths, self._dispose, path)
             return OperationStatus(True)
 
         self._check_leads()
@@ -476,6 +517,7 @@ class Dispatcher:
         dispose_snapshot(path)
 
     async def operation_status(self, kind: OperationKind, trigger_id: str, job_id: str | None) -> OperationStatus:
+        self._check_leads()
         return self._operations.status(kind, job_id, trigger_id)
 
 
@@ -488,6 +530,7 @@ def _given_configuration(request: RunRequest) -> Configuration:
         validate(given, OptionScope.JOB)
     except ConfigurationError as error:
         raise SubmissionFailed(str(error)) from error
+    _check_directories(given)
     return given
 
 
@@ -539,6 +582,30 @@ def _check_format(savepoint_format: SavepointFormat) -> None:
     """Never takes another kind of savepoint than the one that was asked for."""
     if savepoint_format is not SavepointFormat.NATIVE:
         raise InvalidRequest("formatType", savepoint_format.value, "this version takes NATIVE savepoints")
+
+
+def _check_target(directory: str) -> None:
+    """Before anything is done: a job must not stop for a savepoint that nobody could ever resume from."""
+    try:
+        check_url(directory)
+    except InvalidLocationError as error:
+        raise InvalidRequest("target-directory", directory, str(error)) from error
+
+
+def _check_directories(configuration: Configuration) -> None:
+    """A savepoint directory that cannot be used is found when the job is submitted, not when it is to be stopped."""
+    for option in (CheckpointingOptions.CHECKPOINTS_DIRECTORY, CheckpointingOptions.SAVEPOINT_DIRECTORY):
+        directory = configuration.get(option)
+        if directory is not None:
+            try:
+                check_url(directory)
+            except InvalidLocationError as error:
+                raise SubmissionFailed(f"{option.key}: {error}") from error
+
+
+def _checkpoint_directory(submission: JobSubmission) -> str:
+    directory = submission.configuration.get(CheckpointingOptions.CHECKPOINTS_DIRECTORY)
+    return directory or submission.default_checkpoint_directory
 
 
 def _nobody_hears(event: JobEvent) -> None:

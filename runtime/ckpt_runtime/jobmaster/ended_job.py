@@ -7,17 +7,26 @@ job; figures of single subtasks and the history of checkpoints ended with the dr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
-from ckpt_runtime.checkpoint.statistics import CheckpointCounts, CheckpointStatsSnapshot
+from msgspec import Struct
+
+from ckpt_runtime.checkpoint.statistics import (
+    CheckpointCounts,
+    CheckpointStats,
+    CheckpointStatsSnapshot,
+    CheckpointStatsStatus,
+    CheckpointType,
+)
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobGraph
-from ckpt_runtime.jobmaster.exceptions_history import entry_of
+from ckpt_runtime.graph.schema import DocumentError, checked, malformed
 from ckpt_runtime.jobmaster.executions import ExecutionGraph
 from ckpt_runtime.jobmaster.gateway import (
     NOT_YET,
     EffectiveCheckpointConfig,
+    ExceptionEntry,
     ExceptionHistory,
     ExecutionResult,
     ExecutionState,
@@ -28,41 +37,63 @@ from ckpt_runtime.jobmaster.gateway import (
     JobStatus,
     RunRequest,
 )
-from ckpt_runtime.jobmaster.submission import request_of
 
 _TASKS = {JobStatus.FINISHED: ExecutionState.FINISHED, JobStatus.FAILED: ExecutionState.FAILED}
+
+
+class _Result(Struct):
+    """What :func:`result_document` gives. Drivers of earlier versions did not store what has a default."""
+
+    job_id: str
+    status: JobStatus
+    graph: dict[str, Any]
+    configuration: dict[str, str]
+    timestamps: dict[JobStatus, int]
+    failure: FailureCause | None
+    exceptions: tuple[ExceptionEntry, ...]
+    restart_strategy: str
+    checkpoint_config: EffectiveCheckpointConfig
+    request: RunRequest | None = None
+    checkpoint_counts: CheckpointCounts = CheckpointCounts()
+    latest_checkpoints: dict[str, dict[str, Any] | None] = {}
+    restarts: int = 0
 
 
 class EndedJob:
     """Read only."""
 
-    def __init__(self, document: Mapping[str, Any]) -> None:
-        """Raises KeyError, TypeError or ValueError for a document of another shape."""
-        self.status = JobStatus(document["status"])
-        self.graph = JobGraph.from_json(document["graph"])
-        self.configuration = Configuration(document["configuration"])
+    def __init__(self, document: object) -> None:
+        """Raises :class:`DocumentError` for a document of another shape."""
+        result = checked(document, _Result)
+        times = result.timestamps
+        if JobStatus.INITIALIZING not in times or (result.status.is_globally_terminal and result.status not in times):
+            raise DocumentError("`timestamps` lacks the start or the end of the job")
+        self.status = result.status
+        self.graph = JobGraph.from_json(result.graph)
+        with malformed():
+            self.configuration = Configuration(result.configuration)
         self.executions = ExecutionGraph(self.graph)
         self.executions.enter_all(_TASKS.get(self.status, ExecutionState.CANCELED))
-        timestamps = {JobStatus(name): int(time) for name, time in document["timestamps"].items()}
         self._overview = JobOverview(
-            job_id=document["job_id"],
+            job_id=result.job_id,
             name=self.graph.name,
             status=self.status,
-            start_time_ms=timestamps[JobStatus.INITIALIZING],
-            end_time_ms=timestamps[self.status] if self.status.is_globally_terminal else NOT_YET,
-            last_modification_ms=max(timestamps.values()),
+            start_time_ms=times[JobStatus.INITIALIZING],
+            end_time_ms=times[self.status] if self.status.is_globally_terminal else NOT_YET,
+            last_modification_ms=max(times.values()),
             tasks_by_state=self.executions.counts(),
         )
-        self._timestamps = timestamps
-        self._exceptions = tuple(entry_of(entry) for entry in document["exceptions"])
-        self._failure = None if document["failure"] is None else FailureCause(**document["failure"])
-        self.request = request_of(document.get("request"))
-        self._restart_strategy = str(document["restart_strategy"])
-        shown = document["checkpoint_config"]
-        self._checkpoint_config = EffectiveCheckpointConfig(**{**shown, "overrides": tuple(shown["overrides"])})
-        # Drivers of earlier versions stored neither.
-        self._counts = CheckpointCounts(**document.get("checkpoint_counts", {}))
-        self._restarts = int(document.get("restarts", 0))
+        self._timestamps = times
+        self._exceptions = result.exceptions
+        self._failure = result.failure
+        self.request = result.request
+        self._restart_strategy = result.restart_strategy
+        self._checkpoint_config = result.checkpoint_config
+        self._counts = result.checkpoint_counts
+        self._restarts = result.restarts
+        with malformed():
+            self._latest_completed = _checkpoint_of(result.latest_checkpoints.get("completed"))
+            self._latest_savepoint = _checkpoint_of(result.latest_checkpoints.get("savepoint"))
 
     def overview(self) -> JobOverview:
         return self._overview
@@ -80,7 +111,9 @@ class EndedJob:
         return self._checkpoint_config
 
     def checkpoint_statistics(self) -> CheckpointStatsSnapshot:
-        return CheckpointStatsSnapshot(self._counts)
+        return CheckpointStatsSnapshot(
+            self._counts, latest_completed=self._latest_completed, latest_savepoint=self._latest_savepoint
+        )
 
     def metrics(self) -> dict[str, str]:
         """Those that do not change once a job has ended."""
@@ -114,11 +147,12 @@ def result_document(  # noqa: PLR0913 -- one parameter for each part of the docu
     restart_strategy: str,
     checkpoint_config: EffectiveCheckpointConfig,
     request: RunRequest | None,
-    checkpoint_counts: CheckpointCounts,
+    checkpoints: CheckpointStatsSnapshot,
     restarts: int,
 ) -> dict[str, Any]:
     """The stored form. Checkpoints that are still in progress fail with the job's end."""
-    failed = checkpoint_counts.failed + checkpoint_counts.in_progress
+    counts = checkpoints.counts
+    failed = counts.failed + counts.in_progress
     return {
         "job_id": job_id,
         "status": status.value,
@@ -130,6 +164,27 @@ def result_document(  # noqa: PLR0913 -- one parameter for each part of the docu
         "restart_strategy": restart_strategy,
         "checkpoint_config": asdict(checkpoint_config),
         "request": None if request is None else asdict(request),
-        "checkpoint_counts": asdict(replace(checkpoint_counts, in_progress=0, failed=failed)),
+        "checkpoint_counts": asdict(replace(counts, in_progress=0, failed=failed)),
+        "latest_checkpoints": {
+            "completed": _stored(checkpoints.latest_completed),
+            "savepoint": _stored(checkpoints.latest_savepoint),
+        },
         "restarts": restarts,
     }
+
+
+_NOT_STORED = frozenset({"vertices"})
+
+
+def _stored(checkpoint: CheckpointStats | None) -> dict[str, Any] | None:
+    """A checkpoint without its vertices."""
+    if checkpoint is None:
+        return None
+    return {item.name: getattr(checkpoint, item.name) for item in fields(checkpoint) if item.name not in _NOT_STORED}
+
+
+def _checkpoint_of(document: Mapping[str, Any] | None) -> CheckpointStats | None:
+    if document is None:
+        return None
+    status, kind = CheckpointStatsStatus(document["status"]), CheckpointType(document["checkpoint_type"])
+    return CheckpointStats(**{**document, "status": status, "checkpoint_type": kind, "vertices": {}})

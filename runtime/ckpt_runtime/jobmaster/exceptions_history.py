@@ -6,11 +6,12 @@ Bounded in number and in size, whatever a worker sends: a history that cannot be
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Any
 
 from ckpt_runtime.failure_report import MAX_MESSAGE_CHARS, MAX_TRACE_CHARS, printable
+from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.jobmaster.gateway import ExceptionEntry, ExceptionHistory, FailureCause
 from ckpt_runtime.scheduler.job_events import FailureInfo
 
@@ -56,10 +57,9 @@ class FailureLog:
         return stored
 
 
-def entry_of(document: Mapping[str, Any]) -> ExceptionEntry:
-    """An entry of its stored form. Raises KeyError, TypeError or ValueError for another shape."""
-    concurrent = tuple(entry_of(entry) for entry in document["concurrent"])
-    return ExceptionEntry(**{**document, "failure": FailureCause(**document["failure"]), "concurrent": concurrent})
+def entry_of(document: object) -> ExceptionEntry:
+    """An entry of its stored form. Raises :class:`DocumentError` for another shape."""
+    return checked(document, ExceptionEntry)
 
 
 def cause_of(failure: FailureInfo) -> FailureCause:

@@ -7,9 +7,9 @@ concerns the job's life goes back to the job master as an event of the job machi
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator, CoordinatorState
+from ckpt_runtime.checkpoint.documents import subtask_state_of
 from ckpt_runtime.checkpoint.effects import Effect
 from ckpt_runtime.checkpoint.events import CheckpointMetrics
 from ckpt_runtime.checkpoint.executions import ExecutionId
@@ -27,9 +28,9 @@ from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, RestoreMode
 from ckpt_runtime.checkpoint.properties import SavepointFormat as SnapshotFormat
+from ckpt_runtime.checkpoint.sink_state import SinkLineage
 from ckpt_runtime.checkpoint.state_assignment import assign_states
 from ckpt_runtime.checkpoint.state_assignment_error import StateAssignmentError
-from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot, CheckpointType
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
@@ -37,6 +38,7 @@ from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.jobmaster.checkpoint_settings import overrides_of, shown_settings, submitted_settings
 from ckpt_runtime.jobmaster.checkpoint_shell import CheckpointShell
 from ckpt_runtime.jobmaster.deployment_planner import RestoredState
+from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.gateway import (
     CheckpointConfigPatch,
     CheckpointKind,
@@ -49,6 +51,7 @@ from ckpt_runtime.jobmaster.gateway import (
     UpdateInProgress,
 )
 from ckpt_runtime.jobmaster.operations import OperationFailed
+from ckpt_runtime.jobmaster.sink_clean_up import sink_lineages, sink_outputs
 from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
@@ -61,6 +64,7 @@ from ckpt_runtime.storage.errors import AmbiguousWriteError, NotFoundError, Stor
 from ckpt_runtime.storage.leader_store import NotLeaderError
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 _UNKNOWN_PAUSE_S = 0.2
 _UNKNOWN_ATTEMPTS = 5
@@ -74,14 +78,14 @@ class JobCheckpoints:
     """
 
     def __init__(
-        self, submission: JobSubmission, tasks: TaskGateway, report: Callable[[JobEvent], None], pool: Executor
+        self, submission: JobSubmission, tasks: TaskGateway, report: Callable[[JobEvent], None], pools: DriverPools
     ) -> None:
         self.restored: RestoredState | None = None
         self._submission = submission = replace(submission, archive=b"")  # it deploys nothing
         self._tasks = tasks
         self._report = report
         self._loop = asyncio.get_running_loop()
-        self._pool = pool
+        self._pools = pools
         self._record = submission.record
         self._submitted_settings = submitted_settings(submission.configuration)
         self._overrides = CheckpointOverrides.from_document(submission.history.overrides)
@@ -90,9 +94,13 @@ class JobCheckpoints:
         self._settling: asyncio.Task[None] | None = None
         self._restoring: asyncio.Task[None] | None = None
         self._requests: dict[str, asyncio.Future[out.RequestCompleted]] = {}
+        self._savepoints: set[str] = set()
         self._restore_attempt = 0
         self._at_end_of_data: list[ExecutionId] = []
         self._final = False
+        self._savepoint_id = submission.history.savepoint_id
+        recovered = [entry.checkpoint for entry in submission.history.checkpoints]
+        self._lineage_of = max(recovered, key=lambda checkpoint: checkpoint.id, default=submission.savepoint)
         self._shell = self._create_shell()
 
     def _create_shell(self) -> CheckpointShell:
@@ -112,9 +120,11 @@ class JobCheckpoints:
         )
         directory = configuration.get(CheckpointingOptions.CHECKPOINTS_DIRECTORY)
         storage = CheckpointStorage(directory or submission.default_checkpoint_directory, submission.job_id)
-        deletions = SnapshotDeletions(self._pool, self._record.check)
+        deletions = SnapshotDeletions(self._pools.deletions, self._record.check)
         ids = range(submission.history.first_checkpoint_id, submission.history.next_checkpoint_id)
-        shell = CheckpointShell(submission.job_id, coordinator, storage, self._record, self, self._pool, deletions, ids)
+        shell = CheckpointShell(
+            submission.job_id, coordinator, storage, self._record, self, self._pools, deletions, ids
+        )
         shell.dispose(submission.history.disposals)
         return shell
 
@@ -138,10 +148,16 @@ class JobCheckpoints:
         """Raises OperationFailed."""
         properties = CheckpointProperties(CheckpointType.SAVEPOINT, SnapshotFormat(savepoint_format.value))
         done = await self._request(properties, directory)
+        try:
+            await self._in_pool(lambda: self._record.keep_savepoint(done.checkpoint_id))
+        except StorageError as error:
+            logger.warning("a later driver will not know of savepoint %s: %s", done.external_path, error)
         return OperationStatus(True, location=done.external_path)
 
     async def _request(self, properties: CheckpointProperties, directory: str | None) -> out.RequestCompleted:
         request_id = uuid.uuid4().hex
+        if properties.is_savepoint:
+            self._savepoints.add(request_id)
         future: asyncio.Future[out.RequestCompleted] = self._loop.create_future()
         self._requests[request_id] = future
         self._shell.handle(on.TriggerRequested(request_id, properties, directory))
@@ -221,9 +237,16 @@ class JobCheckpoints:
         self._overrides = overrides
 
     async def _in_pool(self, call: Callable[[], T]) -> T:
-        return await self._loop.run_in_executor(self._pool, call)
+        return await self._loop.run_in_executor(self._pools.own, call)
 
     # --- views
+
+    def sinks(self) -> dict[str, SinkLineage]:
+        """What the sinks of a deployment have to know, by operator uid."""
+        submission = self._submission
+        return sink_lineages(
+            submission.graph, submission.seed, self._lineage_of, submission.ended_jobs, self._savepoint_id
+        )
 
     def effective_config(self) -> EffectiveCheckpointConfig:
         """What holds now."""
@@ -232,6 +255,14 @@ class JobCheckpoints:
     def statistics(self) -> CheckpointStatsSnapshot:
         """A frozen view."""
         return self._shell.coordinator.statistics()
+
+    def statistics_after(self, status: JobStatus) -> CheckpointStatsSnapshot:
+        """What will be true once the job has ended as ``status`` and its checkpoints are cleaned up."""
+        shown = self.statistics()
+        latest = shown.latest_completed
+        if latest is None or not self._shell.coordinator.configuration.discards_on(status.value):
+            return shown
+        return replace(shown, latest_completed=replace(latest, discarded=True))
 
     # --- the job's life
 
@@ -328,7 +359,7 @@ class JobCheckpoints:
                         message["checkpoint_id"],
                         execution,
                         message["directory"],
-                        SubtaskState.from_json(message["state"]),
+                        subtask_state_of(message["state"]),
                         CheckpointMetrics(**message["metrics"]),
                         message["finished_operators"],
                     )
@@ -361,14 +392,11 @@ class JobCheckpoints:
 
     def checkpoint_answer(self, effect: Effect) -> None:
         match effect:
-            case out.RequestCompleted(request_id, _, external_path):
-                future = self._requests.pop(request_id, None)
-                if future is None:
-                    self._report(job_events.SavepointCompleted(request_id, external_path))
-                elif not future.done():
-                    future.set_result(effect)
+            case out.RequestCompleted():
+                self._request_completed(effect)
             case out.RequestFailed(request_id, _, message, _, reached_tasks):
                 future = self._requests.pop(request_id, None)
+                self._savepoints.discard(request_id)
                 if future is None:
                     self._report(job_events.SavepointFailed(request_id, message, reached_tasks))
                 elif not future.done():
@@ -378,16 +406,35 @@ class JobCheckpoints:
             case out.RestoreFailed(_, message):
                 cause = FailureInfo("StateRestoreException", message)
                 self._report(job_events.StateRestoreFailed(self._restore_attempt, cause))
-            case out.FailJob(_, message):
+            case out.FailJob(_, message, times):
                 text = f"Exceeded checkpoint tolerable failure threshold. The latest checkpoint failed: {message}"
-                self._report(job_events.JobFailed(FailureInfo("CheckpointException", text)))
+                cause = FailureInfo("CheckpointException", text)
+                self._report(job_events.JobFailed(cause, failed_checkpoints=times))
             case out.ShutdownComplete(keeps_nothing):
-                self._shell.finish(clean_up=self._final, keeps_nothing=keeps_nothing)
+                outputs = sink_outputs(self._submission.job_id, self._submission.graph, self.sinks())
+                self._shell.finish(
+                    clean_up=self._final,
+                    keeps_nothing=keeps_nothing,
+                    outputs=outputs,
+                    savepoint_id=self._savepoint_id,
+                )
                 if self._shell.fenced:
                     self._report(job_events.SuspendRequested())
 
+    def _request_completed(self, done: out.RequestCompleted) -> None:
+        """Answers whoever asked: a user, or the job machine, which stops the job with a savepoint."""
+        if done.request_id in self._savepoints:
+            self._savepoints.remove(done.request_id)
+            self._savepoint_id = max(self._savepoint_id, done.checkpoint_id)
+        future = self._requests.pop(done.request_id, None)
+        if future is None:
+            self._report(job_events.SavepointCompleted(done.request_id, done.external_path))
+        elif not future.done():
+            future.set_result(done)
+
     def _restore_from(self, checkpoint: CompletedCheckpoint | None) -> None:
         attempt = self._restore_attempt
+        self._lineage_of = checkpoint or self._lineage_of
         try:
             self.restored = None if checkpoint is None else self._assign(checkpoint)
         except StateAssignmentError as error:

@@ -11,7 +11,6 @@ import itertools
 import logging
 import uuid
 from collections.abc import Coroutine
-from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +21,7 @@ from ckpt_runtime.configuration.cluster_options import CpuPinning, JobManagerOpt
 from ckpt_runtime.jobmaster.checkpoint_shell import present_instant
 from ckpt_runtime.jobmaster.consequences import Consequences
 from ckpt_runtime.jobmaster.deployment_planner import place, plan_deployments
+from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.ended_job import result_document
 from ckpt_runtime.jobmaster.exceptions_history import FailureLog, cause_of
 from ckpt_runtime.jobmaster.executions import ExecutionGraph, wall_clock_ms
@@ -72,7 +72,7 @@ _deployments = itertools.count(1)
 class JobMaster:
     """A job from its submission to its result. Raises InvalidOptionError for values that cannot be used."""
 
-    def __init__(self, submission: JobSubmission, slots: SlotPool, pool: Executor) -> None:
+    def __init__(self, submission: JobSubmission, slots: SlotPool, pools: DriverPools) -> None:
         self.graph = submission.graph
         self.configuration = submission.configuration
         self.executions = ExecutionGraph(submission.graph)
@@ -80,7 +80,7 @@ class JobMaster:
         # Up to a gigabyte, which the gateway alone needs, and no longer than the job lives.
         self._submission = submission = replace(submission, archive=b"")
         self._slot_pool = slots
-        self._pool = pool
+        self._pools = pools.of_job(submission.job_id)
         self._slots: list[Slot] = []
         self._loop = asyncio.get_running_loop()
         self._background: set[asyncio.Task[None]] = set()
@@ -88,9 +88,10 @@ class JobMaster:
         keys = [(vertex.id, index) for vertex in self.graph.vertices for index in range(vertex.parallelism)]
         first_attempt = submission.history.next_attempt
         self._machine = JobMachine(keys, create_restart_strategy(self.configuration), first_attempt)
-        self._checkpoints = JobCheckpoints(submission, self._tasks, self._checkpoint_event, pool)
+        self._checkpoints = JobCheckpoints(submission, self._tasks, self._checkpoint_event, self._pools)
         self._consequences = Consequences(self._deliver_consequence)
         self._stops: dict[str, asyncio.Future[str]] = {}
+        self._stopping: dict[tuple[str, SavepointFormat, bool], asyncio.Future[str]] = {}
         self._restart_timer: asyncio.TimerHandle | None = None
         history_size = self.configuration.get(JobManagerOptions.EXCEPTION_HISTORY_SIZE)
         self._failures = FailureLog(history_size, submission.history.failures)
@@ -150,11 +151,18 @@ class JobMaster:
     async def stop_with_savepoint(
         self, directory: str, savepoint_format: SavepointFormat, drain: bool
     ) -> OperationStatus:
-        """Completes when all tasks have finished after the savepoint. Raises OperationFailed."""
-        request_id = uuid.uuid4().hex
-        future = self._stops[request_id] = self._loop.create_future()
-        self._handle(events.StopRequested(request_id, drain, directory, SnapshotFormat(savepoint_format.value)))
-        return OperationStatus(True, location=await future)
+        """Completes when all tasks have finished after the savepoint. Raises OperationFailed.
+
+        The same stop again while it is in progress is that one, whoever asks.
+        """
+        wanted = (directory, savepoint_format, drain)
+        future = self._stopping.get(wanted)
+        if future is None:
+            request_id = uuid.uuid4().hex
+            future = self._stops[request_id] = self._stopping[wanted] = self._loop.create_future()
+            future.add_done_callback(lambda _: self._stopping.pop(wanted))
+            self._handle(events.StopRequested(request_id, drain, directory, SnapshotFormat(savepoint_format.value)))
+        return OperationStatus(True, location=await asyncio.shield(future))
 
     async def patch_checkpoint_config(self, patch: CheckpointConfigPatch | None) -> EffectiveCheckpointConfig:
         """FLIP-571; None drops all overrides. Raises as ``DispatcherGateway.patch_checkpoint_config``."""
@@ -259,7 +267,7 @@ class JobMaster:
         pause = _RETRY_BASE_S
         while True:
             try:
-                await self._loop.run_in_executor(self._pool, self._submission.record.end, result)
+                await self._loop.run_in_executor(self._pools.own, self._submission.record.end, result)
                 break
             except NotLeaderError:
                 logger.warning("job %s ended, but another driver leads now", self._submission.job_id)
@@ -285,7 +293,7 @@ class JobMaster:
             restart_strategy=strategy_type(self.configuration).value,
             checkpoint_config=self.checkpoint_config(),
             request=self._submission.request,
-            checkpoint_counts=self.checkpoint_statistics().counts,
+            checkpoints=self._checkpoints.statistics_after(ended.status),
             restarts=self._restarts,
         )
 
@@ -355,6 +363,7 @@ class JobMaster:
             deployment=next(_deployments),
             attempt=attempt,
             restored=self._checkpoints.restored,
+            sinks=self._checkpoints.sinks(),
         )
         reach("deploy-before")
         self._tasks.deploy(self._slots, deployments)
@@ -406,7 +415,7 @@ class JobMaster:
             self._failures_changed = False
             stored = self._failures.to_stored()
             try:
-                await self._loop.run_in_executor(self._pool, self._submission.record.keep_failures, stored)
+                await self._loop.run_in_executor(self._pools.own, self._submission.record.keep_failures, stored)
             except (StorageError, ValueError) as error:  # ValueError: no document, too large or no JSON
                 logger.warning("the failures of job %s cannot be stored: %s", self._submission.job_id, error)
         self._keeping_failures = None

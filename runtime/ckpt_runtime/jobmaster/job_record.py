@@ -44,6 +44,9 @@ class JobRecord(Protocol):
     def begin_attempt(self, attempt: int) -> None:
         """No later driver gives this number to a deployment again: its sinks tell by it what others left behind."""
 
+    def keep_savepoint(self, checkpoint_id: int) -> None:
+        """A savepoint of this number is the user's: later drivers leave what sinks have hidden for it."""
+
     def add(self, checkpoint: CompletedCheckpoint, owned: bool) -> None:
         """Adds the pointer that makes a checkpoint restorable. The very same one again is fine."""
 
@@ -86,6 +89,9 @@ class VolatileRecord:
         return
 
     def begin_attempt(self, attempt: int) -> None:
+        return
+
+    def keep_savepoint(self, checkpoint_id: int) -> None:
         return
 
     def add(self, checkpoint: CompletedCheckpoint, owned: bool) -> None:
@@ -138,6 +144,10 @@ class DurableRecord:
     def begin_attempt(self, attempt: int) -> None:
         with self._writing():
             self._counters.reserve_attempt(attempt)
+
+    def keep_savepoint(self, checkpoint_id: int) -> None:
+        with self._writing():
+            self._counters.keep_savepoint(checkpoint_id)
 
     def add(self, checkpoint: CompletedCheckpoint, owned: bool) -> None:
         with self._writing():

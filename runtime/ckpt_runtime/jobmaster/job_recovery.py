@@ -29,9 +29,10 @@ from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, 
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.job_store import StoredJob
 from ckpt_runtime.storage.leader_store import NotLeaderError
-from ckpt_runtime.storage.snapshot_metadata import read_metadata
+from ckpt_runtime.storage.snapshot_metadata import read_foreign_metadata
 
 T = TypeVar("T")
+SnapshotReader = Callable[[str], CompletedCheckpoint]
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 5
@@ -57,9 +58,11 @@ class FoundJob:
     failure: str | None = None
 
 
-def find_jobs(store: HaStore, cluster: Configuration) -> list[FoundJob]:
+def find_jobs(store: HaStore, cluster: Configuration, read: SnapshotReader | None = None) -> list[FoundJob]:
     """All jobs, those that ended first, oldest first as far as it is known. Blocks.
 
+    ``read`` is :func:`read_snapshot`, or a form of it with a deadline: the snapshots of one job may lie on storage that
+    never answers, which must not keep the others from going on.
     Raises StorageError when the directory itself cannot be read.
     """
     left = _patiently(store.jobs.list_ids)
@@ -72,7 +75,9 @@ def find_jobs(store: HaStore, cluster: Configuration) -> list[FoundJob]:
     ended = {job.job_id: job for job in found}
     for job_id in left:
         if job_id not in clean:
-            job = ended[job_id] = _find(store, job_id, cluster, ended[job_id].result if job_id in ended else None)
+            job = ended[job_id] = _find(
+                store, job_id, cluster, ended[job_id].result if job_id in ended else None, read or read_snapshot
+            )
     for job in found:
         if job.job_id not in clean and ended[job.job_id] is job:  # nothing but the note is left
             DurableRecord(store, job.job_id).forget()
@@ -93,9 +98,11 @@ def _end_time(result: Mapping[str, Any] | None) -> int:
     return max(times.values(), default=0)
 
 
-def _find(store: HaStore, job_id: str, cluster: Configuration, result: Mapping[str, Any] | None) -> FoundJob:
+def _find(
+    store: HaStore, job_id: str, cluster: Configuration, result: Mapping[str, Any] | None, read: SnapshotReader
+) -> FoundJob:
     try:
-        return FoundJob(job_id, _recover(store, job_id, cluster, has_ended=result is not None), result)
+        return FoundJob(job_id, _recover(store, job_id, cluster, read, has_ended=result is not None), result)
     except (RecoveryError, StorageError, ConfigurationError) as error:
         failure = str(error)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -104,20 +111,23 @@ def _find(store: HaStore, job_id: str, cluster: Configuration, result: Mapping[s
     return FoundJob(job_id, None, result, failure)
 
 
-def _recover(store: HaStore, job_id: str, cluster: Configuration, *, has_ended: bool) -> JobSubmission:
+def _recover(
+    store: HaStore, job_id: str, cluster: Configuration, read: SnapshotReader, *, has_ended: bool
+) -> JobSubmission:
     """Adopts first and reads then: what is read, no earlier driver can change any more."""
     stored = _patiently(lambda: store.jobs.adopt(job_id))
     reach("recovery-plan-adopted")
     counters = _patiently(store.counters(job_id).adopt)
     pointers = _patiently(store.pointers(job_id).adopt)
     reach("recovery-adopted")
-    checkpoints = tuple(_retained(pointer) for pointer in pointers)
+    checkpoints = tuple(_retained(pointer, read) for pointer in pointers)
     history = JobHistory(
         overrides=stored.checkpoint_overrides,
         checkpoints=checkpoints,
         first_checkpoint_id=int(stored.properties["first_checkpoint_id"]),
         next_checkpoint_id=max([counters.next_checkpoint_id, *(entry.checkpoint.id + 1 for entry in checkpoints)]),
         next_attempt=counters.next_attempt,
+        savepoint_id=counters.savepoint_id,
         disposals=_disposals(store, job_id),
         failures=_failures(store, job_id),
     )
@@ -128,14 +138,14 @@ def _recover(store: HaStore, job_id: str, cluster: Configuration, *, has_ended: 
         archive or b"",
         DurableRecord(store, job_id),
         history,
-        None if checkpoints or has_ended else _savepoint(stored),
+        None if checkpoints or has_ended else _savepoint(stored, read),
         store.snapshots.url,
     )
 
 
-def _retained(pointer: CheckpointPointer) -> RetainedCheckpoint:
+def _retained(pointer: CheckpointPointer, read: SnapshotReader) -> RetainedCheckpoint:
     directory = str(pointer.document["directory"])
-    return RetainedCheckpoint(read_snapshot(directory), bool(pointer.document["owned"]))
+    return RetainedCheckpoint(read(directory), bool(pointer.document["owned"]))
 
 
 def _disposals(store: HaStore, job_id: str) -> dict[int, SnapshotDisposal]:
@@ -159,16 +169,16 @@ def _failures(store: HaStore, job_id: str) -> tuple[ExceptionEntry, ...]:
         return ()
 
 
-def _savepoint(stored: StoredJob) -> CompletedCheckpoint | None:
+def _savepoint(stored: StoredJob, read: SnapshotReader) -> CompletedCheckpoint | None:
     """What the job was to start from, as long as it has nothing of its own."""
     request = request_of(stored.properties.get("request"))
-    return None if request is None or request.savepoint_path is None else read_snapshot(request.savepoint_path)
+    return None if request is None or request.savepoint_path is None else read(request.savepoint_path)
 
 
 def read_snapshot(url: str) -> CompletedCheckpoint:
     """Raises RecoveryError naming the snapshot."""
     try:
-        found = _patiently(lambda: read_metadata(url))
+        found = _patiently(lambda: read_foreign_metadata(url))
         return CompletedCheckpoint.from_json(found.document, found.directory.url)
     except StorageError as error:
         raise RecoveryError(str(error)) from error

@@ -105,7 +105,7 @@ class Slot:
     worker: Worker | None = None
     spare: Worker | None = None
     owner: SlotOwner | None = None
-    idle_since: float = field(default_factory=time.monotonic)
+    idle_since: float = 0.0
     starting: dict[str, float] = field(default_factory=dict)
     adopting: Worker | None = None
     spare_due: float = 0.0
@@ -145,28 +145,33 @@ class _Stage:
     ending: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class SlotTimes:
+    """Seconds: an unused stage is kept for ``idle_timeout_s``, slots are waited for ``request_timeout_s``."""
+
+    heartbeat_interval_s: float
+    heartbeat_timeout_s: float
+    idle_timeout_s: float
+    request_timeout_s: float
+    spare_pause_s: float = SPARE_PAUSE_S
+    loss_grace_s: float = LOSS_GRACE_S
+
+
 class SlotPool:
-    """All slots. ``idle_timeout_s`` is how long an unused stage is kept."""
+    """All slots. ``clock`` is monotonic, in seconds."""
 
     def __init__(
         self,
         provider: SlotProvider,
         secret: str,
-        *,
-        heartbeat_interval_s: float,
-        heartbeat_timeout_s: float,
-        idle_timeout_s: float,
-        request_timeout_s: float,
-        spare_pause_s: float = SPARE_PAUSE_S,
-        loss_grace_s: float = LOSS_GRACE_S,
+        times: SlotTimes,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._provider = provider
         self._secret = secret
-        self._heartbeat_interval_s = heartbeat_interval_s
-        self._heartbeat_timeout_s = heartbeat_timeout_s
-        self._idle_timeout_s = idle_timeout_s
-        self._request_timeout_s = request_timeout_s
-        self._spare_pause_s = spare_pause_s
+        self._times = times
+        self._clock = clock
+        self._waiting_requests = 0
         self._slots: dict[str, Slot] = {}
         self._stages: dict[int, _Stage] = {}
         self._orphans: dict[str, Worker] = {}
@@ -175,7 +180,6 @@ class SlotPool:
         self._next_worker = 0
         self._changed = asyncio.Condition()
         self._loop = asyncio.get_running_loop()
-        self._loss_grace_s = loss_grace_s
         self._losses = LossNotices(self._loop)
         self._control_port = 0
         self._watch: asyncio.Task[None] | None = None
@@ -230,8 +234,9 @@ class SlotPool:
                 self.replace_worker(slot)
         taken: list[Slot] = []
         launches = 0
+        self._waiting_requests += 1
         try:
-            async with asyncio.timeout(self._request_timeout_s):
+            async with asyncio.timeout(self._times.request_timeout_s):
                 while True:
                     chosen = [slot for slot in chosen if not slot.lost and slot.owner is owner]
                     for slot in self._slots.values():
@@ -254,15 +259,18 @@ class SlotPool:
                     self.release(slot)
             if isinstance(error, TimeoutError):
                 raise SlotsUnavailableError(
-                    f"{count} slots were not available within {self._request_timeout_s:g} s ({len(chosen)} were); "
-                    "check that Spark has as many free task slots (cores) as the job's parallelism"
+                    f"{count} slots were not available within {self._times.request_timeout_s:g} s "
+                    f"({len(chosen)} were); check that Spark has as many free task slots (cores) as the job's "
+                    "parallelism"
                 ) from None
             raise
+        finally:
+            self._waiting_requests -= 1
 
     def release(self, slot: Slot) -> None:
         """Gives a slot back. Its worker ran a job's code, so the next job gets a fresh process."""
         slot.owner = None
-        slot.idle_since = time.monotonic()
+        slot.idle_since = self._clock()
         if not slot.lost and slot.worker is not None and slot.worker.used:
             self.replace_worker(slot)
         self._notify()
@@ -278,7 +286,7 @@ class SlotPool:
         """Returns the former active worker, whose connection is closed."""
         worker, slot.worker = slot.worker, slot.spare
         slot.spare = None
-        slot.spare_due = time.monotonic() + self._spare_pause_s
+        slot.spare_due = self._clock() + self._times.spare_pause_s
         if worker is not None:
             _dismiss(worker)
         return worker
@@ -331,7 +339,7 @@ class SlotPool:
                 owner.worker_lost(slot, f"worker {worker.worker_id} was lost: {reason}")
 
         self._promote_spare(slot)
-        self._losses.open(worker.worker_id, self._loss_grace_s)
+        self._losses.open(worker.worker_id, self._times.loss_grace_s)
         self._losses.tell(worker.worker_id, tell, reason)
         self._start_workers(slot)
         self._notify()
@@ -340,7 +348,7 @@ class SlotPool:
         """Spark will say why with the end of the stage; owners hear of it then, or a little later."""
         stage = self._stages.get(slot.stage_id)
         if stage is not None and not stage.ending:
-            self._losses.open(_stage_key(slot.stage_id), self._loss_grace_s)
+            self._losses.open(_stage_key(slot.stage_id), self._times.loss_grace_s)
         self._slot_ended(slot, f"its slot agent was lost: {reason}")
 
     def _welcome_agent(self, peer: Peer) -> None:
@@ -350,7 +358,7 @@ class SlotPool:
             peer.close()
             return
         stage.arrived += 1
-        slot = Slot(peer.hello["slot"], peer.hello["stage"], peer)
+        slot = Slot(peer.hello["slot"], peer.hello["stage"], peer, idle_since=self._clock())
         self._slots[slot.slot_id] = slot
         self._start_workers(slot)
 
@@ -367,7 +375,7 @@ class SlotPool:
         slot.failed_starts = 0
         if slot.worker is None:
             slot.worker = worker
-            slot.spare_due = time.monotonic() + self._spare_pause_s
+            slot.spare_due = self._clock() + self._times.spare_pause_s
         else:
             slot.spare = worker
         for sibling in self._of_stage(slot.stage_id):
@@ -393,13 +401,13 @@ class SlotPool:
         if orphan is not None:
             self._adopt(slot, orphan)
             return
-        pause = slot.spare_due - time.monotonic()
+        pause = slot.spare_due - self._clock()
         if slot.worker is not None and pause > 0:
             self._loop.call_later(pause, self._start_workers, slot)
             return
         self._next_worker += 1
         worker_id = f"{slot.slot_id}-w{self._next_worker}"
-        slot.starting[worker_id] = time.monotonic()
+        slot.starting[worker_id] = self._clock()
         spawn: Message = {"type": "spawn", "worker": worker_id}
         if slot.failed_starts:
             self._loop.call_later(_pause_before(slot.failed_starts), slot.agent.send, spawn)
@@ -412,7 +420,7 @@ class SlotPool:
         logger.info("slot %s adopts worker %s", slot.slot_id, worker.worker_id)
         worker.peer.hello["slot"] = slot.slot_id
         slot.adopting = worker
-        slot.starting[worker.worker_id] = time.monotonic()
+        slot.starting[worker.worker_id] = self._clock()
         agent, process = slot.agent.hello, worker.peer.hello
         identity = {"pid": process["pid"], "started": process["started"], "directory": process.get("directory", "")}
         slot.agent.send({"type": "adopt", "worker": worker.worker_id, **identity})
@@ -465,7 +473,7 @@ class SlotPool:
         slot.agent.send({"type": "shutdown", "keep": kept})
         slot.agent.close()
         self._tell_slot_lost(slot, reason)
-        self._end_stage(slot.stage_id, keep_workers=keep_workers)
+        self._end_stage(slot.stage_id, "its barrier stage lost a task", keep_workers=keep_workers)
         self._notify()
 
     def _tell_slot_lost(self, slot: Slot, reason: str) -> None:
@@ -476,14 +484,16 @@ class SlotPool:
                 _stage_key(slot.stage_id), lambda reason: owner.slot_lost(slot, f"{told}: {reason}"), reason
             )
 
-    def _end_stage(self, stage_id: int, *, keep_workers: bool) -> None:
+    def _end_stage(self, stage_id: int, reason: str, *, keep_workers: bool) -> None:
         """Spark fails a barrier stage as a whole: do not wait for it to take the other slots away one by one."""
         stage = self._stages.get(stage_id)
         if stage is None or stage.ending:
             return
         stage.ending = True
-        for sibling in self._of_stage(stage_id):
-            self._slot_ended(sibling, "its barrier stage lost a task", keep_workers=keep_workers)
+        slots = self._of_stage(stage_id)
+        logger.info("ending barrier stage %d, which has %d slots left: %s", stage_id, len(slots), reason)
+        for sibling in slots:
+            self._slot_ended(sibling, reason, keep_workers=keep_workers)
 
     def _launching(self) -> bool:
         """Whether a launched stage has agents that have not reported in yet."""
@@ -532,21 +542,25 @@ class SlotPool:
     async def _watch_heartbeats(self) -> None:
         """Finds the silent (a stopped process keeps its sockets open), and stages that nobody needs."""
         while True:
-            await asyncio.sleep(self._heartbeat_interval_s)
-            now = time.monotonic()
-            for slot in list(self._slots.values()):
-                slot.agent.send({"type": "ping"})
-                self._check_heartbeats(slot, now)
-            self._end_idle_stages(now)
+            await asyncio.sleep(self._times.heartbeat_interval_s)
+            self.check()
+
+    def check(self) -> None:
+        """One round of the above."""
+        now = self._clock()
+        for slot in list(self._slots.values()):
+            slot.agent.send({"type": "ping"})
+            self._check_heartbeats(slot, now)
+        self._end_idle_stages(now)
 
     def _check_heartbeats(self, slot: Slot, now: float) -> None:
-        silent = f"no heartbeat for {self._heartbeat_timeout_s:g} s"
-        if now - slot.agent.last_heard > self._heartbeat_timeout_s:
+        silent = f"no heartbeat for {self._times.heartbeat_timeout_s:g} s"
+        if now - slot.agent.last_heard > self._times.heartbeat_timeout_s:
             self._provider.cancel(slot.stage_id)
             self._slot_ended(slot, silent)
             return
         for worker in (slot.worker, slot.spare, slot.adopting):
-            if worker is not None and now - worker.peer.last_heard > self._heartbeat_timeout_s:
+            if worker is not None and now - worker.peer.last_heard > self._times.heartbeat_timeout_s:
                 slot.agent.send({"type": "kill", "worker": worker.worker_id})
                 self._worker_ended(slot, worker.worker_id, silent)
         for worker_id, since in list(slot.starting.items()):
@@ -556,11 +570,15 @@ class SlotPool:
                 slot.starting[worker_id] = now
 
     def _end_idle_stages(self, now: float) -> None:
+        """While a job waits for slots there are no idle ones: it gets what there is when the last worker is ready."""
+        if self._waiting_requests:
+            return
         for stage_id in list(self._stages):
             slots = self._of_stage(stage_id)
-            idle = all(slot.owner is None and now - slot.idle_since > self._idle_timeout_s for slot in slots)
+            idle = all(slot.owner is None and now - slot.idle_since > self._times.idle_timeout_s for slot in slots)
             if slots and idle:
-                self._end_stage(stage_id, keep_workers=False)
+                reason = f"no job has used its slots for {self._times.idle_timeout_s:g} s"
+                self._end_stage(stage_id, reason, keep_workers=False)
 
     def describe(self) -> list[dict[str, Any]]:
         """The slots for the cluster overview."""

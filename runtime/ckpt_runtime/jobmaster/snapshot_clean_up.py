@@ -1,11 +1,12 @@
 """Deletes what the coordinator gives up and what an ended job leaves in its directory. Blocking; raises StorageError.
 
-Calling again after an error goes on; what is gone is fine.
+Calling again after an error goes on; what is gone is fine, but while storage is away nothing counts as gone.
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
@@ -18,7 +19,7 @@ from ckpt_runtime.storage.disposal import (
     delete_state_file,
     release_job_directory,
 )
-from ckpt_runtime.storage.filesystem import delete_file, delete_tree, resolve
+from ckpt_runtime.storage.filesystem import check_directory, delete_file, delete_tree, resolve
 from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, has_metadata, read_metadata
 from ckpt_runtime.storage.state_file_reader import locate
 
@@ -26,12 +27,14 @@ from ckpt_runtime.storage.state_file_reader import locate
 def delete_file_of(directory: str, path: str) -> None:
     """A state file as a checkpoint in ``directory`` names it."""
     owner = resolve(directory)
+    check_directory(owner.parent)
     delete_state_file(owner, locate(owner, path))
 
 
 def delete_location(directory: str) -> None:
     """An earlier driver may have left a whole checkpoint: half deleted, it must not look like one."""
     location = resolve(directory)
+    check_directory(location.parent)
     delete_file(location.child(METADATA_NAME))
     delete_tree(location)
 
@@ -39,15 +42,34 @@ def delete_location(directory: str) -> None:
 def delete_shared_file(storage: CheckpointStorage, path: str) -> None:
     """Also one that a claimed snapshot of another job has brought along: it has become this job's."""
     file, own = resolve(path), storage.location
-    delete_state_file(own if own.contains(file) else shared_file_owner(file), file)
+    owner = own if own.contains(file) else shared_file_owner(file)
+    check_directory(own if own.contains(file) else owner.parent)
+    delete_state_file(owner, file)
 
 
-def clean_up_job(storage: CheckpointStorage, first_id: int, *, keeps_nothing: bool) -> None:
+@dataclass(slots=True)
+class JobCleanUp:
     """Deletes what aborted checkpoints left behind while storage failed, or all; then the directory, if empty.
 
     What lay in it before the job's first checkpoint ``first_id`` stays, and so does what has another name than the job
-    gives.
+    gives. ``directory_known``: this driver has seen the job's directory, so that its storage is away when it is
+    missing; an earlier driver may have deleted it.
     """
+
+    storage: CheckpointStorage
+    first_id: int
+    keeps_nothing: bool
+    directory_known: bool = False
+
+    def __call__(self) -> None:
+        check_directory(self.storage.location if self.directory_known else self.storage.location.parent)
+        _delete_checkpoints(self.storage, self.first_id, keeps_nothing=self.keeps_nothing)
+        release_job_directory(self.storage)
+        self.directory_known = False  # from here on it may be gone by this very attempt
+        delete_job_directory(self.storage)
+
+
+def _delete_checkpoints(storage: CheckpointStorage, first_id: int, *, keeps_nothing: bool) -> None:
     for checkpoint_id in storage.list_checkpoints():
         own = checkpoint_id >= first_id
         if (own and keeps_nothing) or not has_metadata(storage.checkpoint(checkpoint_id)):
@@ -57,8 +79,6 @@ def clean_up_job(storage: CheckpointStorage, first_id: int, *, keeps_nothing: bo
         delete_tree(storage.task_owned)
     else:
         _delete_unused_shared_files(storage, range(first_id, sys.maxsize))
-    release_job_directory(storage)
-    delete_job_directory(storage)
 
 
 def _delete_unused_shared_files(storage: CheckpointStorage, ids: range) -> None:

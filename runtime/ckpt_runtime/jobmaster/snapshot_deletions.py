@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError
+from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
 from ckpt_runtime.storage.fenced_document import Fence, no_fence
 from ckpt_runtime.storage.leader_store import NotLeaderError
 
@@ -114,7 +114,11 @@ class SnapshotDeletions:
         self._running -= 1
         if self._closed or done.cancelled():
             return
-        failed = done.result()
+        try:
+            failed = done.result()
+        except StorageError as error:  # the pool's own: not begun, or still hanging
+            logger.warning("will try %d deletions again: %s", len(deletions), error)
+            failed = deletions
         for deletion in deletions:
             answer, deletion.attempted = deletion.attempted, None
             if answer is not None:

@@ -8,7 +8,7 @@ from ckpt_runtime.checkpoint.events import LeftoversFound
 from ckpt_runtime.checkpoint.shared_state_registry import is_shared
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, shared_file_checkpoint
-from ckpt_runtime.storage.filesystem import list_names, resolve
+from ckpt_runtime.storage.filesystem import check_directory, list_names, resolve
 
 
 def find_leftovers(storage: CheckpointStorage, ids: range, states: Iterable[SubtaskState]) -> LeftoversFound:
@@ -18,6 +18,7 @@ def find_leftovers(storage: CheckpointStorage, ids: range, states: Iterable[Subt
     """
     if not ids:
         return LeftoversFound(())
+    check_directory(storage.location)
     checkpoints = tuple(
         (number, storage.checkpoint(number).url) for number in storage.list_checkpoints() if number in ids
     )

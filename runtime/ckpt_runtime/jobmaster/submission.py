@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+
+from msgspec import Struct
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
@@ -12,6 +13,7 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, find_option
 from ckpt_runtime.graph.job_graph import JobGraph
+from ckpt_runtime.graph.schema import NonNegative, checked, malformed
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway import ClaimMode, ExceptionEntry, RunRequest
 from ckpt_runtime.jobmaster.job_record import JobRecord, VolatileRecord
@@ -24,8 +26,9 @@ class JobHistory:
     """What happened to a job under earlier drivers; the default is that of a new one.
 
     ``overrides`` is the stored text (FLIP-571). Ids from ``first_checkpoint_id`` on are the job's own, and those below
-    ``next_checkpoint_id`` may have been used, as may attempts below ``next_attempt``. ``disposals`` are deletions that
-    are not known to be done, by checkpoint id. ``failures`` are the exception history.
+    ``next_checkpoint_id`` may have been used, as may attempts below ``next_attempt``. ``savepoint_id`` is that of the
+    last savepoint, 0 without one. ``disposals`` are deletions that are not known to be done, by checkpoint id.
+    ``failures`` are the exception history.
     """
 
     overrides: str | None = None
@@ -33,6 +36,7 @@ class JobHistory:
     first_checkpoint_id: int = 1
     next_checkpoint_id: int = 1
     next_attempt: int = 0
+    savepoint_id: int = 0
     disposals: Mapping[int, SnapshotDisposal] = field(default_factory=dict)
     failures: tuple[ExceptionEntry, ...] = ()
 
@@ -43,7 +47,8 @@ class JobSubmission:
 
     ``given`` is the job's submitted configuration: what its pipeline set, under what came with the request.
     ``configuration`` is that over the cluster's.
-    ``archive`` is the zip of the pipeline's files.
+    ``archive`` is the zip of the pipeline's files. ``ended_jobs`` took the savepoint, or had its sinks before, and are
+    known to write no more.
     """
 
     job_id: str
@@ -62,6 +67,12 @@ class JobSubmission:
     record: JobRecord = field(default_factory=VolatileRecord)
     history: JobHistory = field(default_factory=JobHistory)
     submitted_at_ms: int = field(default_factory=wall_clock_ms)
+    ended_jobs: tuple[str, ...] = ()
+
+    @property
+    def seed(self) -> str:
+        """No other submission's, also under the same job id, and the same under later drivers."""
+        return f"{self.job_id}@{self.submitted_at_ms}"
 
     def to_stored(self, first_checkpoint_id: int) -> StoredJob:
         """The execution plan as it is kept; the archive lies beside it."""
@@ -88,35 +99,48 @@ def submission_of(
     savepoint: CompletedCheckpoint | None,
     default_checkpoint_directory: str,
 ) -> JobSubmission:
-    """The job of a stored plan. Raises KeyError, TypeError or ValueError for a plan of another shape."""
-    properties = stored.properties
-    given = Configuration(stored.configuration).without(INTERNAL_PREFIX)
+    """The job of a stored plan. Raises :class:`DocumentError` for a plan of another shape."""
+    properties = checked(stored.properties, StoredProperties)
+    with malformed():
+        given = Configuration(stored.configuration).without(INTERNAL_PREFIX)
+        configuration = Configuration.merge(cluster, Configuration(properties.cluster_configuration), given)
     return JobSubmission(
         job_id=stored.job_id,
-        graph=JobGraph.from_json(dict(stored.graph)),
-        configuration=Configuration.merge(cluster, Configuration(properties["cluster_configuration"]), given),
+        graph=JobGraph.from_json(stored.graph),
+        configuration=configuration,
         given=given,
         archive=archive,
-        program_id=str(properties["program_id"]),
-        entry=str(properties["entry"]),
-        arguments=tuple(properties["arguments"]),
+        program_id=properties.program_id,
+        entry=properties.entry,
+        arguments=properties.arguments,
         default_checkpoint_directory=default_checkpoint_directory,
         savepoint=savepoint,
-        claim_mode=ClaimMode(properties["claim_mode"]),
-        allow_non_restored_state=bool(properties["allow_non_restored_state"]),
-        request=request_of(properties.get("request")),
+        claim_mode=properties.claim_mode,
+        allow_non_restored_state=properties.allow_non_restored_state,
+        request=properties.request,
         record=record,
         history=history,
-        submitted_at_ms=int(properties["submitted_at_ms"]),
+        submitted_at_ms=properties.submitted_at_ms,
     )
 
 
-def request_of(document: Mapping[str, Any] | None) -> RunRequest | None:
-    """The request of its stored form. Raises KeyError, TypeError or ValueError for another shape."""
-    if document is None:
-        return None
-    values = {**document, "arguments": tuple(document["arguments"]), "claim_mode": ClaimMode(document["claim_mode"])}
-    return RunRequest(**values)
+class StoredProperties(Struct):
+    """What :meth:`JobSubmission.to_stored` adds to a stored plan."""
+
+    program_id: str
+    entry: str
+    arguments: tuple[str, ...]
+    claim_mode: ClaimMode
+    allow_non_restored_state: bool
+    cluster_configuration: dict[str, str]
+    first_checkpoint_id: NonNegative
+    submitted_at_ms: int
+    request: RunRequest | None = None
+
+
+def request_of(document: object) -> RunRequest | None:
+    """The request of its stored form. Raises :class:`DocumentError` for another shape."""
+    return None if document is None else checked(document, RunRequest)
 
 
 def options_of_jobs(configuration: Configuration) -> dict[str, str]:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from ckpt_runtime.checkpoint.sink_state import SinkLineage
 from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.backend import KeyedStateBackend
@@ -75,7 +76,7 @@ class OperatorContext:
     clock (ms since epoch). ``restored_checkpoint_id`` is None on a fresh start. ``keyed_state`` is None unless the spec
     is keyed; it covers ``key_groups``. ``set_timer(at_ms)`` asks for one ``on_processing_time`` call at or after that
     time; a later call replaces the request if it is earlier. A due timer goes before input, so that an operator can put
-    its input off; ``waiting_input`` says what it puts off.
+    its input off; ``waiting_input`` says what it puts off. ``sink`` is None for what is no transactional sink.
     """
 
     job_id: str
@@ -93,6 +94,7 @@ class OperatorContext:
     keyed_state: KeyedStateBackend | None = None
     restored_checkpoint_id: int | None = None
     waiting_input: Callable[[], WaitingInput] = lambda: WaitingInput.NOTHING
+    sink: SinkLineage | None = None
 
 
 class Operator(ABC):

@@ -16,6 +16,9 @@ from ckpt_runtime.rest.errors import BadRequest, echo
 HEX_ID = re.compile(r"[0-9a-fA-F]{32}")
 MAX_PATH_CHARS = 4096
 MAX_TEXT_CHARS = 64 * 1024
+MAX_OPTIONS = 500
+MAX_KEY_CHARS = 1024
+MAX_ITEMS = 10_000
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:/")
 _ENTRY_POINT = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -120,6 +123,8 @@ class BodyFields:
         name, value = found
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise refuse(name, value, "it must be a list of strings")
+        if len(value) > MAX_ITEMS:
+            raise refuse(name, f"{len(value)} strings", f"it must have at most {MAX_ITEMS}")
         return tuple(value)
 
     def options(self, *names: str) -> dict[str, str]:
@@ -130,6 +135,11 @@ class BodyFields:
         name, value = found
         if not isinstance(value, dict):
             raise refuse(name, value, "it must be an object of option keys and values")
+        if len(value) > MAX_OPTIONS:
+            raise refuse(name, f"{len(value)} options", f"it must have at most {MAX_OPTIONS}")
+        for key in value:
+            if len(key) > MAX_KEY_CHARS:
+                raise refuse(name, key, f"a key must have at most {MAX_KEY_CHARS} characters")
         return {key: _option_text(f"{name}.{key}", item) for key, item in value.items()}
 
 
@@ -142,6 +152,8 @@ def checked_integer(name: str, value: object, minimum: int, maximum: int) -> int
 
 def _option_text(name: str, value: object) -> str:
     if isinstance(value, str):
+        if len(value) > MAX_TEXT_CHARS:
+            raise refuse(name, value, f"it must have at most {MAX_TEXT_CHARS} characters")
         return value
     if isinstance(value, bool):
         return "true" if value else "false"

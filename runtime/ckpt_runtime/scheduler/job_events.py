@@ -144,10 +144,14 @@ class TaskFailed:
 
 @dataclass(frozen=True, slots=True)
 class JobFailed:
-    """Something failed that is no task, such as too many checkpoints."""
+    """Something failed that is no task, such as too many checkpoints.
+
+    ``failed_checkpoints`` is how often these have been too many since one completed, 0 when it is something else.
+    """
 
     cause: FailureInfo
     recoverable: bool = True
+    failed_checkpoints: int = 0
 
 
 JobEvent = (

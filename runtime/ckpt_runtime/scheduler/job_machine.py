@@ -18,7 +18,7 @@ from ckpt_runtime.scheduler.deployed_tasks import DeployedTasks, TaskState
 from ckpt_runtime.scheduler.job_effects import JobEffect
 from ckpt_runtime.scheduler.job_events import FailureInfo, JobEvent
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
-from ckpt_runtime.scheduler.restart_strategies import RestartStrategy
+from ckpt_runtime.scheduler.restart_strategies import FAILED_CHECKPOINTS, Backoff, RestartStrategy
 
 _ONLY_IN: dict[type[Any], frozenset[JobState]] = {on.Start: frozenset({JobState.INITIALIZING})}
 
@@ -41,14 +41,21 @@ class _Stop:
 class JobMachine:
     """``subtasks`` are those of the job graph, in deployment order. ``first_attempt`` continues an earlier driver's.
 
+    ``backoff`` is for failures by checkpoints alone: a new deployment does not help storage that cannot be written.
+
     Messages of executions that are not of the present deployment, and answers that came too late, change nothing.
     """
 
     def __init__(
-        self, subtasks: Iterable[SubtaskKey], restart_strategy: RestartStrategy, first_attempt: int = 0
+        self,
+        subtasks: Iterable[SubtaskKey],
+        restart_strategy: RestartStrategy,
+        first_attempt: int = 0,
+        backoff: Backoff = FAILED_CHECKPOINTS,
     ) -> None:
         self._subtasks = tuple(subtasks)
         self._strategy = restart_strategy
+        self._backoff = backoff
         self._attempt = first_attempt - 1
         self._state = JobState.INITIALIZING
         self._status = JobStatus.INITIALIZING
@@ -197,12 +204,15 @@ class JobMachine:
             self._cause = event.cause
             self._enter(JobState.FAILING, now, event.cause)
         elif self._state not in (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING):
-            self._fail(event.cause, now, event.recoverable)
+            self._fail(event.cause, now, event.recoverable, self._backoff.pause_ms(event.failed_checkpoints))
 
     # --- failure and restart
 
-    def _fail(self, cause: FailureInfo, now: Instant, recoverable: bool = True) -> None:
-        """A failure while nothing is being cleared: asks the strategy, then clears the deployment away."""
+    def _fail(self, cause: FailureInfo, now: Instant, recoverable: bool = True, pause_ms: int = 0) -> None:
+        """A failure while nothing is being cleared: asks the strategy, then clears the deployment away.
+
+        ``pause_ms`` is the least time until the restart, whatever the strategy says.
+        """
         self._cause = cause
         if self._stop is not None and self._stop.location is not None:
             # The savepoint's effects are committed: restarting from an older checkpoint would commit them twice.
@@ -212,7 +222,7 @@ class JobMachine:
         if delay is None:
             self._clear(JobState.FAILING, now, cause)
         else:
-            self._restart_at = now.rel_ms + delay
+            self._restart_at = now.rel_ms + max(delay, pause_ms)
             self._clear(JobState.CLEARING, now, cause)
 
     def _clear(self, state: JobState, now: Instant, cause: FailureInfo | None = None) -> None:

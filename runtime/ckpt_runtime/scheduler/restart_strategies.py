@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -16,6 +17,25 @@ class RestartStrategy(Protocol):
     def on_failure(self, now: int) -> int | None:
         """Milliseconds from ``now`` until the restart, or None when the job must fail for good."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Pauses that grow from one failure in a row to the next, to a limit."""
+
+    initial_ms: int
+    max_ms: int
+    multiplier: float
+
+    def pause_ms(self, failures: int) -> int:
+        """After so many failures in a row; none after none."""
+        if failures <= 0:
+            return 0
+        return min(self.max_ms, round(self.initial_ms * self.multiplier ** min(failures - 1, 100)))
+
+
+FAILED_CHECKPOINTS = Backoff(1_000, 60_000, 1.5)
+"""Least pauses of a job that fails because its checkpoints do, until one completes: Flink's exponential delay."""
 
 
 class NoRestart:

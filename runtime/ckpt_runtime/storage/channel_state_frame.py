@@ -20,7 +20,7 @@ import xxhash
 from ckpt_runtime.checkpoint.state_handles import ChannelStateSegment, StateFile
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.storage.errors import CorruptFileError
-from ckpt_runtime.storage.filesystem import Location, file_size, naming, read_descriptor, read_range
+from ckpt_runtime.storage.filesystem import Location, file_size, naming, open_regular, read_descriptor, read_range
 from ckpt_runtime.storage.state_file_reader import locate
 
 MAX_BODY_BYTES = 1 << 30
@@ -191,7 +191,7 @@ class FrameSource:
             raise CorruptFileError(message, self.url)
         if location.is_local:
             with naming("read", location):
-                self._descriptor = os.open(location.path, os.O_RDONLY)
+                self._descriptor = open_regular(location.path)
         self._opened = True
 
     def _damaged(self, offset: int, reason: str) -> CorruptFileError:

@@ -7,7 +7,7 @@ before anything of the checkpoint is deleted.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ckpt_runtime.storage.errors import AlreadyExistsError, CorruptFileError
@@ -103,14 +103,18 @@ class CheckpointPointerStore:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """No checkpoint id and no attempt from these on was ever used."""
+    """No checkpoint id and no attempt from these on was ever used; the last savepoint has ``savepoint_id``, or 0."""
 
     next_checkpoint_id: int = FIRST_CHECKPOINT_ID
     next_attempt: int = 0
+    savepoint_id: int = 0
 
 
 class JobCounters:
-    """The next checkpoint id and the next attempt of one job. They only rise; a number is used after it was stored."""
+    """The next checkpoint id, the next attempt and the last savepoint of one job. They only rise.
+
+    A number is used after it was stored.
+    """
 
     def __init__(self, directory: Location, fence: Fence = no_fence, epoch: int = 0) -> None:
         """``directory`` need not exist. Touches nothing."""
@@ -132,13 +136,15 @@ class JobCounters:
         """No later driver uses this attempt or a smaller one. Repeating an unknown outcome is fine."""
         self._raise_to(Counters(next_attempt=attempt + 1))
 
+    def keep_savepoint(self, checkpoint_id: int) -> None:
+        """The last savepoint has at least this id. Repeating an unknown outcome is fine."""
+        self._raise_to(Counters(savepoint_id=checkpoint_id))
+
     def _raise_to(self, least: Counters) -> None:
         def raised(document: dict[str, Any]) -> dict[str, Any]:
             present = self._counters(document)
-            return {
-                "next_checkpoint_id": max(present.next_checkpoint_id, least.next_checkpoint_id),
-                "next_attempt": max(present.next_attempt, least.next_attempt),
-            }
+            names = [field.name for field in fields(Counters)]
+            return {name: max(getattr(present, name), getattr(least, name)) for name in names}
 
         self._document.change(raised)
 

@@ -104,10 +104,11 @@ class CheckpointStorage:
     def initialize_checkpoint(self, checkpoint_id: int) -> Location:
         """Makes a checkpoint's directory. What an unfinished attempt left in it does no harm: file names are unique.
 
-        Raises :class:`AlreadyExistsError` when a complete checkpoint is there, :class:`StorageError` otherwise.
+        Raises :class:`AlreadyExistsError` when a complete checkpoint is there, :class:`StorageError` otherwise, also
+        when the job's directory is not there: a file system that is away is not replaced by what lies under it.
         """
         directory = self.checkpoint(checkpoint_id)
-        make_directory(directory)
+        make_directory(directory, parents=False)
         if has_metadata(directory):
             raise AlreadyExistsError(f"{directory.url} already holds a complete checkpoint", directory.url)
         return directory

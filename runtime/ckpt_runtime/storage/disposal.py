@@ -3,6 +3,9 @@
 ``_metadata`` goes first, so that what is half deleted is no snapshot any more. A checkpoint's directory belongs to the
 system and goes as a whole. A savepoint's may have been moved by its owner to a place with other files in it, so only
 what its metadata refers to is deleted, and its directories only when they are empty then.
+
+What is gone is fine, but only where the directory that held it is there: a mount that is missing shows nothing of what
+comes back with it.
 """
 
 from __future__ import annotations
@@ -12,11 +15,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
+
+from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.crash_points import reach
-from ckpt_runtime.storage.errors import InvalidLocationError
+from ckpt_runtime.storage.errors import InvalidLocationError, NotFoundError
 from ckpt_runtime.storage.filesystem import (
     Location,
+    check_directory,
     delete_empty_directory,
     delete_file,
     delete_tree,
@@ -24,7 +31,7 @@ from ckpt_runtime.storage.filesystem import (
     is_plain_name,
     resolve,
 )
-from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, read_metadata
+from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, read_foreign_metadata
 
 
 def delete_checkpoint(storage: CheckpointStorage, checkpoint_id: int) -> None:
@@ -33,6 +40,7 @@ def delete_checkpoint(storage: CheckpointStorage, checkpoint_id: int) -> None:
     Raises :class:`StorageError` naming what could not be deleted; calling again goes on.
     """
     directory = storage.checkpoint(checkpoint_id)
+    check_directory(directory.parent)
     if exists(directory):
         delete_file(directory.child(METADATA_NAME))
         reach("checkpoint-half-deleted")
@@ -62,6 +70,11 @@ def delete_state_file(owner: Location, file: Location) -> None:
     delete_file(file)
 
 
+class _StoredDisposal(Struct):
+    directory: str
+    files: list[str]
+
+
 @dataclass(frozen=True, slots=True)
 class SnapshotDisposal:
     """A checked order to delete one snapshot. Its files are known even when its metadata is gone already."""
@@ -72,15 +85,21 @@ class SnapshotDisposal:
     @classmethod
     def of(cls, url: str) -> SnapshotDisposal:
         """Reads and checks; deletes nothing. Raises as :func:`dispose_snapshot`."""
-        snapshot = read_metadata(resolve(url))
+        location = resolve(url)
+        try:
+            snapshot = read_foreign_metadata(location)
+        except NotFoundError:
+            check_directory(location.parent)
+            raise
         paths = sorted(set(_relative_files(snapshot.document, snapshot.directory)))
         return cls._checked(snapshot.directory, paths)
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> SnapshotDisposal:
-        """Of :meth:`to_json`. Raises InvalidLocationError; KeyError, TypeError or ValueError for another shape."""
-        directory = resolve(document["directory"])
-        return cls._checked(directory, [_checked_segments(path, directory) for path in document["files"]])
+    def from_json(cls, document: object) -> SnapshotDisposal:
+        """Of :meth:`to_json`. Raises InvalidLocationError; :class:`DocumentError` for another shape."""
+        stored = checked(document, _StoredDisposal)
+        directory = resolve(stored.directory)
+        return cls._checked(directory, [_checked_segments(path, directory) for path in stored.files])
 
     @classmethod
     def _checked(cls, directory: Location, paths: Sequence[tuple[str, ...]]) -> SnapshotDisposal:
@@ -94,6 +113,7 @@ class SnapshotDisposal:
     def execute(self) -> None:
         """Deletes. After a :class:`StorageError` calling again goes on; what is gone is fine."""
         directory = self.directory
+        check_directory(directory.parent)
         delete_file(directory.child(METADATA_NAME))
         parents: set[Location] = set()
         for segments in self.files:
@@ -108,7 +128,8 @@ def dispose_snapshot(url: str) -> None:
     """Deletes a savepoint or a retained checkpoint, given as its directory or ``_metadata`` file.
 
     Files outside its directory are left alone, as is everything in it that the metadata does not refer to. Raises
-    :class:`NotFoundError`, :class:`CorruptFileError` or :class:`InvalidLocationError` before anything is deleted.
+    :class:`NotFoundError`, :class:`CorruptFileError` or :class:`InvalidLocationError` before anything is deleted, and
+    another :class:`StorageError` when its storage is away.
     """
     SnapshotDisposal.of(url).execute()
 

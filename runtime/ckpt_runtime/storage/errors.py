@@ -35,3 +35,11 @@ class CorruptFileError(StorageError, ValueError):
 
 class ConflictError(StorageError):
     """Somebody else changed a document since it was read; the change that was asked for was not made."""
+
+
+class StorageTimeoutError(AmbiguousWriteError, TimeoutError):
+    """Storage has not answered within the deadline. What was asked for may still happen at any time."""
+
+
+class PoolExhaustedError(StorageError):
+    """A call was not begun, because too many of its kind hang or wait."""

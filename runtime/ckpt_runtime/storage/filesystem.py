@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,8 +21,14 @@ from fsspec.implementations.local import LocalFileSystem
 
 from ckpt_runtime.storage.errors import AlreadyExistsError, InvalidLocationError, NotFoundError, StorageError
 
-SCHEMES = ("file", "memory", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "hdfs", "webhdfs", "oss")
-"""Schemes that snapshots may lie on; a file system that the process itself has registered with fsspec works as well."""
+SCHEMES = ("file", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "hdfs", "webhdfs", "oss")
+"""Schemes that snapshots may lie on; a file system that the process itself has registered with fsspec works as well.
+
+What fsspec brings along beyond these is refused, even when something has loaded it.
+"""
+
+_VOLATILE = "memory"
+_volatile_allowed = False
 
 _OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss")
 """Schemes of stores that know no directories: one is there as long as something lies below its path."""
@@ -96,47 +103,75 @@ def is_plain_name(name: str) -> bool:
     return bool(name) and name not in (".", "..") and "/" not in name and name.isprintable() and len(name) <= 255
 
 
-def resolve(url: str | os.PathLike[str]) -> Location:
-    """The location of an absolute path or a URL: ``/x``, ``file:/x``, ``file:///x``, ``memory://x``, ``s3://bucket/x``.
+def allow_memory() -> None:
+    """For tests only: from now on ``memory://`` is a location, which ends with its process."""
+    global _volatile_allowed
+    _volatile_allowed = True
 
-    Raises :class:`InvalidLocationError` naming the URL and what is allowed. Does not touch the file system.
+
+def resolve(url: str | os.PathLike[str]) -> Location:
+    """The location of an absolute path or a URL: ``/x``, ``file:/x``, ``file:///x``, ``s3://bucket/x``.
+
+    Raises :class:`InvalidLocationError` naming the URL and what is allowed, and :class:`StorageError` for a store that
+    cannot be reached. Does not touch the file system, but the first URL of a scheme loads its library, which may take
+    a second.
     """
+    text, scheme, path = _parsed(url)
+    if scheme is None:
+        return Location(LocalFileSystem(), os.path.normpath("/" + path.lstrip("/")), "file")
+    return _remote(text, scheme)
+
+
+def check_url(url: str | os.PathLike[str]) -> None:
+    """Raises as :func:`resolve` for a text that cannot be a location anywhere; loads nothing."""
+    _parsed(url)
+
+
+def _parsed(url: str | os.PathLike[str]) -> tuple[str, str | None, str]:
+    """The text, its scheme (None for a local path) and the path that is to be checked for parent segments."""
     text = os.fspath(url)
     if not text or len(text) > MAX_URL_LENGTH or not text.isprintable():
         raise _invalid(text, f"an absolute path or URL of at most {MAX_URL_LENGTH} printable characters")
     scheme, separator, _ = text.partition(":")
     if not separator or "/" in scheme:
-        return _local(text, text)
+        return text, None, _local_path(text, text)
     scheme = scheme.lower()
     if scheme == "file":
         parts = urlsplit(text)
         if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
             raise _invalid(text, "file:///path without a host")
-        return _local(unquote(parts.path), text)
+        return text, None, _local_path(unquote(parts.path), text)
     if "::" in text:
         raise _invalid(text, "a single URL, not a chain of them")
-    if scheme not in SCHEMES and scheme not in fsspec.registry:
+    if not _is_known(scheme):
         raise _invalid(text, f"an absolute path, or a URL of the schemes {', '.join(SCHEMES)}")
-    return _remote(text, scheme)
+    path = text.partition("://")[2]
+    _refuse_parent_segments(path, text)
+    return text, scheme, path
 
 
-def _local(path: str, text: str) -> Location:
+def _is_known(scheme: str) -> bool:
+    if scheme == _VOLATILE:
+        return _volatile_allowed
+    return scheme in SCHEMES or (scheme in fsspec.registry and scheme not in fsspec.available_protocols())
+
+
+def _local_path(path: str, text: str) -> str:
     if not path.startswith("/"):
         raise _invalid(text, "an absolute path or a URL")
     _refuse_parent_segments(path, text)
-    return Location(LocalFileSystem(), os.path.normpath("/" + path.lstrip("/")), "file")
+    return path
 
 
 def _remote(text: str, scheme: str) -> Location:
-    _refuse_parent_segments(text.partition("://")[2], text)
     # Another process, or another thread with the same object, writes what a kept listing does not show.
     options = {"use_listings_cache": False} if scheme in _OBJECT_STORES else {}
     try:
         filesystem, path = fsspec.core.url_to_fs(text, **options)
-    except ImportError as error:
+    except (ImportError, ValueError) as error:
         raise InvalidLocationError(f"{text}: {error}", text) from error
     except Exception as error:
-        raise InvalidLocationError(f"{text}: cannot be reached: {error}", text) from error
+        raise StorageError(f"{text}: cannot be reached: {error}", text, error) from error
     path = path.rstrip("/")
     if not path and scheme in _OBJECT_STORES:
         raise _invalid(text, f"a URL with a bucket, {scheme}://bucket/path")
@@ -201,6 +236,14 @@ def file_size(location: Location) -> int:
         return int(location.filesystem.size(location.path))
 
 
+def modification_time_s(location: Location) -> float:
+    """When a file was written last, in seconds since the epoch. Raises :class:`NotFoundError`."""
+    with naming("look at", location):
+        if location.is_local:
+            return os.stat(location.path).st_mtime
+        return float(location.filesystem.modified(location.path).timestamp())
+
+
 def read_bytes(location: Location, limit: int) -> bytes:
     """A whole file. Raises :class:`StorageError` when it is larger than ``limit`` bytes."""
     data = read_beginning(location, limit + 1)
@@ -214,8 +257,8 @@ def read_beginning(location: Location, length: int) -> bytes:
     """A file's first bytes, fewer if it is shorter, in one go: of a file that is replaced meanwhile, one version."""
     with naming("read", location):
         if location.is_local:
-            with open(location.path, "rb", buffering=0) as file:
-                return read_descriptor(file.fileno(), 0, min(length, os.fstat(file.fileno()).st_size))
+            with opened_regular(location.path) as descriptor:
+                return read_descriptor(descriptor, 0, min(length, os.fstat(descriptor).st_size))
         try:
             return bytes(location.filesystem.cat_file(location.path, start=0, end=length))
         except Exception as error:
@@ -232,9 +275,43 @@ def read_range(location: Location, offset: int, length: int) -> bytes:
         return b""
     with naming("read", location):
         if location.is_local:
-            with open(location.path, "rb", buffering=0) as file:
-                return read_descriptor(file.fileno(), offset, length)
+            with opened_regular(location.path) as descriptor:
+                return read_descriptor(descriptor, offset, length)
         return bytes(location.filesystem.cat_file(location.path, start=offset, end=offset + length))
+
+
+def open_regular(path: str) -> int:
+    """A descriptor to read a local file with; the caller closes it.
+
+    Raises OSError for what is no regular file. Opening a FIFO would wait for a writer, and reading a device for ever:
+    so it is opened without waiting, and what was opened is what is looked at.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise OSError(errno.EINVAL, f"it is {_KINDS.get(stat.S_IFMT(mode), 'something else')}, and only files are read")
+
+
+_KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+@contextmanager
+def opened_regular(path: str) -> Iterator[int]:
+    """As :func:`open_regular`, closed at the end."""
+    descriptor = open_regular(path)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def read_descriptor(descriptor: int, offset: int, length: int) -> bytes:
@@ -275,18 +352,33 @@ def is_temporary_name(name: str) -> bool:
     return name.startswith(".") and name.endswith(".tmp")
 
 
-def make_directory(directory: Location, *, exist_ok: bool = True) -> None:
-    """Makes a directory and its parents. On object stores only checks that nothing exists, unless ``exist_ok``.
+def check_directory(directory: Location) -> None:
+    """Raises :class:`StorageError` when a directory that must be there is not.
 
-    A bucket is never made.
+    Then its storage is away: of nothing below it is known that it is gone. Object stores have no directories to miss.
     """
+    if not directory.is_object_store and not is_directory(directory):
+        message = f"the directory {directory.url} is not there: its storage is away, or it was deleted by hand"
+        raise StorageError(message, directory.url)
+
+
+def make_directory(directory: Location, *, exist_ok: bool = True, parents: bool = True) -> None:
+    """Makes a directory and its ``parents``. On object stores only checks that nothing exists, unless ``exist_ok``.
+
+    A bucket is never made. Raises :class:`StorageError` naming the parent that is missing without ``parents``: below
+    the mount point of a file system that is away nothing may be written.
+    """
+    if not parents:
+        check_directory(directory.parent)
     with naming("create", directory):
         if directory.is_local:
-            if exist_ok:
-                os.makedirs(directory.path, exist_ok=True)
-            else:
+            if parents:
                 os.makedirs(os.path.dirname(directory.path), exist_ok=True)
+            try:
                 os.mkdir(directory.path)
+            except FileExistsError:
+                if not exist_ok or not os.path.isdir(directory.path):
+                    raise
             return
         if not exist_ok and exists(directory):
             raise FileExistsError(directory.path)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpt_runtime.configuration import JOB_CHECKPOINT_OVERRIDES
+from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.storage.checkpoint_storage import check_job_id, is_job_id
 from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.errors import AlreadyExistsError, ConflictError, CorruptFileError, NotFoundError
@@ -63,19 +64,10 @@ class StoredJob:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> StoredJob:
-        """Raises KeyError, TypeError or ValueError for a document of another shape."""
-        configuration = document["configuration"]
-        if not all(isinstance(key, str) and isinstance(value, str) for key, value in configuration.items()):
-            raise TypeError("the configuration has to map texts to texts")
-        return cls(
-            job_id=check_job_id(document["job_id"]),
-            graph=dict(document["graph"]),
-            configuration=dict(configuration),
-            version=int(document.get("version", 1)),
-            properties=dict(document.get("properties", {})),
-            archive_checksum=str(document.get("archive_checksum", "")),
-            epoch=int(document.get("epoch", 0)),
-        )
+        """Raises :class:`DocumentError` or :class:`InvalidLocationError` for a document of another shape."""
+        stored = checked(document, cls)
+        check_job_id(stored.job_id)
+        return stored
 
 
 class JobStore:

@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from ckpt_runtime.graph.schema import DocumentError, checked
 from ckpt_runtime.storage.documents import decode_document, encode_document
 from ckpt_runtime.storage.errors import (
     AmbiguousWriteError,
@@ -47,8 +48,8 @@ class LeaderInfo:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> LeaderInfo:
-        """Raises KeyError or ValueError for a document of another shape."""
-        return cls(str(document["rest"]), str(document["app_id"]), str(document["attempt"]), int(document["epoch"]))
+        """Raises :class:`DocumentError` for a document of another shape."""
+        return checked(document, cls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,9 @@ class LeaderStore:
             return None
         try:
             return LeaderInfo.from_json({**revision.document, "epoch": revision.number})
-        except (KeyError, TypeError, ValueError) as error:
+        except DocumentError as error:
             url = self._epochs.directory.url
-            raise CorruptFileError(f"{url} holds no usable leader: {error!r}", url) from error
+            raise CorruptFileError(f"{url} holds no usable leader: {error}", url) from error
 
     def claim(self, rest: str, app_id: str, attempt: str, *, after: int) -> LeaderInfo:
         """Becomes the leader in the epoch after ``after`` (0 for the first).
@@ -122,10 +123,11 @@ class LeaderStore:
         """The last sign of life of an epoch's leader."""
         file = self._lease_file(epoch)
         try:
-            document = decode_document(read_bytes(file, _MAX_BYTES), file.url)
+            return checked(decode_document(read_bytes(file, _MAX_BYTES), file.url), Lease)
         except NotFoundError:
             return Lease(epoch, 0)
-        return Lease(epoch, int(document["sequence"]), bool(document.get("released", False)))
+        except DocumentError as error:
+            raise CorruptFileError(f"{file.url} is no lease: {error}", file.url) from error
 
     def check(self, info: LeaderInfo) -> None:
         """The fence: raises :class:`NotLeaderError` unless ``info`` is the present leader."""

@@ -8,8 +8,9 @@ Format 1 is two zstd frames, so that ``zstd -dc _metadata`` shows the text:
    line ``["value", key, value]``; a top-level list is ``["list", key, n]`` followed by n lines ``["item", value]``.
    The last line is ``["end", number of lines before it, checksum of all text before it]``.
 
-Every length is checked against a limit before memory is taken for it; nesting is bounded by the JSON parser (254 levels
-when writing, 1,024 when reading).
+Every length is checked against a limit before memory is taken for it, and the number of values before any of them is
+made; nesting is bounded by the JSON parser (254 levels when writing, 1,024 when reading). The limits hold for writing,
+too: a snapshot that could not be read back fails.
 """
 
 from __future__ import annotations
@@ -30,9 +31,12 @@ from ckpt_runtime.storage.json_text import to_json_text
 
 FORMAT = "ckpt-metadata"
 VERSION = 1
-MAX_COMPRESSED_BYTES = 256 << 20
-MAX_TEXT_BYTES = 512 << 20
-MAX_LINES = 10_000_000
+MAX_COMPRESSED_BYTES = 64 << 20
+MAX_TEXT_BYTES = 128 << 20
+MAX_LINES = 1_000_000
+MAX_LINE_BYTES = 16 << 20
+MAX_VALUES = 4_000_000
+"""Commas and opening brackets, which bound the number of values. As objects they take twenty times their text."""
 
 _SKIPPABLE = struct.Struct("<II")
 _SKIPPABLE_MAGIC = 0x184D2A5C
@@ -49,6 +53,8 @@ def encode(document: Mapping[str, Any]) -> bytes:
     text = b"".join(_text_lines(document))
     if len(text) > MAX_TEXT_BYTES:
         raise ValueError(f"metadata of {len(text)} bytes is larger than the {MAX_TEXT_BYTES} allowed")
+    if (values := _values(text)) > MAX_VALUES:
+        raise ValueError(f"metadata of {values} values is larger than the {MAX_VALUES} allowed")
     body = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True).compress(text)
     if len(body) > MAX_COMPRESSED_BYTES:
         raise ValueError(f"metadata of {len(body)} compressed bytes is larger than the {MAX_COMPRESSED_BYTES} allowed")
@@ -77,8 +83,20 @@ def decode(data: bytes, name: str) -> dict[str, Any]:
         text = zstandard.ZstdDecompressor().decompress(body, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise _corrupt(name, f"it cannot be decompressed: {error}") from error
+    if (values := _values(text)) > MAX_VALUES:
+        raise _corrupt(name, f"it has {values} values; at most {MAX_VALUES} are allowed")
     with _collector_paused():
         return _document(text, name)
+
+
+def text_length(data: bytes, name: str) -> int:
+    """How long the text in ``data`` is by its header, up to the limit. Raises :class:`CorruptFileError`."""
+    length: int = _split(data, name)[0]["text_length"]
+    return length
+
+
+def _values(text: bytes) -> int:
+    return text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
 @contextmanager
@@ -98,6 +116,8 @@ def _text_lines(document: Mapping[str, Any]) -> Iterator[bytes]:
     number = 0
     for record in _records(document):
         line = _line(record)
+        if len(line) > MAX_LINE_BYTES:
+            raise ValueError(f"a line of {len(line)} bytes is longer than the {MAX_LINE_BYTES} allowed")
         checksum.update(line)
         number += 1
         yield line
@@ -192,12 +212,16 @@ def _verified_records(text: bytes, name: str) -> Iterator[Any]:
         end = text.find(b"\n", start)
         if end < 0:
             raise _corrupt(name, "its last line is missing")
+        if end - start > MAX_LINE_BYTES:
+            raise _corrupt(name, f"line {number + 1} has {end - start} bytes; at most {MAX_LINE_BYTES} are allowed")
         record = _record(text[start:end], number + 1, name)
         if isinstance(record, list) and record[:1] == ["end"]:
             break
         checksum.update(view[start : end + 1])
         start = end + 1
         number += 1
+        if number > MAX_LINES:
+            raise _corrupt(name, f"it has more than the {MAX_LINES} lines allowed")
         yield record
     if record != ["end", number, checksum.hexdigest()] or end + 1 != len(text):
         raise _corrupt(name, "the checksum of its lines is wrong")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ckpt_runtime.storage.errors import InvalidLocationError, NotFoundError
 from ckpt_runtime.storage.filesystem import Location, exists, is_directory, read_bytes, resolve
-from ckpt_runtime.storage.metadata import MAX_COMPRESSED_BYTES, decode, encode
+from ckpt_runtime.storage.metadata import MAX_COMPRESSED_BYTES, decode, encode, text_length
+from ckpt_runtime.storage.metadata_check import HARMLESS_TEXT_BYTES, check_foreign
 from ckpt_runtime.storage.publish import publish
 
 METADATA_NAME = "_metadata"
 _MAX_FILE_BYTES = MAX_COMPRESSED_BYTES + 4_096
+_LARGE_AND_FOREIGN = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +42,31 @@ def read_metadata(url: str | Location) -> SnapshotMetadata:
 
     Raises :class:`InvalidLocationError`, :class:`NotFoundError`, :class:`CorruptFileError`, each naming the file.
     """
+    file, data = _read(url)
+    return SnapshotMetadata(file.parent, decode(data, file.url), len(data))
+
+
+def read_foreign_metadata(url: str | Location) -> SnapshotMetadata:
+    """As :func:`read_metadata`, of a snapshot that a user has named and anybody may have written.
+
+    One that is not small is tried in a process with limits first. Two of those are never read at the same time.
+    """
+    file, data = _read(url)
+    if text_length(data, file.url) <= HARMLESS_TEXT_BYTES:
+        return SnapshotMetadata(file.parent, decode(data, file.url), len(data))
+    with _LARGE_AND_FOREIGN:
+        check_foreign(data, file.url)
+        return SnapshotMetadata(file.parent, decode(data, file.url), len(data))
+
+
+def _read(url: str | Location) -> tuple[Location, bytes]:
     given = url if isinstance(url, Location) else resolve(url)
     if given.name == METADATA_NAME and not is_directory(given):
         file = given
     else:
         file = given.child(METADATA_NAME)
         _check_directory(given)
-    data = read_bytes(file, _MAX_FILE_BYTES)
-    return SnapshotMetadata(file.parent, decode(data, file.url), len(data))
+    return file, read_bytes(file, _MAX_FILE_BYTES)
 
 
 def has_metadata(directory: Location) -> bool:

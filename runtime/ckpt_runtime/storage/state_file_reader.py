@@ -14,6 +14,7 @@ from ckpt_runtime.storage.filesystem import (
     file_size,
     is_plain_name,
     naming,
+    open_regular,
     read_descriptor,
     read_range,
     resolve,
@@ -97,7 +98,7 @@ class StateFileReader:
             assert self._location is not None
             if self._location.is_local and self._descriptor < 0:
                 with naming("read", self._location):
-                    self._descriptor = os.open(self._location.path, os.O_RDONLY)
+                    self._descriptor = open_regular(self._location.path)
             found = file_size(self._location)
         if found != self._file.length:
             message = f"{self.url}: damaged, it has {found} bytes and not {self._file.length}"

@@ -257,6 +257,7 @@ class DeployedJob:
             keyed_state=backend,
             restored_checkpoint_id=self.deployment.restored_checkpoint_id,
             waiting_input=partial(waiting_input, gate),
+            sink=self.deployment.sinks.get(node.uid),
         )
 
 

@@ -5,9 +5,11 @@ Every channel of a deployment has one index, the same on both ends; with the dep
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckpt_runtime.checkpoint.sink_state import SinkLineage
 from ckpt_runtime.checkpoint.state_handles import ChannelStateStream, OperatorSubtaskState
 from ckpt_runtime.graph.job_graph import JobGraph, Partitioning
 
@@ -72,6 +74,7 @@ class Deployment:
     """Everything that one worker runs of one attempt of a job.
 
     Without ``snapshot_owned`` the files of the restored snapshot stay the user's: no new one may refer to them.
+    ``sinks`` are the transactional ones, by operator uid.
     """
 
     job_id: str
@@ -84,6 +87,7 @@ class Deployment:
     snapshot_directory: str = ""
     snapshot_owned: bool = True
     pin_cpu: int | None = None
+    sinks: Mapping[str, SinkLineage] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -97,6 +101,7 @@ class Deployment:
             "snapshot_directory": self.snapshot_directory,
             "snapshot_owned": self.snapshot_owned,
             "pin_cpu": self.pin_cpu,
+            "sinks": {uid: [s.sink_id, list(s.ended_jobs), s.savepoint_id] for uid, s in self.sinks.items()},
         }
 
     @classmethod
@@ -113,6 +118,7 @@ class Deployment:
             snapshot_directory=document["snapshot_directory"],
             snapshot_owned=document["snapshot_owned"],
             pin_cpu=document["pin_cpu"],
+            sinks={uid: SinkLineage(sink, tuple(jobs), last) for uid, (sink, jobs, last) in document["sinks"].items()},
         )
 
 

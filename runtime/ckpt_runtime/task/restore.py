@@ -11,13 +11,24 @@ from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.backend import KeyedStateBackend, RestoreSource
 from ckpt_runtime.state.errors import CorruptStateError
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
-from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
+from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.state_file_reader import StateFileReader
 
 
 class StateRestoreError(StorageError):
-    """State of the restored snapshot is damaged or missing; trying again meets the same. Names operator and file."""
+    """State of the restored snapshot is proven damaged; trying again meets the same. Names operator and file."""
+
+
+class StateUnavailableError(StorageError):
+    """State of the restored snapshot cannot be read now: its storage is away or fails. Names operator and file.
+
+    A file that is missing is no proof: a host that has lost its mount misses all of them.
+    """
+
+
+_DAMAGED = (CorruptFileError, InvalidLocationError, CorruptStateError)
+"""What no later attempt and no other host can read either: checksum, length, version, or a handle that leads astray."""
 
 
 class UnsupportedBackendError(ValueError):
@@ -34,8 +45,8 @@ def create_keyed_backend(
 ) -> KeyedStateBackend:
     """``uid`` names the operator in errors. ``directory`` is the restored snapshot's (URL).
 
-    Handles go whole to each subtask; the backend clips. Raises UnsupportedBackendError, StateSchemaError, and
-    StateRestoreError naming a file that is damaged or missing; as the storage does when it cannot be reached.
+    Handles go whole to each subtask; the backend clips. Raises UnsupportedBackendError, StateSchemaError,
+    StateRestoreError naming what is damaged, and StateUnavailableError naming what is missing or cannot be read.
     """
     if kind is not StateBackendType.HASHMAP:
         raise UnsupportedBackendError(f"state.backend.type: {kind.value!r} is not available, use 'hashmap'")
@@ -48,13 +59,13 @@ def create_keyed_backend(
 
 @contextmanager
 def naming_operator(uid: str, what: str, directory: str = "") -> Iterator[None]:
-    """Raises StateRestoreError for what is damaged or missing, naming the operator; lets other errors pass."""
+    """Names the operator in errors of storage: StateRestoreError for what is damaged, else StateUnavailableError."""
     try:
         yield
-    except (CorruptFileError, NotFoundError, InvalidLocationError, CorruptStateError) as error:
+    except (StorageError, CorruptStateError) as error:
         url = error.url if isinstance(error, StorageError) else directory
-        message = f"operator {uid!r} cannot restore its {what}: {error}"
-        raise StateRestoreError(message, url, error) from error
+        kind = StateRestoreError if isinstance(error, _DAMAGED) else StateUnavailableError
+        raise kind(f"operator {uid!r} cannot restore its {what}: {error}", url, error) from error
 
 
 def _restore(backend: MemoryKeyedStateBackend, handles: Sequence[KeyedStateHandle], directory: str) -> None:

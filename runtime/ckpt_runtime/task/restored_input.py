@@ -60,8 +60,8 @@ class RestoredWatermark:
 class RestoredInput:
     """The streams of one subtask, in order; ``edge_keys`` by edge, for those that are clipped by key group.
 
-    ``open_reader`` opens one stream. What is damaged or missing raises :class:`StateRestoreError`, which names operator
-    ``uid`` and the file; other failures come as the storage raises them.
+    ``open_reader`` opens one stream. What is damaged raises :class:`StateRestoreError` and what cannot be read
+    :class:`StateUnavailableError`; both name operator ``uid`` and the file.
     """
 
     def __init__(

@@ -329,8 +329,9 @@ def _acknowledgement(
 def describe_error(error: BaseException) -> dict[str, Any]:
     """An error as the exception history shows it; the trace begins with the line that clients show.
 
-    ``recoverable`` is false where trying again meets the same error. A ``consequence`` is most probably one of another
-    worker's end, and has no trace: where a thread was when it learned of it says nothing.
+    ``recoverable`` is false where trying again, on whatever host, meets the same error: the plan or the stored state is
+    proven not to fit. That storage is away is no such proof. A ``consequence`` is most probably one of another worker's
+    end, and has no trace: where a thread was when it learned of it says nothing.
     """
     report = report_of(error)
     if consequence := issubclass(type(error), ChannelLostError):

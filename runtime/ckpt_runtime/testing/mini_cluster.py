@@ -172,6 +172,10 @@ class MiniCluster:
     def completed_checkpoints(self, job_id: str) -> int:
         return self.call(self.dispatcher.checkpoint_statistics(job_id)).counts.completed
 
+    def restarts(self, job_id: str) -> int:
+        """How often the job was deployed again."""
+        return int(self.call(self.dispatcher.job_metrics(job_id))["numRestarts"])
+
     def savepoint(self, job_id: str, directory: Path | str, *, stop: bool = False, drain: bool = False) -> str:
         """Takes a native savepoint, or stops with one; returns its URL."""
         if stop:

@@ -15,12 +15,15 @@ from ckpt_runtime.checkpoint import channel_state_assignment as assignment
 from ckpt_runtime.checkpoint.barrier_handler import BarrierHandler
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range, owner_of_key_group
+from ckpt_runtime.jobmaster import snapshot_clean_up
 from ckpt_runtime.network.credit import SenderCredit
 from ckpt_runtime.network.elements import CheckpointBarrier, Watermark
 from ckpt_runtime.network.gate import InputChannel
 from ckpt_runtime.network.output_queue import OutputQueue
 from ckpt_runtime.network.transport import RemoteSubpartition
-from ckpt_runtime.task import restored_input, subtask_checkpoints
+from ckpt_runtime.storage import disposal
+from ckpt_runtime.storage.errors import NotFoundError
+from ckpt_runtime.task import restore, restored_input, subtask_checkpoints
 from ckpt_runtime.task.in_flight import PersistedBuffers
 from ckpt_runtime.task.output import LocalSubpartition, ResultPartition
 from ckpt_runtime.task.restored_input import RestoredInput
@@ -466,3 +469,17 @@ def _():
         return done or True
 
     return [(RowsInWork, "process", process)]
+
+
+# --- storage that is away
+
+
+@bug("a file that is missing counts as damaged", "one host that lost its mount failed the job for good")
+def _():
+    return [(restore, "_DAMAGED", (*restore._DAMAGED, NotFoundError))]
+
+
+@bug("what a missing mount does not show counts as deleted", "directories of aborted checkpoints came back with it")
+def _():
+    rooms = (disposal, snapshot_clean_up)
+    return [(room, "check_directory", lambda directory: None) for room in rooms]

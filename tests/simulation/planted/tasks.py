@@ -93,3 +93,44 @@ _CHECK_ALL_GONE = JobMachine._check_all_gone
 @bug("ticks do not go on when a stop came to nothing", "6.3")
 def _():
     return [(CheckpointCoordinator, "_on_periodic_started", nothing)]
+
+
+# --- restarts
+
+
+@bug("a restore that failed counts as hopeless", "a mount that was missing for five seconds")
+def _():
+    original = JobMachine._on_state_restore_failed
+    return [
+        (
+            JobMachine,
+            "_on_state_restore_failed",
+            lambda self, event, now: original(self, replace(event, recoverable=False), now),
+        )
+    ]
+
+
+@bug("failed checkpoints restart the job at once", "an unusable checkpoint directory")
+def _():
+    original = JobMachine._on_job_failed
+    return [
+        (
+            JobMachine,
+            "_on_job_failed",
+            lambda self, event, now: original(self, replace(event, failed_checkpoints=0), now),
+        )
+    ]
+
+
+@bug("the pause after failed checkpoints does not grow", "an unusable checkpoint directory")
+def _():
+    original = JobMachine._on_job_failed
+    return [
+        (
+            JobMachine,
+            "_on_job_failed",
+            lambda self, event, now: original(
+                self, replace(event, failed_checkpoints=min(1, event.failed_checkpoints)), now
+            ),
+        )
+    ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import tempfile
 import threading
 import uuid
@@ -30,6 +31,20 @@ from tests.unit.runtime.rest.fake_gateway import FakeGateway
 JOB = "fa461ac280c9aa36bde4a060aa97618c"
 
 
+@dataclass
+class Fault:
+    """The next ``times`` requests that match get ``status`` instead of an answer, whether ``carried_out`` or not."""
+
+    pattern: str
+    status: int
+    times: int = 1
+    carried_out: bool = False
+
+
+async def _nobody(_: Any) -> None:
+    """An answer that is lost."""
+
+
 class JobManager:
     """The REST API of a :class:`FakeGateway` on a loopback port; may be stopped and started again there."""
 
@@ -48,12 +63,24 @@ class JobManager:
         self.gateway.add_job(JOB)
         self._app.state.gateway = self.gateway
         self.received: list[str] = []
+        self.faults: list[Fault] = []
         self.start()
 
     async def serve(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            self.received.append(f"{scope['method']} {scope['path']}")
-        await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        line = f"{scope['method']} {scope['path']}"
+        self.received.append(line)
+        fault = next((fault for fault in self.faults if fault.times > 0 and re.search(fault.pattern, line)), None)
+        if fault is None:
+            await self._app(scope, receive, send)
+            return
+        fault.times -= 1
+        if fault.carried_out:
+            await self._app(scope, receive, _nobody)
+        await send({"type": "http.response.start", "status": fault.status, "headers": []})
+        await send({"type": "http.response.body", "body": b'{"errors": ["a fault of the test"]}'})
 
     def start(self) -> None:
         if self._server is None:
@@ -113,6 +140,10 @@ class Store(dict[str, Any]):
 @dataclass
 class TaskInstance:
     id: uuid.UUID = field(default_factory=uuid.uuid4)
+    dag_id: str = "dag"
+    run_id: str = "run"
+    task_id: str = "t"
+    map_index: int = -1
     xcoms: dict[str, Any] = field(default_factory=dict)
 
     def xcom_push(self, key: str, value: Any) -> None:
@@ -124,9 +155,10 @@ class Task:
     """One task over its tries: the store stays, every try has an id of its own."""
 
     store: Store | None = field(default_factory=Store)
+    map_index: int = -1
 
     def context(self) -> dict[str, Any]:
-        return {"ti": TaskInstance(), "task_state_store": self.store}
+        return {"ti": TaskInstance(map_index=self.map_index), "task_state_store": self.store}
 
 
 @pytest.fixture

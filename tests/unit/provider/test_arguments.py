@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,8 +18,10 @@ from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (5, 5),
-        ("5", 5),
+        (5, 5000),
+        (0.25, 250),
+        ("5", 5000),
+        ("0.5", 500),
         ("5ms", 5),
         ("1.5 s", 1500),
         (" 2 min ", 120_000),
@@ -33,7 +36,7 @@ def test_durations(value: Any, expected: int) -> None:
 
 @given(st.integers(min_value=1, max_value=10**12))
 def test_a_duration_means_the_same_as_a_number_a_text_and_a_timedelta(millis: int) -> None:
-    forms = (millis, str(millis), f"{millis} ms", timedelta(milliseconds=millis))
+    forms = (millis / 1000, f"{millis / 1000:.3f}", f"{millis} ms", timedelta(milliseconds=millis))
     assert {arguments.millis("x", form) for form in forms} == {millis}
 
 
@@ -42,6 +45,14 @@ def test_anything_else_is_at_worst_a_named_error(value: Any) -> None:
     for convert in (arguments.millis, lambda n, v: arguments.integer(n, v, minimum=1), arguments.hex_id):
         with suppress(CkptArgumentInvalid):
             convert("field", value)
+
+
+def test_an_id_of_digits_alone_may_come_as_a_number() -> None:
+    assert arguments.hex_id("job_id", 12345678901234567890123456789012) == "12345678901234567890123456789012"
+    assert arguments.hex_id("job_id", 0) == "0" * 32
+    for wrong in (10**32, -1, True, 1.5e31):
+        with pytest.raises(CkptArgumentInvalid, match="32 hexadecimal digits"):
+            arguments.hex_id("job_id", wrong)
 
 
 def test_moments() -> None:
@@ -60,6 +71,7 @@ def test_what_a_template_makes_of_nothing_is_nothing() -> None:
 def test_times_to_wait() -> None:
     assert arguments.seconds("x", timedelta(minutes=1)) == 60.0
     assert arguments.seconds("x", 0) == 0.0
-    for wrong in (-1, "5", True, None):
+    assert [arguments.seconds("x", value) for value in (5, "5", "5 s", "5000 ms")] == [5.0] * 4
+    for wrong in (-1, "-5", "5 fortnights", math.inf, math.nan, timedelta(seconds=-1), True, None):
         with pytest.raises(CkptArgumentInvalid):
             arguments.seconds("x", wrong)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
+import certifi
 import pytest
 
 from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from tests.unit.provider.conftest import JobManager
+
+CA_FILE = certifi.where()
 
 
 def connect(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> CkptHook:
@@ -29,7 +33,7 @@ def connect(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> CkptHook:
         ({"host": "::1"}, "http://[::1]:8081", False),
         ({"schema": "https", "extra": {"verify": False}}, "https://jobs.example:8081", False),
         ({"schema": "https", "extra": {"verify": "false"}}, "https://jobs.example:8081", False),
-        ({"schema": "https", "extra": {"ca_file": "/etc/ca.pem"}}, "https://jobs.example:8081", "/etc/ca.pem"),
+        ({"schema": "https", "extra": {"ca_file": CA_FILE}}, "https://jobs.example:8081", CA_FILE),
     ],
 )
 def test_a_connection_is_read(
@@ -54,6 +58,9 @@ def test_token_and_timeout_are_read_and_the_token_is_not_shown(monkeypatch: pyte
         ({"host": ""}, "host"),
         ({"host": "a/b"}, "host"),
         ({"host": "user@a"}, "host"),
+        ({"host": "a:8081"}, "host"),
+        ({"host": "http://[::1]:8081"}, "host"),
+        ({"schema": "https", "extra": {"ca_file": "/no/such/ca.pem"}}, "ca_file"),
         ({"extra": {"verify": "perhaps"}}, "verify"),
         ({"extra": {"timeout": "soon"}}, "timeout"),
         ({"extra": {"timeout": 0}}, "timeout"),
@@ -65,6 +72,16 @@ def test_a_field_that_cannot_be_used_is_named(
 ) -> None:
     with pytest.raises(CkptConnectionInvalid, match=f"connection 'ckpt_default', {name}: "):
         connect(monkeypatch, **fields).endpoint()
+
+
+def test_a_file_without_certificates_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("no certificate")
+    hook = connect(monkeypatch, schema="https", extra={"ca_file": str(tmp_path / "ca.pem")})
+    with pytest.raises(CkptConnectionInvalid, match="connection 'ckpt_default', ca_file: .*ca.pem"):
+        hook.get_conn()
+    found, message = hook.test_connection()
+    assert not found
+    assert "ca_file" in message
 
 
 @pytest.mark.row("air.1")

@@ -14,7 +14,6 @@ from airflow_provider_ckpt.exceptions import (
     CkptUnavailable,
     CkptWaitTimeout,
 )
-from airflow_provider_ckpt.operators import base
 from airflow_provider_ckpt.operators.checkpoint import TriggerCheckpointOperator
 from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
 from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
@@ -97,7 +96,6 @@ def test_a_retry_returns_the_result_when_the_operation_ended_meanwhile(job_manag
 def test_a_crash_between_writing_down_and_asking_repeats_the_request_with_the_same_id(
     job_manager: JobManager, task: Task, finish: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base, "REQUEST_PATIENCE_SECONDS", 0)
     operator = savepoint()
 
     def crash(*_: Any) -> None:
@@ -210,7 +208,7 @@ def test_the_trigger_outlasts_a_job_manager_that_is_away(job_manager: JobManager
 def test_a_job_manager_that_stays_away_is_named_in_the_failure(
     job_manager: JobManager, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base, "REQUEST_PATIENCE_SECONDS", 0)
+    monkeypatch.setenv("AIRFLOW__CKPT__REQUEST_PATIENCE", "0")
     job_manager.stop()
     with pytest.raises(CkptUnavailable, match="cannot be reached"):
         savepoint().execute(task.context())

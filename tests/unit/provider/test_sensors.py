@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowSkipException, TaskDeferred
 
-from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed
+from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed, CkptNotFound
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 from airflow_provider_ckpt.sensors.job import JobStatusSensor
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.jobmaster.gateway import ExceptionEntry, FailureCause, JobStatus
-from tests.unit.provider.conftest import JOB, JobManager, Task, fire
+from tests.unit.provider.conftest import JOB, Fault, JobManager, Task, fire
 
 FAST = {"defer_after": 0, "poke_interval": 0.01, "timeout": 5}
 BOTH = pytest.mark.parametrize("deferrable", [True, False])
@@ -63,9 +63,45 @@ def test_a_job_that_stays_unknown_fails_the_sensor(
     job_manager: JobManager, task: Task, finish: Any, deferrable: bool
 ) -> None:
     sensor = JobStatusSensor(task_id="t", job_id="0" * 32, deferrable=deferrable, **FAST)
-    with pytest.raises(CkptJobFailed, match="not found"):
+    with pytest.raises(CkptNotFound, match="not found"):
         finish(sensor, task.context())
     assert job_manager.count(f"GET /jobs/{'0' * 32}") == 3
+
+
+@pytest.mark.parametrize("kind", [JobStatusSensor, CheckpointCompletedSensor])
+@pytest.mark.parametrize("mode", ["poke", "reschedule"])
+def test_a_job_that_stays_unknown_is_noticed_in_the_first_poke_of_every_mode(
+    job_manager: JobManager, task: Task, kind: Any, mode: str
+) -> None:
+    sensor = kind(task_id="t", job_id="0" * 32, mode=mode, poke_interval=0.01, timeout=5)
+    assert not sensor.deferrable, "a mode says how to wait without the triggerer"
+    with pytest.raises(CkptNotFound, match="not found"):
+        sensor.poke(task.context())
+
+
+def test_a_poke_does_not_believe_a_single_not_found(job_manager: JobManager, task: Task) -> None:
+    job_manager.faults.append(Fault(f"GET /jobs/{JOB}", 404, times=2))
+    sensor = JobStatusSensor(task_id="t", job_id=JOB, expected="RUNNING", mode="reschedule", poke_interval=0.01)
+    found = sensor.poke(task.context())
+    assert found
+    assert found.xcom_value["status"] == "RUNNING"
+
+
+def test_a_poke_whose_first_look_finds_no_session_is_repeated(job_manager: JobManager, task: Task) -> None:
+    job_manager.gateway.ready = False
+    sensor = CheckpointCompletedSensor(task_id="t", job_id=JOB, mode="reschedule", poke_interval=0.01)
+    assert sensor.poke(task.context()) is False
+    assert task.store == {}
+    job_manager.gateway.ready = True
+    assert sensor.poke(task.context()) is False
+    job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
+    assert sensor.poke(task.context())
+
+
+def test_a_mode_beside_deferral_is_refused() -> None:
+    with pytest.raises(CkptArgumentInvalid, match="^mode: 'reschedule'"):
+        JobStatusSensor(task_id="t", job_id=JOB, deferrable=True, mode="reschedule")
+    assert JobStatusSensor(task_id="t", job_id=JOB, deferrable=False, mode="reschedule").reschedule
 
 
 @pytest.mark.row("air.2")

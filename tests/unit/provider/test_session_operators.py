@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,27 +20,35 @@ from airflow_provider_ckpt.exceptions import CkptSessionFailed, CkptWaitTimeout
 from airflow_provider_ckpt.hooks.connection import Endpoint
 from airflow_provider_ckpt.operators.session import StartSessionOperator, StopSessionOperator
 from airflow_provider_ckpt.session_process import SessionProcess
-from tests.unit.provider.conftest import JobManager, Task
+from tests.unit.provider.conftest import JobManager, Task, fire
 
 FAST = {"defer_after": 0, "poll_interval": 0.02, "wait_timeout": 20}
 SERVER = """
 import http.server, json, os, sys, threading
+def leads():
+    global looks
+    looks += 1
+    return "standby" not in sys.argv and looks > int(os.environ.get("LOOKS_BEFORE_IT_LEADS", "0"))
+looks = 0
 class Handler(http.server.BaseHTTPRequestHandler):
-    def answer(self, document):
+    def answer(self, document, status=200):
         body = json.dumps(document).encode()
-        self.send_response(200)
+        self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
     def do_GET(self):
+        if self.path == "/jobs/overview":
+            self.answer({"jobs": []}, 200 if leads() else 503)
+            return
         self.answer({"slots-total": 2, "slots-available": 2, "taskmanagers": 1, "jobs-running": 0, "jobs-finished": 0,
                      "jobs-cancelled": 0, "jobs-failed": 0, "flink-version": os.environ.get("CKPT_REST_TOKEN", "none")})
     def do_DELETE(self):
         self.answer({})
         if "stubborn" not in sys.argv:
             threading.Thread(target=server.shutdown).start()
-print("serving", flush=True)
 server = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+print("serving", flush=True)
 server.serve_forever()
 """
 
@@ -115,6 +124,39 @@ def test_a_running_session_is_used_or_refused(job_manager: JobManager, task: Tas
     assert found["pid"] is None
     with pytest.raises(CkptSessionFailed, match="answers at .* already"):
         StartSessionOperator(task_id="t", reuse_running=False, **FAST).execute(task.context())
+
+
+@pytest.mark.parametrize("reused", [True, False])
+def test_a_session_is_ready_when_it_leads(session: dict[str, Any], task: Task, finish: Any, reused: bool) -> None:
+    session["env"] = {"LOOKS_BEFORE_IT_LEADS": "4"}
+    if reused:
+        first = deferral(StartSessionOperator(**session), task.context())
+        wait_for_line(Path(first.trigger.process.log_file), "serving")
+        task = Task()
+    operator = StartSessionOperator(**session)
+    deferred = deferral(operator, task.context())
+    event = fire(deferred)
+    started = operator.resume_execution("execute_complete", {"event": event}, task.context())
+    assert started["reused"] is reused
+    import httpx
+
+    assert httpx.get(f"{started['base_url']}/jobs/overview").status_code == 200
+
+
+def test_a_session_that_never_leads_is_no_success(session: dict[str, Any], task: Task, finish: Any) -> None:
+    session["command"].append("standby")
+    first = deferral(StartSessionOperator(**session), task.context())
+    wait_for_line(Path(first.trigger.process.log_file), "serving")
+    with pytest.raises(CkptWaitTimeout, match="to answer and to lead.*503"):
+        finish(StartSessionOperator(**session | {"wait_timeout": 0.3}), Task().context())
+    assert first.trigger.process.is_alive, "it belongs to another task"
+
+
+def wait_for_line(file: Path, line: str) -> None:
+    until = time.monotonic() + 30
+    while not file.exists() or line not in file.read_text():
+        assert time.monotonic() < until, f"no {line!r} in {file}"
+        time.sleep(0.02)
 
 
 def test_a_session_that_dies_while_starting_is_told_at_once_with_its_log(

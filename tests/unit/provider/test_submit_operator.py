@@ -12,12 +12,13 @@ from airflow.sdk.exceptions import TaskDeferred
 from airflow_provider_ckpt.exceptions import (
     CkptArgumentInvalid,
     CkptJobFailed,
+    CkptJobNotResumable,
     CkptRequestRejected,
     CkptWaitTimeout,
 )
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from ckpt_runtime.jobmaster.gateway import JobStatus
-from tests.unit.provider.conftest import JOB, JobManager, Task, fire
+from tests.unit.provider.conftest import JOB, Fault, JobManager, Task, fire
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 10}
 
@@ -94,7 +95,7 @@ def test_a_crash_before_the_request_arrived_repeats_it_with_the_same_ids(
     assert task.store is not None
     written = dict(task.store["ckpt_job"])
     result = finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
-    assert {key: result[key] for key in ("job_id", "pipeline_id")} == written
+    assert {key: result[key] for key in ("job_id", "pipeline_id")}.items() <= written.items()
     assert job_manager.count("POST /jars/upload") == 1
 
 
@@ -151,6 +152,159 @@ def test_a_job_that_fails_fails_the_task(job_manager: JobManager, task: Task, fi
     job_manager.gateway.move(deferred.trigger.job_id, JobStatus.FAILED)
     with pytest.raises(CkptJobFailed, match="is FAILED, not FINISHED or RUNNING"):
         operator.resume_execution("execute_complete", {"event": fire(deferred)}, context)
+
+
+def failed_after_checkpoints(job_manager: JobManager, task: Task, finish: Any, pipeline: str, **kwargs: Any) -> Any:
+    """A first try whose job has completed two checkpoints and failed; returns the job."""
+    gateway, context = job_manager.gateway, task.context()
+    operator = SubmitJobOperator(task_id="t", pipeline=pipeline, wait_for_completion=True, **FAST | kwargs)
+    deferred = deferral(operator, context)
+    job = gateway.jobs[deferred.trigger.job_id]
+    gateway.complete_checkpoint(job)
+    gateway.complete_checkpoint(job)
+    gateway.move(job.job_id, JobStatus.FAILED)
+    with pytest.raises(CkptJobFailed):
+        operator.resume_execution("execute_complete", {"event": fire(deferred)}, context)
+    return job
+
+
+@pytest.mark.row("air.3")
+def test_a_retry_resumes_the_failed_job_and_owns_its_checkpoint(
+    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+) -> None:
+    failed = failed_after_checkpoints(job_manager, task, finish, pipeline)
+    second = SubmitJobOperator(task_id="t", pipeline=pipeline, wait_for_completion=True, **FAST)
+    context = task.context()
+    deferred = deferral(second, context)
+    job = job_manager.gateway.jobs[deferred.trigger.job_id]
+    assert job.job_id != failed.job_id
+    assert job.request.savepoint_path == "file:/data/chk-2"
+    assert job.request.claim_mode.value == "CLAIM"
+    # It fails before a checkpoint of its own: the third try starts from the same one.
+    job_manager.gateway.move(job.job_id, JobStatus.FAILED)
+    with pytest.raises(CkptJobFailed):
+        second.resume_execution("execute_complete", {"event": fire(deferred)}, context)
+    third = deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, wait_for_completion=True, **FAST), context)
+    request = job_manager.gateway.jobs[third.trigger.job_id].request
+    assert (request.savepoint_path, request.claim_mode.value) == ("file:/data/chk-2", "CLAIM")
+
+
+@pytest.mark.row("air.3")
+def test_a_retry_that_would_double_output_is_refused_until_a_person_says_so(
+    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+) -> None:
+    failed = failed_after_checkpoints(job_manager, task, finish, pipeline)
+    for checkpoint_id in (1, 2):
+        failed.tracker.report_discarded(checkpoint_id)
+    known = len(job_manager.gateway.jobs)
+    with pytest.raises(CkptJobNotResumable, match=f"{failed.job_id}.*start_over"):
+        SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST).execute(task.context())
+    assert len(job_manager.gateway.jobs) == known
+    again = SubmitJobOperator(task_id="t", pipeline=pipeline, start_over="true", **FAST)
+    result = finish(again, task.context())
+    assert job_manager.gateway.jobs[result["job_id"]].request.savepoint_path is None
+
+
+@pytest.mark.row("air.3")
+def test_a_session_that_forgot_the_job_starts_no_second_one(
+    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+) -> None:
+    failed = failed_after_checkpoints(job_manager, task, finish, pipeline)
+    del job_manager.gateway.jobs[failed.job_id]
+    with pytest.raises(CkptJobNotResumable, match="not known"):
+        SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST).execute(task.context())
+
+
+@pytest.mark.row("air.3")
+def test_an_inherited_job_that_fails_is_resumed_by_the_same_try(
+    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+) -> None:
+    deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, wait_for_completion=True, **FAST), task.context())
+    context = task.context()
+    operator = SubmitJobOperator(task_id="t", pipeline=pipeline, wait_for_completion=True, **FAST)
+    inherited = deferral(operator, context)
+    job = job_manager.gateway.jobs[inherited.trigger.job_id]
+    job_manager.gateway.complete_checkpoint(job)
+    job_manager.gateway.move(job.job_id, JobStatus.FAILED)
+    with pytest.raises(TaskDeferred) as again:
+        operator.resume_execution("execute_complete", {"event": fire(inherited)}, context)
+    assert job_manager.gateway.jobs[again.value.trigger.job_id].request.savepoint_path == "file:/data/chk-1"
+
+
+def test_mapped_tasks_have_jobs_of_their_own(job_manager: JobManager, finish: Any, pipeline: str) -> None:
+    first, second = (
+        finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), Task(map_index=index).context())
+        for index in (0, 1)
+    )
+    assert first["job_id"] != second["job_id"]
+
+
+def test_without_a_store_the_jobs_of_a_task_instance_are_found_by_their_ids(
+    job_manager: JobManager, finish: Any, pipeline: str
+) -> None:
+    def submit(map_index: int) -> Any:
+        operator = SubmitJobOperator(task_id="t", pipeline=pipeline, poll_interval=0.01)
+        return operator.execute(Task(store=None, map_index=map_index).context())
+
+    first = submit(0)
+    assert submit(0)["job_id"] == first["job_id"]
+    assert submit(1)["job_id"] != first["job_id"]
+    gateway = job_manager.gateway
+    gateway.complete_checkpoint(gateway.jobs[first["job_id"]])
+    gateway.move(first["job_id"], JobStatus.FAILED)
+    resumed = submit(0)
+    assert gateway.jobs[resumed["job_id"]].request.savepoint_path == "file:/data/chk-1"
+    assert submit(0)["job_id"] == resumed["job_id"]
+
+
+@pytest.mark.row("air.3")
+def test_a_pipeline_that_went_with_its_driver_is_uploaded_again(
+    job_manager: JobManager, task: Task, finish: Any, pipeline: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator = SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST)
+
+    def crash(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(operator, "ask", crash)
+    with pytest.raises(KeyboardInterrupt):
+        operator.execute(task.context())
+    job_manager.gateway.pipelines.clear()
+    assert finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())["status"] == "RUNNING"
+
+
+@pytest.mark.row("air.3")
+def test_a_submission_whose_answer_was_lost_starts_one_job(
+    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+) -> None:
+    job_manager.faults.append(Fault("POST /jars/.*/run", 502, carried_out=True))
+    assert finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())["status"] == "RUNNING"
+    assert len([line for line in job_manager.received if line.endswith("/run")]) == 1
+
+
+def test_completion_is_waited_for_without_an_end(job_manager: JobManager, task: Task, pipeline: str) -> None:
+    operator = SubmitJobOperator(
+        task_id="t", pipeline=pipeline, wait_for_completion=True, defer_after=0, poll_interval=0.01
+    )
+    deferred = deferral(operator, task.context())
+    assert deferred.trigger.deadline is None
+    assert deferred.timeout is None
+    job_manager.gateway.move(deferred.trigger.job_id, JobStatus.FINISHED)
+    assert fire(deferred)["status"] == "done"
+
+
+@pytest.mark.row("air.3")
+def test_after_a_deadline_the_job_goes_on_and_the_next_try_finds_it(
+    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+) -> None:
+    limited = {"wait_for_completion": True, "defer_after": 0, "poll_interval": 0.01, "wait_timeout": 0.1}
+    with pytest.raises(CkptWaitTimeout, match="goes on; the next try attaches"):
+        finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **limited), task.context())
+    (job,) = [job for job in job_manager.gateway.jobs.values() if job.job_id != JOB]
+    assert job.status is JobStatus.RUNNING
+    with pytest.raises(CkptWaitTimeout):
+        finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **limited), task.context())
+    assert len(job_manager.gateway.jobs) == 2
 
 
 @pytest.mark.parametrize("cancel", [True, False])

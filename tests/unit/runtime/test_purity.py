@@ -20,6 +20,7 @@ ALLOWED = {
     "itertools",
     "json",
     "math",
+    "msgspec",
     "typing",
 }
 ALLOWED_ROOMS = {"checkpoint", "scheduler", "graph", "configuration"}

@@ -22,14 +22,30 @@ ROOT = f"{PROTOCOL}://jobs"
 
 
 class FileStore:
-    """Content by path. ``fails(operation)`` decides faults, ``deleting(path)`` is called before a file goes."""
+    """Content by path. ``fails(operation)`` decides faults, ``deleting(path)`` is called before a file goes.
+
+    While it is ``away`` it looks as a mount does that is missing: there is nothing, and nothing can be written.
+    """
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
+        self.directories: set[str] = set()
+        self.away = False
         self.fails: Callable[[str], bool] = lambda _: False
         self.deleting: Callable[[str], None] = lambda _: None
 
+    def make_directories(self, path: str) -> None:
+        """With all above it."""
+        while path:
+            self.directories.add(path)
+            path = path.rpartition("/")[0]
+
+    def check_there(self, path: str) -> None:
+        if self.away:
+            raise FileNotFoundError(path)
+
     def put(self, path: str, content: bytes) -> None:
+        self.check_there(path)
         if self.fails("write fails"):
             raise OSError(f"simulated: {path} was not written")
         self.files[path] = content
@@ -37,7 +53,7 @@ class FileStore:
             raise OSError(f"simulated: unknown whether {path} was written")
 
     def delete(self, path: str) -> None:
-        if path not in self.files:
+        if self.away or path not in self.files:
             raise FileNotFoundError(path)
         if self.fails("deletion fails"):
             raise OSError(f"simulated: {path} was not deleted")
@@ -45,8 +61,9 @@ class FileStore:
         del self.files[path]
 
     def below(self, directory: str) -> list[str]:
+        """Files that can be seen."""
         prefix = directory.rstrip("/") + "/"
-        return [path for path in self.files if path.startswith(prefix)]
+        return [] if self.away else [path for path in self.files if path.startswith(prefix)]
 
 
 class _Written(io.BytesIO):
@@ -96,7 +113,7 @@ class SimulatedFileSystem(AbstractFileSystem, metaclass=_Single):
 
     def _content(self, path: str) -> bytes:
         path = self._strip_protocol(path)
-        if path not in self.store.files:
+        if self.store.away or path not in self.store.files or self.store.fails("read misses the file"):
             raise FileNotFoundError(path)
         if self.store.fails("read fails"):
             raise OSError(f"simulated: {path} cannot be read")
@@ -116,20 +133,22 @@ class SimulatedFileSystem(AbstractFileSystem, metaclass=_Single):
 
     def exists(self, path: str, **_: Any) -> bool:
         path = self._strip_protocol(path)
-        return path in self.store.files or self.isdir(path)
+        return not self.store.away and (path in self.store.files or self.isdir(path))
 
     def isdir(self, path: str) -> bool:
-        return bool(self.store.below(self._strip_protocol(path)))
+        path = self._strip_protocol(path)
+        return not self.store.away and (path in self.store.directories or bool(self.store.below(path)))
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Directories are the prefixes of paths."""
+        self.store.check_there(path)
+        self.store.make_directories(self._strip_protocol(path))
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         directory = self._strip_protocol(path).rstrip("/")
         found = {
             f"{directory}/{name[len(directory) + 1 :].split('/')[0]}": None for name in self.store.below(directory)
         }
-        if not found:
+        if not found and not self.isdir(directory):
             raise FileNotFoundError(path)
         return [{"name": name} for name in found] if detail else list(found)
 
@@ -137,11 +156,16 @@ class SimulatedFileSystem(AbstractFileSystem, metaclass=_Single):
         self.store.delete(self._strip_protocol(path))
 
     def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
-        for name in self.store.below(self._strip_protocol(path)):
+        path = self._strip_protocol(path)
+        self.store.check_there(path)
+        for name in self.store.below(path):
             self.store.delete(name)
+        gone = {name for name in self.store.directories if f"{name}/".startswith(f"{path}/")}
+        self.store.directories -= gone
 
     def rmdir(self, path: str) -> None:
-        """Directories are the prefixes of paths."""
+        self.store.check_there(path)
+        self.store.directories.discard(self._strip_protocol(path))
 
     def invalidate_cache(self, path: str | None = None) -> None:
         """Nothing is cached."""

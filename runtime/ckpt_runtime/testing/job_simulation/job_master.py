@@ -27,10 +27,11 @@ from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler import job_events as job_on
 from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
-from ckpt_runtime.scheduler.restart_strategies import FixedDelay
+from ckpt_runtime.scheduler.restart_strategies import Backoff, FixedDelay
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.task.deployment import Program
 from ckpt_runtime.task.subtask import TaskState
+from ckpt_runtime.task.worker import describe_error
 from ckpt_runtime.testing.job_simulation.checkers import CheckpointLedger
 from ckpt_runtime.testing.job_simulation.file_system import ROOT
 from ckpt_runtime.testing.job_simulation.storage_shell import StorageShell
@@ -80,7 +81,8 @@ class JobMaster:
             statistics=ReportedCheckpoints(self.ledger),
         )
         subtasks = [(vertex.id, index) for vertex in self.graph.vertices for index in range(vertex.parallelism)]
-        self.machine = JobMachine(subtasks, FixedDelay(1_000_000, world.choices.delay("restart", 0, 5)))
+        strategy = FixedDelay(1_000_000, world.choices.delay("restart", 0, 5))
+        self.machine = JobMachine(subtasks, strategy, backoff=Backoff(2, 10, 1.5))
         self._slots: list[SimulatedWorker] = []
         self._timers: dict[Any, tuple[float, Callable[[], None]]] = {}
         self._earliest = float("inf")
@@ -177,8 +179,8 @@ class JobMaster:
                 self._restore_from(checkpoint)
             case out.RestoreFailed():
                 self.tell_job(job_on.StateRestoreFailed(self.machine.attempt, CAUSE))
-            case out.FailJob():
-                self.tell_job(job_on.JobFailed(CAUSE))
+            case out.FailJob(_, _, times):
+                self.tell_job(job_on.JobFailed(CAUSE, failed_checkpoints=times))
             case out.ShutdownComplete(keeps_nothing):
                 self._timers.clear()
                 self.storage.finish(keeps_nothing)
@@ -307,9 +309,11 @@ class JobMaster:
         if slot not in self._alive:
             return
         if execution is None:
-            event = job_on.TaskCanceled if kind == "canceled" else job_on.TaskFailed
+            if kind != "canceled":
+                self._check_recoverable(*content)
             for alive in [e for e in self.machine.tasks.alive if e.subtask == slot]:
-                self.tell_job(event(alive) if event is job_on.TaskCanceled else job_on.TaskFailed(alive, CAUSE))
+                gone = job_on.TaskCanceled(alive) if kind == "canceled" else job_on.TaskFailed(alive, CAUSE)
+                self.tell_job(gone)
             return
         match kind:
             case "state":
@@ -335,9 +339,17 @@ class JobMaster:
             case TaskState.CANCELED:
                 self.tell_job(job_on.TaskCanceled(execution))
             case TaskState.FAILED:
+                if error is not None:
+                    self._check_recoverable(error)
                 self.tell_job(job_on.TaskFailed(execution, CAUSE))
             case _:
                 raise Violation(f"{execution} reports {state}: {error}")
+
+    def _check_recoverable(self, error: BaseException) -> None:
+        """As in production, what no restart can help ends the job."""
+        if not describe_error(error)["recoverable"]:
+            self.world.note("hopeless: %s", error)
+            self.tell_job(job_on.JobFailed(CAUSE, recoverable=False))
 
     # --- wishes
 

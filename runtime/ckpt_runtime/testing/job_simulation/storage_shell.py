@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.jobmaster.snapshot_clean_up import clean_up_job, delete_file_of, delete_location, delete_shared_file
+from ckpt_runtime.jobmaster.snapshot_clean_up import JobCleanUp, delete_file_of, delete_location, delete_shared_file
 from ckpt_runtime.jobmaster.snapshot_leftovers import find_unused_shared_files
 from ckpt_runtime.storage.checkpoint_pointer_store import FIRST_CHECKPOINT_ID
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint
@@ -27,7 +27,7 @@ from ckpt_runtime.storage.errors import (
     NotFoundError,
     StorageError,
 )
-from ckpt_runtime.storage.filesystem import resolve
+from ckpt_runtime.storage.filesystem import check_directory, resolve
 from ckpt_runtime.storage.snapshot_metadata import has_metadata, write_metadata
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class StorageShell:
         self._master = master
         self._world = master.world
         self._storage = storage
+        self._world.files.make_directories(storage.shared.path)
         self._deleting = 0
         self._keeps_nothing: bool | None = None
         self._disposals: dict[int, SnapshotDisposal] = {}
@@ -66,8 +67,13 @@ class StorageShell:
             case _:
                 self._delete(effect)
 
-    def _answer(self, call: Callable[..., on.CoordinatorEvent], *arguments: Any) -> None:
-        self._world.asynchronously("storage", lambda: self._master.tell(call(*arguments)))
+    def _answer(self, call: Callable[..., on.CoordinatorEvent | None], *arguments: Any) -> None:
+        def answer() -> None:
+            event = call(*arguments)
+            if event is not None:
+                self._master.tell(event)
+
+        self._world.asynchronously("storage", answer)
 
     # --- writes
 
@@ -75,13 +81,16 @@ class StorageShell:
         if self._world.choices.fault("no location", 0.01):
             return on.LocationFailed(effect.checkpoint_id, "simulated")
         shared = ""
-        if effect.properties.is_savepoint:
-            target = effect.target_directory or ""
-            token = f"{self._master.number:06x}{effect.checkpoint_id:06x}"
-            location = initialize_savepoint(target, self._master.job_id, lambda: token)
-        else:
-            location = self._storage.initialize_checkpoint(effect.checkpoint_id)
-            shared = self._storage.shared.url
+        try:
+            if effect.properties.is_savepoint:
+                target = effect.target_directory or ""
+                token = f"{self._master.number:06x}{effect.checkpoint_id:06x}"
+                location = initialize_savepoint(target, self._master.job_id, lambda: token)
+            else:
+                location = self._storage.initialize_checkpoint(effect.checkpoint_id)
+                shared = self._storage.shared.url
+        except StorageError as error:
+            return on.LocationFailed(effect.checkpoint_id, str(error))
         return on.LocationReady(effect.checkpoint_id, location.url, shared)
 
     def _write_metadata(self, checkpoint: CompletedCheckpoint) -> on.CoordinatorEvent:
@@ -93,21 +102,25 @@ class StorageShell:
             return on.MetadataFailed(checkpoint.id, str(error))
         return on.MetadataWritten(checkpoint.id)
 
-    def _find_leftovers(self, below: int | None) -> on.CoordinatorEvent:
-        """There is no earlier driver; workers that died may have left something."""
-        if below is None:
+    def _find_leftovers(self, below: int | None) -> on.CoordinatorEvent | None:
+        """Looks until storage answers. There is no earlier driver; workers that died may have left something."""
+        if below is None or self._master.closed:
             return on.LeftoversFound(())
         retained = self._master.coordinator.retained
         states = [state for entry in retained for state in entry.checkpoint.states.values()]
         try:
+            check_directory(self._storage.location)
             return on.LeftoversFound((), find_unused_shared_files(self._storage, range(1, below), states))
         except StorageError:
-            return on.LeftoversFound(())
+            self._answer(self._find_leftovers, below)
+            return None
 
     def _resolve_metadata(self, checkpoint: CompletedCheckpoint) -> on.CoordinatorEvent:
+        directory = resolve(checkpoint.directory)
         try:
-            if not has_metadata(resolve(checkpoint.directory)):
-                write_metadata(resolve(checkpoint.directory), checkpoint.to_json())
+            check_directory(directory.parent)
+            if not has_metadata(directory):
+                write_metadata(directory, checkpoint.to_json())
         except _SETTLED as error:
             return on.MetadataFailed(checkpoint.id, str(error))
         except StorageError as error:
@@ -195,12 +208,13 @@ class StorageShell:
         if self._keeps_nothing is None or self._deleting or self._master.closed:
             return
         self._master.closed = True
-        self._world.asynchronously("deletion", self._clean_up, self._keeps_nothing)
+        clean_up = JobCleanUp(self._storage, FIRST_CHECKPOINT_ID, self._keeps_nothing, directory_known=True)
+        self._world.asynchronously("deletion", self._clean_up, clean_up)
 
-    def _clean_up(self, keeps_nothing: bool) -> None:
+    def _clean_up(self, clean_up: JobCleanUp) -> None:
         try:
-            clean_up_job(self._storage, FIRST_CHECKPOINT_ID, keeps_nothing=keeps_nothing)
+            clean_up()
         except StorageError:
-            self._world.asynchronously("deletion", self._clean_up, keeps_nothing)
+            self._world.asynchronously("deletion", self._clean_up, clean_up)
             return
         self._world.job_closed(self._master)

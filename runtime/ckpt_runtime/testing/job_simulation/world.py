@@ -99,6 +99,7 @@ class World:
         )
         self._workers_made = 0
         self._disordered = False
+        self._back_at = 0
         self._trap: Action | None = None
         self._parallelism = self.scenario.parallelism
         self._configuration = replace(self.scenario.submitted, retention=CheckpointRetention.RETAIN_ON_CANCELLATION)
@@ -135,6 +136,7 @@ class World:
         """One piece of work of a kind drawn by weight; the next kind when there is none of it."""
         self.steps += 1
         self.now += self.scenario.step_ms
+        self._move_storage()
         if self._later:
             self._drain_later()
         self.master.fire_timers()
@@ -143,6 +145,16 @@ class World:
             if step():
                 return
         self._skip_time()
+
+    def _move_storage(self) -> None:
+        """Storage may go away as a whole, and comes back after a while."""
+        if self.files.away:
+            self.files.away = self.steps < self._back_at
+        elif self.choices.fault("storage goes away", 0.0006):
+            self.note("storage is away")
+            self.files.away = True
+            self._back_at = self.steps + self.choices.delay("storage is away", 20, 200)
+            self.seen["storage was away"] += 1
 
     def _step_subtask(self) -> bool:
         runners, now = self._runners, self.now
@@ -214,6 +226,7 @@ class World:
         self.note("faults end")
         self.calm_since = self.now
         self.choices.chaos = False
+        self.files.away = False
         configuration = self.master.coordinator.configuration
         calm = replace(configuration, interval_ms=120, min_pause_ms=0, timeout_ms=60_000, tolerable_failures=1_000)
         self._configuration = replace(calm, retention=self._configuration.retention)
@@ -413,10 +426,11 @@ class World:
     def without_faults(self) -> Iterator[None]:
         """For checkers that read files."""
         chaos, self.choices.chaos = self.choices.chaos, False
+        away, self.files.away = self.files.away, False
         try:
             yield
         finally:
-            self.choices.chaos = chaos
+            self.choices.chaos, self.files.away = chaos, away
 
     def _read(self, path: str) -> CompletedCheckpoint:
         try:
@@ -441,6 +455,8 @@ class World:
             self._start_run(origin, self._mode(origin.id))
         elif master.ended is JobStatus.FINISHED:
             self.finished = True
+        elif master.ended is JobStatus.FAILED:
+            raise Violation("the job has failed for good, and nothing is damaged")
         else:
             self._start_run(self.snapshots.latest_of(master) or master.origin, self._mode(self.runs))
 

@@ -21,6 +21,7 @@ from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler import job_events as job_on
 from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
+from ckpt_runtime.scheduler.restart_strategies import Backoff, RestartStrategy
 from ckpt_runtime.testing.schedules.reported_checkpoints import ReportedCheckpoints
 from ckpt_runtime.testing.simulation.config_endpoint import ConfigEndpoint
 from ckpt_runtime.testing.simulation.driver_checker import DriverChecker
@@ -33,6 +34,20 @@ if TYPE_CHECKING:
 
 LEASE_MS = 250
 _RENEW_MS = 80
+BACKOFF = Backoff(15, 40, 2.0)
+
+
+class ObservedStrategy:
+    """A restart strategy; ``refused`` once it has said that the job must fail."""
+
+    def __init__(self, strategy: RestartStrategy) -> None:
+        self._strategy = strategy
+        self.refused = False
+
+    def on_failure(self, now: int) -> int | None:
+        delay = self._strategy.on_failure(now)
+        self.refused = self.refused or delay is None
+        return delay
 
 
 class _HaIds:
@@ -85,7 +100,8 @@ class Driver:
             first_delay_ms=world.choices.delay("first delay", 0, 200),
             statistics=ReportedCheckpoints(self.checker),
         )
-        self.machine = JobMachine(self.subtasks, world.scenario.restart_strategy())
+        self.strategy = ObservedStrategy(world.scenario.restart_strategy())
+        self.machine = JobMachine(self.subtasks, self.strategy, backoff=BACKOFF)
         self.failures = self._earlier_failures()
 
     @property
@@ -163,11 +179,16 @@ class Driver:
         self.world.loop.at(at, self.process, self.tell_job, event)
 
     def _restore_state(self, effect: job_out.RestoreState) -> None:
+        if self.world.choices.fault("storage is away at a restore", 0.03):
+            failed = job_on.StateRestoreFailed(effect.attempt, CAUSE)
+            self.world.loop.at(self.world.loop.now + 1, self.process, self.tell_job, failed)
+            return
         mode = self.world.scenario.restored
         request_id = f"restore-{effect.attempt}"
         self.tell(on.RestoreRequested(request_id, self.world.origin, mode or RestoreMode.NO_CLAIM))
 
     def _deploy(self, effect: job_out.Deploy) -> None:
+        self.checker.restarts()
         if self.deployment is not None:
             self.checker.replaced(self.deployment)
         self.deployment = Deployment(self, self.world.scenario.graph, self.restored)
@@ -215,6 +236,7 @@ class Driver:
     def _job_ended(self, effect: job_out.JobEnded) -> None:
         """The result is durable before anything of the job is deleted: it must never be run again from nothing."""
         self.ended = effect
+        self.checker.job_ended(effect, strategy_refused=self.strategy.refused)
         if effect.status is JobStatus.SUSPENDED:
             self.tell(on.Shutdown(effect.status.value))
         else:
@@ -299,7 +321,8 @@ class Driver:
         self.tell_job(job_on.StateRestoreFailed(int(effect.request_id.rpartition("-")[2]), CAUSE))
 
     def _fail_job(self, effect: out.FailJob) -> None:
-        self.tell_job(job_on.JobFailed(CAUSE))
+        self.checker.failed_by_checkpoints()
+        self.tell_job(job_on.JobFailed(CAUSE, failed_checkpoints=effect.times))
 
     def _shutdown_complete(self, effect: out.ShutdownComplete) -> None:
         self.shut_down = True

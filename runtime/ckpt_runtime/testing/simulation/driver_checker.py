@@ -20,6 +20,7 @@ from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.request_decider import TriggerRequest
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.scheduler import job_effects as job_out
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.schedules.violation import Violation
 from ckpt_runtime.testing.simulation.failure_model import FailureModel, reason_of
 from ckpt_runtime.testing.simulation.storage import METADATA
@@ -57,6 +58,7 @@ class DriverChecker:
         self.stops: set[str] = set()
         self._queued: dict[str, bool] = {}
         self._finished: set[tuple[str, int]] = set()
+        self._restart_from = 0
         self._failures = FailureModel()
         self._pause_from: int | None = None
         self._ticks: deque[int] = deque(maxlen=3)
@@ -401,6 +403,23 @@ class DriverChecker:
     def _check_deadlines(self) -> None:
         for number, entry in self.open.items():
             self._check_deadline(number, entry)
+
+    # --- the job
+
+    def failed_by_checkpoints(self) -> None:
+        """The coordinator fails the job: it comes back after a pause that grows until a checkpoint completes."""
+        times = self._failures.times
+        self._restart_from = self._world.loop.now + (min(15 * 2 ** (times - 1), 40) if times else 0)
+
+    def restarts(self) -> None:
+        now = self._world.loop.now
+        self.require(now >= self._restart_from, f"deploys at {now}, the pause ends at {self._restart_from}")
+
+    def job_ended(self, effect: job_out.JobEnded, *, strategy_refused: bool) -> None:
+        """Nothing is damaged: a job fails for good by its strategy's will, or after the savepoint of a stop."""
+        fails = effect.status is JobStatus.FAILED
+        allowed = strategy_refused or effect.savepoint is not None
+        self.require(not fails or allowed, "the job fails for good, and nobody has said so")
 
     # --- stops
 

@@ -25,18 +25,23 @@ def reason_of(message: str) -> Reason:
 
 
 class FailureModel:
-    """Continuous failures of one driver. Ids count once, and not at all up to the last success."""
+    """Continuous failures of one driver. Ids count once, and not at all up to the last success.
+
+    ``times``: how often in a row they were too many when the job failed last; 0 when a stop's savepoint failed it.
+    """
 
     def __init__(self) -> None:
         self._count = 0
         self._last_success = 0
+        self._in_a_row = 0
+        self.times = 0
 
     def reset(self) -> None:
         """A new deployment."""
         self._count = 0
 
     def succeeded(self, checkpoint_id: int) -> None:
-        self._count = 0
+        self._count = self._in_a_row = 0
         self._last_success = max(self._last_success, checkpoint_id)
 
     def failed(
@@ -50,6 +55,7 @@ class FailureModel:
         """Whether the job must fail. ``by_running_task``: None when no task reported it."""
         by_task = by_running_task is not None
         if by_task and properties.is_synchronous:
+            self.times = 0
             return bool(by_running_task)
         if properties.is_savepoint and not by_task:
             return False
@@ -66,4 +72,6 @@ class FailureModel:
         if self._count <= tolerable or not may_fail:
             return False
         self._count = 0
+        self._in_a_row += 1
+        self.times = self._in_a_row
         return True

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ckpt_runtime.api.entry_point import load_plan, parse_entry
-from ckpt_runtime.api.plan_process import plan_in_process, run
+from ckpt_runtime.api.plan_process import PLAN_LIMITS, plan_in_process, run
 from ckpt_runtime.api.plan_result import PlanRequest
 from ckpt_runtime.graph.errors import PlanError
 
@@ -150,6 +151,6 @@ def test_a_plan_process_that_dies_or_hangs_is_a_failure(archive: Path) -> None:
     assert died is not None
     assert (died.type, "code 9" in died.message, "last words" in died.traceback) == ("PlanProcessFailed", True, True)
     (archive / "hangs.py").write_text("import threading\nthreading.Event().wait()")
-    hung = plan_in_process(request(archive, "hangs"), timeout_s=3).failure
+    hung = plan_in_process(request(archive, "hangs"), replace(PLAN_LIMITS, time_s=3)).failure
     assert hung is not None
     assert hung.type == "PlanTimeout"

@@ -148,6 +148,17 @@ class TestFailureManager:
         assert not manager.on_failure(Reason.CHECKPOINT_EXPIRED, PLAIN, 4)
         assert manager.on_failure(Reason.CHECKPOINT_EXPIRED, PLAIN, 6)
 
+    def test_how_often_the_job_failed_is_counted_over_deployments_until_one_succeeds(self):
+        manager = CheckpointFailureManager(0)
+        for number in (1, 2):
+            assert manager.on_failure(Reason.IO_EXCEPTION, PLAIN, number)
+            manager.on_restart()
+            assert manager.failed_jobs == number
+        assert manager.on_failure(Reason.TASK_FAILURE, SYNC_SAVEPOINT, 3, task_level=True)
+        assert manager.failed_jobs == 2
+        manager.on_success(4)
+        assert manager.failed_jobs == 0
+
     def test_an_id_counts_once_and_failures_without_id_always(self):
         manager = CheckpointFailureManager(1)
         assert not manager.on_failure(Reason.CHECKPOINT_EXPIRED, PLAIN, 1)

@@ -163,6 +163,7 @@ class TestAborts:
         assert not failed.reached_tasks
         assert driver.of(out.NotifyAborted) == []
         assert driver.one(out.FailJob).reason is Reason.IO_EXCEPTION
+        assert driver.one(out.FailJob).times == 1
 
     def test_location_that_comes_too_late_is_removed(self):
         driver = Driver(tolerable_failures=1).run()
@@ -309,6 +310,7 @@ class TestSavepoints:
         driver.step(on.Declined(1, driver.executions[0], Reason.TASK_CHECKPOINT_FAILURE))
         assert driver.one(out.RequestFailed).reached_tasks
         assert driver.one(out.FailJob).reason is Reason.TASK_CHECKPOINT_FAILURE
+        assert driver.one(out.FailJob).times == 0
 
     def test_what_was_triggered_behind_a_stop_is_stored_behind_its_savepoint(self):
         """All data may end while the savepoint is pending, which asks for a last checkpoint that may be faster."""

@@ -178,7 +178,10 @@ def test_a_wait_has_a_deadline(client: Both) -> None:
 
 
 def test_nobody_there(unused_port: int) -> None:
-    with CkptClient(f"127.0.0.1:{unused_port}", attempts=2) as client, pytest.raises(Unreachable, match="127.0.0.1"):
+    with (
+        CkptClient(f"127.0.0.1:{unused_port}", patience_s=0.1) as client,
+        pytest.raises(Unreachable, match="127.0.0.1"),
+    ):
         client.list_jobs()
 
 

@@ -11,11 +11,12 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from ckpt_runtime.client import CkptApiError, CkptClient, Unreachable
+from ckpt_runtime.client import CkptApiError, CkptClient, requests
 from ckpt_runtime.client.errors import OperationFailed
-from ckpt_runtime.client.models import OperationStatus, RemoteFailure, first_line
+from ckpt_runtime.client.models import OperationStatus, RemoteFailure
+from ckpt_runtime.client.stack_traces import root_message
 from ckpt_runtime.client.transport import InvalidUrl, client_options, normalise_url
-from ckpt_runtime.client.waiting import UNREACHABLE_GRACE_S, PollSchedule, arrived, settled
+from ckpt_runtime.client.waiting import POLL_PATIENCE_S, PollSchedule, arrived, settled
 
 JOB = "ab" * 16
 
@@ -55,11 +56,70 @@ def test_a_run_is_repeated_with_the_same_job_id() -> None:
     assert len({request.content for request in script.requests}) == 1
 
 
-def test_an_upload_is_never_repeated() -> None:
-    script = Script(httpx.ReadTimeout("late"))
-    with client_over(script) as client, pytest.raises(Unreachable, match="late"):
-        client.upload_pipeline("a.py", b"x")
-    assert len(script.requests) == 1
+def test_an_upload_is_repeated_as_every_request() -> None:
+    script = Script(httpx.ConnectError("refused"), httpx.Response(503), httpx.Response(200, json={"filename": "p/id"}))
+    with client_over(script) as client:
+        assert client.upload_pipeline("a.py", b"x") == "id"
+    assert all(b"a.py" in request.content for request in script.requests)
+    assert len(script.requests) == 3
+
+
+class Jobs:
+    """A Flink that refuses an id that it knows. ``loses`` says after which runs the answer is lost."""
+
+    def __init__(self, loses: Exception, *, arrives: bool) -> None:
+        self.loses: Exception | None = loses
+        self.arrives = arrives
+        self.known: set[str] = set()
+        self.runs = 0
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            job = request.url.path.rsplit("/", 1)[-1]
+            return httpx.Response(200, json={"jid": job}) if job in self.known else httpx.Response(404)
+        self.runs += 1
+        job, lost = json.loads(request.content)["jobId"], self.loses
+        if job in self.known:
+            return httpx.Response(400, json={"errors": ["Job has already been submitted."]})
+        if lost is None or self.arrives:
+            self.known.add(job)
+        if lost is not None:
+            self.loses = None
+            raise lost
+        return httpx.Response(200, json={"jobid": job})
+
+
+@pytest.mark.parametrize("lost", [httpx.ReadTimeout("late"), httpx.RemoteProtocolError("closed")])
+def test_a_run_whose_answer_was_lost_is_looked_up_before_it_is_repeated(lost: Exception) -> None:
+    flink = Jobs(lost, arrives=True)
+    with client_over(flink) as client:
+        assert client.run_pipeline("p", job_id=JOB) == JOB
+    assert flink.runs == 1
+
+
+@pytest.mark.parametrize("lost", [httpx.ReadTimeout("late"), httpx.ConnectError("refused")])
+def test_a_run_that_never_arrived_is_repeated(lost: Exception) -> None:
+    flink = Jobs(lost, arrives=False)
+    with client_over(flink) as client:
+        assert client.run_pipeline("p", job_id=JOB) == JOB
+    assert flink.runs == 2
+
+
+def test_a_run_that_is_refused_because_the_first_one_was_still_on_its_way_has_succeeded() -> None:
+    script = Script(
+        httpx.ReadTimeout("late"),
+        httpx.Response(404),
+        httpx.Response(409, json={"errors": ["duplicate"]}),
+        httpx.Response(200, json={"jid": JOB}),
+    )
+    with client_over(script) as client:
+        assert client.run_pipeline("p", job_id=JOB) == JOB
+
+
+def test_a_run_that_is_refused_at_once_is_refused() -> None:
+    script = Script(httpx.Response(409, json={"errors": ["duplicate"]}))
+    with client_over(script) as client, pytest.raises(CkptApiError, match="duplicate"):
+        client.run_pipeline("p", job_id=JOB)
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 409, 500])
@@ -71,10 +131,20 @@ def test_an_answer_that_will_not_change_is_not_asked_for_again(status: int) -> N
     assert len(script.requests) == 1
 
 
-def test_attempts_are_bounded_and_the_last_error_is_raised() -> None:
-    script = Script(*(httpx.Response(503, json={"errors": [str(number)]}) for number in range(3)))
-    with client_over(script, attempts=3) as client, pytest.raises(CkptApiError, match="2"):
+@pytest.mark.parametrize(("patience", "sent"), [(0.0, 1), (0.001, 2)])
+def test_patience_is_bounded_and_the_last_error_is_raised(patience: float, sent: int) -> None:
+    script = Script(*(httpx.Response(503, json={"errors": [str(number)]}) for number in range(1, 9)))
+    with client_over(script, patience_s=patience) as client, pytest.raises(CkptApiError) as error:
         client.list_jobs()
+    assert len(script.requests) == int(str(error.value)) >= sent
+
+
+def test_one_call_may_have_a_patience_of_its_own() -> None:
+    script = Script(httpx.Response(503), httpx.Response(200, json={"jobs": []}))
+    with client_over(script, patience_s=60) as client:
+        with pytest.raises(CkptApiError, match="503"):
+            client.execute(requests.list_jobs(), patience_s=0)
+        assert client.execute(requests.list_jobs()) == ()
 
 
 def test_token_path_and_query() -> None:
@@ -131,19 +201,19 @@ def test_delays_double_up_to_the_interval_and_end_with_the_deadline() -> None:
     assert schedule.next_delay() == pytest.approx(0.05)
 
 
-def test_a_server_that_is_away_is_waited_for_but_not_for_ever() -> None:
+def test_a_poll_is_repeated_for_a_while_but_not_beyond_the_deadline() -> None:
     now = 0.0
-    error = Unreachable("u", "refused")
-    schedule = PollSchedule("it", None, 1.0, clock=lambda: now)
-    schedule.not_reached(error)
-    now = UNREACHABLE_GRACE_S - 1
-    schedule.not_reached(error)
-    schedule.reached()
-    now = 2 * UNREACHABLE_GRACE_S
-    schedule.not_reached(error)
-    now = 3 * UNREACHABLE_GRACE_S
-    with pytest.raises(Unreachable):
-        schedule.not_reached(error)
+    schedule = PollSchedule("it", 40.0, 1.0, clock=lambda: now)
+    assert schedule.patience_s == POLL_PATIENCE_S
+    now = 35.0
+    assert schedule.patience_s == pytest.approx(5.0)
+    assert PollSchedule("it", None, 1.0).patience_s == POLL_PATIENCE_S
+
+
+def test_a_wait_outlasts_a_server_that_is_away() -> None:
+    script = Script(httpx.Response(503), httpx.ConnectError("refused"), httpx.Response(200, json={"status": "RUNNING"}))
+    with client_over(script, patience_s=0) as client:
+        assert client.wait_for_state(JOB, {"RUNNING"}, timeout_s=None) == "RUNNING"
 
 
 @pytest.mark.parametrize(("timeout_s", "interval_s"), [(-1.0, 1.0), (1.0, 0.0), (None, -1.0)])
@@ -168,7 +238,7 @@ def test_settled_and_arrived() -> None:
     ],
 )  # fmt: skip
 def test_the_message_in_a_stack_trace(trace: str, message: str) -> None:
-    assert first_line("E", trace) == message
+    assert root_message("E", trace) == message
 
 
 def test_the_package_loads_nothing_heavy() -> None:

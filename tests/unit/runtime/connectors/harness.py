@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ckpt_runtime.checkpoint.sink_state import SinkLineage
 from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.operators.operator import (
@@ -19,6 +20,7 @@ from ckpt_runtime.operators.operator import (
 )
 
 JOB = "0123456789abcdef0123456789abcdef"
+SINK = SinkLineage("0" * 16)
 
 
 class Collector:
@@ -64,6 +66,7 @@ def context(
     restored: int | None = None,
     now_ms: Callable[[], int] = lambda: 0,
     job_id: str = JOB,
+    sink: SinkLineage = SINK,
     set_timer: Callable[[int], None] = lambda at_ms: None,
     waiting_input: Callable[[], WaitingInput] = lambda: WaitingInput.NOTHING,
 ) -> OperatorContext:
@@ -81,6 +84,7 @@ def context(
         set_timer=set_timer,
         restored_checkpoint_id=restored,
         waiting_input=waiting_input,
+        sink=sink,
     )
 
 

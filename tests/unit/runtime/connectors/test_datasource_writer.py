@@ -88,6 +88,60 @@ def test_a_restore_commits_what_it_covers_and_may_be_repeated(tmp_path: Path) ->
         assert (batches(tmp_path), batch(tmp_path, 4)) == (["batch-4"], [1, 2])
 
 
+def staged(world: Path) -> list[str]:
+    return sorted(file.name for file in world.iterdir() if file.name.startswith("staged-"))
+
+
+def aborted(world: Path) -> list[str]:
+    return (world / "aborted").read_text().split() if (world / "aborted").exists() else []
+
+
+def test_what_no_snapshot_covers_is_aborted_when_the_job_ends(tmp_path: Path) -> None:
+    """Messages in front of a barrier that the committer never saw, and those of a checkpoint that was aborted."""
+    sink = Sink(tmp_path)
+    sink.writers[0].process_batch(rows(1), 0)
+    sink.checkpoint(4)
+    sink.committer.notify_complete(4)
+    committed = staged(tmp_path)
+    sink.writers[0].process_batch(rows(2), 0)
+    sink.checkpoint(5)
+    sink.committer.notify_aborted(5)
+    sink.writers[1].process_batch(rows(3), 0)
+    sink.writers[1].prepare_snapshot(6)
+    assert len(staged(tmp_path)) == 3
+    sink.committer.close()
+    assert aborted(tmp_path) == ["5", "6"]
+    assert (staged(tmp_path), batches(tmp_path)) == (committed, ["batch-4"])
+
+
+def test_what_a_snapshot_may_cover_is_never_aborted(tmp_path: Path) -> None:
+    """A savepoint tells nobody that it is complete, and a checkpoint that is being stored has not told yet."""
+    sink = Sink(tmp_path)
+    sink.writers[0].process_batch(rows(1), 0)
+    sink.checkpoint(4)
+    sink.writers[0].process_batch(rows(2), 0)
+    state = json_round_trip(sink.checkpoint(5))
+    sink.committer.notify_aborted(4)
+    sink.committer.close()
+    assert aborted(tmp_path) == []
+    Sink(tmp_path, state=state, restored=5)
+    assert (batch(tmp_path, 4), batch(tmp_path, 5)) == ([1], [2])
+
+
+def test_a_failed_commit_of_what_was_restored_is_not_aborted(tmp_path: Path) -> None:
+    sink = Sink(tmp_path)
+    sink.writers[0].process_batch(rows(1), 0)
+    state = json_round_trip(sink.checkpoint(4))
+    [file] = [tmp_path / name for name in staged(tmp_path)]
+    file.rename(tmp_path / "away")
+    given = {"directory": str(tmp_path)}
+    committer = CommitterOperator(CommitterSpec(Files, given, ARROW_SCHEMA))
+    with pytest.raises(FileNotFoundError):
+        opened(committer, context(uid="out.committer", state=state, restored=4))
+    committer.close()
+    assert aborted(tmp_path) == []
+
+
 def json_round_trip(states: Any) -> Any:
     return [type(state).from_json(json.loads(json.dumps(state.to_json()))) for state in states]
 

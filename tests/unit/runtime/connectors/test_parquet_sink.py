@@ -13,11 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ckpt_runtime.checkpoint.sink_state import PENDING, SINK_ID, SinkLineage
 from ckpt_runtime.connectors.parquet_sink import ParquetSink
 from ckpt_runtime.connectors.part_directory import CommitError
 from ckpt_runtime.graph.specs import SinkSpec
-from ckpt_runtime.storage.errors import InvalidLocationError
-from tests.unit.runtime.connectors.harness import context, opened, redistributed, snapshot_of
+from ckpt_runtime.storage.errors import InvalidLocationError, NotFoundError
+from tests.unit.runtime.connectors.harness import JOB, SINK, context, opened, redistributed, snapshot_of
 
 # A sink that crashes leaves its files as they are.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file")
@@ -140,6 +141,7 @@ def test_only_leftovers_of_earlier_attempts_of_the_same_sink_are_removed(tmp_pat
     (tmp_path / ".hidden").touch()
     before = sorted(tmp_path.iterdir())
     opened(sink(tmp_path), context(attempt=1, uid="another"))
+    opened(sink(tmp_path), context(attempt=1, sink=SinkLineage("1" * 16)))
     opened(sink(tmp_path), context(attempt=1, job_id="f" * 32))
     opened(sink(tmp_path), context(attempt=0, restored=5))
     opened(sink(tmp_path), context(subtask=1, parallelism=2, attempt=1))
@@ -159,6 +161,66 @@ def test_two_jobs_from_one_savepoint_publish_its_files_once(tmp_path: Path) -> N
     running.snapshot(7)
     running.notify_complete(7)
     assert (visible(tmp_path), hidden(tmp_path)) == ([0, 1, 2], [])
+
+
+def test_a_resumed_job_removes_what_an_ended_one_left_behind_its_snapshot(tmp_path: Path) -> None:
+    """The driver of the first job was killed: nobody cleaned up. The sink is the same, the job is another."""
+    state = crashed_attempt(tmp_path)
+    lineage = SinkLineage(SINK.sink_id, ended_jobs=(JOB,))
+    for index in range(2):
+        opened(sink(tmp_path), context(index, 2, state=state, restored=5, job_id="e" * 32, sink=lineage))
+    assert (visible(tmp_path), hidden(tmp_path)) == ([0, 1], [])
+
+
+def test_a_resumed_job_leaves_the_files_of_a_job_that_may_be_alive(tmp_path: Path) -> None:
+    """Two jobs from one savepoint: each commits what it covers, and neither harms what the other still writes."""
+    running = sink(tmp_path)
+    opened(running, context())
+    running.process_batch(rows(0), 0)
+    savepoint = snapshot_of(running, 6)
+    running.process_batch(rows(1), 0)
+    running.snapshot(7)
+    running.process_batch(rows(2), 0)
+    for other in ("d", "e"):
+        resumed = sink(tmp_path)
+        opened(resumed, context(state=savepoint, restored=6, job_id=other * 32, attempt=3))
+        resumed.process_batch(rows(10), 0)
+    assert (visible(tmp_path), hidden(tmp_path)) == ([0], ["inprogress", "inprogress", "inprogress", "pending"])
+    running.snapshot(8)
+    running.notify_complete(8)
+    assert visible(tmp_path) == [0, 1, 2]
+
+
+def test_what_a_savepoint_covers_outlives_a_restore_from_an_older_checkpoint(tmp_path: Path) -> None:
+    """A savepoint notifies nobody: its files wait for a checkpoint. A failure before that one must not take them."""
+    first = sink(tmp_path)
+    opened(first, context())
+    first.process_batch(rows(0), 0)
+    savepoint = snapshot_of(first, 6)
+    first.process_batch(rows(1), 0)
+    first.snapshot(7)
+    opened(sink(tmp_path), context(attempt=1, restored=5, sink=SinkLineage(SINK.sink_id, savepoint_id=6)))
+    assert (visible(tmp_path), hidden(tmp_path)) == ([], ["pending"])
+    opened(sink(tmp_path), context(state=savepoint, restored=6, job_id="e" * 32))
+    assert (visible(tmp_path), hidden(tmp_path)) == ([0], [])
+
+
+def test_a_late_writer_of_an_earlier_attempt_brings_nothing_back(tmp_path: Path) -> None:
+    """A worker that was frozen while its job was deployed elsewhere: what it had open is gone."""
+    late = sink(tmp_path)
+    opened(late, context())
+    late.process_batch(rows(0), 0)
+    opened(sink(tmp_path), context(attempt=1))
+    with pytest.raises(NotFoundError):
+        late.snapshot(4)
+    late.close()
+    assert (visible(tmp_path), hidden(tmp_path)) == ([], [])
+
+
+def test_the_id_of_a_sink_is_kept_in_its_state(tmp_path: Path) -> None:
+    writer = sink(tmp_path)
+    opened(writer, context())
+    assert {state.name: state.items for state in snapshot_of(writer, 1)} == {PENDING: (), SINK_ID: (SINK.sink_id,)}
 
 
 def test_a_lost_pending_file_fails_the_restore_by_name_unless_told_otherwise(
@@ -189,7 +251,7 @@ def test_restored_state_cannot_name_other_files(tmp_path: Path) -> None:
     writer = sink(tmp_path)
     opened(writer, context())
     writer.process_batch(rows(0), 0)
-    [state] = snapshot_of(writer, 1)
+    [state] = [state for state in snapshot_of(writer, 1) if state.name == PENDING]
     for name in ("../x.pending", "data.parquet", "part-j-u-00000000-s0-a0-n0-00000000-c1.parquet"):
         forged = type(state)(state.name, state.mode, ({"directory": str(tmp_path), "name": name},))
         with pytest.raises(CommitError, match="is no pending file"):

@@ -6,16 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpt_runtime.checkpoint.sink_state import new_sink_id
 from ckpt_runtime.connectors.part_names import PartName, owner_of, parse_hidden
 
+SINK = "0123456789abcdef"
 NUMBERS = st.integers(0, 1 << 40)
 
 
 @given(st.text(min_size=1), st.text(min_size=1), NUMBERS, NUMBERS, NUMBERS, NUMBERS)
 def test_hidden_names_read_back(job: str, uid: str, subtask: int, attempt: int, sequence: int, checkpoint: int) -> None:
-    open_part = PartName(owner_of(job, uid), subtask, attempt, sequence, "0123abcd")
+    open_part = PartName(owner_of(job, uid, SINK), subtask, attempt, sequence, "0123abcd")
     assert parse_hidden(open_part.in_progress) == open_part
-    pending = PartName(owner_of(job, uid), subtask, attempt, sequence, "0123abcd", checkpoint)
+    pending = PartName(owner_of(job, uid, SINK), subtask, attempt, sequence, "0123abcd", checkpoint)
     assert parse_hidden(pending.pending) == pending
     assert parse_hidden(pending.visible) is None
     assert pending.visible.startswith("part-")
@@ -24,10 +26,17 @@ def test_hidden_names_read_back(job: str, uid: str, subtask: int, attempt: int, 
     assert "/" not in pending.pending
 
 
-def test_owners_differ_even_when_their_readable_parts_do_not() -> None:
-    assert owner_of("job", "a/b") != owner_of("job", "a_b")
-    assert owner_of("job", "x" * 50) != owner_of("job", "x" * 51)
-    assert owner_of("a", "b-c") != owner_of("a-b", "c")
+def test_an_owner_is_a_job_and_a_sink() -> None:
+    assert new_sink_id("job@1", "a/b") != new_sink_id("job@1", "a_b")
+    assert new_sink_id("job@1", "a") != new_sink_id("job@2", "a")
+    part = PartName(owner_of("f" * 32, "out-1", SINK), 0, 0, 0, "0123abcd")
+    assert (part.job_id, part.uid, part.sink_id) == ("f" * 32, "out_1", SINK)
+
+
+def test_names_of_earlier_versions_are_read() -> None:
+    part = parse_hidden(".part-j-u-00000000-s0-a0-n0-00000000-c1.parquet.pending")
+    assert part is not None
+    assert part.sink_id == "00000000"
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,14 @@ class FileWriter(DataSourceStreamWriter):
         partial.write_text("".join(file.read_text() for file in staged))
         partial.replace(target)
 
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """As Spark's file writers do: what was staged goes."""
+        for message in messages:
+            for name in message.files if isinstance(message, Written) else ():
+                (self.directory / name).unlink()
+        with (self.directory / "aborted").open("a") as log:
+            log.write(f"{batchId}\n")
+
 
 class Files(DataSource):
     def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamWriter:

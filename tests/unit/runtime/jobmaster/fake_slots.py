@@ -21,10 +21,11 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
+from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.gateway import ClaimMode, JobStatus
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord, VolatileRecord
-from ckpt_runtime.jobmaster.slot_pool import SlotPool
+from ckpt_runtime.jobmaster.slot_pool import SlotPool, SlotTimes
 from ckpt_runtime.jobmaster.stored_submissions import store_job
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, Handshake
@@ -206,7 +207,7 @@ class World:
 
     def __init__(self, directory: Path, pool: ThreadPoolExecutor) -> None:
         self.directory = directory
-        self.pool = pool
+        self.pool = DriverPools(own=pool, deletions=pool, paths=pool, planning=pool)
         self.archive = b"archive"
         self.ignored: set[str] = set()
         self.on_message: Callable[[FakeWorker, Message], bool] = lambda worker, message: False
@@ -223,7 +224,7 @@ class World:
                 "heartbeat_interval_s": 60, "heartbeat_timeout_s": 60, "idle_timeout_s": 60, "request_timeout_s": 10,
                 "loss_grace_s": 0,
             }  # fmt: skip
-            world.slot_pool = SlotPool(world.slots, "secret", **{**defaults, **times})
+            world.slot_pool = SlotPool(world.slots, "secret", SlotTimes(**{**defaults, **times}))
             endpoint = ControlEndpoint("127.0.0.1", "secret", world.slot_pool.welcome)
             world.slot_pool.start(await endpoint.start())
             world.jobs = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.jobmaster.checkpoint_shell import CheckpointShell
+from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.job_record import VolatileRecord
 from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
@@ -84,7 +85,7 @@ class Pointers(VolatileRecord):
 class Bench:
     """The shell on ``directory``, with the tasks' part played by hand."""
 
-    def __init__(self, directory: Path, pool: ThreadPoolExecutor, **settings: Any) -> None:
+    def __init__(self, directory: Path, pool: Executor, pools: DriverPools | None = None, **settings: Any) -> None:
         self.directory = directory / JOB
         self.storage = CheckpointStorage(str(directory), JOB)
         self.storage.initialize()
@@ -93,7 +94,13 @@ class Bench:
         self.pool = pool
         coordinator = CheckpointCoordinator(JOB, GRAPH, CheckpointConfiguration(**settings))
         self.shell = CheckpointShell(
-            JOB, coordinator, self.storage, self.pointers, self.listener, pool, SnapshotDeletions(pool)
+            JOB,
+            coordinator,
+            self.storage,
+            self.pointers,
+            self.listener,
+            pools or DriverPools(own=pool, deletions=pool, paths=pool, planning=pool),
+            SnapshotDeletions(pool),
         )
         self.shell.handle(on.JobRunning(TASKS))
 

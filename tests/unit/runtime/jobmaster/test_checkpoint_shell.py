@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.jobmaster import checkpoint_shell, snapshot_deletions
 from ckpt_runtime.jobmaster.job_record import VolatileRecord
@@ -31,6 +32,22 @@ from tests.unit.runtime.jobmaster.shell_bench import JOB, TASKS, TIMEOUT_S, Benc
 @pytest.fixture(autouse=True)
 def hasty_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_shell, "_RETRY_BASE_S", 0.001)
+
+
+class Mount:
+    """A file system that goes away and comes back, as its users see it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._away = path.with_name("away")
+
+    def goes_away(self) -> None:
+        self.path.rename(self._away)
+        self.path.mkdir()
+
+    def comes_back(self) -> None:
+        self.path.rmdir()
+        self._away.rename(self.path)
 
 
 def test_a_checkpoint_ends_as_files_with_metadata_and_a_pointer(tmp_path: Path) -> None:
@@ -317,6 +334,105 @@ def test_deletions_that_failed_go_on_after_the_end_of_the_job(tmp_path: Path, mo
                 await asyncio.sleep(0.001)
 
     run(tmp_path, test)
+
+
+@pytest.fixture
+def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mount:
+    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_S", 0.001)
+    monkeypatch.setattr(snapshot_deletions, "RETRY_MAX_S", 0.01)
+    (tmp_path / "mount").mkdir()
+    return Mount(tmp_path / "mount")
+
+
+class TestStorageThatIsAway:
+    """A mount that is missing shows an empty directory in its place; what was on it comes back with it."""
+
+    def test_an_aborted_checkpoint_goes_when_it_is_back(self, mount: Mount) -> None:
+        async def test(bench: Bench) -> None:
+            checkpoint_id, options = await bench.trigger()
+            bench.acknowledge(checkpoint_id, options.directory)[0].touch()
+            mount.goes_away()
+            bench.shell.handle(on.TasksLeftRunning())
+            await bench.settle()
+            mount.comes_back()
+            await once(lambda: bench.names() == [])
+
+        run(mount.path, test, tolerable_failures=5)
+
+    def test_nothing_is_written_in_its_place(self, mount: Mount) -> None:
+        async def test(bench: Bench) -> None:
+            mount.goes_away()
+            await bench.trigger()
+            assert isinstance(bench.listener.answers[0], out.RequestFailed)
+            assert "its storage is away" in bench.listener.answers[0].message
+            assert list(mount.path.iterdir()) == []
+
+        run(mount.path, test, tolerable_failures=5)
+
+    @pytest.mark.parametrize("keeps_nothing", [True, False])
+    def test_the_directory_of_a_job_that_ended_meanwhile_goes_when_it_is_back(
+        self, mount: Mount, keeps_nothing: bool
+    ) -> None:
+        async def test(bench: Bench) -> None:
+            bench.shell.prepare_storage()
+            checkpoint_id, _ = await bench.trigger()
+            mount.goes_away()
+            bench.shell.handle(on.Shutdown("CANCELED"))
+            await bench.until(lambda: isinstance(bench.listener.answers[-1], out.ShutdownComplete))
+            bench.shell.finish(clean_up=True, keeps_nothing=keeps_nothing)
+            await bench.settle()
+            mount.comes_back()
+            assert (bench.directory / f"chk-{checkpoint_id}").exists()
+            await once(lambda: not bench.directory.exists())
+
+        run(mount.path, test, tolerable_failures=5)
+
+    def test_what_became_of_a_write_is_not_settled_before_it_is_back(
+        self, mount: Mount, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = checkpoint_shell.write_metadata
+        monkeypatch.setattr(checkpoint_shell, "_RETRY_BASE_S", 0.001)
+
+        def written_but_unknown(*arguments: Any) -> None:
+            monkeypatch.setattr(checkpoint_shell, "write_metadata", real)
+            real(*arguments)
+            mount.goes_away()
+            raise AmbiguousWriteError("no answer", "x")
+
+        monkeypatch.setattr(checkpoint_shell, "write_metadata", written_but_unknown)
+
+        async def test(bench: Bench) -> None:
+            checkpoint_id, options = await bench.trigger()
+            bench.acknowledge(checkpoint_id, options.directory)
+            await bench.settle()
+            assert bench.listener.completed == bench.listener.aborted == []
+            mount.comes_back()
+            await bench.until(lambda: bench.listener.completed == [checkpoint_id])
+
+        run(mount.path, test, tolerable_failures=5)
+
+    def test_what_a_killed_worker_left_is_sought_when_it_is_back(self, mount: Mount) -> None:
+        async def test(bench: Bench) -> None:
+            checkpoint_id, _ = await bench.trigger()
+            left = bench.directory / "shared" / f"chk-{checkpoint_id}-left"
+            left.touch()
+            bench.shell.handle(on.TasksLeftRunning())
+            mount.goes_away()
+            for attempt in range(2):
+                bench.shell.handle(on.RestoreRequested(f"restore-{attempt}", None, RestoreMode.NO_CLAIM))
+            await bench.settle()
+            mount.comes_back()
+            bench.shell.handle(on.JobRunning(TASKS))
+            while left.exists():
+                await bench.checkpoint()
+
+        run(mount.path, test, tolerable_failures=5)
+
+
+async def once(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.001)
 
 
 def test_after_closing_nothing_is_answered_and_no_timer_fires(tmp_path: Path) -> None:

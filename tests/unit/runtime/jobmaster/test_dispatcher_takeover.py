@@ -23,6 +23,7 @@ from ckpt_runtime.jobmaster.gateway import (
     JobStatus,
     JobTerminated,
     NotReady,
+    OperationKind,
     RunRequest,
 )
 from ckpt_runtime.jobmaster.job_master import JobMaster
@@ -94,6 +95,7 @@ def test_before_it_leads_it_answers_nothing_about_jobs(tmp_path: Path) -> None:
             dispatcher.job_status(JOB),
             dispatcher.run_pipeline(REQUEST),
             dispatcher.dispose_savepoint("/x", None),
+            dispatcher.operation_status(OperationKind.SAVEPOINT, "ab" * 16, JOB),
             dispatcher.patch_checkpoint_config(JOB, CheckpointConfigPatch(timeout_ms=20)),
         ):
             with pytest.raises(NotReady, match="does not lead"):

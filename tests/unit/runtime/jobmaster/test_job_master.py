@@ -425,6 +425,28 @@ class TestCheckpoints:
 
         run(tmp_path, test)
 
+    def test_the_same_stop_again_is_the_one_in_progress(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            job = world.start_job()
+            await world.running(job)
+            target = str(tmp_path / "savepoints")
+            first, second = (
+                asyncio.create_task(job.stop_with_savepoint(target, SavepointFormat.NATIVE, drain=False))
+                for _ in range(2)
+            )
+            await world.until(lambda: all(worker.peer.of("complete") for worker in world.active()))
+            with pytest.raises(OperationFailed, match="Another stop is in progress"):
+                await job.stop_with_savepoint(target, SavepointFormat.NATIVE, drain=True)
+            second.cancel()
+            third = asyncio.create_task(job.stop_with_savepoint(target, SavepointFormat.NATIVE, drain=False))
+            await asyncio.sleep(0)
+            for worker in world.active():
+                worker.state("FINISHED")
+            assert (await first).location == (await third).location is not None
+            assert len(list((tmp_path / "savepoints").iterdir())) == 1
+
+        run(tmp_path, test)
+
     def test_a_stop_whose_tasks_fail_names_the_savepoint(self, tmp_path: Path) -> None:
         async def test(world: World) -> None:
             job = world.start_job(**RESTARTING)

@@ -38,6 +38,7 @@ from ckpt_runtime.jobmaster.job_record import DurableRecord, OverridesChange
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs
 from ckpt_runtime.jobmaster.operations import OperationFailed
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
+from ckpt_runtime.rest.shapes import checkpoints as shapes
 from ckpt_runtime.storage import disposal, job_store, snapshot_metadata, versioned_document
 from ckpt_runtime.storage.documents import encode_document
 from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
@@ -743,6 +744,26 @@ class TestResults:
 
         run(tmp_path, test)
 
+    @pytest.mark.parametrize("retained", [True, False])
+    def test_the_next_driver_tells_what_an_ended_job_can_be_resumed_from(self, tmp_path: Path, retained: bool) -> None:
+        async def test(world: World) -> None:
+            store = driver(tmp_path)
+            job = world.submit_durably(store, **RETAIN if retained else {})
+            await world.running(job)
+            await checkpoint(job)
+            before = job.checkpoint_statistics().latest_completed
+            assert before is not None
+            job.cancel()
+            await world.until(lambda: store.results.list_ids() == [JOB] and not store.results.list_ids(dirty_only=True))
+            result = found_by(driver(tmp_path, 2)).result
+            assert result is not None
+            latest = EndedJob(result).checkpoint_statistics().latest_completed
+            assert latest == replace(before, vertices={}, discarded=not retained)
+            shown = shapes.statistics(EndedJob(result).checkpoint_statistics())
+            assert shown["latest"]["completed"]["external_path"] == before.external_path
+
+        run(tmp_path, test)
+
     def test_a_failed_job_keeps_its_exceptions(self, tmp_path: Path) -> None:
         async def test(world: World) -> None:
             store = driver(tmp_path)
@@ -866,14 +887,14 @@ class TestUnreadable:
             await checkpoint(job)
             await crash(job)
             errors = [StorageError("away", "x")] * 3
-            read = job_recovery.read_metadata
+            read = job_recovery.read_foreign_metadata
 
             def refuse(url: str) -> Any:
                 if errors:
                     raise errors.pop()
                 return read(url)
 
-            monkeypatch.setattr(job_recovery, "read_metadata", refuse)
+            monkeypatch.setattr(job_recovery, "read_foreign_metadata", refuse)
             assert found_by(driver(tmp_path, 2)).failure is None
 
         run(tmp_path, test)

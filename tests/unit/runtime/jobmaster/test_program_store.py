@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.jobmaster import program_store
+from ckpt_runtime.jobmaster import program_archive
 from ckpt_runtime.jobmaster.gateway import InvalidRequest, PipelineNotFound
+from ckpt_runtime.jobmaster.program_archive import ProgramRefusedError, modules_of
 from ckpt_runtime.jobmaster.program_store import ProgramStore
 
 PIPELINE = b"def pipeline(session):\n    pass\n"
@@ -120,7 +122,7 @@ def test_what_cannot_be_a_pipeline_is_refused_and_not_kept(
         store.add(filename, content, 0)
     assert refused.value.field == "jarfile"
     assert store.list() == ()
-    assert not (tmp_path / "uploads").exists()
+    assert not (tmp_path / "uploads").exists() or not list((tmp_path / "uploads").iterdir())
 
 
 def test_a_damaged_member_is_named(store: ProgramStore) -> None:
@@ -138,13 +140,40 @@ def test_an_encrypted_member_is_named(store: ProgramStore) -> None:
         store.add("job.zip", bytes(content), 0)
 
 
-def test_a_bomb_is_refused_by_what_it_claims(store: ProgramStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program_store, "MAX_UNPACKED_BYTES", 1_000)
-    with pytest.raises(InvalidRequest, match="1000 bytes unpacked"):
-        store.add("job.zip", zipped({"main.py": PIPELINE, "bomb": b"0" * 2_000}), 0)
-    monkeypatch.setattr(program_store, "MAX_FILES", 1)
-    with pytest.raises(InvalidRequest, match="at most 1 files"):
-        store.add("job.zip", zipped({"main.py": PIPELINE, "x": b""}), 0)
+@pytest.mark.parametrize("bomb", ["main.py", "data/zeros"])
+def test_a_small_zip_that_unpacks_to_much_is_refused_with_the_limit(store: ProgramStore, bomb: str) -> None:
+    content = zipped({"main.py": PIPELINE, bomb: b" " * (64 << 20)})
+    assert len(content) < 70_000
+    limit = program_archive.FREE_UNPACKED_BYTES + program_archive.MAX_RATIO * len(content)
+    with pytest.raises(InvalidRequest, match=f"unpack to 671088.*at most {limit} bytes unpacked"):
+        store.add("job.zip", content, 0)
+    assert store.list() == ()
+
+
+def test_one_module_is_no_larger_than_what_is_parsed(store: ProgramStore) -> None:
+    source = PIPELINE + b"#" * program_archive.MAX_SOURCE_BYTES
+    with pytest.raises(InvalidRequest, match="at most 1048576"):
+        store.add("job.py", source, 0)
+    with pytest.raises(InvalidRequest, match=r"'main\.py' has \d+ bytes.*at most 1048576"):
+        store.add("job.zip", zipped({"main.py": source}), 0)
+
+
+def test_the_number_of_files_is_limited(tmp_path: Path) -> None:
+    archive = tmp_path / "x.zip"
+    archive.write_bytes(zipped({"main.py": PIPELINE, **{f"data/{n}": b"" for n in range(10_000)}}))
+    with pytest.raises(ProgramRefusedError, match="10001 files; at most 10000 files"):
+        modules_of(archive)
+    archive.write_bytes(zipped({f"m{n}.py": b"" for n in range(201)}))
+    with pytest.raises(ProgramRefusedError, match="at most 200 Python modules"):
+        modules_of(archive)
+
+
+def test_source_that_takes_too_much_memory_to_parse_ends_its_own_process(
+    store: ProgramStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_archive, "LIMITS", replace(program_archive.LIMITS, memory_bytes=16 << 20))
+    with pytest.raises(InvalidRequest, match="MemoryError|within the limits"):
+        store.add("job.py", PIPELINE + b"x\n" * 500_000, 0)
 
 
 async def chunks(*parts: bytes) -> AsyncIterator[bytes]:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from ckpt_runtime.jobmaster.slot_pool import MAX_FAILURES, Slot, SlotPool, SlotsUnavailableError
+from ckpt_runtime.jobmaster.slot_pool import MAX_FAILURES, Slot, SlotPool, SlotsUnavailableError, SlotTimes
 
 LONG_AGO = -1e9
 TIMEOUT_S = 20
@@ -59,7 +59,7 @@ class Owner:
 class World:
     """A pool and its provider. ``automatic`` answers launches and spawns at once."""
 
-    def __init__(self, automatic: bool = True, machine: str = "", **settings: float) -> None:
+    def __init__(self, automatic: bool = True, machine: str = "", **settings: Any) -> None:
         self.automatic = automatic
         self.machine = machine
         self.launched: list[tuple[int, int]] = []
@@ -70,7 +70,8 @@ class World:
         self.launch_error: Exception | None = None
         times = {"heartbeat_interval_s": 60, "heartbeat_timeout_s": 5, "idle_timeout_s": 50, "request_timeout_s": 10}
         times |= {"spare_pause_s": 0, "loss_grace_s": 0}
-        self.pool = SlotPool(self, "secret", **{**times, **settings})
+        clock = settings.pop("clock", time.monotonic)
+        self.pool = SlotPool(self, "secret", SlotTimes(**{**times, **settings}), clock)
         self.pool.start(1234)
 
     def launch(self, stage_id: int, slots: int, control_port: int, secret: str, ended: Any) -> None:
@@ -726,15 +727,16 @@ class TestAdoption:
         run(test, machine="m")
 
     def test_a_stage_that_nobody_needs_keeps_no_workers(self) -> None:
-        async def test(world: World) -> None:
+        async def test(world: World, clock: Clock) -> None:
             (slot,) = await world.pool.acquire(Owner(), 1, [])
             await settle()
             world.pool.release(slot)
-            world.pool._end_idle_stages(time.monotonic() + 100)
+            clock.now += 100
+            world.pool.check()
             assert world.agents["0-0"].of("shutdown") == [{"type": "shutdown", "keep": []}]
             assert all(worker.closed for worker in world.workers.values())
 
-        run(test, machine="m")
+        run_idle(test, machine="m")
 
     def test_a_pool_that_stops_lets_its_orphans_go(self) -> None:
         async def test(world: World) -> None:
@@ -775,33 +777,86 @@ class TestSpares:
         run(test, spare_pause_s=0.05)
 
 
+class Clock:
+    """Seconds, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def run_idle(test: Callable[[World, Clock], Coroutine[Any, Any, None]], **settings: Any) -> None:
+    """Stages may be idle for 50 s; heartbeats do not matter."""
+    clock = Clock()
+    run(lambda world: test(world, clock), heartbeat_timeout_s=1e9, clock=clock, **settings)
+
+
 class TestIdle:
-    def test_a_stage_ends_when_all_its_slots_were_idle_long_enough(self) -> None:
-        async def test(world: World) -> None:
+    def test_a_stage_ends_when_all_its_slots_were_idle_long_enough(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level("INFO")
+
+        async def test(world: World, clock: Clock) -> None:
             slots = await world.pool.acquire(Owner(), 2, [])
             world.pool.release(slots[0])
-            now = time.monotonic()
-            world.pool._end_idle_stages(now + 100)
+            clock.now += 100
+            world.pool.check()
             assert world.pool.total == 2
             world.pool.release(slots[1])
-            world.pool._end_idle_stages(now + 10)
+            clock.now += 10
+            world.pool.check()
             assert world.pool.total == 2
-            world.pool._end_idle_stages(now + 100)
+            clock.now += 41
+            world.pool.check()
             assert world.pool.total == 0
             assert all(world.agents[f"0-{index}"].of("shutdown") for index in range(2))
 
-        run(test)
+        run_idle(test)
+        assert "ending barrier stage 0, which has 2 slots left: no job has used its slots for 50 s" in caplog.text
+
+    def test_slots_that_a_job_waits_for_are_not_idle_however_long_their_workers_take(self) -> None:
+        async def test(world: World, clock: Clock) -> None:
+            request = asyncio.create_task(world.pool.acquire(Owner(), 2, []))
+            await settle()
+            agents = [world.agent(0, index) for index in range(2)]
+            clock.now += 100
+            world.pool.check()
+            for index, agent in enumerate(agents):
+                world.worker(f"0-{index}", agent.of("spawn")[0]["worker"])
+                clock.now += 100
+                world.pool.check()
+                await settle()
+            assert len(await request) == 2
+            assert world.launched == [(0, 2)]
+
+        run_idle(test, automatic=False)
+
+    def test_when_nobody_waits_any_more_they_are(self) -> None:
+        async def test(world: World, clock: Clock) -> None:
+            request = asyncio.create_task(world.pool.acquire(Owner(), 2, []))
+            await settle()
+            agent = world.agent(0, 0)
+            request.cancel()
+            await settle()
+            clock.now += 100
+            world.pool.check()
+            assert world.pool.total == 0
+            assert agent.of("shutdown")
+
+        run_idle(test, automatic=False)
 
     def test_a_stage_that_is_still_starting_is_left_alone(self) -> None:
-        async def test(world: World) -> None:
+        async def test(world: World, clock: Clock) -> None:
             request = asyncio.create_task(world.pool.acquire(Owner(), 1, []))
             await settle()
-            world.pool._end_idle_stages(time.monotonic() + 100)
+            clock.now += 100
+            world.pool.check()
             world.automatic = True
             world.agent(0)
             assert len(await request) == 1
 
-        run(test, automatic=False)
+        run_idle(test, automatic=False)
 
 
 def test_stopping_tells_the_agents_and_waits_for_their_stages() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from typing import Any
 
 import pytest
 
+from ckpt_runtime.rest.json_body import MAX_BODY_BYTES, JsonRefused, parse_json
 from tests.unit.runtime.rest.conftest import JOB, Send, send_to
 from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway
 
@@ -164,3 +167,45 @@ def test_an_error_of_ours_shows_no_traceback(gateway: FakeGateway) -> None:
     response = send_to(gateway)("GET", "/jobs")
     assert response.status_code == 500
     assert response.json() == {"errors": ["Internal server error.", "RuntimeError"]}
+
+
+@pytest.mark.parametrize("piece", [b'\\"', b'"', b"[", b'{"a":', b'["', b'\\"["', b"{},", b'"",', b"1", b"\\", b'"\\'])
+def test_a_body_is_parsed_in_a_time_that_grows_with_its_length(piece: bytes) -> None:
+    """Backtracking, if there was any, would take minutes."""
+    for start in (b"", b'{"a":"', b'["', b"["):
+        body = start + piece * (MAX_BODY_BYTES // len(piece))
+        began = time.process_time()
+        with contextlib.suppress(JsonRefused):
+            parse_json(body)
+        assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize(("levels", "fine"), [(32, True), (33, False), (900, False), (100_000, False)])
+def test_the_depth_of_a_body_is_limited(levels: int, fine: bool) -> None:
+    for start, end in (("[", "]"), ('{"a":', "}")):
+        text = start * levels + ("1" if start != "[" else "") + end * levels
+        if fine:
+            parse_json(text.encode())
+        else:
+            with pytest.raises(JsonRefused, match="nested deeper than 32 levels"):
+                parse_json(text.encode())
+
+
+def test_brackets_in_a_text_are_no_nesting() -> None:
+    assert parse_json(b'["' + b"[" * 1_000 + b'"]') == ["[" * 1_000]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"flinkConfiguration": {f"acme.{n}": "1" for n in range(501)}},
+        {"flinkConfiguration": {"a" * 1025: "1"}},
+        {"flinkConfiguration": {"acme.x": "1" * 70_000}},
+        {"programArgsList": [""] * 10_001},
+    ],
+)
+def test_a_run_request_has_a_limited_size(send: Send, gateway: FakeGateway, body: dict[str, Any]) -> None:
+    stored = send("POST", "/jars/upload", files={"jarfile": ("a.py", b"x")}).json()["filename"].split("/")[-1]
+    answer = send("POST", f"/jars/{stored}/run", json=body)
+    assert_4xx(answer, 400)
+    assert "at most" in answer.text

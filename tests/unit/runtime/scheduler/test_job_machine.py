@@ -150,6 +150,23 @@ class TestFailures:
         job.step(on.JobFailed(CAUSE))
         assert job.one(out.CancelTasks).executions == (job.task(0), job.task(1))
 
+    def test_failed_checkpoints_pause_for_longer_and_longer_whatever_the_strategy(self):
+        job = Job(FixedDelay(100, 0))
+        pauses = []
+        for times in (1, 2, 3, 50, 1):
+            job.run().step(on.JobFailed(CAUSE, failed_checkpoints=times))
+            job.each(on.TaskCanceled)
+            pauses.append(job.one(out.ScheduleRestart).at_rel_ms - job.now.rel_ms)
+            job.step(on.RestartTimerFired(job.one(out.ScheduleRestart).generation), after_ms=pauses[-1])
+        assert pauses == [1_000, 1_500, 2_250, 60_000, 1_000]
+
+    def test_a_strategy_that_pauses_for_longer_has_its_way_and_one_that_refuses_too(self):
+        job = Job(FixedDelay(1, 5_000)).run_with(on.JobFailed(CAUSE, failed_checkpoints=1)).each(on.TaskCanceled)
+        assert job.one(out.ScheduleRestart).at_rel_ms == 5_000
+        job.step(on.RestartTimerFired(job.one(out.ScheduleRestart).generation), after_ms=5_000)
+        job.run().step(on.JobFailed(CAUSE, failed_checkpoints=2))
+        assert job.each(on.TaskCanceled).one(out.JobEnded).status is JobStatus.FAILED
+
     def test_an_unrecoverable_failure_while_clearing(self):
         job = Job().run()
         job.step(on.TaskFailed(job.task(0), CAUSE))

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from ckpt_runtime.checkpoint.state_handles import StateFile
+from ckpt_runtime.storage import filesystem
+from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.errors import (
     AlreadyExistsError,
     AmbiguousWriteError,
@@ -20,6 +26,7 @@ from ckpt_runtime.storage.errors import (
 )
 from ckpt_runtime.storage.filesystem import (
     Location,
+    check_url,
     delete_empty_directory,
     delete_file,
     delete_tree,
@@ -33,6 +40,8 @@ from ckpt_runtime.storage.filesystem import (
     resolve,
 )
 from ckpt_runtime.storage.publish import publish, replace
+from ckpt_runtime.storage.snapshot_metadata import read_metadata
+from ckpt_runtime.storage.state_file_reader import StateFileReader
 
 
 @pytest.fixture
@@ -85,7 +94,7 @@ def test_unusable_locations_are_refused_by_name(url: str) -> None:
 
 
 def test_the_schemes_are_named_when_one_is_unknown() -> None:
-    with pytest.raises(InvalidLocationError, match=r"'nosuch://x'.*file, memory, s3"):
+    with pytest.raises(InvalidLocationError, match=r"'nosuch://x'.*file, s3"):
         resolve("nosuch://x")
 
 
@@ -289,3 +298,61 @@ def test_a_location_is_the_same_whichever_thread_resolved_it(url: str) -> None:
     assert here.contains(found[0].child("c"))
     assert found[0] != resolve("/a/c")
     assert not here.contains(resolve("/c" if url.startswith("memory") else "memory://a/b/c"))
+
+
+class TestOnlyRegularFilesAreOpened:
+    """Opening a FIFO would wait for a writer for ever, and reading a device never ends."""
+
+    @pytest.fixture(params=["fifo", "socket", "device"])
+    def special(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+        path = tmp_path / "_metadata"
+        if request.param == "fifo":
+            os.mkfifo(path)
+            yield path
+        elif request.param == "socket":
+            with socket.socket(socket.AF_UNIX) as listening:
+                listening.bind(str(path))
+                yield path
+        else:
+            path.symlink_to("/dev/zero")
+            yield path
+
+    @pytest.mark.timeout(20)
+    def test_by_their_content(self, special: Path) -> None:
+        for read in (lambda file: read_bytes(file, 100), lambda file: read_range(file, 0, 10)):
+            with pytest.raises(StorageError, match=str(special)):
+                read(resolve(special))
+
+    @pytest.mark.timeout(20)
+    def test_as_metadata(self, special: Path) -> None:
+        for url in (special, special.parent):
+            with pytest.raises(StorageError, match=str(special)):
+                read_metadata(resolve(url))
+
+    @pytest.mark.timeout(20)
+    def test_as_state(self, special: Path) -> None:
+        file = StateFile(special.name, 0, checksum_of(b""))
+        with pytest.raises(StorageError, match=str(special)):
+            StateFileReader(resolve(special.parent), file).verify()
+
+    def test_a_fifo_is_named(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "x")
+        with pytest.raises(StorageError, match="it is a FIFO, and only files are read"):
+            read_bytes(resolve(tmp_path / "x"), 1)
+
+
+class TestNoPlaceThatEndsWithItsProcess:
+    def test_memory_is_refused_outside_tests(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(filesystem, "_volatile_allowed", False)
+        for check in (resolve, check_url):
+            with pytest.raises(InvalidLocationError, match=r"'memory://x'.*allowed: .*file, s3"):
+                check("memory://x")
+
+    @pytest.mark.parametrize("url", ["data:,x", "dir://x", "http://x/y", "local://x", "zip://x", "MEMORY://x"])
+    def test_nor_is_any_other_that_something_has_loaded(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(filesystem, "_volatile_allowed", False)
+        scheme = url.partition(":")[0].lower()
+        if scheme not in ("http", "zip"):
+            fsspec.get_filesystem_class(scheme)
+        with pytest.raises(InvalidLocationError, match="allowed"):
+            resolve(url)

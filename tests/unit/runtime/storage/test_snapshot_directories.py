@@ -10,6 +10,7 @@ import pytest
 
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint
 from ckpt_runtime.storage.disposal import (
+    SnapshotDisposal,
     delete_checkpoint,
     delete_job_directory,
     delete_state_file,
@@ -78,6 +79,7 @@ def test_a_job_s_directory_belongs_to_one_cluster_until_the_job_has_ended(direct
 
 def test_a_complete_checkpoint_is_not_begun_again(directory: Location) -> None:
     storage = CheckpointStorage(directory, JOB)
+    storage.initialize()
     take_snapshot(storage.initialize_checkpoint(1))
     with pytest.raises(AlreadyExistsError, match="already holds a complete checkpoint"):
         storage.initialize_checkpoint(1)
@@ -173,6 +175,21 @@ def test_a_checkpoint_is_deleted_as_a_whole_and_nothing_beside_it(directory: Loc
     delete_state_file(storage.location, storage.shared.child("file"))
     assert delete_job_directory(storage)
     assert list_names(directory) == []
+
+
+def test_while_storage_is_away_nothing_is_made_in_its_place_and_nothing_counts_as_deleted(tmp_path: Path) -> None:
+    storage = CheckpointStorage(resolve(tmp_path), JOB)
+    for call in (lambda: storage.initialize_checkpoint(1), lambda: delete_checkpoint(storage, 1)):
+        with pytest.raises(StorageError, match=f"{JOB} is not there: its storage is away"):
+            call()
+    savepoint = initialize_savepoint(tmp_path / "savepoints", JOB)
+    take_snapshot(savepoint)
+    disposal = SnapshotDisposal.of(savepoint.url)
+    (tmp_path / "savepoints").rename(tmp_path / "away")
+    for call in (disposal.execute, lambda: dispose_snapshot(savepoint.url)):
+        with pytest.raises(StorageError, match="savepoints is not there: its storage is away"):
+            call()
+    assert [path.name for path in tmp_path.iterdir()] == ["away"]
 
 
 def test_a_state_file_outside_its_owner_is_not_deleted(directory: Location) -> None:

@@ -17,7 +17,7 @@ from ckpt_runtime.storage.channel_state_frame import InFlightWatermark, Persiste
 from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
 from ckpt_runtime.storage.channel_state_writer import CapturedStream, write_channel_state
 from ckpt_runtime.storage.filesystem import resolve
-from ckpt_runtime.task.restore import StateRestoreError
+from ckpt_runtime.task.restore import StateRestoreError, StateUnavailableError
 from ckpt_runtime.task.restored_input import (
     EdgeKeys,
     RestoredInput,
@@ -152,6 +152,17 @@ def test_damage_is_named_with_the_file(stored: Stored, kit: Any) -> None:
     file.write_bytes(content)
     with pytest.raises(StateRestoreError, match=f"'op0'.*{file.name}"):
         stored.restored(stream).poll()
+
+
+def test_a_file_that_is_missing_is_named_and_is_no_damage(stored: Stored, kit: Any) -> None:
+    stream = stored.stream(kit.rows(1))
+    (file,) = stored.shared.iterdir()
+    away = file.rename(file.with_name("away"))
+    restored = stored.restored(stream)
+    with pytest.raises(StateUnavailableError, match=f"'op0'.*{file.name}"):
+        restored.poll()
+    away.rename(file)
+    assert restored.poll() is not None
 
 
 class TestSchema:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,12 +16,21 @@ from ckpt_runtime.checkpoint.state_handles import KeyedSection, KeyedStateHandle
 from ckpt_runtime.configuration.state_options import StateBackendType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CheckpointBarrier
+from ckpt_runtime.state.errors import CorruptStateError
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
-from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage import state_file_reader
+from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, StorageError
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
-from ckpt_runtime.task.restore import StateRestoreError, UnsupportedBackendError, create_keyed_backend
+from ckpt_runtime.task.restore import (
+    StateRestoreError,
+    StateUnavailableError,
+    UnsupportedBackendError,
+    create_keyed_backend,
+    naming_operator,
+)
 from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
 from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, Snapshot, SnapshotMeasures
+from ckpt_runtime.task.worker import describe_error
 
 ALL = KeyGroupRange(0, 127)
 KEY = pa.schema([("k", pa.int64())])
@@ -141,7 +152,7 @@ def _written(directory: Path, threshold: int = 0) -> list[KeyedStateHandle]:
     return list(write(str(directory), [snapshot], ALL, threshold).state.operators["op"].keyed)
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "missing", "directory", "swap"])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "directory", "swap"])
 def test_a_damaged_file_is_named_with_its_operator(tmp_path: Path, damage: str) -> None:
     first, second = (
         _written(tmp_path),
@@ -161,11 +172,45 @@ def test_a_damaged_file_is_named_with_its_operator(tmp_path: Path, damage: str) 
         other.write_bytes(content)
     else:
         file.unlink()
-        if damage == "directory":
-            file.mkdir()
+        file.mkdir()
     with pytest.raises(StateRestoreError, match=f"operator 'op' cannot restore its state from .*{file.name}") as caught:
         create_keyed_backend(HASHMAP, "op", ALL, 128, first, str(tmp_path))
     assert file.name in caught.value.url
+
+
+def _fails_to_restore(handles: list[KeyedStateHandle], directory: Path) -> StateUnavailableError:
+    with pytest.raises(StateUnavailableError, match="operator 'op' cannot restore its state from ") as caught:
+        create_keyed_backend(HASHMAP, "op", ALL, 128, handles, str(directory))
+    assert describe_error(caught.value)["recoverable"]
+    return caught.value
+
+
+def test_a_file_that_is_missing_may_come_back_and_is_no_damage(tmp_path: Path) -> None:
+    snapshot, away = tmp_path / "snapshot", tmp_path / "away"
+    snapshot.mkdir()
+    handles = _written(snapshot)
+    snapshot.rename(away)
+    assert handles[0].file.path in str(_fails_to_restore(handles, snapshot))
+    away.rename(snapshot)
+    create_keyed_backend(HASHMAP, "op", ALL, 128, handles, str(snapshot))
+
+
+def test_storage_that_answers_an_error_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    handles = _written(tmp_path)
+
+    def fail(*_: Any) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(state_file_reader, "read_descriptor", fail)
+    assert _fails_to_restore(handles, tmp_path).errno == errno.EIO
+
+
+def test_damage_is_told_apart() -> None:
+    errors = [CorruptFileError("x", "u"), InvalidLocationError("x", "u"), CorruptStateError("x")]
+    for error in errors:
+        with pytest.raises(StateRestoreError) as caught, naming_operator("op", "state"):
+            raise error
+        assert not describe_error(caught.value)["recoverable"]
 
 
 def test_damaged_inline_state_is_named_by_its_snapshot(tmp_path: Path) -> None:

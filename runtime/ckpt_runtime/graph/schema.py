@@ -1,0 +1,71 @@
+"""The one door of documents: whatever is stored or sent is compared with its schema before anything is made of it.
+
+A schema is a ``msgspec.Struct`` or a dataclass. Fields that it does not know are left out, so that a later release may
+add some. Whatever is wrong with a document comes out as one named error, which says where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from ckpt_runtime.graph.key_groups import UPPER_BOUND_MAX_PARALLELISM
+
+T = TypeVar("T")
+
+MAX_LEVELS = 64
+"""Of values that no schema describes: the ways to copy, compare and send them have limits of their own."""
+
+NonNegative = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Parallelism = Annotated[int, msgspec.Meta(ge=1, le=UPPER_BOUND_MAX_PARALLELISM)]
+
+
+class DocumentError(ValueError):
+    """A document has another shape than its schema."""
+
+
+def checked(document: object, schema: type[T]) -> T:
+    """The document as ``schema`` describes it. Raises :class:`DocumentError` saying where it does not fit."""
+    with malformed():
+        return msgspec.convert(document, schema)
+
+
+def decoded(text: bytes, schema: type[T]) -> T:
+    """As :func:`checked`, of JSON text."""
+    with malformed():
+        return msgspec.json.decode(text, type=schema)
+
+
+_FAULTS = (
+    msgspec.MsgspecError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError
+)  # fmt: skip
+"""What a document can cause. A mistake in a schema stays one."""
+
+
+@contextmanager
+def malformed() -> Iterator[None]:
+    """Turns whatever reading a document raises into :class:`DocumentError`."""
+    try:
+        yield
+    except DocumentError:
+        raise
+    except _FAULTS as error:
+        raise DocumentError(str(error) or type(error).__name__) from error
+
+
+def check_levels(value: Any, where: str) -> None:
+    """Raises :class:`DocumentError` for a value with more than :data:`MAX_LEVELS` arrays and objects in one another."""
+    level = [value]
+    for _ in range(MAX_LEVELS + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return
+    raise DocumentError(f"{where} is nested deeper than {MAX_LEVELS} levels")

@@ -1,0 +1,108 @@
+"""Looks into an uploaded archive, in a process with limits: nothing of it is parsed, let alone run, in the driver.
+
+What is accepted here may be unpacked later by the plan process and by workers: the limits bound that too.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ckpt_runtime.limited_process import LimitedProcessError, ProcessLimits, run_limited, serve
+
+T = TypeVar("T")
+
+DEFAULT_FUNCTION = "pipeline"
+MAX_FILES = 10_000
+MAX_UNPACKED_BYTES = 256 << 20
+FREE_UNPACKED_BYTES = 16 << 20
+MAX_RATIO = 20
+"""An archive may unpack to ``FREE_UNPACKED_BYTES`` and this many times its own size, up to ``MAX_UNPACKED_BYTES``."""
+MAX_SOURCE_BYTES = 1 << 20
+"""Of one Python file at the top level: these are parsed."""
+MAX_SOURCES = 200
+LIMITS = ProcessLimits(time_s=20.0, memory_bytes=512 << 20, answer_bytes=1 << 20)
+
+
+class ProgramRefusedError(ValueError):
+    """The archive is no program, or passes a limit, which the message names. ``where`` is the file, if it is one."""
+
+    def __init__(self, where: str | None, reason: str) -> None:
+        super().__init__(reason)
+        self.where = where
+        self.reason = reason
+
+
+def entry_modules(archive: Path) -> list[str]:
+    """Top-level modules that define the default entry function, in the order of the archive.
+
+    Blocks until the process that looks has ended. Raises :class:`ProgramRefusedError`.
+    """
+    try:
+        answer: dict[str, Any] = json.loads(run_limited(__name__, json.dumps(str(archive)).encode(), LIMITS))
+    except LimitedProcessError as error:
+        raise ProgramRefusedError(None, f"it cannot be read within the limits: {error}") from error
+    if "refused" in answer:
+        raise ProgramRefusedError(answer["where"], answer["refused"])
+    return [str(module) for module in answer["modules"]]
+
+
+def modules_of(archive: Path) -> list[str]:
+    """As :func:`entry_modules`, in this process."""
+    files = _readable(None, "it is not a readable zip archive", lambda: zipfile.ZipFile(archive))
+    with files:
+        entries = files.infolist()
+        _check_size(entries, archive.stat().st_size)
+        sources = [entry for entry in entries if entry.filename.endswith(".py") and "/" not in entry.filename]
+        if not sources:
+            raise ProgramRefusedError(None, "it must hold a Python module at its top level")
+        if len(sources) > MAX_SOURCES:
+            raise ProgramRefusedError(None, f"at most {MAX_SOURCES} Python modules at its top level")
+        return [entry.filename.removesuffix(".py") for entry in sources if _defines_entry(files, entry)]
+
+
+def _check_size(entries: Sequence[zipfile.ZipInfo], packed: int) -> None:
+    """By what it claims: no more than that is ever unpacked of a member."""
+    if len(entries) > MAX_FILES:
+        raise ProgramRefusedError(None, f"it holds {len(entries)} files; at most {MAX_FILES} files")
+    unpacked = sum(entry.file_size for entry in entries)
+    limit = min(MAX_UNPACKED_BYTES, FREE_UNPACKED_BYTES + MAX_RATIO * packed)
+    if unpacked > limit:
+        raise ProgramRefusedError(
+            None, f"its {packed} bytes unpack to {unpacked}; an archive of that size has at most {limit} bytes unpacked"
+        )
+
+
+def _defines_entry(files: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bool:
+    name = entry.filename
+    if entry.file_size > MAX_SOURCE_BYTES:
+        message = f"its file {name!r} has {entry.file_size} bytes; a Python module at the top level has at most"
+        raise ProgramRefusedError(None, f"{message} {MAX_SOURCE_BYTES}")
+    source = _readable(None, f"its file {name!r} cannot be read", lambda: files.read(entry))
+    tree = _readable(name, "it is not valid Python", lambda: ast.parse(source, name))
+    return any(isinstance(node, ast.FunctionDef) and node.name == DEFAULT_FUNCTION for node in tree.body)
+
+
+def _readable(where: str | None, problem: str, read: Callable[[], T]) -> T:
+    """The one door for damaged content: whatever the standard library raises, the archive is at fault."""
+    try:
+        return read()
+    except Exception as error:
+        raise ProgramRefusedError(where, f"{problem}: {str(error) or type(error).__name__}") from error
+
+
+def _answer(request: bytes) -> bytes:
+    answer: dict[str, Any]
+    try:
+        answer = {"modules": modules_of(Path(json.loads(request)))}
+    except ProgramRefusedError as error:
+        answer = {"where": error.where, "refused": error.reason}
+    return json.dumps(answer).encode()
+
+
+if __name__ == "__main__":
+    serve(_answer)

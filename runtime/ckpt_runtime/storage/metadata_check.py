@@ -1,0 +1,41 @@
+"""Tries in a process with limits whether foreign metadata can be read, before this process reads it.
+
+A few kilobytes can be forged so that they unpack to a document of many millions of values. What is short enough to be
+harmless whatever it says (``HARMLESS_TEXT_BYTES``) need not be tried, so that ordinary snapshots cost nothing.
+"""
+
+from __future__ import annotations
+
+import json
+
+from ckpt_runtime.limited_process import LimitedProcessError, ProcessLimits, run_limited, serve
+from ckpt_runtime.storage.errors import CorruptFileError
+from ckpt_runtime.storage.metadata import decode
+
+HARMLESS_TEXT_BYTES = 1 << 20
+LIMITS = ProcessLimits(time_s=30.0, memory_bytes=768 << 20, answer_bytes=64 << 10)
+_MAX_MESSAGE_CHARS = 8_000
+
+
+def check_foreign(data: bytes, name: str) -> None:
+    """Blocks until the trial has ended. Raises :class:`CorruptFileError` as reading would, and for passed limits."""
+    try:
+        answer = json.loads(run_limited(__name__, json.dumps(name).encode() + b"\n" + data, LIMITS))
+    except LimitedProcessError as error:
+        message = f"{name} is damaged or foreign: it cannot be read within the limits: {error}"
+        raise CorruptFileError(message, name) from error
+    if answer is not None:
+        raise CorruptFileError(answer, name)
+
+
+def _answer(request: bytes) -> bytes:
+    name, _, data = request.partition(b"\n")
+    try:
+        decode(data, json.loads(name))
+    except CorruptFileError as error:
+        return json.dumps(str(error)[:_MAX_MESSAGE_CHARS]).encode()
+    return b"null"
+
+
+if __name__ == "__main__":
+    serve(_answer)

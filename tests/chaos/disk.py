@@ -1,0 +1,72 @@
+"""The disk that output and checkpoints lie on: it fills, and parts of it vanish as a lost mount does.
+
+As root it is a small tmpfs. A part that has vanished is covered by an empty read-only file system, or by a plain file
+where nothing can be mounted: nothing may be written in its place, since that would be hidden when it comes back.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from pathlib import Path
+
+_SIZE = "128m"
+
+
+class Disk:
+    """``root`` is its directory. Use :meth:`unmount` at the end."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir()
+        self.is_small = _mount(root, f"size={_SIZE}")
+        self._covered: list[tuple[Path, bool]] = []
+
+    def vanish(self, name: str, *, mounted: bool) -> None:
+        """Hides a directory. ``mounted`` under an empty file system if possible, else behind a file."""
+        path = self.root / name
+        if mounted and self.is_small and _mount(path, "ro"):
+            self._covered.append((path, True))
+            return
+        path.rename(_away(path))
+        path.touch()
+        self._covered.append((path, False))
+
+    def fill(self) -> None:
+        """Takes all that is free. Only where :attr:`is_small`."""
+        with (self.root / "ballast").open("wb", buffering=0) as ballast:
+            try:
+                while ballast.write(bytes(1 << 16)):
+                    continue
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+
+    def heal(self) -> None:
+        """Everything is back, and there is room."""
+        (self.root / "ballast").unlink(missing_ok=True)
+        for path, mounted in self._covered:
+            if mounted:
+                subprocess.run(["umount", "--lazy", str(path)], check=True)
+            else:
+                path.unlink()
+                _away(path).rename(path)
+        self._covered.clear()
+
+    def unmount(self) -> None:
+        self.heal()
+        if self.is_small:
+            subprocess.run(["umount", "--lazy", str(self.root)], check=True)
+
+
+def _away(path: Path) -> Path:
+    return path.with_name(f"{path.name}.away")
+
+
+def _mount(path: Path, options: str) -> bool:
+    """Whether it worked: only root may, and not in every container."""
+    if os.geteuid() != 0:
+        return False
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0

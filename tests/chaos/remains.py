@@ -1,0 +1,63 @@
+"""What may be left when a run is over, judged by names alone: hidden files, files without owner, descriptors, memory."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.chaos.session import Session
+from tests.support.spark_sessions import wait_until
+
+MAX_DESCRIPTORS = 400
+MAX_MEMORY_MB = 1500
+_CLEAN_UP_S = 60.0
+"""Deletions that failed are tried again every 30 s at the latest."""
+
+
+def check_hidden_files(root: Path) -> None:
+    """Nothing hidden anywhere, nor a draft of a file. Raises AssertionError."""
+    wait_until(lambda: not _hidden(root), f"hidden files to go, there are {_hidden(root)[:5]}", _CLEAN_UP_S)
+
+
+def _hidden(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob(".*"))
+
+
+def check_checkpoints(checkpoints: Path, cancelled: list[str], savepoints: Path) -> None:
+    """Only cancelled jobs have kept checkpoints, whole ones, and files that these refer to. Raises AssertionError."""
+    wait_until(
+        lambda: not _without_owner(checkpoints, cancelled),
+        f"files without owner to go, there are {_without_owner(checkpoints, cancelled)[:5]}",
+        _CLEAN_UP_S,
+    )
+    broken = [path.name for path in savepoints.iterdir() if not (path / "_metadata").exists()]
+    assert not broken, f"savepoints without metadata: {broken}"
+
+
+def _without_owner(checkpoints: Path, cancelled: list[str]) -> list[str]:
+    found = []
+    for job in checkpoints.iterdir():
+        if job.name not in cancelled:
+            found.append(job.name)
+            continue
+        for entry in job.iterdir():
+            retained = re.fullmatch(r"chk-\d+", entry.name) and (entry / "_metadata").exists()
+            if not retained and (entry.is_file() or entry.name.startswith("chk-")):
+                found.append(f"{job.name}/{entry.name}")
+        if len(list(job.glob("chk-*"))) > 2:
+            found.append(f"{job.name}: more than the two that are retained")
+    return found
+
+
+def check_resources(session: Session) -> None:
+    """No process of the session holds more descriptors or memory than a young one. Raises AssertionError."""
+    for pid in session.processes():
+        try:
+            descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+            status = Path(f"/proc/{pid}/status").read_text()
+        except OSError:
+            continue
+        memory = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert descriptors <= MAX_DESCRIPTORS, f"process {pid} has {descriptors} descriptors"
+        if memory is not None:
+            assert int(memory[1]) <= MAX_MEMORY_MB * 1024, f"process {pid} takes {memory[1]} kB"

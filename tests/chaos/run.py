@@ -1,0 +1,323 @@
+"""One run: a job, seeded faults one after the other, and what must hold in the end."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import CkptClientError, OperationFailed
+from ckpt_runtime.client.models import TERMINAL_STATES, RunOptions
+from ckpt_runtime.client.packaging import pack_pipeline
+from tests.chaos.disk import Disk
+from tests.chaos.oracle import Input, check_content
+from tests.chaos.remains import check_checkpoints, check_hidden_files, check_resources
+from tests.chaos.session import Session, freeze, kill, thaw
+from tests.support.spark_sessions import wait_until
+
+PIPELINE = Path(__file__).parent / "pipeline"
+OPTIONS = {
+    "execution.checkpointing.interval": "300 ms",
+    "execution.checkpointing.tolerable-failed-checkpoints": "1000000",
+    "execution.checkpointing.externalized-checkpoint-retention": "RETAIN_ON_CANCELLATION",
+    "execution.checkpointing.num-retained": "2",
+    "restart-strategy.type": "fixed-delay",
+    "restart-strategy.fixed-delay.attempts": "1000000",
+    "restart-strategy.fixed-delay.delay": "200 ms",
+    "pipeline.max-parallelism": "16",
+    "taskmanager.network.buffer.max-rows": "512",
+}
+ROLES = ("worker", "template", "agent")
+PROGRESS_S = 90.0
+"""How long a job may take after a fault is over until it has completed two more checkpoints."""
+
+
+@dataclass
+class Run:
+    """``rows`` orders come at ``rate`` rows per second while faults happen; what is left then comes at once."""
+
+    directory: Path
+    seed: int
+    rows: int
+    rate: int
+    log: Callable[[str], None] = print
+    parallelism: int = 2
+    job_id: str = ""
+    cancelled: list[str] = field(default_factory=list)
+    faults: int = 0
+
+    def __post_init__(self) -> None:
+        self.choice = random.Random(self.seed)
+        self.session = Session(self.directory, self.log)
+        self.input = Input.generate(self.seed, self.rows)
+        self.input.write(self.directory)
+        self.disk = Disk(self.directory / "disk")
+
+    @property
+    def output(self) -> Path:
+        return self.disk.root / "out"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.disk.root / "checkpoints"
+
+    @property
+    def client(self) -> CkptClient:
+        assert self.session.client is not None
+        return self.session.client
+
+    # --- the life of a run
+
+    def begin(self) -> None:
+        """The job runs and has completed checkpoints."""
+        self.session.start()
+        self._submit(self.rate, None)
+        self._progress()
+
+    def fault(self, name: str) -> None:
+        """Lets it happen, and waits until the job makes progress again. The disk is whole then."""
+        self.faults += 1
+        self.log(f"fault {self.faults}: {name}")
+        try:
+            FAULTS[name](self)
+        finally:
+            self.disk.heal()
+        self._progress()
+
+    def finish(self) -> None:
+        """Ends the job with all of its input, and checks everything."""
+        check_resources(self.session)
+        self.rescale(0)
+        wait_until(lambda: self._status() == "FINISHED", "the job to finish", 300)
+        check_content(self.input, self.output)
+        check_hidden_files(self.disk.root)
+        check_checkpoints(self.checkpoints, self.cancelled, self.directory / "savepoints")
+        self.session.end()
+
+    def clean_up(self) -> None:
+        """Whatever happened."""
+        self.session.kill_everything()
+        self.disk.unmount()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    # --- the job
+
+    def _submit(self, rate: int, snapshot: str | None) -> None:
+        options = RunOptions(
+            entry_point="chaos_job:pipeline",
+            arguments=(str(self.directory), str(self.output), str(rate)),
+            parallelism=self.parallelism,
+            configuration={**OPTIONS, "execution.checkpointing.dir": str(self.checkpoints)},
+            savepoint_path=snapshot,
+        )
+        self.job_id = self.client.run_pipeline(self.client.upload_pipeline(*pack_pipeline(PIPELINE)), options)
+        wait_until(lambda: self._status() != "INITIALIZING", "the job to start")
+
+    def _status(self) -> str:
+        """Raises AssertionError with the cause when the job has failed; empty while the driver does not answer."""
+        try:
+            status = self.client.job_status(self.job_id)
+            cause = self.client.job_exceptions(self.job_id, 1) if status == "FAILED" else None
+        except CkptClientError:
+            return ""
+        assert status != "FAILED", f"the job has failed: {cause}"
+        return status
+
+    def _completed(self) -> int:
+        try:
+            return self.client.checkpoint_statistics(self.job_id).counts.completed
+        except CkptClientError:
+            return -1
+
+    def _progress(self) -> None:
+        """Two more checkpoints than now, or the end of the input. A new driver counts anew."""
+        wait_until(lambda: self._completed() >= 0, "the driver to answer", PROGRESS_S)
+        known = self._completed()
+
+        def moved() -> bool:
+            status = self._status()
+            assert status not in TERMINAL_STATES, f"the job is {status}: give it more rows"
+            return status == "RUNNING" and self._completed() >= known + 2
+
+        wait_until(moved, f"the job to make progress after fault {self.faults}", PROGRESS_S)
+
+    def rescale(self, rate: int) -> None:
+        """A savepoint that comes while the job restarts is refused: it is asked for again."""
+        locations: list[str] = []
+
+        def stopped() -> bool:
+            try:
+                trigger = self.client.stop_with_savepoint(self.job_id, str(self.directory / "savepoints"))
+                done = self.client.wait_for_operation("savepoint", trigger, self.job_id, timeout_s=60)
+            except OperationFailed as error:
+                self.log(f"  the stop failed, again: {str(error)[:200]}")
+                return False
+            assert done.location is not None
+            locations.append(done.location)
+            return True
+
+        wait_until(stopped, "the job to stop with a savepoint", PROGRESS_S)
+        self.parallelism = self.choice.choice((1, 2, 3))
+        self.log(f"  goes on from {locations[0]} with parallelism {self.parallelism}")
+        self._submit(rate, locations[0])
+
+    def cancel(self) -> None:
+        """Cancels and waits; the newest checkpoint stays."""
+        self.client.cancel_job(self.job_id)
+        wait_until(lambda: self._status() == "CANCELED", "the job to be cancelled", PROGRESS_S)
+        self.cancelled.append(self.job_id)
+
+    def resume(self) -> None:
+        """Goes on from the newest checkpoint of the cancelled job, as another job."""
+        retained = self.checkpoints / self.job_id
+        newest = max(retained.glob("chk-*/_metadata"), key=lambda file: int(file.parent.name[4:])).parent
+        self.log(f"  goes on from {newest}")
+        self._submit(self.rate, str(newest))
+
+    # --- faults
+
+    def victim(self, role: str) -> int:
+        """A process of the session. There may be none for a moment."""
+        found: list[int] = []
+
+        def there() -> bool:
+            found[:] = self.session.of_role(role)
+            return bool(found)
+
+        wait_until(there, f"a {role}")
+        return self.choice.choice(found)
+
+    def hold(self, longest_s: float = 3.0) -> None:
+        """The time that a fault lasts."""
+        time.sleep(self.choice.uniform(0.2, longest_s))
+
+
+def _kill(role: str) -> Callable[[Run], None]:
+    def happen(run: Run) -> None:
+        kill(run.victim(role))
+
+    return happen
+
+
+def _freeze(role: str) -> Callable[[Run], None]:
+    """Shorter and longer than a heartbeat is waited for."""
+
+    def happen(run: Run) -> None:
+        pid = run.victim(role)
+        freeze(pid)
+        try:
+            run.hold(5.0)
+        finally:
+            thaw(pid)
+
+    return happen
+
+
+def _kill_driver(run: Run) -> None:
+    run.session.kill_driver()
+
+
+def _freeze_driver(run: Run) -> None:
+    """Shorter and longer than its lease."""
+    assert run.session.driver is not None
+    freeze(run.session.driver.pid)
+    try:
+        run.hold(5.0)
+    finally:
+        thaw(run.session.driver.pid)
+
+
+def _vanish(name: str) -> Callable[[Run], None]:
+    def happen(run: Run) -> None:
+        run.disk.vanish(name, mounted=run.choice.random() < 0.5)
+        run.hold()
+
+    return happen
+
+
+def _fill(run: Run) -> None:
+    if run.disk.is_small:
+        run.disk.fill()
+        run.hold()
+
+
+def _patch(run: Run) -> None:
+    interval, timeout = run.choice.choice((100, 300, 1000)), run.choice.choice((10, 500, 60_000))
+    unaligned = run.choice.random() < 0.5
+    run.log(f"  interval {interval} ms, timeout {timeout} ms, unaligned {unaligned}")
+    run.client.patch_checkpoint_config(
+        run.job_id, CheckpointConfigPatch(interval_ms=interval, timeout_ms=timeout, unaligned=unaligned)
+    )
+    run.hold()
+    run.client.patch_checkpoint_config(run.job_id, CheckpointConfigPatch(interval_ms=300, timeout_ms=60_000))
+
+
+def _cancel_and_resume(run: Run) -> None:
+    run.cancel()
+    run.resume()
+
+
+def _cancel_while_it_restarts(run: Run) -> None:
+    """Workers are gone, so that no sink closes; or the job is already back when the cancellation comes."""
+    for pid in run.session.of_role("worker"):
+        kill(pid)
+    _cancel_and_resume(run)
+
+
+def _cancel_while_frozen(run: Run) -> None:
+    """What is thawed has been given up: it belongs to a job that has ended."""
+    pids = [pid for role in ROLES for pid in run.session.of_role(role)]
+    for pid in pids:
+        freeze(pid)
+    try:
+        run.hold(5.0)
+        run.cancel()
+    finally:
+        for pid in pids:
+            thaw(pid)
+    run.resume()
+
+
+def _cancel_while_the_output_is_away(run: Run) -> None:
+    """The clean-up of the job cannot see what it should remove."""
+    run.disk.vanish("out", mounted=run.choice.random() < 0.5)
+    run.hold()
+    run.cancel()
+    run.disk.heal()
+    run.resume()
+
+
+def _kill_while(name: str) -> Callable[[Run], None]:
+    """The job is restored from, or opens, what is not there."""
+
+    def happen(run: Run) -> None:
+        run.disk.vanish(name, mounted=run.choice.random() < 0.5)
+        kill(run.victim("worker"))
+        run.hold()
+
+    return happen
+
+
+FAULTS: dict[str, Callable[[Run], None]] = {
+    **{f"kill {role}": _kill(role) for role in ROLES},
+    **{f"freeze {role}": _freeze(role) for role in ROLES},
+    "kill driver": _kill_driver,
+    "freeze driver": _freeze_driver,
+    "output vanishes": _vanish("out"),
+    "checkpoints vanish": _vanish("checkpoints"),
+    "disk is full": _fill,
+    "patch": _patch,
+    "worker killed while the output is away": _kill_while("out"),
+    "worker killed while the checkpoints are away": _kill_while("checkpoints"),
+    "rescale": lambda run: run.rescale(run.rate),
+    "cancel and resume": _cancel_and_resume,
+    "cancel while it restarts": _cancel_while_it_restarts,
+    "cancel while all is frozen": _cancel_while_frozen,
+    "cancel while the output is away": _cancel_while_the_output_is_away,
+}
+"""By name: returns when the fault is over, but for what :meth:`Run.fault` heals."""

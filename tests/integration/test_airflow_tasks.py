@@ -1,0 +1,123 @@
+"""The provider's tasks on jobs that fail, restart and stop: real processes, rows counted at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import PIPELINES, SequenceJob, fast
+from tests.support.outputs import assert_sequence
+from tests.unit.provider.conftest import Task
+
+ROWS = 4000
+FAST = {"deferrable": False, "poll_interval": 0.05}
+RETAINED = {"execution__checkpointing__externalized_checkpoint_retention": "RETAIN_ON_CANCELLATION"}
+
+
+@pytest.fixture(autouse=True)
+def connection(cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = urlsplit(cluster.rest_url)
+    document = {"conn_type": "ckpt", "host": parts.hostname, "port": parts.port}
+    monkeypatch.setenv("AIRFLOW_CONN_CKPT_DEFAULT", json.dumps(document))
+
+
+def submission(job: SequenceJob, **configuration: str) -> Callable[[], Any]:
+    """A task that submits the ``sequence`` pipeline and waits for its end."""
+    from airflow_provider_ckpt.operators.submit import SubmitJobOperator
+
+    arguments = ["--output", str(job.out), "--rows", str(ROWS), "--rate", "2000", "--batch", "64"]
+    arguments += ["--faults", str(job.faults), "--uids=", "--sleep-ms", "0"]
+    given = fast(restart_strategy__type="none", **configuration)
+    return lambda: SubmitJobOperator(
+        task_id="t",
+        pipeline=str(PIPELINES),
+        entry="sequence:pipeline",
+        args=arguments,
+        parallelism=2,
+        configuration={"execution.checkpointing.dir": str(job.checkpoints), **given},
+        wait_for_completion=True,
+        **FAST,
+    )
+
+
+def fail_after_checkpoints(job: SequenceJob, operator: Any, context: Any) -> None:
+    """One try, whose job completes checkpoints and fails then."""
+    from airflow_provider_ckpt.exceptions import CkptJobFailed
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(operator.execute, context)
+        job.cluster.wait_until(lambda: operator._waiting_for is not None, "the submission")
+        job.job_id = operator._waiting_for
+        job.cluster.wait_until(lambda: _known(job), "the job")
+        job.running()
+        job.has_output()
+        job.inject("processor-raise")
+        with pytest.raises(CkptJobFailed, match="injected in processor"):
+            running.result(60)
+
+
+def _known(job: SequenceJob) -> bool:
+    from ckpt_runtime.jobmaster.gateway import JobNotFound
+
+    try:
+        job.cluster.status(job.job_id)
+    except JobNotFound:
+        return False
+    return True
+
+
+@pytest.mark.row("air.3")
+def test_a_retry_neither_doubles_nor_loses_rows(job: SequenceJob) -> None:
+    submit, task = submission(job, **RETAINED), Task()
+    fail_after_checkpoints(job, submit(), task.context())
+    first = job.job_id
+    result = submit().execute(task.context())
+    job.job_id = result["job_id"]
+    assert (result["status"], result["job_id"] != first) == ("FINISHED", True)
+    assert_sequence(job.out, ROWS, cancelled=True)
+
+
+@pytest.mark.row("air.3")
+def test_a_retry_without_a_retained_checkpoint_writes_nothing_twice(job: SequenceJob) -> None:
+    from airflow_provider_ckpt.exceptions import CkptJobNotResumable
+
+    submit, task = submission(job, execution__checkpointing__externalized_checkpoint_retention=(
+        "NO_EXTERNALIZED_CHECKPOINTS"
+    )), Task()  # fmt: skip
+    fail_after_checkpoints(job, submit(), task.context())
+    with pytest.raises(CkptJobNotResumable, match=f"{job.job_id}.*none of them is retained"):
+        submit().execute(task.context())
+    assert_sequence(job.out, cancelled=True)
+
+
+@pytest.mark.row("air.3")
+def test_a_savepoint_and_two_stops_at_once_of_a_job_that_is_restarting(job: SequenceJob) -> None:
+    from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
+    from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
+
+    def task(kind: Any) -> Any:
+        operator = kind(task_id="t", job_id=job.job_id, target_directory=str(job.directory / "savepoints"), **FAST)
+        return operator.execute(Task().context())
+
+    job.start(configuration=fast(restart_strategy__fixed_delay__delay="1500 ms"))
+    job.running()
+    job.has_output()
+    job.inject("processor-raise")
+    job.cluster.wait_for_status(job.job_id, JobStatus.RESTARTING)
+    assert task(TakeSavepointOperator)["savepoint_path"]
+    job.inject("processor-raise")
+    job.cluster.wait_for_status(job.job_id, JobStatus.RESTARTING)
+    with ThreadPoolExecutor(2) as pool:
+        stops = [pool.submit(task, StopWithSavepointOperator) for _ in range(2)]
+        paths = {stop.result(60)["savepoint_path"] for stop in stops}
+    assert len(paths) == 1
+    assert job.cluster.status(job.job_id) is JobStatus.FINISHED
+    assert_sequence(job.out)
+    assert task(StopWithSavepointOperator)["savepoint_path"] in paths

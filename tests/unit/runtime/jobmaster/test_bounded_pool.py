@@ -1,0 +1,162 @@
+"""Calls with a deadline: what hangs is left to itself and counted, and never takes the place of what does not hang."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from typing import Any
+
+import pytest
+
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.jobmaster.bounded_pool import BoundedPool
+from ckpt_runtime.jobmaster.driver_pools import DriverPools
+from ckpt_runtime.storage.errors import AmbiguousWriteError, PoolExhaustedError, StorageTimeoutError
+
+SHORT_S = 0.05
+LONG_S = 60.0
+
+
+class Hang:
+    """Calls that do not come back before they are let go."""
+
+    def __init__(self) -> None:
+        self.let_go = threading.Event()
+        self.came_back = threading.Semaphore(0)
+
+    def __call__(self) -> str:
+        self.let_go.wait(LONG_S)
+        self.came_back.release()
+        return "late"
+
+
+@pytest.fixture
+def hang() -> Iterator[Hang]:
+    hang = Hang()
+    yield hang
+    hang.let_go.set()
+
+
+def pool(threads: int = 1, deadline_s: float = SHORT_S, max_hanging: int = 2, **limits: Any) -> BoundedPool:
+    return BoundedPool("storage calls", threads, deadline_s=deadline_s, max_hanging=max_hanging, **limits)
+
+
+def test_results_and_errors_are_the_calls_own() -> None:
+    calls = pool(2, LONG_S)
+    assert [calls.submit(pow, 2, n).result(LONG_S) for n in range(50)] == [2**n for n in range(50)]
+    with pytest.raises(ZeroDivisionError):
+        calls.submit(lambda: 1 // 0).result(LONG_S)
+    calls.shutdown()
+
+
+def test_no_more_threads_than_asked_for_work_at_a_time() -> None:
+    calls = pool(3, LONG_S)
+    meeting = threading.Barrier(3)
+    names = {calls.submit(lambda: (meeting.wait(LONG_S), threading.current_thread().name)[1]) for _ in range(30)}
+    assert len({name.result(LONG_S) for name in names}) == 3
+    calls.shutdown()
+
+
+def test_a_call_that_hangs_fails_by_its_deadline_and_the_next_is_served(hang: Hang) -> None:
+    calls = pool()
+    late = calls.submit(hang)
+    after = calls.submit(lambda: "served")
+    with pytest.raises(StorageTimeoutError, match=r"storage calls.*0\.05 s.*1 hang"):
+        late.result(LONG_S)
+    assert after.result(LONG_S) == "served"
+    assert calls.submit(lambda: "and on").result(LONG_S) == "and on"
+    assert calls.hanging == 1
+
+
+def test_its_outcome_counts_as_unknown() -> None:
+    assert issubclass(StorageTimeoutError, AmbiguousWriteError)
+    assert not issubclass(PoolExhaustedError, AmbiguousWriteError)
+
+
+def test_beyond_the_limit_nothing_is_begun_until_a_call_comes_back(hang: Hang) -> None:
+    calls = pool()
+    for _ in range(2):
+        with pytest.raises(StorageTimeoutError):
+            calls.submit(hang).result(LONG_S)
+    begun = threading.Event()
+    with pytest.raises(PoolExhaustedError, match=r"2 storage calls have not come back.*at most 2"):
+        calls.submit(begun.set).result(LONG_S)
+    assert not begun.is_set()
+    hang.let_go.set()
+    for _ in range(2):
+        assert hang.came_back.acquire(timeout=LONG_S)
+    deadline = threading.Event()
+    while calls.hanging and not deadline.wait(0.001):
+        pass
+    assert calls.submit(lambda: "again").result(LONG_S) == "again"
+
+
+def test_what_waits_is_refused_when_nobody_is_left_to_take_it(hang: Hang) -> None:
+    calls = pool(1, SHORT_S, max_hanging=1)
+    first, second = calls.submit(hang), calls.submit(hang)
+    waiting = calls.submit(lambda: "never")
+    for late in (first, second):
+        with pytest.raises(StorageTimeoutError):
+            late.result(LONG_S)
+    with pytest.raises(PoolExhaustedError, match="not begun"):
+        waiting.result(LONG_S)
+
+
+def test_too_many_that_wait_are_refused(hang: Hang) -> None:
+    calls = pool(1, LONG_S, max_waiting=2)
+    running = threading.Event()
+    first = calls.submit(lambda: (running.set(), hang())[1])
+    assert running.wait(LONG_S)
+    waiting = [calls.submit(lambda: "served") for _ in range(2)]
+    with pytest.raises(PoolExhaustedError, match="2 storage calls wait already; at most 2"):
+        calls.submit(int).result(LONG_S)
+    hang.let_go.set()
+    assert [call.result(LONG_S) for call in (first, *waiting)] == ["late", "served", "served"]
+
+
+def test_after_the_end_what_waits_is_cancelled_and_nothing_is_begun(hang: Hang) -> None:
+    calls = pool(1, LONG_S)
+    running = threading.Event()
+    first, waiting = calls.submit(lambda: (running.set(), hang())[1]), calls.submit(int)
+    assert running.wait(LONG_S)
+    calls.shutdown()
+    with pytest.raises(CancelledError):
+        waiting.result(LONG_S)
+    with pytest.raises(PoolExhaustedError, match="ends"):
+        calls.submit(int).result(LONG_S)
+    hang.let_go.set()
+    assert first.result(LONG_S) == "late"
+
+
+def test_nothing_of_a_call_that_came_back_is_kept_until_its_deadline() -> None:
+    class Content:
+        pass
+
+    calls = pool(1, LONG_S)
+    found = calls.submit(Content).result(LONG_S)
+    calls.submit(int).result(LONG_S)
+    gone = weakref.ref(found)
+    del found
+    gc.collect()
+    assert gone() is None
+    calls.shutdown()
+
+
+def test_pools_of_the_driver_are_apart(hang: Hang) -> None:
+    """What hangs for one job, or for paths that users name, leaves all others alone."""
+    pools = DriverPools.create(Configuration({"jobmanager.storage.timeout": "50 ms"}))
+    job, other = pools.of_job("a" * 32), pools.of_job("b" * 32)
+    late = [executor.submit(hang) for executor in (job.own, pools.paths) for _ in range(24)]
+    for call in late:
+        with pytest.raises((StorageTimeoutError, PoolExhaustedError)):
+            call.result(LONG_S)
+    with pytest.raises(PoolExhaustedError, match="job aaa"):
+        job.own.submit(int).result(LONG_S)
+    with pytest.raises(PoolExhaustedError, match="paths that users name"):
+        other.paths.submit(int).result(LONG_S)
+    for executor in (pools.own, pools.planning, job.deletions, other.own, other.deletions):
+        assert executor.submit(lambda: "served").result(LONG_S) == "served"
+    pools.shutdown()

@@ -1,0 +1,193 @@
+"""Storage that never answers costs a checkpoint or a request, never the driver, another job or other paths."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_runtime.checkpoint import effects as out
+from ckpt_runtime.checkpoint import events as on
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.jobmaster import checkpoint_shell, snapshot_deletions
+from ckpt_runtime.jobmaster.driver_pools import DriverPools
+from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
+from ckpt_runtime.storage.snapshot_metadata import read_metadata
+from tests.unit.runtime.jobmaster.shell_bench import JOB, TIMEOUT_S, Bench
+
+
+class Hang:
+    """Takes the place of a storage call; its first ``calls`` calls hang until they are let go."""
+
+    def __init__(self, real: Callable[..., Any], calls: int) -> None:
+        self._real = real
+        self._left = calls
+        self.let_go = threading.Event()
+        self.late = 0
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        hangs, self._left = self._left > 0, self._left - 1
+        if hangs:
+            self.let_go.wait(TIMEOUT_S)
+        try:
+            return self._real(*arguments, **options)
+        finally:
+            self.late += hangs
+
+
+@pytest.fixture
+def hangs() -> Iterator[list[Hang]]:
+    made: list[Hang] = []
+    yield made
+    for hang in made:
+        hang.let_go.set()
+
+
+@pytest.fixture(autouse=True)
+def hasty_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_shell, "_RETRY_BASE_S", 0.001)
+    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_S", 0.001)
+
+
+@pytest.fixture
+def hang(monkeypatch: pytest.MonkeyPatch, hangs: list[Hang]) -> Callable[..., Hang]:
+    def install(owner: Any, name: str, calls: int = 1) -> Hang:
+        hang = Hang(getattr(owner, name), calls)
+        monkeypatch.setattr(owner, name, hang)
+        hangs.append(hang)
+        return hang
+
+    return install
+
+
+def run(directory: Path, test: Callable[[Bench, DriverPools], Any], timeout: str = "100 ms") -> None:
+    async def inside() -> None:
+        pools = DriverPools.create(Configuration({"jobmanager.storage.timeout": timeout}))
+        with ThreadPoolExecutor(1) as idle:
+            bench = Bench(directory, idle, pools.of_job(JOB), tolerable_failures=100)
+            try:
+                async with asyncio.timeout(TIMEOUT_S):
+                    await test(bench, pools)
+            finally:
+                bench.shell.close()
+                pools.shutdown()
+
+    asyncio.run(inside())
+
+
+def failures(bench: Bench) -> list[str]:
+    return [answer.message for answer in bench.listener.answers if isinstance(answer, out.RequestFailed)]
+
+
+def test_a_directory_that_cannot_be_made_in_time_aborts_the_checkpoint(
+    tmp_path: Path, hang: Callable[..., Hang]
+) -> None:
+    async def test(bench: Bench, pools: DriverPools) -> None:
+        hang(bench.storage, "initialize_checkpoint")
+        assert await bench.trigger() == (None, None)
+        assert "has not come back within 0.1 s" in failures(bench)[0]
+        checkpoint_id, _ = await bench.checkpoint()
+        assert list(bench.pointers.present) == [checkpoint_id]
+
+    run(tmp_path, test)
+
+
+def test_a_savepoint_directory_that_was_made_too_late_does_not_stay(tmp_path: Path, hang: Callable[..., Hang]) -> None:
+    async def test(bench: Bench, pools: DriverPools) -> None:
+        late = hang(checkpoint_shell, "initialize_savepoint")
+        target = tmp_path / "savepoints"
+        assert await bench.trigger(CheckpointType.SAVEPOINT, str(target)) == (None, None)
+        late.let_go.set()
+        while not late.late or list(target.iterdir()):
+            await asyncio.sleep(0.001)
+
+    run(tmp_path, test)
+
+
+def test_metadata_that_is_written_too_late_is_settled_by_looking(tmp_path: Path, hang: Callable[..., Hang]) -> None:
+    async def test(bench: Bench, pools: DriverPools) -> None:
+        late = hang(checkpoint_shell, "write_metadata")
+        checkpoint_id, options = await bench.trigger()
+        bench.acknowledge(checkpoint_id, options.directory)
+        while bench.shell._pools.own.hanging == 0:  # type: ignore[attr-defined]
+            await asyncio.sleep(0.001)
+        late.let_go.set()
+        await bench.until(lambda: checkpoint_id in bench.listener.completed)
+        found = CompletedCheckpoint.from_json(read_metadata(str(bench.directory / f"chk-{checkpoint_id}")).document)
+        assert found.id == checkpoint_id
+
+    run(tmp_path, test)
+
+
+def test_nobody_asks_again_what_became_of_a_call_while_it_hangs(tmp_path: Path, hang: Callable[..., Hang]) -> None:
+    """Each question would make one more thread hang."""
+
+    async def test(bench: Bench, pools: DriverPools) -> None:
+        late = hang(checkpoint_shell, "write_metadata", calls=100)
+        asked = hang(checkpoint_shell, "has_metadata", calls=0)
+        checkpoint_id, options = await bench.trigger()
+        bench.acknowledge(checkpoint_id, options.directory)
+        own: Any = bench.shell._pools.own
+        while own.hanging == 0:
+            await asyncio.sleep(0.001)
+        unknown = 0
+        handle = bench.shell.handle
+
+        def count(event: on.CoordinatorEvent) -> None:
+            nonlocal unknown
+            unknown += isinstance(event, on.MetadataUnknown)
+            handle(event)
+
+        bench.shell.handle = count  # type: ignore[method-assign]
+        while unknown < 5:
+            await asyncio.sleep(0.001)
+        assert own.hanging == 1
+        assert asked._left == 0
+        late._left = 0
+        late.let_go.set()
+        await bench.until(lambda: checkpoint_id in bench.listener.completed)
+
+    run(tmp_path, test)
+
+
+def test_savepoints_to_storage_that_never_answers_leave_checkpoints_alone(
+    tmp_path: Path, hang: Callable[..., Hang]
+) -> None:
+    async def test(bench: Bench, pools: DriverPools) -> None:
+        hang(checkpoint_shell, "initialize_savepoint", calls=1000)
+        for _ in range(24):
+            assert await bench.trigger(CheckpointType.SAVEPOINT, str(tmp_path / "savepoints")) == (None, None)
+        assert "paths that users name have not come back" in failures(bench)[-1]
+        for _ in range(3):
+            await bench.checkpoint()
+
+    run(tmp_path, test, timeout="20 ms")
+
+
+def test_a_deletion_that_hangs_is_tried_again(tmp_path: Path, hang: Callable[..., Hang]) -> None:
+    deleted: list[str] = []
+
+    def delete() -> None:
+        deleted.append("x")
+
+    async def inside() -> None:
+        pools = DriverPools.create(Configuration({"jobmanager.storage.timeout": "10 ms"}))
+        deletions = SnapshotDeletions(pools.deletions)
+        done, attempted = asyncio.Event(), asyncio.Event()
+        deletions.submit("delete x", Hang(delete, 1), attempted.set)
+        async with asyncio.timeout(TIMEOUT_S):
+            await attempted.wait()
+            deletions.when_done(done.set)
+            await done.wait()
+        assert deleted == ["x"]
+        deletions.close()
+        pools.shutdown()
+
+    asyncio.run(inside())
