@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
+from ckpt_runtime.client.private_files import append_private
 
 SESSION_VARIABLE: Final = "CKPT_SESSION_ID"
 STOP_GRACE_SECONDS: Final = 20.0
@@ -86,9 +87,8 @@ def launch(command: Sequence[str], session_id: str, log_file: Path, environment:
 
     :raises CkptArgumentInvalid: when it cannot be started at all.
     """
-    log_file.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with log_file.open("ab") as log:
+        with append_private(log_file) as log:
             process = subprocess.Popen(
                 list(command),
                 stdin=subprocess.DEVNULL,

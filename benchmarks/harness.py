@@ -280,7 +280,7 @@ def session(slots: int, configuration: Mapping[str, str] | None = None) -> Itera
     try:
         info = start_session("local", slots, conf=conf, log_file=log_file, work_directory=directory / "work")
         try:
-            with CkptClient(info.rest_url) as client, PeakMemory(info.pid) as memory:
+            with CkptClient(info.rest_url, token=info.token) as client, PeakMemory(info.pid) as memory:
                 yield BenchmarkSession(info, client, directory, memory)
         finally:
             stop_session(info)

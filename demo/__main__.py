@@ -94,6 +94,7 @@ def new_airflow(console: Console, session: SessionInfo, data: Path) -> LocalAirf
     """An Airflow whose connection leads to the session; not started yet."""
     address = urlsplit(session.rest_url)
     connection = {"conn_type": "ckpt", "schema": "http", "host": address.hostname, "port": address.port}
+    connection["password"] = session.token
     return LocalAirflow(
         HOME / "airflow",
         ROOT / "dags",
@@ -157,7 +158,7 @@ def main() -> None:
         airflow.start()
         airflow.wait_healthy()
         console.say(f"Airflow answers at {airflow.base_url}")
-        with CkptClient(session.rest_url) as client:
+        with CkptClient(session.rest_url, token=session.token) as client:
             run = run_dag(console, airflow, client, data)
         found = airflow.api.xcom(run, "verify")
         if keep:

@@ -24,7 +24,9 @@ from ckpt_runtime.client.private_files import write_private
 from ckpt_runtime.client.session_command import (
     TOKEN_VARIABLE,
     SessionCommandError,
+    SessionFiles,
     configuration_text,
+    properties_text,
     session_command,
     session_environment,
 )
@@ -156,27 +158,40 @@ class StartSessionOperator(CkptOperator):
     def _launch(self, context: Context, endpoint: Endpoint) -> SessionProcess:
         session_id = new_id(context, "session")
         log_file = self._log_directory() / f"{session_id}.log"
-        configuration_file = log_file.with_suffix(".options.json")
-        command, environment = self.command_line(endpoint, configuration_file)
+        files = SessionFiles(
+            properties=str(log_file.with_suffix(".spark.conf")),
+            log=str(log_file),
+            work=arguments.optional_text("work_directory", self.work_directory),
+            configuration=str(log_file.with_suffix(".options.json")),
+        )
+        command, environment = self.command_line(endpoint, files)
         journal = Journal(context, _RECORD)
         journal.write(session_id=session_id, log_file=str(log_file))
         if not self.command:
-            configuration = arguments.options("configuration", self.configuration)
-            hide(configuration)
-            hide(arguments.options("spark_conf", self.spark_conf))
-            write_private(configuration_file, configuration_text(configuration))
+            self._write_options(files)
         try:
             process = session_process.launch(command, session_id, log_file, environment)
         except BaseException:
-            configuration_file.unlink(missing_ok=True)
+            for file in (files.properties, files.configuration):
+                if file is not None:
+                    Path(file).unlink(missing_ok=True)
             raise
         journal.write(**process.to_json())
         shown = shown_command(command)
         self.log.info("Started session %s (pid %d), log in %s: %s", session_id, process.pid, log_file, shown)
         return process
 
-    def command_line(self, endpoint: Endpoint, configuration_file: Path) -> tuple[list[str], dict[str, str]]:
-        """The command and what it needs in its environment. The engine's options are read from the file.
+    def _write_options(self, files: SessionFiles) -> None:
+        """For the session alone, which deletes both when it has read them."""
+        spark_conf = arguments.options("spark_conf", self.spark_conf)
+        configuration = arguments.options("configuration", self.configuration)
+        hide(spark_conf)
+        hide(configuration)
+        write_private(Path(files.properties), properties_text(self.master, spark_conf))
+        write_private(Path(files.configuration or ""), configuration_text(configuration))
+
+    def command_line(self, endpoint: Endpoint, files: SessionFiles) -> tuple[list[str], dict[str, str]]:
+        """The command and what it needs in its environment.
 
         :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
         """
@@ -186,15 +201,15 @@ class StartSessionOperator(CkptOperator):
             return [str(part) for part in self.command], {**token, **given}
         master = arguments.text("master", self.master)
         application = arguments.optional_text("application", self.application)
+        configuration = arguments.options("configuration", self.configuration)
+        _check_token(endpoint, configuration or {})
         try:
             command = session_command(
                 master,
                 rest_host=arguments.optional_text("rest_host", self.rest_host) or endpoint.host,
                 rest_port=endpoint.port,
+                files=files,
                 application=None if application is None else Path(application),
-                spark_conf=arguments.options("spark_conf", self.spark_conf),
-                configuration_file=str(configuration_file),
-                work_directory=arguments.optional_text("work_directory", self.work_directory),
             )
         except SessionCommandError as error:
             raise CkptArgumentInvalid("master", master, str(error)) from error
@@ -302,6 +317,17 @@ class StopSessionOperator(CkptOperator):
 
     def _result(self, *, was_running: bool) -> Json:
         return {"base_url": self.hook.endpoint().base_url, "was_running": was_running}
+
+
+def _check_token(endpoint: Endpoint, configuration: Mapping[str, str]) -> None:
+    """A session without a token does not start unless that is asked for."""
+    if not endpoint.token and configuration.get("rest.authentication", "").upper() != "NONE":
+        raise CkptArgumentInvalid(
+            "password of the connection",
+            None,
+            "it must be the token for the session; configuration={'rest.authentication': 'NONE'} starts one that every "
+            "user of its machine may use",
+        )
 
 
 def _overview(client: CkptClient) -> Json | None:

@@ -136,7 +136,7 @@ def test_a_killed_driver_in_spark(tmp_path: Path) -> None:
     configuration = high_availability(tmp_path)
     first = start_session("local", 2, log_file=tmp_path / "first.log", conf=configuration)
     try:
-        with CkptClient(first.rest_url) as client:
+        with CkptClient(first.rest_url, token=first.token) as client:
             job = FlightsJob(first, client, source, tmp_path)
             job.start(1000)
             client.patch_checkpoint_config(job.job_id, CheckpointConfigPatch(timeout_ms=77_000))
@@ -150,7 +150,7 @@ def test_a_killed_driver_in_spark(tmp_path: Path) -> None:
     wait_until(lambda: not living(processes), "the processes of the killed session to end", 60)
     second = start_session("local", 2, log_file=tmp_path / "second.log", conf=configuration)
     try:
-        with CkptClient(second.rest_url) as client:
+        with CkptClient(second.rest_url, token=second.token) as client:
             client.wait_for_state(job.job_id, ["RUNNING"], timeout_s=90)
             assert client.checkpoint_config(job.job_id).timeout_ms == 77_000
             job = FlightsJob(second, client, source, tmp_path, job.job_id)

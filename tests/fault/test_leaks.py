@@ -90,7 +90,7 @@ def _has_part(pid: int, line: str) -> bool:
 def test_a_thousand_checkpoints_leave_nothing_behind(tmp_path: Path) -> None:
     session = start_session("local", 2, log_file=tmp_path / "session.log", conf=high_availability(tmp_path))
     try:
-        with CkptClient(session.rest_url) as client:
+        with CkptClient(session.rest_url, token=session.token) as client:
             options = RunOptions(
                 arguments=(str(tmp_path / "report"), "200", "2000"),
                 parallelism=2,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -13,6 +12,7 @@ import pytest
 
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.spark.launch import SessionInfo, start_session, stop_session
+from ckpt_runtime.storage.ha_store import HaStore
 from tests.support.flights import assert_carriers, assert_rotations, read_flights, write_slice
 from tests.support.outputs import hidden, visible
 from tests.support.processes import agent_of, living, members, workers_of
@@ -41,7 +41,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionInfo]:
 
 @pytest.fixture
 def client(session: SessionInfo) -> Iterator[CkptClient]:
-    with CkptClient(session.rest_url) as connected:
+    with CkptClient(session.rest_url, token=session.token) as connected:
         yield connected
 
 
@@ -88,7 +88,7 @@ def test_a_killed_application_leaves_no_worker(tmp_path: Path) -> None:
     """Killed while workers wait for their next agent, and some have been adopted before."""
     started = start_session("local", 2, log_file=tmp_path / "session.log")
     try:
-        with CkptClient(started.rest_url) as client:
+        with CkptClient(started.rest_url, token=started.token) as client:
             job = FlightsJob(started, client, write_slice(tmp_path / "flights.parquet", ROWS), tmp_path)
             _killed_whole(job)
     finally:
@@ -105,7 +105,26 @@ def _killed_whole(job: FlightsJob) -> None:
     job.wait_for_checkpoint()
     agent = _victim(job, "agent", random.Random(SEED))
     processes = members(session.pid)
-    driver = json.loads(Path(session.session_file).read_text())["driver_pid"]
     os.kill(agent, signal.SIGKILL)
-    os.kill(driver, signal.SIGKILL)
+    os.kill(session.driver.pid, signal.SIGKILL)
     wait_until(lambda: not living([pid for pid in processes if pid != session.pid]), "all workers to end", 15)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(120)
+def test_a_driver_ends_with_its_jvm_and_lets_another_one_lead(tmp_path: Path) -> None:
+    """What is left of it would renew its lease for ever, without a slot."""
+    storage = tmp_path / "ha"
+    options = {"high-availability.type": "filesystem", "high-availability.storageDir": str(storage)}
+    started = start_session("local", 1, log_file=tmp_path / "session.log", conf=options)
+    try:
+        os.kill(started.pid, signal.SIGKILL)
+        wait_until(lambda: not started.driver.is_alive, "the driver to end", 60)
+    finally:
+        stop_session(started)
+    store = HaStore(str(storage)).leader
+    leader = store.current()
+    assert leader is not None
+    assert store.lease(leader.epoch).released
+    assert "Spark's JVM is gone" in Path(started.log_file).read_text().splitlines()[-1]
+    assert not Path(started.session_file).exists()

@@ -18,6 +18,7 @@ from tests.support.processes import children, command_line, command_name
 from tests.support.spark_sessions import FlightsJob, SparkCluster, standalone_cluster, wait_until
 
 ROWS = 8_000
+SECRET = "spark.authenticate.secret"
 SETTINGS = {
     "spark.executor.cores": "1",
     "spark.executor.memory": "512m",
@@ -52,9 +53,11 @@ def _through_a_lost_executor(job: FlightsJob, cluster: SparkCluster) -> None:
 def test_a_lost_executor(tmp_path: Path) -> None:
     source = write_slice(tmp_path / "flights.parquet", ROWS)
     with standalone_cluster(tmp_path, workers=2) as cluster:
-        session = start_session(cluster.url, 2, spark_conf=SETTINGS, log_file=tmp_path / "session.log")
+        session = start_session(
+            cluster.url, 2, spark_conf=SETTINGS | {SECRET: cluster.secret}, log_file=tmp_path / "session.log"
+        )
         try:
-            with CkptClient(session.rest_url) as client:
+            with CkptClient(session.rest_url, token=session.token) as client:
                 job = FlightsJob(session, client, source, tmp_path)
                 _through_a_lost_executor(job, cluster)
         finally:

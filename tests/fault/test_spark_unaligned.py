@@ -101,7 +101,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionInfo]:
 @pytest.mark.timeout(300)
 def test_kills_and_rescales_with_the_policies_mixed(session: SessionInfo, tmp_path: Path) -> None:
     choice = random.Random(SEED)
-    with CkptClient(session.rest_url) as client:
+    with CkptClient(session.rest_url, token=session.token) as client:
         job = HeldBackJob(client, tmp_path)
         savepoint: str | None = None
         for parallelism in (2, 3):

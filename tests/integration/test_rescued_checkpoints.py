@@ -105,7 +105,7 @@ class HeldJob:
 def job(tmp_path: Path) -> Iterator[HeldJob]:
     session = start_session("local", 2, log_file=tmp_path / "session.log")
     try:
-        with CkptClient(session.rest_url) as client:
+        with CkptClient(session.rest_url, token=session.token) as client:
             yield HeldJob(client, tmp_path)
     finally:
         stop_session(session)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.client.private_files import write_private
 from ckpt_runtime.spark.launch import SessionInfo
 from tests.support.flights import PIPELINES as EXAMPLES
 from tests.support.jobs import FAST
@@ -103,6 +105,8 @@ class SparkCluster:
     url: str
     web_url: str
     workers: list[subprocess.Popen[bytes]]
+    secret: str
+    """Of its master, its workers, and whoever may submit applications."""
 
     def alive_workers(self) -> int:
         """As the master's page says; 0 before it answers."""
@@ -126,6 +130,8 @@ def standalone_cluster(directory: Path, workers: int) -> Iterator[SparkCluster]:
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_DAEMON_MEMORY": "256m",
     }
+    secret = secrets.token_hex(16)
+    environment["SPARK_CONF_DIR"] = str(_cluster_configuration(directory, secret))
     started: list[subprocess.Popen[bytes]] = []
 
     def start(name: str, *arguments: str) -> subprocess.Popen[bytes]:
@@ -141,7 +147,7 @@ def standalone_cluster(directory: Path, workers: int) -> Iterator[SparkCluster]:
     try:
         master = ["org.apache.spark.deploy.master.Master", *address, "--port", str(port), "--webui-port", str(web_port)]
         start("master", *master)
-        cluster = SparkCluster(f"spark://127.0.0.1:{port}", f"http://127.0.0.1:{web_port}", [])
+        cluster = SparkCluster(f"spark://127.0.0.1:{port}", f"http://127.0.0.1:{web_port}", [], secret)
         wait_until(lambda: _answers(port), "the master")
         for number in range(workers):
             own = [*address, *size, "--work-dir", str(directory / f"work-{number}"), cluster.url]
@@ -158,6 +164,15 @@ def standalone_cluster(directory: Path, workers: int) -> Iterator[SparkCluster]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _cluster_configuration(directory: Path, secret: str) -> Path:
+    configuration = directory / "conf"
+    write_private(
+        configuration / "spark-defaults.conf",
+        f"spark.authenticate true\nspark.authenticate.secret {secret}\nspark.master.rest.enabled false\n",
+    )
+    return configuration
 
 
 def _answers(port: int) -> bool:

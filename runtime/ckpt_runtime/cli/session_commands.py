@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 from typing import Annotated
 
@@ -11,15 +10,12 @@ import typer
 from ckpt_runtime.cli import values
 from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
 from ckpt_runtime.cli.framework import Cli, command
-from ckpt_runtime.cli.session_file import (
-    SessionRecord,
-    is_same_process,
-    process_started,
-    session_path,
-    state_directory,
-    write_session,
-)
+from ckpt_runtime.cli.session_file import SessionRecord, log_path, session_path, work_path, write_session
 from ckpt_runtime.client.errors import Unreachable
+from ckpt_runtime.client.session_command import SessionCommandError
+from ckpt_runtime.configuration.rest_options import RestAuthentication
+from ckpt_runtime.spark.launch import SessionStartError, start_session, stop_session
+from ckpt_runtime.spark.protection import AUTHENTICATION_SECRET
 
 DEFAULT_READY_TIMEOUT = "2 min"
 LOOPBACK = "127.0.0.1"
@@ -43,7 +39,9 @@ def start(  # noqa: PLR0913 -- one parameter for each option
     ] = None,
     rest_host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs a token.")] = LOOPBACK,
     rest_port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 0,
-    generate_token: Annotated[bool, typer.Option("--generate-token", help="Make up a token for this session.")] = False,
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Ask nobody for a token: every user of this machine may run code as you.")
+    ] = False,
     define: Annotated[
         list[str] | None, typer.Option("-D", metavar="KEY=VALUE", help="Configuration of the cluster; repeatable.")
     ] = None,
@@ -61,16 +59,14 @@ def start(  # noqa: PLR0913 -- one parameter for each option
     """Start a session with spark-submit, detached, and wait until its REST API answers."""
     timeout_s = values.timeout_s("--ready-timeout", ready_timeout) or 0.0
     conf, spark = values.pairs("-D", define or ()), values.pairs("--conf", spark_conf or ())
-    token = cli.settings.token or (secrets.token_urlsafe(32) if generate_token else None)
-    _check_binding(rest_host, token)
+    _refuse_secrets(spark)
+    if no_token:
+        _check_no_token(rest_host, cli.settings.token)
     known = cli.session()
-    if known is not None and is_same_process(known):
+    if known is not None and known.is_alive:
         raise CommandError(f"a session already runs at {known.rest_url} (pid {known.pid})", ExitCode.CONFLICT)
-
-    from ckpt_runtime.client.session_command import SessionCommandError
-    from ckpt_runtime.spark.launch import SessionStartError, start_session
-
-    log = log_file or state_directory() / "session.log"
+    path = session_path()
+    log = log_file or log_path(path)
     try:
         with cli.output.progress() as progress:
             progress.show(f"starting a session on {master}, log in {log}")
@@ -78,31 +74,40 @@ def start(  # noqa: PLR0913 -- one parameter for each option
                 master,
                 slots,
                 rest_port=rest_port,
-                token=token,
+                token=cli.settings.token,
+                authenticated=not no_token,
                 conf=conf,
                 spark_conf=spark,
                 log_file=log,
                 ready_timeout_s=timeout_s,
                 rest_host=rest_host,
-                work_directory=None if work_dir is None else work_dir.absolute(),
+                work_directory=(work_dir or work_path(path)).absolute(),
             )
     except (SessionStartError, SessionCommandError, OSError) as error:
         raise CommandError(str(error), ExitCode.FAILED) from error
-    record = SessionRecord(
-        info.rest_url, info.pid, str(info.log_file), str(info.session_file), token, process_started(info.pid)
-    )
-    write_session(session_path(), record)
-    document = {"rest_url": info.rest_url, "pid": info.pid, "log_file": str(info.log_file)}
-    cli.output.result(document, f"Session {info.rest_url} (pid {info.pid}), log in {info.log_file}")
+    write_session(path, SessionRecord.of(info))
+    document = {"rest_url": info.rest_url, "pid": info.pid, "log_file": info.log_file, "session_file": str(path)}
+    cli.output.result(document, f"Session {info.rest_url} (pid {info.pid}), token in {path}, log in {info.log_file}")
 
 
-def _check_binding(host: str, token: str | None) -> None:
+def _check_no_token(host: str, token: str | None) -> None:
     from ckpt_runtime.rest.auth import BindingRefused, check_binding
 
+    if token:
+        raise CommandError("--no-token: a token is given, by --token or the environment", ExitCode.USAGE)
     try:
-        check_binding(host, token)
+        check_binding(host, None, RestAuthentication.NONE)
     except BindingRefused as error:
-        raise CommandError(f"{error} (--token or --generate-token)", ExitCode.USAGE) from error
+        raise CommandError(f"--no-token: {error}", ExitCode.USAGE) from error
+
+
+def _refuse_secrets(spark: dict[str, str]) -> None:
+    if AUTHENTICATION_SECRET in spark:
+        raise CommandError(
+            f"--conf: {AUTHENTICATION_SECRET} is not acceptable, everybody can read a command line; "
+            "put it into spark-defaults.conf, readable by you alone",
+            ExitCode.USAGE,
+        )
 
 
 def stop(cli: Cli) -> None:
@@ -114,11 +119,7 @@ def stop(cli: Cli) -> None:
     record = cli.session()
     if record is None:
         raise CommandError("no session is known; give --url to end another one", ExitCode.NOT_FOUND)
-    was_running = is_same_process(record)
-    if was_running:
-        from ckpt_runtime.spark.launch import SessionInfo, stop_session
-
-        stop_session(SessionInfo(record.rest_url, record.pid, record.log_file, record.ready_file))
+    was_running = stop_session(record.info)
     session_path().unlink(missing_ok=True)
     said = "is stopped" if was_running else "was gone already"
     cli.output.result({"rest_url": record.rest_url, "was_running": was_running}, f"Session {record.rest_url} {said}.")
@@ -130,8 +131,9 @@ def status(cli: Cli) -> ExitCode:
     try:
         overview = cli.client().cluster_overview()
     except Unreachable:
-        if record is not None and not is_same_process(record):
-            cli.output.note(f"the process {record.pid} of the session is gone; its log is {record.log_file}")
+        if record is not None and not record.is_alive:
+            gone = f"the processes {record.pid} and {record.driver_pid} of the session are gone"
+            cli.output.note(f"{gone}; its log is {record.log_file}")
         raise
     document = {
         "rest_url": cli.client().url,

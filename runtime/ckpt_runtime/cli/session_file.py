@@ -1,6 +1,7 @@
 """The session file: where the last started session is, so that later commands find it.
 
-It holds a token and names a process to stop, so it is private to its owner and refused when it is not.
+It holds a token and names processes to stop, so it is private to its owner and refused when it is not. All other files
+of the session lie beside it, so that two sessions of one user never share one.
 """
 
 from __future__ import annotations
@@ -10,10 +11,15 @@ import os
 import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
+from ckpt_runtime.client.private_files import write_private
+from ckpt_runtime.spark.launch import SessionInfo
+from ckpt_runtime.spark.processes import ProcessId
 
 PATH_VARIABLE = "CKPT_SESSION_FILE"
 _MAX_BYTES = 64 * 1024
@@ -21,14 +27,38 @@ _MAX_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class SessionRecord:
-    """``process_started`` tells the process from a later one with the same id; None where that is unknown."""
+    """Where it answers, and its processes: ``pid`` leads their group, ``driver_pid`` is the Python driver.
+
+    The times of their starts tell them from later processes with the same ids; None where a system does not tell.
+    """
 
     rest_url: str
     pid: int
+    process_started: int | None
+    driver_pid: int
+    driver_started: int | None
     log_file: str
     ready_file: str
     token: str | None = None
-    process_started: str | None = None
+
+    @classmethod
+    def of(cls, info: SessionInfo) -> SessionRecord:
+        """Of a session that was just started."""
+        leader, driver = info.leader, info.driver
+        processes = (leader.pid, leader.started, driver.pid, driver.started)
+        return cls(info.rest_url, *processes, info.log_file, info.session_file, info.token)
+
+    @property
+    def info(self) -> SessionInfo:
+        """What its launcher works with."""
+        leader = ProcessId(self.pid, self.process_started)
+        driver = ProcessId(self.driver_pid, self.driver_started)
+        return SessionInfo(self.rest_url, leader, driver, self.log_file, self.ready_file, self.token)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether one of its processes still runs: a driver may outlive Spark's JVM, if only for a moment."""
+        return self.info.leader.is_alive or self.info.driver.is_alive
 
 
 def state_directory() -> Path:
@@ -62,37 +92,23 @@ def read_session(path: Path) -> SessionRecord | None:
 
 def _check_types(document: Mapping[str, Any]) -> None:
     text = all(isinstance(document.get(name), str) for name in ("rest_url", "log_file", "ready_file"))
-    pid = document.get("pid")
-    if not text or type(pid) is not int or pid <= 1:
-        raise TypeError("rest_url, pid, log_file or ready_file is missing or of the wrong type")
+    pids = all(type(document.get(name)) is int and document[name] > 1 for name in ("pid", "driver_pid"))
+    started = all(type(document.get(name)) in (int, NoneType) for name in ("process_started", "driver_started"))
+    if not (text and pids and started):
+        fields = ", ".join(field.name for field in dataclass_fields(SessionRecord) if field.name != "token")
+        raise TypeError(f"one of {fields} is missing or of the wrong type")
 
 
 def write_session(path: Path, record: SessionRecord) -> None:
     """Write atomically, readable by the owner alone."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(asdict(record), file)
-    os.replace(draft, path)
+    write_private(path, json.dumps(asdict(record)))
 
 
-def process_started(pid: int) -> str | None:
-    """When a process started, in the kernel's own unit; None when it is gone or cannot be asked."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return None
+def log_path(path: Path) -> Path:
+    """The log of the session that ``path`` remembers: beside it, as all files of a session are."""
+    return path.with_name((path.stem if path.suffix == ".json" else path.name) + ".log")
 
 
-def is_same_process(record: SessionRecord) -> bool:
-    """False when the process is gone, or its id belongs to another one by now."""
-    if record.process_started is not None:
-        return process_started(record.pid) == record.process_started
-    try:
-        os.kill(record.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return False
-    return True
+def work_path(path: Path) -> Path:
+    """The default directory for uploads and checkpoints of that session."""
+    return path.with_name((path.stem if path.suffix == ".json" else path.name) + ".work")

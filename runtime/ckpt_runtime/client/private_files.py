@@ -23,13 +23,13 @@ def make_private_directory(path: Path) -> None:
         directory.mkdir(DIRECTORY_MODE, exist_ok=True)
 
 
-def write_private(path: Path, text: str) -> None:
+def write_private(path: Path, content: str | bytes) -> None:
     """Replaces the file at once. The draft beside it has a random name and is created by nobody else."""
     make_private_directory(path.parent)
     descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         os.replace(draft, path)
     except BaseException:
         with suppress(OSError):

@@ -10,6 +10,8 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_runtime.client.errors import CkptClientError
@@ -17,9 +19,34 @@ from ckpt_runtime.client.errors import CkptClientError
 TOKEN_VARIABLE = "CKPT_REST_TOKEN"
 """Environment variable that carries the REST token: a command line can be read by everybody on the machine."""
 
+UMASK_VARIABLE = "CKPT_UMASK"
+"""Environment variable: whom the files of jobs are for, in octal. Those of the session are for its user alone."""
+
+NO_AUTHENTICATION = {"rest.authentication": "NONE"}
+"""The configuration of a session that asks nobody for a token."""
+
+_ESCAPES = {"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t", "\f": r"\f", " ": r"\ "} | {
+    character: f"\\{character}" for character in "=:#!"
+}
+
 
 class SessionCommandError(CkptClientError):
     """Something that a session needs is not installed beside this interpreter."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFiles:
+    """Paths. ``properties`` has Spark's settings and is deleted when Spark has read them, ``log`` gets all output.
+
+    ``ready`` is written when the session leads. ``work`` is the directory for uploads and, by default, checkpoints.
+    ``configuration`` has the engine's options and is deleted when the session has read them.
+    """
+
+    properties: str
+    log: str
+    ready: str | None = None
+    work: str | None = None
+    configuration: str | None = None
 
 
 def spark_submit() -> str:
@@ -45,33 +72,39 @@ def session_command(
     *,
     rest_host: str,
     rest_port: int,
+    files: SessionFiles,
     application: Path | None = None,
-    spark_conf: Mapping[str, str] | None = None,
-    configuration_file: str | None = None,
-    work_directory: str | None = None,
-    ready_file: str | None = None,
 ) -> list[str]:
-    """The whole command. Sessions in local mode leave Spark's own UI off unless ``spark_conf`` says otherwise.
-
-    ``configuration_file`` has the engine's options, see :func:`configuration_text`: everybody can read a command line.
-    """
-    settings = {"spark.ui.enabled": "false"} if master.startswith("local") else {}
-    command = [spark_submit(), "--master", master]
-    for key, value in {**settings, **(spark_conf or {})}.items():
-        command += ["--conf", f"{key}={value}"]
+    """The whole command. Options of Spark and of the engine are in files: everybody can read a command line."""
+    command = [spark_submit(), "--master", master, "--properties-file", files.properties, "--load-spark-defaults"]
     command += [str(application or application_file()), "--rest-host", rest_host, "--rest-port", str(rest_port)]
-    if work_directory is not None:
-        command += ["--work-dir", work_directory]
-    if ready_file is not None:
-        command += ["--ready-file", ready_file]
-    if configuration_file is not None:
-        command += ["--configuration-file", configuration_file]
+    command += ["--properties-file", files.properties, "--log-file", files.log]
+    if files.work is not None:
+        command += ["--work-dir", files.work]
+    if files.ready is not None:
+        command += ["--ready-file", files.ready]
+    if files.configuration is not None:
+        command += ["--configuration-file", files.configuration]
     return command
 
 
 def configuration_text(configuration: Mapping[str, str]) -> str:
-    """The engine's options for the file that the session reads once, and deletes."""
+    """The engine's options for a file that the session reads once, and deletes."""
     return json.dumps(dict(configuration))
+
+
+def properties_text(master: str, spark_conf: Mapping[str, str]) -> str:
+    """Spark's settings as a properties file, which keeps them out of the process list.
+
+    Sessions in local mode leave Spark's own UI off unless ``spark_conf`` says otherwise.
+    """
+    settings = {"spark.ui.enabled": "false"} if master.startswith("local") else {}
+    return "".join(f"{_escaped(key)}={_escaped(value)}\n" for key, value in {**settings, **spark_conf}.items())
+
+
+def _escaped(text: str) -> str:
+    """As Java reads properties."""
+    return "".join(_ESCAPES.get(character, character) for character in text)
 
 
 def session_environment(master: str, token: str | None) -> dict[str, str]:
@@ -86,4 +119,14 @@ def session_environment(master: str, token: str | None) -> dict[str, str]:
         environment["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
     if token:
         environment[TOKEN_VARIABLE] = token
-    return environment
+    return environment | {UMASK_VARIABLE: f"{_umask():o}"}
+
+
+def _umask() -> int:
+    """Of this process, without changing it where the system tells it."""
+    with suppress(OSError, IndexError, ValueError):
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("\nUmask:")[2].split()[0], 8)
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

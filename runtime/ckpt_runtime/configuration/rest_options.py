@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from ckpt_runtime.configuration.option import Changeability, ConfigOption, OptionScope
 from ckpt_runtime.configuration.value_types import (
     NON_EMPTY_STRING,
+    EnumType,
     IntegerType,
     MemorySizeType,
 )
@@ -12,6 +15,13 @@ from ckpt_runtime.configuration.value_types import (
 _CLUSTER = OptionScope.CLUSTER
 _NEVER = Changeability.NEVER
 _PORT = IntegerType(minimum=0, maximum=65_535)
+
+
+class RestAuthentication(StrEnum):
+    """What a call has to prove."""
+
+    TOKEN = "TOKEN"
+    NONE = "NONE"
 
 
 class RestOptions:
@@ -33,11 +43,21 @@ class RestOptions:
         _CLUSTER,
         _NEVER,
     )
+    AUTHENTICATION = ConfigOption(
+        "rest.authentication",
+        EnumType(RestAuthentication),
+        RestAuthentication.TOKEN,
+        "TOKEN asks every call for the token, and a session without one does not start. NONE lets every user of the "
+        "machine run code as the session's user; it is for loopback addresses only.",
+        _CLUSTER,
+        _NEVER,
+    )
     TOKEN = ConfigOption(
         "rest.token",
         NON_EMPTY_STRING,
         None,
-        "Bearer token that every call has to carry. A file keeps it out of process lists.",
+        "Bearer token that every call has to carry. A file or the environment variable CKPT_REST_TOKEN keeps it out of "
+        "process lists.",
         _CLUSTER,
         _NEVER,
         secret=True,

@@ -30,7 +30,7 @@ class PartDirectory:
         return self.location.url
 
     def create(self) -> None:
-        make_directory(self.location)
+        make_directory(self.location, private=False)
 
     def open_for_writing(self, name: str) -> Any:
         """A new binary file."""

@@ -90,7 +90,7 @@ class Cluster:
             return
         store = HaStore(*place)
         leadership = self._leadership = Leadership(store.leader, self._settings.lease_timeout_s)
-        await leadership.acquire(rest_url, application_id, self._lost)
+        await leadership.acquire(rest_url, application_id, self._lost, self.dispatcher.wait_for)
         await self.dispatcher.take_over(HaStore(*place, fence=leadership.fence, epoch=leadership.epoch))
 
     def _lost(self) -> None:

@@ -55,16 +55,23 @@ class Leadership:
             raise StorageError("the lease of this driver has run out and is not renewed yet", "")
         self._store.check(info)
 
-    async def acquire(self, rest_url: str, application_id: str, on_lost: Callable[[], None]) -> None:
+    async def acquire(
+        self,
+        rest_url: str,
+        application_id: str,
+        on_lost: Callable[[], None],
+        on_waiting: Callable[[LeaderInfo], None] = lambda _: None,
+    ) -> None:
         """Waits until this driver leads; ``on_lost`` is called once when it no longer does.
 
-        Raises StorageError when the directory cannot be used from the beginning.
+        ``on_waiting`` is called for each leader that is being waited for. Raises StorageError when the directory
+        cannot be used from the beginning.
         """
-        info = self._info = await self._win(rest_url, application_id)
+        info = self._info = await self._win(rest_url, application_id, on_waiting)
         logger.info("this driver leads (epoch %d)", info.epoch)
         self._renewal = asyncio.get_running_loop().create_task(self._renew(info, on_lost))
 
-    async def _win(self, rest_url: str, application_id: str) -> LeaderInfo:
+    async def _win(self, rest_url: str, application_id: str, on_waiting: Callable[[LeaderInfo], None]) -> LeaderInfo:
         await self._in_pool(self._store.prepare)
         attempt = uuid.uuid4().hex
         seen: tuple[int, int] | None = None
@@ -72,7 +79,11 @@ class Leadership:
         while True:
             begun = time.monotonic()
             try:
-                epoch, sequence, released = await self._in_pool(self._look)
+                leader, sequence, released = await self._in_pool(self._look)
+                epoch = 0 if leader is None else leader.epoch
+                if leader is not None and not released and (seen is None or seen[0] != epoch):
+                    logger.info("waiting to lead: %s (application %s) leads", leader.rest, leader.app_id)
+                    on_waiting(leader)
                 if seen != (epoch, sequence):
                     seen, since = (epoch, sequence), begun
                 if epoch == 0 or released or time.monotonic() - since >= self._lease_timeout_s:
@@ -101,13 +112,13 @@ class Leadership:
                 logger.warning("cannot release the lease: %s", error)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _look(self) -> tuple[int, int, bool]:
-        """Epoch of the present leader (0: none), its last sign of life, and whether it has ended in order."""
+    def _look(self) -> tuple[LeaderInfo | None, int, bool]:
+        """The present leader, its last sign of life, and whether it has ended in order."""
         present = self._store.current()
         if present is None:
-            return (0, 0, False)
+            return (None, 0, False)
         lease = self._store.lease(present.epoch)
-        return (present.epoch, lease.sequence, lease.released)
+        return (present, lease.sequence, lease.released)
 
     def _prolong(self, begun: float) -> None:
         self._valid_until = begun + self._lease_timeout_s * 2 / 3

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from ckpt_runtime.client.private_files import make_private_directory
 from ckpt_runtime.jobmaster.gateway import InvalidRequest, PipelineNotFound, StoredPipeline
 from ckpt_runtime.jobmaster.program_archive import (
     DEFAULT_FUNCTION,
@@ -90,7 +91,7 @@ class ProgramStore:
 
 def _keep(name: str, archive: bytes, path: Path) -> list[str]:
     """Puts an archive that is accepted into its place, at once; of one that is refused nothing stays."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private_directory(path.parent)
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".tmp", delete=False) as draft:
         draft.write(archive)
     try:

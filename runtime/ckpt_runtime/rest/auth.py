@@ -1,8 +1,8 @@
 """Who may call: bearer token, or loopback alone.
 
-With a token every request must carry it. Without one the server may bind to loopback addresses only, and refuses
-requests that a web page could make a browser send there: a foreign ``Host`` (DNS rebinding) or a foreign ``Origin``.
-It never logs or echoes a token.
+With a token every request must carry it. Without one, which has to be asked for, the server may bind to loopback
+addresses only, and refuses requests that a web page could make a browser send there: a foreign ``Host`` (DNS rebinding)
+or a foreign ``Origin``. It never logs or echoes a token.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ckpt_runtime.configuration.rest_options import RestAuthentication
 from ckpt_runtime.rest.errors import error_response
 
 _LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost"})
@@ -35,9 +36,15 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def check_binding(host: str, token: str | None) -> None:
-    """Raises :class:`BindingRefused` for a non-loopback ``host`` without a token."""
-    if not token and not is_loopback(host):
+def check_binding(host: str, token: str | None, authentication: RestAuthentication = RestAuthentication.TOKEN) -> None:
+    """Raises :class:`BindingRefused` for a server without a token, unless it shall have none, on loopback."""
+    if token:
+        return
+    if authentication is not RestAuthentication.NONE:
+        raise BindingRefused(
+            "rest.authentication: TOKEN needs a token: set the environment variable CKPT_REST_TOKEN or rest.token-file"
+        )
+    if not is_loopback(host):
         raise BindingRefused(
             f"rest.bind-address: {host!r} is reachable from other machines, which needs a token; "
             "set one, or bind to 127.0.0.1"

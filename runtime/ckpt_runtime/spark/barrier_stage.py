@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from ckpt_runtime.spark.protection import CONTROL_SECRET
 from ckpt_runtime.spark.slot_agent import AgentParameters, run_agent
 from ckpt_runtime.spark.stage_failures import telling_line
 
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+Task = Callable[[Iterable[int]], Iterable[int]]
+StageEnded = Callable[[int, BaseException | None], None]
+
 
 class StageFailedError(RuntimeError):
     """A barrier stage failed; one line says why."""
-
-
-StageEnded = Callable[[int, BaseException | None], None]
 
 
 class BarrierStageProvider:
@@ -33,40 +34,59 @@ class BarrierStageProvider:
     def __init__(self, context: SparkContext, driver_host: str) -> None:
         self._context = context
         self._driver_host = driver_host
+        self._capacity: int = context.defaultParallelism  # cores, unless spark.default.parallelism says otherwise
+
+    @property
+    def capacity(self) -> int:
+        """The task slots that Spark had when the session began."""
+        return self._capacity
 
     def launch(self, stage_id: int, slots: int, control_port: int, secret: str, ended: StageEnded) -> None:
         """Returns at once; ``ended(stage_id, error)`` is called from a thread when the stage is over."""
-        parameters = AgentParameters(self._driver_host, control_port, secret, stage_id)
+        task = agent_task(self._driver_host, control_port, stage_id)
         threading.Thread(
-            target=self._run, args=(parameters, slots, ended), name=f"barrier-stage-{stage_id}", daemon=True
+            target=self._run, args=(stage_id, slots, task, secret, ended), name=f"barrier-stage-{stage_id}", daemon=True
         ).start()
 
     def cancel(self, stage_id: int) -> None:
-        """Stops a stage whose agents do not answer."""
-        self._context.cancelJobGroup(_group(stage_id))
+        """Stops a stage whose agents do not answer. A JVM that is gone has no stages any more."""
+        try:
+            self._context.cancelJobGroup(_group(stage_id))
+        except Exception as error:
+            logger.warning("barrier stage %d cannot be cancelled: %s", stage_id, error)
 
-    def _run(self, parameters: AgentParameters, slots: int, ended: StageEnded) -> None:
+    def _run(self, stage_id: int, slots: int, task: Task, secret: str, ended: StageEnded) -> None:
         error: BaseException | None = None
         try:
+            # The properties are this thread's alone.
+            self._context.setLocalProperty(CONTROL_SECRET, secret)
             self._context.setJobGroup(
-                _group(parameters.stage_id), f"checkpointing stream engine: {slots} slots", interruptOnCancel=True
+                _group(stage_id), f"checkpointing stream engine: {slots} slots", interruptOnCancel=True
             )
             stage = self._context.parallelize(range(slots), slots).barrier()
-            stage.mapPartitions(_agent_task(parameters)).collect()
+            stage.mapPartitions(task).collect()
         except Exception as failure:
             error = StageFailedError(telling_line(str(failure)))
-            logger.warning("barrier stage %d failed: %s", parameters.stage_id, error)
-        ended(parameters.stage_id, error)
+            logger.warning("barrier stage %d failed: %s", stage_id, error)
+        ended(stage_id, error)
 
 
 def _group(stage_id: int) -> str:
     return f"ckpt-stage-{stage_id}"
 
 
-def _agent_task(parameters: AgentParameters) -> Callable[[Iterable[int]], Iterable[int]]:
+def agent_task(driver_host: str, control_port: int, stage_id: int) -> Task:
+    """The function of a stage's tasks. It becomes a broadcast, so that no secret may be in it."""
+
     def task(partition: Iterable[int]) -> Iterable[int]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        secret = None if context is None else context.getLocalProperty(CONTROL_SECRET)
+        if secret is None:
+            raise RuntimeError(f"Spark has not passed on {CONTROL_SECRET}")
         for index in partition:
-            run_agent(parameters, index)
+            run_agent(AgentParameters(driver_host, control_port, secret, stage_id), index)
             yield index
 
     return task

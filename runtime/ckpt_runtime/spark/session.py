@@ -13,11 +13,13 @@ import logging
 import os
 import signal
 import socket
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckpt_runtime.client.private_files import PRIVATE_UMASK, append_private, write_private
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.configuration.cluster_options import HeartbeatOptions, SlotOptions
 from ckpt_runtime.configuration.configuration import Configuration
@@ -27,17 +29,19 @@ from ckpt_runtime.configuration.validation import validate
 from ckpt_runtime.jobmaster.cluster import Cluster, ClusterSettings
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
-from ckpt_runtime.rest.auth import check_binding
+from ckpt_runtime.rest.auth import BindingRefused, check_binding
+from ckpt_runtime.spark import processes
+from ckpt_runtime.spark.application_watch import ApplicationWatch
 from ckpt_runtime.spark.barrier_stage import BarrierStageProvider
 from ckpt_runtime.spark.import_path import prefer_installed_pyspark
 from ckpt_runtime.spark.log_rotation import rotated_output
-from ckpt_runtime.spark.pyspark_guard import check_pyspark
+from ckpt_runtime.spark.protection import SOCKET_DIRECTORY, UnprotectedSparkError, check_protected, protect
+from ckpt_runtime.spark.pyspark_guard import PySparkMismatchError, check_pyspark
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
 logger = logging.getLogger(__name__)
-
 
 SPARK_SETTINGS = {
     "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
@@ -53,35 +57,83 @@ SPARK_SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """Command line of :func:`main`. ``ready_file`` gets the session's address once it answers."""
+    """Command line of :func:`main`.
+
+    ``ready_file`` gets the session's address once it leads; ``properties_file`` held Spark's settings for its start;
+    ``log_file`` is where the output of spark-submit goes.
+    """
 
     rest_host: str
     rest_port: int
     work_directory: Path
     ready_file: Path | None
+    properties_file: Path | None
+    log_file: Path | None
     configuration: Configuration
     token: str | None
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs a session until SIGTERM, SIGINT or ``DELETE /cluster``."""
+    """Runs a session until SIGTERM, SIGINT or ``DELETE /cluster``, or until Spark's application is over.
+
+    Raises SystemExit when a session is refused or lost Spark; the log says why.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    os.umask(PRIVATE_UMASK)
     options = parse_arguments(arguments)
-    check_binding(options.rest_host, options.token)
-    prefer_installed_pyspark()
-    check_pyspark()
-    # A SparkContext alone: what a SparkSession adds takes seconds to start, and a barrier stage needs none of it.
+    try:
+        check_binding(options.rest_host, options.token, options.configuration.get(RestOptions.AUTHENTICATION))
+        prefer_installed_pyspark()
+        check_pyspark()
+        with tempfile.TemporaryDirectory(prefix="ckpt-sockets-", ignore_cleanup_errors=True) as sockets:
+            lost = _run(options, sockets)
+    except (BindingRefused, PySparkMismatchError, UnprotectedSparkError) as error:
+        sys.exit(f"the session does not start: {error}")
+    if lost:
+        _say_at_last(options.log_file, f"the session has ended: {lost}")
+        sys.exit(1)
+
+
+def _say_at_last(log_file: Path | None, text: str) -> None:
+    """What this process logs goes through the JVM: when that is gone, the log is written to directly."""
+    if log_file is None:
+        logger.error(text)
+    else:
+        with append_private(log_file) as log:
+            log.write(f"{text}\n".encode())
+
+
+def _run(options: SessionOptions, sockets: str) -> str:
+    context = _application(options, sockets)
+    try:
+        with rotated_output(options.configuration):
+            return asyncio.run(serve(context, options))
+    finally:
+        with contextlib.suppress(Exception):  # nobody is left to be told when the JVM is gone
+            context.stop()
+
+
+def _application(options: SessionOptions, sockets: str) -> SparkContext:
+    """A SparkContext alone: what a SparkSession adds takes seconds to start, and a barrier stage needs none of it."""
     from pyspark import SparkConf, SparkContext
 
+    # What spark-submit was given is in the JVM's properties, which a configuration made before knows nothing of.
+    SparkContext._ensure_initialized()  # noqa: SLF001 - as SparkContext itself does
     conf = SparkConf().setAppName("checkpointing stream engine").setAll(list(SPARK_SETTINGS.items()))
+    if options.properties_file is not None:
+        options.properties_file.unlink(missing_ok=True)
+    protect(conf)
+    if (conf.get("spark.master") or "").startswith("local"):
+        conf.set(SOCKET_DIRECTORY, sockets)  # executors elsewhere do not have it
     context = SparkContext(conf=conf)
     try:
         check_pyspark(context)
+        check_protected(context)
         context.setLogLevel("WARN")
-        with rotated_output(options.configuration):
-            asyncio.run(serve(context, options))
-    finally:
+    except BaseException:
         context.stop()
+        raise
+    return context
 
 
 def parse_arguments(arguments: list[str] | None) -> SessionOptions:
@@ -90,8 +142,10 @@ def parse_arguments(arguments: list[str] | None) -> SessionOptions:
     parser.add_argument("--rest-host", help="address to bind the REST API to; wins over rest.bind-address")
     parser.add_argument("--rest-port", type=int, help="0 takes any free port; wins over rest.port")
     parser.add_argument("--work-dir", type=Path, help="uploaded pipelines and default checkpoint directory")
-    parser.add_argument("--ready-file", type=Path, help="JSON file to write once the REST API answers")
     parser.add_argument("--configuration-file", type=Path, help="options as a JSON object; read once, then deleted")
+    parser.add_argument("--ready-file", type=Path, help="JSON file to write once the session leads")
+    parser.add_argument("--properties-file", type=Path, help="Spark's settings; deleted once Spark has read them")
+    parser.add_argument("--log-file", type=Path, help="where spark-submit's output goes")
     parser.add_argument("-D", dest="properties", action="append", default=[], metavar="key=value")
     given = parser.parse_args(arguments)
     configuration = Configuration.merge(
@@ -104,6 +158,8 @@ def parse_arguments(arguments: list[str] | None) -> SessionOptions:
         rest_port=configuration.get(RestOptions.PORT) if given.rest_port is None else given.rest_port,
         work_directory=work.absolute(),
         ready_file=given.ready_file,
+        properties_file=given.properties_file,
+        log_file=given.log_file,
         configuration=configuration,
         token=_token(configuration),
     )
@@ -120,7 +176,7 @@ def _configuration_of(file: Path | None) -> Configuration:
 
 
 def _token(configuration: Configuration) -> str | None:
-    """From the environment, a file, or the configuration, in this order; None leaves REST open on loopback."""
+    """From the environment, a file, or the configuration, in this order."""
     token = os.environ.pop(TOKEN_VARIABLE, None)
     if token:
         return token
@@ -128,11 +184,20 @@ def _token(configuration: Configuration) -> str | None:
     return configuration.get(RestOptions.TOKEN) if file is None else Path(file).read_text().strip()
 
 
-async def serve(context: SparkContext, options: SessionOptions) -> None:
-    """The session on a given SparkContext; returns when it was told to end."""
+async def serve(context: SparkContext, options: SessionOptions) -> str:
+    """The session on a given SparkContext. Returns when it was told to end, or why Spark's application is over."""
     driver_host = context.getConf().get("spark.driver.host") or "127.0.0.1"
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    lost: list[str] = []
+
+    def application_ended(reason: str) -> None:
+        logger.error("%s: the session ends", reason)
+        lost.append(reason)
+        loop.call_soon_threadsafe(stop.set)
+
+    watch = ApplicationWatch.of(context, application_ended)
+    watch.start()
     for number in (signal.SIGTERM, signal.SIGINT):
         with contextlib.suppress(NotImplementedError, ValueError):
             loop.add_signal_handler(number, stop.set)
@@ -163,10 +228,12 @@ async def serve(context: SparkContext, options: SessionOptions) -> None:
         await stop.wait()
     finally:
         logger.info("the session ends")
+        watch.close()
         await rest_server.stop(server)
         await cluster.stop()
         if options.ready_file is not None:
             options.ready_file.unlink(missing_ok=True)
+    return lost[0] if lost else ""
 
 
 async def _lead(cluster: Cluster, url: str, application_id: str, stop: asyncio.Event) -> None:
@@ -187,7 +254,11 @@ def _reachable(host: str) -> str:
 
 
 def _write_ready_file(path: Path, url: str, application_id: str) -> None:
-    document = {"rest_url": url, "application_id": application_id, "driver_pid": os.getpid()}
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(document))
-    partial.replace(path)
+    me = processes.ProcessId.of(os.getpid())
+    document = {
+        "rest_url": url,
+        "application_id": application_id,
+        "driver_pid": me.pid,
+        "driver_started": me.started,
+    }
+    write_private(path, json.dumps(document))

@@ -18,6 +18,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
 
+from ckpt_runtime.client.session_command import UMASK_VARIABLE
 from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.tether import Tether
 
@@ -32,6 +33,9 @@ def make_ready() -> None:
     """What comes first in a worker or a template."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    if UMASK_VARIABLE in os.environ:
+        # What a sink writes is for whom the user says; the session's own files are private.
+        os.umask(int(os.environ[UMASK_VARIABLE], 8))
 
 
 def prepare() -> None:

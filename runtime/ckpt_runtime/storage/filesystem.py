@@ -35,6 +35,10 @@ _OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss")
 
 MAX_URL_LENGTH = 4_096
 
+_PRIVATE_DIRECTORY = 0o700
+_PRIVATE_FILE = 0o600
+_ANY_DIRECTORY = 0o777
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Location:
@@ -77,6 +81,12 @@ class Location:
         """The directory that holds this location."""
         return Location(self.filesystem, self.path.rsplit("/", 1)[0] or "/", self.scheme)
 
+    def real(self) -> Location:
+        """The same place without symbolic links on the way. Blocks."""
+        if not self.is_local:
+            return self
+        return Location(self.filesystem, os.path.realpath(self.path), self.scheme)
+
     def child(self, *names: str) -> Location:
         """A location below this one. Raises :class:`InvalidLocationError` for a name that is not one plain segment."""
         for name in names:
@@ -88,6 +98,21 @@ class Location:
         """Whether ``other`` lies strictly below this directory, judged by the paths alone."""
         below = other.path.startswith(self.path.rstrip("/") + "/")
         return below and _same_filesystem(self.filesystem, other.filesystem)
+
+
+Identity = tuple[str | int, ...]
+"""Says where something lies; see :func:`identity`."""
+
+
+def identity(location: Location) -> Identity:
+    """The same for all spellings of one place: symbolic links, mounts and options of a store aside. Blocks."""
+    if not location.is_local:
+        return (type(location.filesystem).__name__, location.path)
+    try:
+        found = os.stat(location.path)
+    except OSError:
+        return ("file", os.path.realpath(location.path))
+    return ("inode", found.st_dev, found.st_ino)
 
 
 def _same_filesystem(first: Any, second: Any) -> bool:
@@ -352,6 +377,11 @@ def is_temporary_name(name: str) -> bool:
     return name.startswith(".") and name.endswith(".tmp")
 
 
+def open_private(path: str, flags: int) -> int:
+    """An opener: a new local file is for its owner alone, whatever the umask says."""
+    return os.open(path, flags, _PRIVATE_FILE)
+
+
 def check_directory(directory: Location) -> None:
     """Raises :class:`StorageError` when a directory that must be there is not.
 
@@ -362,28 +392,45 @@ def check_directory(directory: Location) -> None:
         raise StorageError(message, directory.url)
 
 
-def make_directory(directory: Location, *, exist_ok: bool = True, parents: bool = True) -> None:
+def make_directory(directory: Location, *, exist_ok: bool = True, parents: bool = True, private: bool = True) -> None:
     """Makes a directory and its ``parents``. On object stores only checks that nothing exists, unless ``exist_ok``.
 
-    A bucket is never made. Raises :class:`StorageError` naming the parent that is missing without ``parents``: below
-    the mount point of a file system that is away nothing may be written.
+    What is made locally is for its owner alone: state holds what users' rows hold. ``private`` False leaves that to
+    the umask. A bucket is never made. Raises :class:`StorageError` naming the parent that is missing without
+    ``parents``: below the mount point of a file system that is away nothing may be written.
     """
     if not parents:
         check_directory(directory.parent)
     with naming("create", directory):
         if directory.is_local:
+            mode = _PRIVATE_DIRECTORY if private else _ANY_DIRECTORY
             if parents:
-                os.makedirs(os.path.dirname(directory.path), exist_ok=True)
-            try:
-                os.mkdir(directory.path)
-            except FileExistsError:
-                if not exist_ok or not os.path.isdir(directory.path):
-                    raise
+                _make_parents(directory.path, mode)
+            _make_locally(directory.path, mode, exist_ok=exist_ok)
             return
         if not exist_ok and exists(directory):
             raise FileExistsError(directory.path)
         if not directory.is_object_store:
             directory.filesystem.makedirs(directory.path, exist_ok=True)
+
+
+def _make_parents(path: str, mode: int) -> None:
+    missing: list[str] = []
+    parent = os.path.dirname(path)
+    while not os.path.isdir(parent):
+        missing.append(parent)
+        parent = os.path.dirname(parent)
+    for directory in reversed(missing):
+        with suppress(FileExistsError):
+            os.mkdir(directory, mode)
+
+
+def _make_locally(path: str, mode: int, *, exist_ok: bool) -> None:
+    try:
+        os.mkdir(path, mode)
+    except FileExistsError:
+        if not exist_ok or not os.path.isdir(path):
+            raise
 
 
 def check_bucket(location: Location) -> None:

@@ -23,7 +23,15 @@ from ckpt_runtime.storage.errors import (
     InvalidLocationError,
     StorageError,
 )
-from ckpt_runtime.storage.filesystem import Location, delete_file, make_directory, naming, read_beginning, reason_of
+from ckpt_runtime.storage.filesystem import (
+    Location,
+    delete_file,
+    make_directory,
+    naming,
+    open_private,
+    read_beginning,
+    reason_of,
+)
 
 _MEMORY_LOCK = threading.Lock()
 """fsspec's memory file system checks and creates in two steps."""
@@ -105,7 +113,7 @@ def _publish_locally(location: Location, data: bytes, install: Callable[[str, st
     temporary = os.path.join(directory, f".{location.name}.{uuid4().hex}.tmp")
     try:
         with naming("write", location):
-            with open(temporary, "xb") as file:
+            with open(temporary, "xb", opener=open_private) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

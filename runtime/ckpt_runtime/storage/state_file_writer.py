@@ -17,7 +17,7 @@ from fsspec.spec import AbstractBufferedFile
 
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.storage.checksums import RunningChecksum
-from ckpt_runtime.storage.filesystem import Location, delete_file, naming
+from ckpt_runtime.storage.filesystem import Location, delete_file, naming, open_private
 from ckpt_runtime.storage.publish import fsync_directory
 
 _BUFFER_BYTES = 1 << 20
@@ -109,7 +109,7 @@ class StateFileWriter:
 
     def _open(self) -> Any:
         if self._location.is_local:
-            return open(self._location.path, "xb", buffering=_BUFFER_BYTES)
+            return open(self._location.path, "xb", buffering=_BUFFER_BYTES, opener=open_private)
         return self._location.filesystem.open(self._location.path, "wb")
 
     def __enter__(self) -> StateFileWriter:

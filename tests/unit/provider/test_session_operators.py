@@ -16,10 +16,11 @@ import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_provider_ckpt import session_process
-from airflow_provider_ckpt.exceptions import CkptSessionFailed, CkptWaitTimeout
+from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptSessionFailed, CkptWaitTimeout
 from airflow_provider_ckpt.hooks.connection import Endpoint
 from airflow_provider_ckpt.operators.session import StartSessionOperator, StopSessionOperator
 from airflow_provider_ckpt.session_process import SessionProcess
+from ckpt_runtime.client.session_command import SessionFiles
 from tests.unit.provider.conftest import JobManager, Task, fire
 
 FAST = {"defer_after": 0, "poll_interval": 0.02, "wait_timeout": 20}
@@ -210,13 +211,23 @@ def test_the_command_line_of_a_spark_session() -> None:
         env={"EXTRA": 1},  # type: ignore[dict-item]
     )
     endpoint = Endpoint("http://127.0.0.1:8081", "127.0.0.1", 8081, token="geheim")
-    command, environment = operator.command_line(endpoint, Path("/logs/s.options.json"))
+    files = SessionFiles(properties="/logs/s.spark.conf", log="/logs/s.log", work="/data/work", configuration="/logs/o")
+    command, environment = operator.command_line(endpoint, files)
     text = " ".join(command)
     assert Path(command[0]).name == "spark-submit"
-    assert "--master local[4] --conf spark.ui.enabled=false --conf spark.driver.memory=1g" in text
-    tail = "--rest-host 127.0.0.1 --rest-port 8081 --work-dir /data/work"
-    tail += " --configuration-file /logs/s.options.json"
-    assert text.endswith(f"main.py {tail}")
+    assert "--master local[4] --properties-file /logs/s.spark.conf --load-spark-defaults" in text
+    tail = "--rest-host 127.0.0.1 --rest-port 8081 --properties-file /logs/s.spark.conf --log-file /logs/s.log"
+    assert text.endswith(f"main.py {tail} --work-dir /data/work --configuration-file /logs/o")
     assert "geheim" not in text
     assert environment["CKPT_REST_TOKEN"] == "geheim"
     assert environment["EXTRA"] == "1"
+
+
+def test_a_session_without_a_token_has_to_be_asked_for() -> None:
+    endpoint = Endpoint("http://127.0.0.1:8081", "127.0.0.1", 8081)
+    files = SessionFiles(properties="/p", log="/l")
+    with pytest.raises(CkptArgumentInvalid, match="password of the connection"):
+        StartSessionOperator(task_id="t").command_line(endpoint, files)
+    operator = StartSessionOperator(task_id="t", configuration={"rest.authentication": "none"})
+    _, environment = operator.command_line(endpoint, files)
+    assert "CKPT_REST_TOKEN" not in environment

@@ -78,7 +78,7 @@ def cache_directory() -> str | None:
     try:
         base = Path(configured) if configured else Path.home() / ".cache" / "ckpt" / "kernels"
         directory = base / _cache_key()
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(0o700, parents=True, exist_ok=True)
         probe = directory / f".probe-{os.getpid()}-{threading.get_ident()}"
         probe.write_bytes(b"")
         probe.unlink()

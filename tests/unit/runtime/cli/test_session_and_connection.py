@@ -7,20 +7,28 @@ import os
 import socket
 import subprocess
 import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ckpt_runtime.cli import session_commands
 from ckpt_runtime.cli.main import main
-from ckpt_runtime.cli.session_file import SessionRecord, process_started, read_session, session_path, write_session
+from ckpt_runtime.cli.session_file import SessionRecord, read_session, session_path, write_session
 from ckpt_runtime.rest.app import create_app
+from ckpt_runtime.spark.launch import SessionInfo, SessionStartError
+from ckpt_runtime.spark.processes import ProcessId
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 from tests.unit.runtime.rest.served import served
 
-MY_PID = os.getpid()
+ME = ProcessId.of(os.getpid())
+MY_PID = ME.pid
+DAMAGED = {
+    "rest_url": "", "pid": 5, "driver_pid": 6, "process_started": 1, "driver_started": 1, "log_file": "",
+    "ready_file": "",
+}  # fmt: skip
+GONE = ProcessId(MY_PID, 1)
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +46,10 @@ def secured() -> Iterator[str]:
         yield url
 
 
-def record(url: str, token: str | None = None, pid: int = MY_PID, started: str | None = None) -> SessionRecord:
-    return SessionRecord(url, pid, "/log", "/ready", token, started or process_started(pid))
+def record(
+    url: str, token: str | None = None, *, leader: ProcessId = ME, driver: ProcessId = ME, log: str = "/log"
+) -> SessionRecord:
+    return SessionRecord.of(SessionInfo(url, leader, driver, log, "/ready", token))
 
 
 def test_without_any_job_manager(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +91,16 @@ def test_a_ca_file_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", "null", '{"rest_url": "x"}', '{"rest_url": 1, "pid": 5, "log_file": "", "ready_file": ""}'],
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"rest_url": "x"}',
+        '{"rest_url": 1, "pid": 5, "log_file": "", "ready_file": ""}',
+        json.dumps(DAMAGED | {"driver_pid": 1}),
+        json.dumps(DAMAGED | {"process_started": "1"}),
+    ],
 )
 def test_damaged_session_files_are_refused(session_file: Path, content: str) -> None:
     session_file.parent.mkdir()
@@ -107,70 +126,86 @@ def test_status(secured: str, session_file: Path, capsys: pytest.CaptureFixture[
     assert "secret" not in str(document)
 
 
-class FakeLaunch(types.ModuleType):
-    """Stands for ``ckpt_runtime.spark.launch``, whose own tests start Spark."""
-
-    class SessionStartError(RuntimeError):
-        pass
+class FakeLaunch:
+    """Stands for the functions of ``ckpt_runtime.spark.launch``, whose own tests start processes."""
 
     def __init__(self, url: str) -> None:
-        super().__init__("ckpt_runtime.spark.launch")
         self.url = url
         self.started: dict[str, Any] = {}
-        self.stopped: list[int] = []
+        self.stopped: list[SessionInfo] = []
         self.fails = False
 
-    def start_session(self, master: str, slots: int | None, **options: Any) -> Any:
+    def start_session(self, master: str, slots: int | None, **options: Any) -> SessionInfo:
         if self.fails:
-            raise self.SessionStartError("the session ended with code 1")
+            raise SessionStartError("the session ended with code 1")
         self.started = {"master": master, "slots": slots, **options}
-        return types.SimpleNamespace(rest_url=self.url, pid=MY_PID, log_file="/log", session_file="/ready")
+        token = (options["token"] or "secret") if options["authenticated"] else None
+        return SessionInfo(self.url, ME, ME, str(options["log_file"]), "/ready", token)
 
-    @staticmethod
-    def SessionInfo(rest_url: str, pid: int, log_file: str, session_file: str) -> Any:
-        return types.SimpleNamespace(rest_url=rest_url, pid=pid)
-
-    def stop_session(self, info: Any) -> bool:
-        self.stopped.append(info.pid)
-        return True
+    def stop_session(self, info: SessionInfo) -> bool:
+        self.stopped.append(info)
+        return info.leader.is_alive
 
 
 @pytest.fixture
 def launch(secured: str, monkeypatch: pytest.MonkeyPatch) -> FakeLaunch:
-    module = FakeLaunch(secured)
-    monkeypatch.setitem(sys.modules, "ckpt_runtime.spark.launch", module)
-    return module
+    fake = FakeLaunch(secured)
+    monkeypatch.setattr(session_commands, "start_session", fake.start_session)
+    monkeypatch.setattr(session_commands, "stop_session", fake.stop_session)
+    return fake
 
 
 def test_start_then_use_then_stop(launch: FakeLaunch, session_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    start = ["session", "start", "--master", "local[4]", "--slots", "4", "--token", "secret", "-D", "a.b=c"]
+    start = ["session", "start", "--master", "local[4]", "--slots", "4", "-D", "a.b=c"]
     assert main([*start, "--conf", "spark.x=y", "--log-file", "/tmp/log", "--ready-timeout", "5 s"]) == 0
     assert launch.started == {
-        "master": "local[4]", "slots": 4, "rest_port": 0, "token": "secret", "conf": {"a.b": "c"},
+        "master": "local[4]", "slots": 4, "rest_port": 0, "token": None, "authenticated": True, "conf": {"a.b": "c"},
         "spark_conf": {"spark.x": "y"}, "log_file": Path("/tmp/log"), "ready_timeout_s": 5.0, "rest_host": "127.0.0.1",
-        "work_directory": None,
+        "work_directory": session_file.with_name("session.work"),
     }  # fmt: skip
     assert "secret" not in capsys.readouterr().out
-    assert read_session(session_path()) == record(launch.url, "secret")
+    assert read_session(session_path()) == record(launch.url, "secret", log="/tmp/log")
     assert main(["list"]) == 0
     assert main(start) == 5
     assert main(["session", "stop"]) == 0
-    assert launch.stopped == [MY_PID]
+    assert [info.pid for info in launch.stopped] == [MY_PID]
     assert not session_file.exists()
 
 
-def test_a_reused_process_id_is_not_killed(launch: FakeLaunch, session_file: Path) -> None:
-    write_session(session_file, record(launch.url, started="1"))
-    assert main(["session", "stop"]) == 0
-    assert launch.stopped == []
-    assert not session_file.exists()
+def test_the_files_of_a_session_lie_beside_its_session_file(
+    launch: FakeLaunch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    logs = set()
+    for name in ("session.json", "other.json", "third"):
+        monkeypatch.setenv("CKPT_SESSION_FILE", str(tmp_path / name))
+        assert main(["session", "start"]) == 0
+        logs.add((launch.started["log_file"], launch.started["work_directory"]))
+    assert logs == {(tmp_path / f"{name}.log", tmp_path / f"{name}.work") for name in ("session", "other", "third")}
 
 
-def test_other_addresses_need_a_token(launch: FakeLaunch) -> None:
-    assert main(["session", "start", "--rest-host", "0.0.0.0"]) == 2
+def test_a_driver_whose_jvm_is_gone_still_is_the_session(launch: FakeLaunch, session_file: Path) -> None:
+    write_session(session_file, record(launch.url, leader=GONE))
+    assert main(["session", "start"]) == 5
+    write_session(session_file, record(launch.url, leader=GONE, driver=GONE))
+    assert main(["session", "start"]) == 0
+
+
+def test_a_token_is_asked_for_unless_somebody_says_otherwise(launch: FakeLaunch) -> None:
+    assert main(["session", "start", "--no-token", "--rest-host", "0.0.0.0"]) == 2
+    assert main(["session", "start", "--no-token", "--token", "secret"]) == 2
     assert launch.started == {}
-    assert main(["session", "start", "--rest-host", "0.0.0.0", "--generate-token"]) == 0
-    assert len(launch.started["token"]) > 30
+    assert main(["session", "start", "--no-token"]) == 0
+    assert launch.started["authenticated"] is False
+
+
+def test_a_secret_of_sparks_is_refused_on_the_command_line(
+    launch: FakeLaunch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["session", "start", "--conf", "spark.authenticate.secret=hidden"]) == 2
+    said = capsys.readouterr().err
+    assert "spark-defaults.conf" in said
+    assert "hidden" not in said
+    assert launch.started == {}
 
 
 def test_a_session_that_does_not_start(launch: FakeLaunch, session_file: Path) -> None:

@@ -98,6 +98,21 @@ def test_a_second_waits_as_long_as_the_first_renews(tmp_path: Path) -> None:
     run(tmp_path, test, lease_s)
 
 
+def test_who_waits_is_told_who_leads_and_where(tmp_path: Path) -> None:
+    async def test(candidate: Callable[[str], Candidate]) -> None:
+        first, second = candidate("a"), candidate("b")
+        await first.acquire()
+        told: asyncio.Queue[LeaderInfo] = asyncio.Queue()
+        waiting = asyncio.create_task(second.leadership.acquire("http://b", "b", second.lost.set, told.put_nowait))
+        leader = await told.get()
+        assert (leader.rest, leader.app_id) == ("http://a", "a")
+        await first.leadership.release()
+        await waiting
+        assert told.empty(), "it is told once"
+
+    run(tmp_path, test)
+
+
 @pytest.mark.row("571.5")
 def test_a_dead_leader_is_followed_when_its_lease_has_run_out(tmp_path: Path) -> None:
     async def test(candidate: Callable[[str], Candidate]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ckpt_runtime.configuration.rest_options import RestAuthentication
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.rest.auth import BindingRefused, check_binding
 from tests.unit.runtime.rest.conftest import send_to, sender
@@ -11,8 +12,11 @@ from tests.unit.runtime.rest.fake_gateway import FakeGateway
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost", "LOCALHOST", "::1", "[::1]"])
-def test_loopback_needs_no_token(host: str) -> None:
-    check_binding(host, None)
+def test_loopback_needs_no_token_when_that_is_asked_for(host: str) -> None:
+    check_binding(host, None, RestAuthentication.NONE)
+    check_binding(host, "secret", RestAuthentication.NONE)
+    with pytest.raises(BindingRefused, match=r"rest\.authentication"):
+        check_binding(host, None)
 
 
 @pytest.mark.parametrize(
@@ -20,8 +24,9 @@ def test_loopback_needs_no_token(host: str) -> None:
 )
 @pytest.mark.parametrize("token", [None, ""])
 def test_other_addresses_do(host: str, token: str | None) -> None:
-    with pytest.raises(BindingRefused, match="token"):
-        check_binding(host, token)
+    for authentication in RestAuthentication:
+        with pytest.raises(BindingRefused, match="token"):
+            check_binding(host, token, authentication)
     check_binding(host, "secret")
 
 

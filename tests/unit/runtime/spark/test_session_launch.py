@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,23 @@ import pytest
 from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.spark import launch
 from ckpt_runtime.spark.launch import SessionInfo, SessionStartError, start_session, stop_session
+from ckpt_runtime.spark.processes import ProcessId
 from ckpt_runtime.spark.session import TOKEN_VARIABLE, parse_arguments
 
 READY = """
 import json, signal
+def option(name): return sys.argv[sys.argv.index(name) + 1]
 ready = sys.argv[sys.argv.index("--ready-file") + 1]
-json.dump({"argv": sys.argv[1:], "token": os.environ.get("CKPT_REST_TOKEN")}, open(ready + ".seen", "w"))
+properties = option("--properties-file")
+json.dump({
+    "argv": sys.argv[1:], "token": os.environ.get("CKPT_REST_TOKEN"), "umask": os.environ.get("CKPT_UMASK"),
+    "options": json.load(open(option("--configuration-file"))),
+    "properties": open(properties).read(), "mode": os.stat(properties).st_mode & 0o777,
+}, open(ready + ".seen", "w"))
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-json.dump({"rest_url": "http://127.0.0.1:8081", "driver_pid": os.getpid()}, open(ready + ".partial", "w"))
+started = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19])
+document = {"rest_url": "http://127.0.0.1:8081", "driver_pid": os.getpid(), "driver_started": started}
+json.dump(document, open(ready + ".partial", "w"))
 os.rename(ready + ".partial", ready)
 while True:
     signal.pause()
@@ -65,28 +75,102 @@ def test_a_session_starts_says_where_it_is_and_stops(
         arguments = told["argv"]
         assert isinstance(arguments, list)
         assert arguments[arguments.index("--master") + 1] == "local[3]"
-        assert "spark.x=y" in arguments
-        options = Path(arguments[arguments.index("--configuration-file") + 1])
-        assert json.loads(options.read_text()) == {"parallelism.default": "2", "my.db.password": "hush"}
-        assert options.stat().st_mode & 0o777 == 0o600
+        assert told["properties"] == "spark.ui.enabled=false\nspark.x=y\n"
+        assert told["mode"] == 0o600
+        assert not Path(arguments[arguments.index("--properties-file") + 1]).exists()
+        assert told["options"] == {"parallelism.default": "2", "my.db.password": "hush"}
+        assert not Path(arguments[arguments.index("--configuration-file") + 1]).exists()
         assert "hush" not in str(arguments)
         assert arguments[arguments.index("--rest-port") + 1] == "9"
         assert arguments[arguments.index("--work-dir") + 1] == str(tmp_path / "work")
         assert told["token"] == "t0ken"
         assert not any("t0ken" in str(argument) for argument in arguments)
+        assert [path for path in log_file.parent.iterdir() if path.stat().st_mode & 0o077] == []
+        assert log_file.parent.stat().st_mode & 0o777 == 0o700
     finally:
         assert stop_session(info)
     assert not Path(info.session_file).exists()
     assert not stop_session(info)
 
 
-def test_without_a_token_none_is_inherited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_file: Path) -> None:
+def test_a_session_makes_up_a_token_unless_it_is_to_have_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_file: Path
+) -> None:
+    use_spark_submit(tmp_path, monkeypatch, READY)
+    tokens = set()
+    for _ in range(2):
+        info = start_session("local", 1, log_file=log_file)
+        try:
+            assert info.token
+            tokens.add((info.token, seen(info)["token"]))
+        finally:
+            stop_session(info)
+    assert len(tokens) == 2
+    assert all(told == given and len(given) >= 40 for told, given in tokens)
+
+
+def test_a_configured_token_is_the_sessions_and_leaves_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_file: Path
+) -> None:
+    use_spark_submit(tmp_path, monkeypatch, READY)
+    info = start_session("local", 1, log_file=log_file, conf={"rest.token": "t0ken"})
+    try:
+        assert info.token == seen(info)["token"] == "t0ken"
+        assert "t0ken" not in str(seen(info)["argv"])
+    finally:
+        stop_session(info)
+
+
+def test_a_driver_that_outlived_its_jvm_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_file: Path
+) -> None:
+    use_spark_submit(tmp_path, monkeypatch, READY)
+    info = start_session("local", 1, log_file=log_file)
+    gone = subprocess.Popen([sys.executable, "-ISc", ""])
+    leader = ProcessId.of(gone.pid)
+    gone.wait()
+    assert stop_session(replace(info, leader=leader))
+    assert not info.driver.is_alive
+
+
+def test_a_pid_without_its_start_time_is_nobodys(tmp_path: Path) -> None:
+    """The pid of this very test, had it been the session's before."""
+    me = ProcessId(os.getpid(), ProcessId.of(os.getpid()).started - 1)  # type: ignore[operator]
+    assert not stop_session(SessionInfo("", me, me, "", str(tmp_path / "absent.json")))
+
+
+def test_a_failed_start_shows_its_own_log_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_file: Path) -> None:
+    log_file.parent.mkdir(parents=True)
+    log_file.write_text("of an earlier session\n")
+    use_spark_submit(tmp_path, monkeypatch, "print('no barrier for you')\nsys.exit(3)")
+    with pytest.raises(SessionStartError, match="no barrier for you") as failed:
+        start_session("local", 1, log_file=log_file)
+    assert "earlier" not in str(failed.value)
+    assert "earlier" in log_file.read_text()
+    assert sorted(path.name for path in log_file.parent.iterdir()) == [log_file.name]
+
+
+def test_a_log_that_somebody_else_has_linked_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_file: Path
+) -> None:
+    use_spark_submit(tmp_path, monkeypatch, READY)
+    log_file.parent.mkdir(parents=True)
+    log_file.symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError):
+        start_session("local", 1, log_file=log_file)
+    assert not (tmp_path / "precious").exists()
+
+
+def test_an_open_session_has_no_token_and_inherits_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_file: Path
+) -> None:
     use_spark_submit(tmp_path, monkeypatch, READY)
     monkeypatch.setenv(TOKEN_VARIABLE, "of the surroundings")
-    info = start_session("spark://host:7077", 3, log_file=log_file)
+    info = start_session("spark://host:7077", 3, log_file=log_file, authenticated=False)
     try:
         told = seen(info)
         assert told["token"] is None
+        assert told["options"] == {"rest.authentication": "NONE"}
         assert "spark://host:7077" in str(told["argv"])
     finally:
         stop_session(info)
@@ -110,9 +194,10 @@ def test_slots_limit_the_cores_taken_from_a_standalone_master(
     use_spark_submit(tmp_path, monkeypatch, READY)
     info = start_session(master, slots, log_file=log_file, spark_conf=given)
     try:
-        arguments = seen(info)["argv"]
+        told = seen(info)
+        arguments = told["argv"]
         assert isinstance(arguments, list)
-        assert [argument for argument in arguments if "spark.cores.max" in argument] == expected
+        assert [line for line in str(told["properties"]).splitlines() if "spark.cores.max" in line] == expected
         assert arguments[arguments.index("--master") + 1] == ("local[2]" if master == "local" else master)
     finally:
         stop_session(info)
@@ -142,8 +227,9 @@ def test_one_that_is_not_ready_in_time_is_killed(
 
 def test_stopping_what_is_gone_says_so(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-ISc", ""])
+    gone = ProcessId.of(process.pid)
     process.wait()
-    info = SessionInfo("", process.pid, "", str(tmp_path / "absent.json"))
+    info = SessionInfo("", gone, gone, "", str(tmp_path / "absent.json"))
     assert not stop_session(info)
 
 

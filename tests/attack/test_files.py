@@ -1,0 +1,47 @@
+"""Another user of the machine at the files and in the process list of a session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.attack.conftest import AttackedSession
+
+pytestmark = [pytest.mark.attack, pytest.mark.spark, pytest.mark.timeout(240)]
+
+
+def test_no_file_of_a_session_can_be_read(
+    attacked: AttackedSession, as_other_user: Callable[[Callable[[], Any]], Any]
+) -> None:
+    """Its log, its address, the uploaded pipelines, the checkpoints. What its job writes is for whom the umask says."""
+
+    def readable() -> list[str]:
+        return sorted(name for name in os.listdir(attacked.directory) if os.access(attacked.directory / name, os.R_OK))
+
+    there = {path.name for path in attacked.directory.iterdir()}
+    assert {"session.log", "session.ready.json", "work"} <= there
+    kept = [path.name for path in (attacked.directory / "work").rglob("*")]
+    assert any(name.startswith("chk-") for name in kept)
+    assert any(name.endswith(".archive") for name in kept)
+    assert as_other_user(readable) == ["report"]
+
+
+def test_checkpoints_and_uploads_are_private_wherever_they_lie(attacked: AttackedSession) -> None:
+    for path in (attacked.directory / "work").rglob("*"):
+        try:
+            mode = path.stat().st_mode
+        except FileNotFoundError:  # a checkpoint that was replaced meanwhile
+            continue
+        assert mode & 0o077 == 0, path
+
+
+def test_the_process_list_shows_no_secret(attacked: AttackedSession) -> None:
+    lines = [" ".join(process.cmdline()) for process in attacked.processes()]
+    assert any("main.py" in line for line in lines)
+    assert attacked.info.token
+    assert [line for line in lines if attacked.info.token in line] == []
+    assert Path(attacked.info.log_file).read_text().count(attacked.info.token) == 0

@@ -1,0 +1,129 @@
+"""Another user of the machine at every port of a session: nothing is told, nobody registers, no task ends."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from ckpt_runtime.network.connections import ControlConnection
+from ckpt_runtime.spark.protection import CONTROL_SECRET, SETTINGS
+from tests.attack.conftest import AttackedSession, OpenSpark
+from tests.support.open_spark import ENDPOINT
+from tests.support.spark_protocol import Refused, SparkConnection, to_endpoint
+from tests.support.spark_sessions import wait_until
+
+pytestmark = [pytest.mark.attack, pytest.mark.spark, pytest.mark.timeout(240)]
+
+AsOtherUser = Callable[[Callable[[], Any]], Any]
+VERIFIER = "endpoint-verifier"
+
+
+def _fetches_a_broadcast(port: int) -> bool:
+    with suppress(Refused), SparkConnection(port) as connection:
+        return any(connection.block(f"broadcast_{number}_piece0") is not None for number in range(3))
+    return False
+
+
+def _reaches_the_rpc(port: int, check: bytes) -> bool:
+    with suppress(Refused), SparkConnection(port) as connection:
+        return connection.ask(to_endpoint(port, VERIFIER, check)) is not None
+    return False
+
+
+def _ends_tasks(port: int, kills: list[bytes], check: bytes) -> None:
+    """Returns when all was read there: an answer comes behind it, or the end of the connection."""
+    with suppress(Refused), SparkConnection(port) as connection:
+        for kill in kills:
+            connection.tell(to_endpoint(port, ENDPOINT, kill))
+        connection.ask(to_endpoint(port, VERIFIER, check))
+
+
+def _registers(port: int) -> bool:
+    """As an agent or a worker of the engine would, with what the configuration shows in the secret's place."""
+    try:
+        connection = ControlConnection.dial(("127.0.0.1", port), SETTINGS[CONTROL_SECRET])
+    except OSError:
+        return False
+    connection.send({"type": "hello", "role": "agent", "slot": "0-0", "stage": 0})
+    connection.close()
+    return True
+
+
+def _is_served(port: int, request: bytes) -> bytes:
+    """What comes back, or nothing within a second."""
+    with socket.create_connection(("127.0.0.1", port), 5) as connection:
+        connection.settimeout(1)
+        try:
+            connection.sendall(request)
+            return connection.recv(4096)
+        except OSError:
+            return b""
+
+
+def _harm(port: int, check: bytes) -> list[str]:
+    """What a port gives away to somebody without a secret."""
+    http = _is_served(port, b"GET /jobs/overview HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    gateway = _is_served(port, b"c\nz:java.lang.System\nexit\ni3\ne\n")
+    found = {
+        "broadcasts": _fetches_a_broadcast(port),
+        "the RPC": _reaches_the_rpc(port, check),
+        "a place for an agent": _registers(port),
+        "jobs over HTTP": http.startswith(b"HTTP/1.1 2"),
+        "Java objects": gateway.startswith(b"!y"),
+    }
+    return [what for what, given in found.items() if given]
+
+
+def _at_all(ports: dict[int, str], attack: Callable[[int], Any]) -> list[tuple[str, Any]]:
+    """At once: a port that says nothing is waited for."""
+    with ThreadPoolExecutor(len(ports)) as pool:
+        return list(zip(ports.values(), pool.map(attack, ports), strict=True))
+
+
+def test_the_attacks_succeed_where_nobody_is_asked(open_spark: OpenSpark, as_other_user: AsOtherUser) -> None:
+    wait_until(lambda: open_spark.attempts() == 1, "the task to begin")
+    assert as_other_user(lambda: _fetches_a_broadcast(open_spark.block_port))
+    assert as_other_user(lambda: _reaches_the_rpc(open_spark.rpc_port, open_spark.check))
+    as_other_user(lambda: _ends_tasks(open_spark.rpc_port, open_spark.kills, open_spark.check))
+    wait_until(lambda: open_spark.attempts() == 2, "the task to begin again")
+
+
+def test_no_port_gives_anything_away(
+    attacked: AttackedSession, open_spark: OpenSpark, as_other_user: AsOtherUser
+) -> None:
+    ports = attacked.ports()
+    names = sorted(ports.values())
+    assert names.count("java") == 3, "the gateway of Python, the RPC, the block manager"
+    assert names.count("ckpt-worker") >= 2
+    assert len([name for name in names if name.startswith("python")]) == 2, "REST and control; no daemon's, no other"
+    given = as_other_user(lambda: _at_all(ports, lambda port: _harm(port, open_spark.check)))
+    assert [(name, what) for name, what in given if what] == []
+
+
+def test_a_kill_ends_no_task(attacked: AttackedSession, open_spark: OpenSpark, as_other_user: AsOtherUser) -> None:
+    workers = [process for process in attacked.processes() if process.name() == "ckpt-worker"]
+    ports = attacked.ports()
+    as_other_user(lambda: _at_all(ports, lambda port: _ends_tasks(port, open_spark.kills, open_spark.check)))
+    done = attacked.completed()
+    wait_until(lambda: attacked.completed() >= done + 2, "two more checkpoints")
+    assert attacked.restarts() == 0
+    assert all(worker.is_running() for worker in workers)
+
+
+def test_no_socket_file_can_be_connected_to(attacked: AttackedSession, as_other_user: AsOtherUser) -> None:
+    def connected(path: str) -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            try:
+                connection.connect(path)
+            except PermissionError:
+                return False
+            return True
+
+    paths = attacked.sockets()
+    assert len(paths) >= 3, "Spark talks to Python over files"
+    assert [path for path in paths if as_other_user(lambda path=path: connected(path))] == []

@@ -1,0 +1,53 @@
+"""The end of Spark's application is noticed, once."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+
+import pytest
+
+from ckpt_runtime.spark import application_watch
+from ckpt_runtime.spark.application_watch import ApplicationWatch
+
+TIMEOUT_S = 30
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application_watch, "INTERVAL_S", 0.005)
+
+
+def watched(stopped: Callable[[], bool]) -> str:
+    reasons: queue.Queue[str] = queue.Queue()
+    watch = ApplicationWatch(stopped, reasons.put)
+    watch.start()
+    reason = reasons.get(timeout=TIMEOUT_S)
+    watch._thread.join(TIMEOUT_S)
+    assert reasons.empty()
+    return reason
+
+
+def test_an_application_that_was_stopped() -> None:
+    answers = iter([False, False, True, True])
+    assert watched(lambda: next(answers)) == "Spark has stopped the application"
+
+
+def test_a_jvm_that_is_gone() -> None:
+    def refused() -> bool:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    assert watched(refused) == "Spark's JVM is gone ([Errno 111] Connection refused)"
+
+
+def test_nothing_is_reported_of_a_session_that_ends_itself() -> None:
+    reasons: list[str] = []
+
+    def asked() -> bool:
+        watch.close()
+        return True
+
+    watch = ApplicationWatch(asked, reasons.append)
+    watch.start()
+    watch._thread.join(TIMEOUT_S)
+    assert reasons == []

@@ -1,0 +1,83 @@
+"""What a session asks of Spark before it trusts it, and that no secret is in what Spark makes broadcasts of."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark import cloudpickle
+
+from ckpt_runtime.spark.barrier_stage import agent_task
+from ckpt_runtime.spark.protection import CONTROL_SECRET, UnprotectedSparkError, protect
+
+
+class Conf:
+    """As much of a ``SparkConf``; a real one outside Spark knows nothing of what was given to spark-submit."""
+
+    def __init__(self, **given: str) -> None:
+        self.settings = {f"spark.{key.replace('_', '.')}": value for key, value in given.items()}
+
+    def get(self, key: str) -> str | None:
+        return self.settings.get(key)
+
+    def setAll(self, pairs: list[tuple[str, str]]) -> None:
+        self.settings.update(pairs)
+
+    def setIfMissing(self, key: str, value: str) -> None:
+        self.settings.setdefault(key, value)
+
+
+def protected(**given: str) -> dict[str, str]:
+    conf = Conf(**given)
+    protect(conf)  # type: ignore[arg-type]
+    return conf.settings
+
+
+@pytest.fixture(autouse=True)
+def no_secret_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("_SPARK_AUTH_SECRET", raising=False)
+
+
+@pytest.mark.parametrize("master", ["local[2]", "yarn", "k8s://https://host"])
+def test_every_session_authenticates_and_talks_to_python_over_files(master: str) -> None:
+    settings = protected(master=master, python_unix_domain_socket_enabled="false", ui_killEnabled="true")
+    assert settings["spark.authenticate"] == "true"
+    assert settings["spark.python.unix.domain.socket.enabled"] == "true"
+    assert settings["spark.ui.killEnabled"] == "false"
+    assert settings["spark.network.crypto.enabled"] == "true"
+    assert "spark.authenticate.secret" not in settings, "Spark makes one up"
+
+
+@pytest.mark.parametrize("value", ["false", "FALSE", "no", ""])
+def test_a_spark_that_lets_everybody_in_is_refused(value: str) -> None:
+    with pytest.raises(UnprotectedSparkError, match=r"spark\.authenticate: "):
+        protected(master="local[2]", authenticate=value)
+
+
+def test_a_standalone_cluster_needs_its_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnprotectedSparkError, match=r"spark\.authenticate\.secret"):
+        protected(master="spark://host:7077")
+    settings = protected(master="spark://host:7077", authenticate_secret="hidden")
+    assert settings["spark.authenticate.secret"] == "hidden"
+    monkeypatch.setenv("_SPARK_AUTH_SECRET", "hidden")
+    protected(master="spark://host:7077")
+
+
+def test_a_cluster_of_the_sessions_own_gets_a_secret_of_its_own() -> None:
+    secrets = {protected(master="local-cluster[2,1,1024]")["spark.authenticate.secret"] for _ in range(2)}
+    assert len(secrets) == 2
+
+
+def test_encryption_may_be_switched_off() -> None:
+    assert protected(master="yarn", network_crypto_enabled="false")["spark.network.crypto.enabled"] == "false"
+
+
+def test_the_agents_secret_is_not_in_the_function_that_spark_ships() -> None:
+    """It comes with the message that launches the task; without that the task refuses to begin."""
+    shipped = cloudpickle.loads(cloudpickle.dumps(agent_task("127.0.0.1", 1, 0)))
+    with pytest.raises(RuntimeError, match=CONTROL_SECRET):
+        list(shipped(iter([0])))
+
+
+def test_spark_hides_the_secrets_property_in_its_event_log() -> None:
+    """It hides properties that are in its configuration too, and whose names match ``spark.redaction.regex``."""
+    assert CONTROL_SECRET in protected(master="local[2]")
+    assert "secret" in CONTROL_SECRET
