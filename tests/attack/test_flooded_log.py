@@ -36,7 +36,7 @@ def test_secret_options_are_in_no_command_line_no_file_and_no_answer(session: Se
     assert not [pid for pid in processes if SECRET in command_line(pid)]
     files = [file for file in Path(session.log_file).parent.iterdir() if file.is_file()]
     assert not [file for file in files if SECRET.encode() in file.read_bytes()]
-    with CkptClient(session.rest_url) as client:
+    with CkptClient(session.rest_url, token=session.token) as client:
         shown = client.cluster_configuration()
     assert shown["my.db.password"] == "******"
 
@@ -47,7 +47,7 @@ def test_what_user_code_prints_does_not_fill_the_disk(session: SessionInfo) -> N
     def kept() -> list[Path]:
         return sorted(file for file in log.parent.iterdir() if file.name.startswith(f"{log.name}."))
 
-    with CkptClient(session.rest_url) as client:
+    with CkptClient(session.rest_url, token=session.token) as client:
         pipeline = client.upload_pipeline(*pack_pipeline(PIPELINES / "noisy.py"))
         for _ in range(KEPT + 1):
             known = (log.parent / "session.log.1").stat().st_mtime_ns if kept() else 0
