@@ -87,6 +87,7 @@ from ckpt_runtime.storage.filesystem import check_url, resolve
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.leader_store import LeaderInfo
 from ckpt_runtime.storage.snapshot_metadata import read_foreign_metadata
+from ckpt_runtime.user_environment import user_environment
 
 logger = logging.getLogger(__name__)
 
@@ -368,7 +369,7 @@ class Dispatcher:
                 arguments = request.arguments
                 given = configuration.to_dict()
                 ordered = PlanRequest(directory, entry, arguments, given, defaults, archive=str(program.archive))
-                result = plan_in_process(ordered, planning)
+                result = plan_in_process(ordered, planning, user_environment())
             if result.failure is not None:
                 trace = f"\n{result.failure.traceback}" if result.failure.traceback else ""
                 raise SubmissionFailed(f"the pipeline {entry} cannot be planned: {result.failure}{trace}")
