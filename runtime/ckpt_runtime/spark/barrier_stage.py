@@ -21,13 +21,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Task = Callable[[Iterable[int]], Iterable[int]]
+StageEnded = Callable[[int, BaseException | None], None]
 
 
 class StageFailedError(RuntimeError):
     """A barrier stage failed; one line says why."""
-
-
-StageEnded = Callable[[int, BaseException | None], None]
 
 
 class BarrierStageProvider:
@@ -36,6 +34,12 @@ class BarrierStageProvider:
     def __init__(self, context: SparkContext, driver_host: str) -> None:
         self._context = context
         self._driver_host = driver_host
+        self._capacity: int = context.defaultParallelism  # cores, unless spark.default.parallelism says otherwise
+
+    @property
+    def capacity(self) -> int:
+        """The task slots that Spark had when the session began."""
+        return self._capacity
 
     def launch(self, stage_id: int, slots: int, control_port: int, secret: str, ended: StageEnded) -> None:
         """Returns at once; ``ended(stage_id, error)`` is called from a thread when the stage is over."""

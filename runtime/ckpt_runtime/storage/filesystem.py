@@ -81,6 +81,12 @@ class Location:
         """The directory that holds this location."""
         return Location(self.filesystem, self.path.rsplit("/", 1)[0] or "/", self.scheme)
 
+    def real(self) -> Location:
+        """The same place without symbolic links on the way. Blocks."""
+        if not self.is_local:
+            return self
+        return Location(self.filesystem, os.path.realpath(self.path), self.scheme)
+
     def child(self, *names: str) -> Location:
         """A location below this one. Raises :class:`InvalidLocationError` for a name that is not one plain segment."""
         for name in names:
@@ -92,6 +98,21 @@ class Location:
         """Whether ``other`` lies strictly below this directory, judged by the paths alone."""
         below = other.path.startswith(self.path.rstrip("/") + "/")
         return below and _same_filesystem(self.filesystem, other.filesystem)
+
+
+Identity = tuple[str | int, ...]
+"""Says where something lies; see :func:`identity`."""
+
+
+def identity(location: Location) -> Identity:
+    """The same for all spellings of one place: symbolic links, mounts and options of a store aside. Blocks."""
+    if not location.is_local:
+        return (type(location.filesystem).__name__, location.path)
+    try:
+        found = os.stat(location.path)
+    except OSError:
+        return ("file", os.path.realpath(location.path))
+    return ("inode", found.st_dev, found.st_ino)
 
 
 def _same_filesystem(first: Any, second: Any) -> bool:
@@ -385,11 +406,7 @@ def make_directory(directory: Location, *, exist_ok: bool = True, parents: bool 
             mode = _PRIVATE_DIRECTORY if private else _ANY_DIRECTORY
             if parents:
                 _make_parents(directory.path, mode)
-            try:
-                os.mkdir(directory.path, mode)
-            except FileExistsError:
-                if not exist_ok or not os.path.isdir(directory.path):
-                    raise
+            _make_locally(directory.path, mode, exist_ok=exist_ok)
             return
         if not exist_ok and exists(directory):
             raise FileExistsError(directory.path)
@@ -399,11 +416,21 @@ def make_directory(directory: Location, *, exist_ok: bool = True, parents: bool 
 
 def _make_parents(path: str, mode: int) -> None:
     missing: list[str] = []
-    while not os.path.isdir(path := os.path.dirname(path)):
-        missing.append(path)
-    for parent in reversed(missing):
+    parent = os.path.dirname(path)
+    while not os.path.isdir(parent):
+        missing.append(parent)
+        parent = os.path.dirname(parent)
+    for directory in reversed(missing):
         with suppress(FileExistsError):
-            os.mkdir(parent, mode)
+            os.mkdir(directory, mode)
+
+
+def _make_locally(path: str, mode: int, *, exist_ok: bool) -> None:
+    try:
+        os.mkdir(path, mode)
+    except FileExistsError:
+        if not exist_ok or not os.path.isdir(path):
+            raise
 
 
 def check_bucket(location: Location) -> None:

@@ -301,44 +301,6 @@ def test_a_location_is_the_same_whichever_thread_resolved_it(url: str) -> None:
     assert not here.contains(resolve("/c" if url.startswith("memory") else "memory://a/b/c"))
 
 
-class TestWhoMayRead:
-    @pytest.fixture(autouse=True)
-    def careless(self) -> Iterator[None]:
-        before = os.umask(0)
-        yield
-        os.umask(before)
-
-    @staticmethod
-    def mode(path: Path) -> int:
-        return path.stat().st_mode & 0o777
-
-    def test_what_holds_state_is_its_owners_alone(self, tmp_path: Path) -> None:
-        tmp_path.chmod(0o755)
-        directory = resolve(tmp_path / "checkpoints" / "job" / "chk-1")
-        make_directory(directory, exist_ok=False)
-        publish(directory.child("_metadata"), b"x")
-        with StateFileWriter(directory, 0) as writer:
-            writer.write(b"state")
-            writer.finish()
-        made = [tmp_path / "checkpoints", *(tmp_path / "checkpoints").rglob("*")]
-        assert {self.mode(path) for path in made if path.is_dir()} == {0o700}
-        files = [path for path in made if path.is_file()]
-        assert len(files) == 2
-        assert {self.mode(path) for path in files} == {0o600}
-        assert self.mode(tmp_path) == 0o755
-
-    def test_an_output_is_for_whom_the_umask_says(self, tmp_path: Path) -> None:
-        make_directory(resolve(tmp_path / "a" / "out"), private=False)
-        assert self.mode(tmp_path / "a" / "out") == 0o777
-
-    def test_a_directory_that_is_there_is_left_alone(self, tmp_path: Path) -> None:
-        tmp_path.chmod(0o750)
-        make_directory(resolve(tmp_path))
-        assert self.mode(tmp_path) == 0o750
-        with pytest.raises(AlreadyExistsError):
-            make_directory(resolve(tmp_path), exist_ok=False)
-
-
 class TestOnlyRegularFilesAreOpened:
     """Opening a FIFO would wait for a writer for ever, and reading a device never ends."""
 
@@ -395,3 +357,41 @@ class TestNoPlaceThatEndsWithItsProcess:
             fsspec.get_filesystem_class(scheme)
         with pytest.raises(InvalidLocationError, match="allowed"):
             resolve(url)
+
+
+class TestWhoMayRead:
+    @pytest.fixture(autouse=True)
+    def careless(self) -> Iterator[None]:
+        before = os.umask(0)
+        yield
+        os.umask(before)
+
+    @staticmethod
+    def mode(path: Path) -> int:
+        return path.stat().st_mode & 0o777
+
+    def test_what_holds_state_is_its_owners_alone(self, tmp_path: Path) -> None:
+        tmp_path.chmod(0o755)
+        directory = resolve(tmp_path / "checkpoints" / "job" / "chk-1")
+        make_directory(directory, exist_ok=False)
+        publish(directory.child("_metadata"), b"x")
+        with StateFileWriter(directory, 0) as writer:
+            writer.write(b"state")
+            writer.finish()
+        made = [tmp_path / "checkpoints", *(tmp_path / "checkpoints").rglob("*")]
+        assert {self.mode(path) for path in made if path.is_dir()} == {0o700}
+        files = [path for path in made if path.is_file()]
+        assert len(files) == 2
+        assert {self.mode(path) for path in files} == {0o600}
+        assert self.mode(tmp_path) == 0o755
+
+    def test_an_output_is_for_whom_the_umask_says(self, tmp_path: Path) -> None:
+        make_directory(resolve(tmp_path / "a" / "out"), private=False)
+        assert self.mode(tmp_path / "a" / "out") == 0o777
+
+    def test_a_directory_that_is_there_is_left_alone(self, tmp_path: Path) -> None:
+        tmp_path.chmod(0o750)
+        make_directory(resolve(tmp_path))
+        assert self.mode(tmp_path) == 0o750
+        with pytest.raises(AlreadyExistsError):
+            make_directory(resolve(tmp_path), exist_ok=False)
