@@ -208,7 +208,8 @@ class CommitterOperator(Operator):
         covered = max(self._taken, default=0)
         for known in sorted(known for known in self._messages if known > covered):
             try:
-                self._writer().abort(self._decoded(known), known)
+                writer = self._writer()
+                writer.abort(self._decoded(known, writer), known)
             except Exception as error:
                 errors.append(error)
         self._messages.clear()
@@ -218,12 +219,13 @@ class CommitterOperator(Operator):
     def _commit_up_to(self, checkpoint_id: int) -> None:
         """In order of the checkpoints; a failure leaves it and the later ones to be committed after the restore."""
         for known in sorted(known for known in self._messages if known <= checkpoint_id):
-            self._writer().commit(self._decoded(known), known)
+            writer = self._writer()
+            writer.commit(self._decoded(known, writer), known)
             del self._messages[known]
 
-    def _decoded(self, checkpoint_id: int) -> list[Any]:
+    def _decoded(self, checkpoint_id: int, writer: Any) -> list[Any]:
         if self._values is None:
-            self._values = values_of(self._source, self._writer())
+            self._values = values_of(self._source, writer)
         texts = [text for _, text in sorted(self._messages[checkpoint_id], key=_subtask)]
         return [None if text is None else self._values.decode(text) for text in texts]
 

@@ -334,7 +334,12 @@ class Subtask:
         self.metrics.bytes_in += size
         if self.debloating is not None:
             self.debloating.taken_bytes += self._sizers[channel.input_index].of(batch)
-        self._work.put(batch, channel.input_index, channel)
+        self._put_in_work(batch, channel.input_index, channel)
+
+    def _put_in_work(self, batch: pa.RecordBatch, input_index: int, channel: InputChannel | None) -> None:
+        together = self.chain.head.together(batch)
+        batch, ends = (batch, None) if together is None else together
+        self._work.put(batch, input_index, channel, ends)
         self._process_slice()
 
     def _process_slice(self) -> None:
@@ -361,8 +366,7 @@ class Subtask:
                 self.metrics.bytes_in += batch.nbytes
                 if self.debloating is not None:
                     self.debloating.taken_bytes += self._sizers[edge].of(batch)
-                self._work.put(batch, edge, None)
-                self._process_slice()
+                self._put_in_work(batch, edge, None)
             case RestoredWatermark(edge, peer, timestamp_ms):
                 for channel in self.gate.channels:
                     if (channel.input_index, channel.peer) == (edge, peer):

@@ -271,12 +271,6 @@ def test_errors_are_described_with_their_class_message_and_trace() -> None:
     assert describe_error(ValueError("x"))["exception"] == "ValueError"
 
 
-@pytest.mark.parametrize("kind", [ValueNotCarriedError, UnreadableValueError, StateSchemaError])
-def test_what_meets_the_same_error_again_is_not_tried_again(kind: type[Exception]) -> None:
-    assert describe_error(kind("x"))["recoverable"] is False
-    assert describe_error(RuntimeError("x"))["recoverable"] is True
-
-
 class Unprintable(OSError):
     def __str__(self) -> str:
         raise RuntimeError("no text")
@@ -344,3 +338,11 @@ def test_a_lost_channel_is_told_as_a_consequence_and_logged_without_a_trace(
     assert "Traceback" not in told["stack_trace"] + caplog.text
     assert "connection to worker h:1 lost" in caplog.text
     assert not describe_error(ConnectionError("of user code"))["consequence"]
+
+
+@pytest.mark.parametrize(
+    "error", [ValueNotCarriedError("a lock"), UnreadableValueError("a class"), StateSchemaError("1")]
+)
+def test_what_meets_the_same_error_again_is_not_tried_again(error: Exception) -> None:
+    assert describe_error(error)["recoverable"] is False
+    assert describe_error(RuntimeError("x"))["recoverable"] is True
