@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -17,6 +16,7 @@ which is what a template makes of a number and means seconds as well; or a timed
 _HEX_ID: Final = re.compile(r"[0-9a-fA-F]{32}")
 _HEX_DIGITS: Final = 32
 _DURATION: Final = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([a-zA-Z]*)\s*")
+_LONGEST_MILLIS: Final = timedelta.max / timedelta(milliseconds=1)
 _UNIT_MILLIS: Final[Mapping[str, int]] = {
     **dict.fromkeys(("ms", "milli", "millis", "millisecond", "milliseconds"), 1),
     **dict.fromkeys(("", "s", "sec", "secs", "second", "seconds"), 1000),
@@ -61,7 +61,12 @@ def optional_seconds(name: str, value: object) -> float | None:
 
 
 def _millis(value: object) -> float | None:
-    """``None`` for what is no duration, or a negative or endless one."""
+    """``None`` for what is no duration, or a negative one, or longer than any ``timedelta``."""
+    found = _any_millis(value)
+    return found if found is not None and 0 <= found <= _LONGEST_MILLIS else None
+
+
+def _any_millis(value: object) -> float | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, str):
@@ -70,7 +75,7 @@ def _millis(value: object) -> float | None:
         return None if match is None or unit is None else float(match[1]) * unit
     if isinstance(value, timedelta):
         value = value.total_seconds()
-    return value * 1000 if isinstance(value, (int, float)) and 0 <= value < math.inf else None
+    return value * 1000 if isinstance(value, (int, float)) else None
 
 
 def integer(name: str, value: object, *, minimum: int) -> int:

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from ckpt_runtime.configuration.option import Changeability, ConfigOption
-from ckpt_runtime.configuration.value_types import BOOLEAN, DURATION, NON_EMPTY_STRING, IntegerType
+from ckpt_runtime.configuration.value_types import (
+    BOOLEAN,
+    DURATION,
+    NON_EMPTY_STRING,
+    DurationType,
+    EnumType,
+    IntegerType,
+)
 
 UPPER_BOUND_MAX_PARALLELISM = 32_768
+
+
+class ProcessorTrigger(StrEnum):
+    """When the rows of a key that a stateful processor has got are handed to it."""
+
+    BUFFER = "BUFFER"
+    CHECKPOINT = "CHECKPOINT"
+    PROCESSING_TIME = "PROCESSING_TIME"
 
 
 class PipelineOptions:
@@ -58,4 +75,24 @@ class ExecutionOptions:
         DURATION,
         10_000,
         "A worker whose subtask has not ended this long after its cancellation is replaced; 0 waits for ever.",
+    )
+    PROCESSOR_TRIGGER = ConfigOption(
+        "execution.stateful-processor.trigger.type",
+        EnumType(ProcessorTrigger),
+        ProcessorTrigger.BUFFER,
+        "What one call of handleInputRows covers: the rows of its key in one input buffer, since the last checkpoint, "
+        "or since the interval began. Rows that wait for the end of an interval are part of checkpoints.",
+    )
+    PROCESSOR_TRIGGER_INTERVAL = ConfigOption(
+        "execution.stateful-processor.trigger.interval",
+        DurationType(minimum_ms=1),
+        1_000,
+        "Length of the intervals of PROCESSING_TIME triggers, counted from the epoch as Spark does.",
+    )
+    PROCESSOR_TIMERS_AT_END = ConfigOption(
+        "execution.stateful-processor.fire-timers-at-end",
+        BOOLEAN,
+        True,
+        "At the end of its data event time reaches its end, and all event-time timers fire. false: only those that the "
+        "watermark has reached, as in Spark.",
     )

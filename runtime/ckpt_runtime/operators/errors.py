@@ -1,10 +1,14 @@
-"""Errors that operators raise about user code and input; each names the operator's uid and what it got."""
+"""Errors that operators raise about user code and input; each names the operator's uid and what it got.
+
+What a StatefulProcessor's handle and states raise are PySpark's errors too: user code may catch them as in Spark.
+"""
 
 from __future__ import annotations
 
 import pyarrow as pa
+from pyspark.errors import PySparkRuntimeError
 
-from ckpt_runtime.state.errors import schema_text
+from ckpt_runtime.state.errors import StateSchemaError, schema_text
 
 
 class OperatorError(Exception):
@@ -19,8 +23,20 @@ class OutputSchemaError(OperatorError, TypeError):
     """A user function's output does not have the declared schema."""
 
 
-class ProcessorUsageError(OperatorError, ValueError):
+class ProcessorUsageError(PySparkRuntimeError, OperatorError, ValueError):
     """A StatefulProcessor used its handle in a way that its life cycle or time mode does not allow."""
+
+
+class ProcessorValueError(PySparkRuntimeError, OperatorError, ValueError):
+    """A StatefulProcessor wrote a value that does not fit the state's schema."""
+
+
+class ProcessorTypeError(PySparkRuntimeError, OperatorError, TypeError):
+    """A StatefulProcessor wrote a value of a type that the state's schema does not take."""
+
+
+class ProcessorSchemaError(PySparkRuntimeError, OperatorError, StateSchemaError):
+    """A StatefulProcessor asked for a state whose schema cannot be read, stored, or restored from what there is."""
 
 
 def output_schema_error(uid: str, actual: pa.Schema, declared: pa.Schema) -> OutputSchemaError:

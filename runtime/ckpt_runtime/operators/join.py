@@ -20,11 +20,12 @@ import pyarrow.compute as pc
 from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
 from ckpt_runtime.graph.schemas import join_bounds, join_output_schema
 from ckpt_runtime.graph.specs import JoinSide, JoinSpec
-from ckpt_runtime.operators.errors import OperatorError, output_schema_error
+from ckpt_runtime.operators.conformed import conformed
+from ckpt_runtime.operators.errors import OperatorError
 from ckpt_runtime.operators.join_output import LEFT, RIGHT, JoinOutput
 from ckpt_runtime.operators.late_rows import LateRows, in_unit
 from ckpt_runtime.operators.operator import MAX_WATERMARK, Operator, OperatorContext, Output
-from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, int64_column, plain
+from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, int64_column
 from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers, RowBufferSpec
 
 STATE_NAMES = ("left", "right")
@@ -69,7 +70,7 @@ class JoinOperator(Operator):
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         number = self._spec.side_of_gate(input_index)
         side = self._sides[number]
-        batch = side.conformed(batch, self.context.uid)
+        batch = conformed(batch, side.spec.schema, self.context.uid)
         if side.late_rows is not None and self._watermark is not None:
             batch = side.late_rows.removed(batch, self._watermark)
             self.late_rows_dropped = sum(s.late_rows.dropped for s in self._sides if s.late_rows is not None)
@@ -196,20 +197,6 @@ class _Side:
         if watermark_ms == MAX_WATERMARK:
             return MAX_WATERMARK
         return min(max(in_unit(watermark_ms, self._unit) - self.bounds[1], _MIN), MAX_WATERMARK)
-
-    def conformed(self, batch: pa.RecordBatch, uid: str) -> pa.RecordBatch:
-        """The batch in the side's schema: columns that came dictionary encoded after all are decoded."""
-        schema = self.spec.schema
-        if batch.schema is schema or batch.schema.equals(schema):
-            return batch
-        try:
-            arrays = [
-                column if column.type == field.type else plain(column).cast(field.type)
-                for column, field in zip(batch.columns, schema, strict=True)
-            ]
-            return pa.RecordBatch.from_arrays(arrays, schema=schema)
-        except (pa.ArrowException, ValueError) as error:
-            raise output_schema_error(uid, batch.schema, schema) from error
 
 
 def _mask(found: AnyArray) -> pa.Array:

@@ -11,7 +11,7 @@ All calls come from one thread, the subtask's. Life of an operator::
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -119,9 +119,25 @@ class Operator(ABC):
         """
         return False
 
+    @property
+    def holds_checkpoints_back(self) -> bool:
+        """Whether a snapshot taken now could not be restored exactly; asked of the head of a chain.
+
+        The subtask keeps a trigger of the coordinator until it is False. A barrier comes as input, which the operator
+        puts off by itself.
+        """
+        return False
+
     @abstractmethod
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         """Processes one non-empty batch of the given input gate."""
+
+    def together(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Sequence[int]] | None:
+        """The batch with rows adjacent that ``process_batch`` must get in one call, and where each such run ends.
+
+        A batch may be processed in parts, so that nothing waits for slow rows. None: it may be cut anywhere.
+        """
+        return None
 
     def process_watermark(self, timestamp_ms: int) -> None:
         """Event time of all inputs has reached ``timestamp_ms``. The default passes it on."""

@@ -7,15 +7,23 @@ State variables can be asked for in ``init`` only, each name once, as in Spark. 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, StatefulProcessorHandle, ValueState
 from pyspark.sql.types import StructType
 
 from ckpt_runtime.graph.ddl import to_arrow_schema
-from ckpt_runtime.operators.errors import ProcessorUsageError
-from ckpt_runtime.operators.processor_states import HostedListState, HostedMapState, HostedValueState, KeyCursor
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.operators.errors import ProcessorSchemaError, ProcessorUsageError
+from ckpt_runtime.operators.processor_states import (
+    HostedListState,
+    HostedMapState,
+    HostedState,
+    HostedValueState,
+    KeyCursor,
+)
 from ckpt_runtime.state.backend import KeyedStateBackend
 from ckpt_runtime.state.errors import StateSchemaError
 from ckpt_runtime.state.memory.keyed_state import TimeToLive
@@ -24,10 +32,26 @@ from ckpt_runtime.state.memory.timers import TimerQueue
 RESERVED_PREFIX = "$"
 TIMERS = "$timers"
 
+V = TypeVar("V", bound=HostedState)
+
 
 def arrow_schema(schema: StructType | str, state: str) -> pa.Schema:
     """The Arrow schema of a state variable; timestamps with a zone are UTC. Raises PlanError for what is no schema."""
     return to_arrow_schema(schema, f"schema of state {state!r}")
+
+
+@contextmanager
+def _schema_errors() -> Iterator[None]:
+    """Turns what the plan and the state say about a schema into PySpark's error."""
+    try:
+        yield
+    except (PlanError, StateSchemaError) as error:
+        raise ProcessorSchemaError(str(error)) from error
+
+
+def _holds_map(kind: pa.DataType) -> bool:
+    fields = [kind.field(index) for index in range(kind.num_fields)] if pa.types.is_nested(kind) else []
+    return bool(pa.types.is_map(kind)) or any(_holds_map(field.type) for field in fields)
 
 
 class HostedHandle(StatefulProcessorHandle):
@@ -49,6 +73,7 @@ class HostedHandle(StatefulProcessorHandle):
         self._time_mode = time_mode
         self._now_ms = now_ms
         self._names: set[str] = set()
+        self._variables: dict[str, HostedState] = {}
         self._initialising = True
         self.timers: TimerQueue | None = None
         if time_mode != "none":
@@ -60,13 +85,15 @@ class HostedHandle(StatefulProcessorHandle):
 
     def getValueState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> ValueState:
         ttl = self._declare(stateName, ttlDurationMs)
-        table = self._backend.value_state(stateName, self._key_schema, arrow_schema(schema, stateName), ttl)
-        return HostedValueState(self._cursor, table)
+        with _schema_errors():
+            table = self._backend.value_state(stateName, self._key_schema, arrow_schema(schema, stateName), ttl)
+        return self._handed_out(HostedValueState(self._cursor, table))
 
     def getListState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> ListState:
         ttl = self._declare(stateName, ttlDurationMs)
-        table = self._backend.list_state(stateName, self._key_schema, arrow_schema(schema, stateName), ttl)
-        return HostedListState(self._cursor, table)
+        with _schema_errors():
+            table = self._backend.list_state(stateName, self._key_schema, arrow_schema(schema, stateName), ttl)
+        return self._handed_out(HostedListState(self._cursor, table))
 
     def getMapState(
         self,
@@ -76,12 +103,13 @@ class HostedHandle(StatefulProcessorHandle):
         ttlDurationMs: int | None = None,
     ) -> MapState:
         ttl = self._declare(stateName, ttlDurationMs)
-        user_key_schema = arrow_schema(userKeySchema, stateName)
-        if any(pa.types.is_nested(field.type) for field in user_key_schema):
-            raise StateSchemaError(f"state {stateName!r}: map keys cannot be nested, they are {userKeySchema!r}")
-        value_schema = arrow_schema(valueSchema, stateName)
-        table = self._backend.map_state(stateName, self._key_schema, user_key_schema, value_schema, ttl)
-        return HostedMapState(self._cursor, table)
+        with _schema_errors():
+            user_key_schema = arrow_schema(userKeySchema, stateName)
+            if any(_holds_map(field.type) for field in user_key_schema):
+                raise StateSchemaError(f"state {stateName!r}: map keys cannot hold maps, they are {userKeySchema!r}")
+            value_schema = arrow_schema(valueSchema, stateName)
+            table = self._backend.map_state(stateName, self._key_schema, user_key_schema, value_schema, ttl)
+        return self._handed_out(HostedMapState(self._cursor, table))
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         self._timers("registerTimer").register(self._cursor.require(), self._time("registerTimer", expiryTimestampMs))
@@ -93,9 +121,16 @@ class HostedHandle(StatefulProcessorHandle):
         return iter(self._timers("listTimers").times_of(self._cursor.require()))
 
     def deleteIfExists(self, stateName: str) -> None:
+        """Forgets a state of this name for all keys; what was asked for under it is no state any more, as in Spark."""
         self._check_initialising("deleteIfExists", stateName)
-        self._names.discard(stateName)
         self._backend.drop_state(stateName)
+        variable = self._variables.get(stateName)
+        if variable is not None:
+            variable.delete()
+
+    def _handed_out(self, variable: V) -> V:
+        self._variables[variable.name] = variable
+        return variable
 
     def _declare(self, name: str, ttl_ms: int | None) -> TimeToLive | None:
         self._check_initialising("asking for a state", name)
@@ -103,15 +138,22 @@ class HostedHandle(StatefulProcessorHandle):
             raise ProcessorUsageError(f"operator {self._uid!r}: state {name!r} was asked for twice")
         if name.startswith(RESERVED_PREFIX):
             raise ProcessorUsageError(f"operator {self._uid!r}: state name {name!r} must not start with '$'")
+        time_to_live = self._time_to_live(name, ttl_ms)
         self._names.add(name)
+        return time_to_live
+
+    def _time_to_live(self, name: str, ttl_ms: int | None) -> TimeToLive | None:
+        """None, as 0, is for ever."""
         if ttl_ms is None:
+            return None
+        if not isinstance(ttl_ms, int) or isinstance(ttl_ms, bool) or ttl_ms < 0:
+            raise ProcessorUsageError(
+                f"operator {self._uid!r}, state {name!r}: ttlDurationMs is {ttl_ms!r}, allowed is an integer >= 0"
+            )
+        if ttl_ms == 0:
             return None
         if self._time_mode != "processingtime":
             raise ProcessorUsageError(f"operator {self._uid!r}, state {name!r}: a TTL needs timeMode ProcessingTime")
-        if not isinstance(ttl_ms, int) or isinstance(ttl_ms, bool) or ttl_ms <= 0:
-            raise ProcessorUsageError(
-                f"operator {self._uid!r}, state {name!r}: ttlDurationMs is {ttl_ms!r}, allowed is an integer > 0"
-            )
         return TimeToLive(ttl_ms, self._now_ms)
 
     def _check_initialising(self, what: str, name: str) -> None:
@@ -126,6 +168,8 @@ class HostedHandle(StatefulProcessorHandle):
         return self.timers
 
     def _time(self, what: str, value: Any) -> int:
+        if hasattr(value, "__index__") and not isinstance(value, (int, bool)):
+            value = value.__index__()  # NumPy's integers
         if not isinstance(value, int) or isinstance(value, bool) or not -(1 << 63) <= value < 1 << 63:
             raise ProcessorUsageError(f"operator {self._uid!r}: {what}({value!r}), allowed is a 64-bit integer (ms)")
         return int(value)

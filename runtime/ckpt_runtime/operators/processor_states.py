@@ -2,20 +2,24 @@
 our keyed state.
 
 All of them work on the key in :class:`KeyCursor`, which the host sets around each call of user code. What user code
-reads is safe to change: containers are copied. Base-class constructors are not called, as they want a socket to a JVM.
+reads is safe to change: containers are copied. What does not fit is refused with PySpark's errors, and changes nothing.
+Base-class constructors are not called, as they want a socket to a JVM.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, ValueState
+from pyspark.sql.types import Row
 
-from ckpt_runtime.operators.errors import ProcessorUsageError
-from ckpt_runtime.state.errors import StateValueError, StateValueTypeError
+from ckpt_runtime.operators.errors import ProcessorTypeError, ProcessorUsageError, ProcessorValueError
+from ckpt_runtime.operators.rows import row_class
+from ckpt_runtime.state.errors import StateError, StateValueTypeError
 from ckpt_runtime.state.memory.keyed_states import ListStateTable, MapStateTable, ValueStateTable
-from ckpt_runtime.state.values import canonical_key, row_coercer, row_copier
+from ckpt_runtime.state.values import row_coercer, row_copier, user_key_maker
 
 Key = tuple[Any, ...]
 Value = tuple[Any, ...]
@@ -36,16 +40,65 @@ class KeyCursor:
         return self.key
 
 
-class HostedValueState(ValueState):
-    """One tuple per key."""
+class HostedState:
+    """A state variable, until ``deleteIfExists`` names it."""
+
+    _cursor: KeyCursor
+    _table: Any
+
+    @property
+    def name(self) -> str:
+        return str(self._table.name)
+
+    def delete(self) -> None:
+        """Every later use is an error."""
+        self._table = _DeletedState(self.name)
+
+
+class _DeletedState:
+    """Stands for the content of a state that there is no more."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getattr__(self, operation: str) -> Any:
+        def refused(*_arguments: Any) -> Any:
+            raise ProcessorUsageError(f"state {self.name!r} is not initialized: deleteIfExists has removed it")
+
+        return refused
+
+
+def _refused(error: StateError) -> ProcessorTypeError | ProcessorValueError:
+    """The same, as PySpark's error."""
+    return (ProcessorTypeError if isinstance(error, StateValueTypeError) else ProcessorValueError)(str(error))
+
+
+def _checked(coerce: Callable[[Any], Value]) -> Callable[[Any], Value]:
+    def checked(value: Any) -> Value:
+        try:
+            return coerce(value)
+        except StateError as error:
+            raise _refused(error) from None
+
+    return checked
+
+
+class HostedValueState(HostedState, ValueState):
+    """One tuple per key. Its methods are the hot path of user code, so what they call is bound once."""
 
     def __init__(self, cursor: KeyCursor, table: ValueStateTable) -> None:
         self._cursor = cursor
-        self._read: Callable[[Key], Value | None] = table.get
-        self._write = table.put
-        self._table = table
         self._coerce = row_coercer(table.name, table.value_schema)
         self._copy = row_copier(table.value_schema)
+        self._bind(table)
+
+    def _bind(self, table: Any) -> None:
+        self._table = table
+        self._read: Callable[[Key], Value | None] = table.get
+        self._write: Callable[[Key, Value], None] = table.put
+
+    def delete(self) -> None:
+        self._bind(_DeletedState(self.name))
 
     def exists(self) -> bool:
         return self._read(self._cursor.key or self._cursor.require()) is not None
@@ -55,19 +108,23 @@ class HostedValueState(ValueState):
         return value if value is None or self._copy is None else self._copy(value)
 
     def update(self, newValue: Value) -> None:
-        self._write(self._cursor.key or self._cursor.require(), self._coerce(newValue))
+        try:
+            value = self._coerce(newValue)
+        except StateError as error:
+            raise _refused(error) from None
+        self._write(self._cursor.key or self._cursor.require(), value)
 
     def clear(self) -> None:
         self._table.clear(self._cursor.require())
 
 
-class HostedListState(ListState):
+class HostedListState(HostedState, ListState):
     """A list of tuples per key."""
 
     def __init__(self, cursor: KeyCursor, table: ListStateTable) -> None:
         self._cursor = cursor
         self._table = table
-        self._coerce = row_coercer(table.name, table.value_schema)
+        self._coerce = _checked(row_coercer(table.name, table.value_schema))
         self._copy = row_copier(table.value_schema)
 
     def exists(self) -> bool:
@@ -90,31 +147,35 @@ class HostedListState(ListState):
         self._table.clear(self._cursor.require())
 
     def _elements(self, elements: Any) -> list[Value]:
-        if not isinstance(elements, (list, tuple)) or hasattr(elements, "__fields__"):
-            raise StateValueTypeError(
-                f"state {self._table.name!r}: {elements!r} is a {type(elements).__name__}, allowed is a list of tuples"
+        if hasattr(elements, "__fields__") or not hasattr(elements, "__iter__"):
+            raise ProcessorTypeError(
+                f"state {self.name!r}: {elements!r} is a {type(elements).__name__}, allowed is a list of tuples"
             )
-        if not elements:
-            raise StateValueError(f"state {self._table.name!r}: an empty list cannot be stored, use clear()")
-        return [self._coerce(element) for element in elements]
+        coerced = [self._coerce(element) for element in elements]
+        if not coerced:
+            raise ProcessorValueError(f"state {self.name!r}: an empty list cannot be stored, use clear()")
+        return coerced
 
 
-class HostedMapState(MapState):
+class HostedMapState(HostedState, MapState):
     """A map from tuple to tuple per key. Iterates in order of first insertion, over a copy."""
 
     def __init__(self, cursor: KeyCursor, table: MapStateTable) -> None:
         self._cursor = cursor
         self._table = table
-        self._coerce_key = row_coercer(table.name, table.user_key_schema)
-        self._coerce = row_coercer(table.name, table.value_schema)
-        self._copy = row_copier(table.value_schema)
+        self._coerce_key = _checked(row_coercer(table.name, table.user_key_schema))
+        self._coerce = _checked(row_coercer(table.name, table.value_schema))
+        self._make_key = user_key_maker(table.user_key_schema)
+        self._copy_key = row_copier(table.user_key_schema) or _unchanged
+        self._copy = row_copier(table.value_schema) or _unchanged
+        self._new_row: Callable[[Value], Row] = partial(tuple.__new__, row_class(table.value_schema.names))
 
     def exists(self) -> bool:
         return bool(self._table.get(self._cursor.require()))
 
-    def getValue(self, key: Value) -> Value | None:
+    def getValue(self, key: Value) -> Row | None:
         value = self._table.get_value(self._cursor.require(), self._user_key(key))
-        return value if value is None or self._copy is None else self._copy(value)
+        return None if value is None else self._new_row(self._copy(value))
 
     def containsKey(self, key: Value) -> bool:
         return self._table.get_value(self._cursor.require(), self._user_key(key)) is not None
@@ -124,15 +185,13 @@ class HostedMapState(MapState):
 
     def iterator(self) -> Iterator[tuple[Value, Value]]:
         entries = list(self._table.get(self._cursor.require()).items())
-        copy = self._copy
-        return iter(entries) if copy is None else ((key, copy(value)) for key, value in entries)
+        return ((self._copy_key(key), self._copy(value)) for key, value in entries)
 
     def keys(self) -> Iterator[Value]:
-        return iter(list(self._table.get(self._cursor.require())))
+        return map(self._copy_key, list(self._table.get(self._cursor.require())))
 
     def values(self) -> Iterator[Value]:
-        entries = list(self._table.get(self._cursor.require()).values())
-        return iter(entries) if self._copy is None else map(self._copy, entries)
+        return map(self._copy, list(self._table.get(self._cursor.require()).values()))
 
     def removeKey(self, key: Value) -> None:
         self._table.remove(self._cursor.require(), self._user_key(key))
@@ -141,4 +200,8 @@ class HostedMapState(MapState):
         self._table.clear(self._cursor.require())
 
     def _user_key(self, key: Value) -> Value:
-        return canonical_key(self._coerce_key(key))
+        return self._make_key(self._coerce_key(key))
+
+
+def _unchanged(value: Value) -> Value:
+    return value

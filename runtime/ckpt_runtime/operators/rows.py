@@ -44,16 +44,27 @@ class RowGroups:
 
     def of(self, batch: pa.RecordBatch) -> Iterator[tuple[Key, list[Row]]]:
         """Each key with its rows (all columns, in order), keys in order of first appearance."""
-        if self._schema is not batch.schema:
-            self._adapt(batch.schema)
-        ids: dict[Key, int] = {}
-        numbers = [ids.setdefault(key, len(ids)) for key in self._keys_of(batch)]
+        ids, numbers = self._numbered(batch)
         if len(ids) == len(numbers):
             return self._single(ids, batch)
-        group_of_row = np.array(numbers, dtype=np.int32)
-        order = np.argsort(group_of_row, kind="stable")
-        sizes = np.bincount(group_of_row, minlength=len(ids)).tolist()
-        return self._several(ids, sizes, batch.take(columns.arrow_from_numpy(pa.int64(), order)))
+        batch, sizes = _adjacent(batch, numbers, len(ids))
+        return self._several(ids, sizes.tolist(), batch)
+
+    def together(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Sequence[int]] | None:
+        """The batch in the order of :meth:`of`, and where each key's rows end; None when each row has its own key."""
+        ids, numbers = self._numbered(batch)
+        if len(ids) == len(numbers):
+            return None
+        batch, sizes = _adjacent(batch, numbers, len(ids))
+        ends: list[int] = np.cumsum(sizes).tolist()
+        return batch, ends
+
+    def _numbered(self, batch: pa.RecordBatch) -> tuple[dict[Key, int], list[int]]:
+        """The keys with their numbers, and the number of each row's key."""
+        if self._schema is None or not batch.schema.equals(self._schema):
+            self._adapt(batch.schema)
+        ids: dict[Key, int] = {}
+        return ids, [ids.setdefault(key, len(ids)) for key in self._keys_of(batch)]
 
     def _adapt(self, schema: pa.Schema) -> None:
         values.check_readable(schema, "input of a StatefulProcessor")
@@ -77,6 +88,15 @@ class RowGroups:
         rows = self._rows_of(batch)
         for key, size in zip(ids, sizes, strict=True):
             yield key, [next(rows)] if size == 1 else list(islice(rows, size))
+
+
+def _adjacent(batch: pa.RecordBatch, numbers: list[int], groups: int) -> tuple[pa.RecordBatch, columns.AnyArray]:
+    """The batch ordered by the group of each row, and the sizes of the groups."""
+    group_of_row = np.array(numbers, dtype=np.int32)
+    if (group_of_row[1:] < group_of_row[:-1]).any():
+        order = np.argsort(group_of_row, kind="stable")
+        batch = batch.take(columns.arrow_from_numpy(pa.int64(), order))
+    return batch, np.bincount(group_of_row, minlength=groups)
 
 
 class RowsToBatch:

@@ -1,15 +1,17 @@
 """Hosts a PySpark ``StatefulProcessor`` in row mode, without a JVM.
 
-As in Spark: one ``handleInputRows`` call per key and buffer with Rows that carry all columns; then the timers that
+As in Spark: one ``handleInputRows`` call per key and trigger with Rows that carry all columns; then the timers that
 are due, ascending, still listed during their callback, whose key is a Row; ``init`` before and ``close`` after
-everything. Other than in Spark: ``init`` runs once per attempt, keys come in order of appearance, and what Spark
-silently turns into null raises. Each attempt works on its own copy of the processor. User code may block, so it needs
-a thread of its own.
+everything. What a trigger covers is an option: an input buffer (the default), all rows between two checkpoints, or all
+rows of an interval. Other than in Spark: ``init`` runs once per attempt, keys come in order of appearance, and what
+Spark silently turns into null raises. Each attempt works on its own copy of the processor. User code may block, so it
+needs a thread of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import datetime as dt
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,8 +20,12 @@ from pyspark import cloudpickle
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
 
 from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, ProcessorTrigger
 from ckpt_runtime.graph.specs import ProcessSpec
 from ckpt_runtime.operators.errors import OperatorError, ProcessorUsageError, UserFunctionError
+from ckpt_runtime.operators.gathered_rows import STATE as GATHERED
+from ckpt_runtime.operators.gathered_rows import GatheredRows
 from ckpt_runtime.operators.late_rows import LateRows
 from ckpt_runtime.operators.operator import MAX_WATERMARK, Operator, OperatorContext, Output
 from ckpt_runtime.operators.processor_handle import HostedHandle
@@ -29,6 +35,7 @@ from ckpt_runtime.state.columns import decoded_type
 
 OUTPUT_ROWS = 8_192
 PENDING_ROWS = 512
+MOST_CALLBACKS = 1_000
 WATERMARK = "watermark"
 TIME_MODES = ("none", "processingtime", "eventtime")
 
@@ -38,7 +45,8 @@ class StatefulProcessorOperator(Operator):
 
     ``init`` runs in ``open`` when the key's schema is known (from ``input_schema`` or the restored snapshot), otherwise
     with the first batch. In event time, rows at or before the watermark are dropped before user code sees them; the
-    watermark starts at 0 and is state, so that a restore neither fires a timer again nor lets late rows in.
+    watermark starts at 0 and is state, so that a restore neither fires a timer again nor lets late rows in. While rows
+    are gathered for a trigger, watermarks and timers wait behind them.
     """
 
     def __init__(self, spec: ProcessSpec, input_schema: pa.Schema | None = None) -> None:
@@ -58,6 +66,12 @@ class StatefulProcessorOperator(Operator):
         eventtime = self._time_mode == "eventtime"
         self._late_rows = LateRows(spec.event_time_column) if eventtime and spec.event_time_column else None
         self._opened_user_code = False
+        self._now = 0
+        self._trigger = ProcessorTrigger.BUFFER
+        self._interval_ms = 0
+        self._gathered: GatheredRows | None = None
+        self._due_ms: int | None = None
+        self._watermark_behind: int | None = None
 
     @staticmethod
     def output_schema(spec: ProcessSpec, input_schema: pa.Schema) -> pa.Schema:  # noqa: ARG004 (the common form)
@@ -70,20 +84,29 @@ class StatefulProcessorOperator(Operator):
             raise OperatorError(f"operator {context.uid!r} hosts a StatefulProcessor but has no keyed state")
         self._results = RowsToBatch(context.uid, self._spec.output_schema)
         self._watermark = self._watermark_to_keep = min(context.operator_state.restored(WATERMARK), default=0)
+        configuration = Configuration(context.configuration)
+        self._trigger = configuration.get(ExecutionOptions.PROCESSOR_TRIGGER)
+        self._interval_ms = configuration.get(ExecutionOptions.PROCESSOR_TRIGGER_INTERVAL)
+        self._fires_at_end = configuration.get(ExecutionOptions.PROCESSOR_TIMERS_AT_END)
+        self._now = context.now_ms()
         if self._input_schema is not None:
             self._initialise(self._key_schema(self._input_schema))
+            self._gather(self._input_schema)
         elif (key_schema := context.keyed_state.restored_key_schema()) is not None:
             self._initialise(key_schema)
 
     def _key_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        fields = [input_schema.field(name) for name in self._spec.keys]
-        return pa.schema([pa.field(field.name, decoded_type(field.type)) for field in fields])
+        decoded = _decoded(input_schema)
+        return pa.schema([pa.field(name, decoded.field(name).type) for name in self._spec.keys])
 
     def _initialise(self, key_schema: pa.Schema) -> None:
         backend = self.context.keyed_state
         assert backend is not None
-        now_ms = self.context.now_ms
-        handle = HostedHandle(self.context.uid, backend, key_schema, self._cursor, self._time_mode, now_ms)
+        handle = HostedHandle(
+            self.context.uid, backend, key_schema, self._cursor, self._time_mode, now_ms=lambda: self._now
+        )
+        zoned = [pa.types.is_timestamp(field.type) and field.type.tz is not None for field in key_schema]
+        self._zoned_keys = zoned if any(zoned) else None
         self._opened_user_code = True
         with self._user_code("init", None):
             self._processor.init(handle)
@@ -91,18 +114,68 @@ class StatefulProcessorOperator(Operator):
         self._handle = handle
         self._ask_for_next_timer()
 
+    def _gather(self, schema: pa.Schema) -> None:
+        """From here on rows are gathered, if the trigger wants it. Rows gathered before a restore wait for it too."""
+        backend = self.context.keyed_state
+        assert backend is not None
+        if self._trigger is ProcessorTrigger.BUFFER and not backend.is_restored(GATHERED):
+            return
+        self._gathered = GatheredRows(backend, self.context.uid, _decoded(schema), self._spec.keys)
+        if self._trigger is ProcessorTrigger.BUFFER:
+            self._hand_over()
+            self._gathered = None
+            backend.drop_state(GATHERED)
+        self._ask_for_trigger()
+
+    def together(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Sequence[int]] | None:
+        """A buffer splits between keys only."""
+        return self._groups.together(batch) if self._trigger is ProcessorTrigger.BUFFER else None
+
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         if self._handle is None:
             self._initialise(self._key_schema(batch.schema))
+            self._gather(batch.schema)
+        elif self._gathered is None and self._trigger is not ProcessorTrigger.BUFFER:
+            self._gather(batch.schema)
         if self._late_rows is not None:
             batch = self._late_rows.removed(batch, self._watermark)
             self.late_rows_dropped = self._late_rows.dropped
-        now = self.context.now_ms()
-        self._handle_rows(batch, self._timer_values(now))
-        self._fire(now)
-        self._flush()
+        if self._gathered is not None:
+            if batch.num_rows:
+                self._gathered.add(batch)
+                self._ask_for_trigger()
+        else:
+            self._now = self.context.now_ms()
+            self._handle_rows(batch, self._timer_values())
+            self._fire()
+            self._flush()
         assert self.context.keyed_state is not None
         self.context.keyed_state.maintain()
+
+    def _hand_over(self) -> None:
+        """The trigger: gathered rows, then the watermark and the timers that waited behind them."""
+        self._due_ms = None
+        if self._gathered is None or self._gathered.is_empty:
+            return
+        self._now = self.context.now_ms()
+        for part in self._gathered.take():
+            self._handle_rows(part, self._timer_values())
+        behind, self._watermark_behind = self._watermark_behind, None
+        if behind is None:
+            self._fire()
+            self._flush()
+        else:
+            self._advance(behind)
+
+    @property
+    def _rows_wait(self) -> bool:
+        return self._gathered is not None and not self._gathered.is_empty
+
+    def _ask_for_trigger(self) -> None:
+        """At the end of the interval that has begun, as long as there are rows."""
+        if self._trigger is ProcessorTrigger.PROCESSING_TIME and self._due_ms is None and self._rows_wait:
+            self._due_ms = (self.context.now_ms() // self._interval_ms + 1) * self._interval_ms
+            self.context.set_timer(self._due_ms)
 
     def _handle_rows(self, batch: pa.RecordBatch, timer_values: TimerValues) -> None:
         cursor, pending = self._cursor, self._pending
@@ -139,13 +212,32 @@ class StatefulProcessorOperator(Operator):
             self._flush()
 
     def process_watermark(self, timestamp_ms: int) -> None:
-        self._watermark = max(self._watermark, timestamp_ms)
-        if timestamp_ms != MAX_WATERMARK:
-            self._watermark_to_keep = self._watermark
-        if self._time_mode == "eventtime" and self._handle is not None:
-            self._fire(self.context.now_ms())
+        if timestamp_ms == MAX_WATERMARK:
+            self._hand_over()
+        if self._rows_wait:
+            self._watermark_behind = timestamp_ms
+        else:
+            self._advance(timestamp_ms)
+
+    def _advance(self, timestamp_ms: int) -> None:
+        at_end = timestamp_ms == MAX_WATERMARK
+        if not at_end:
+            self._watermark = self._watermark_to_keep = max(self._watermark, timestamp_ms)
+        elif self._fires_at_end:
+            self._watermark = MAX_WATERMARK
+        if self._time_mode == "eventtime":
+            self._now = self.context.now_ms()
+            self._fire()
             self._flush()
         self.output.emit_watermark(timestamp_ms)
+
+    def prepare_snapshot(self, checkpoint_id: int) -> None:
+        """A checkpoint is a trigger, if so configured: its rows and results lie before the barrier."""
+        if self._trigger is ProcessorTrigger.CHECKPOINT:
+            self._hand_over()
+
+    def finish(self) -> None:
+        self._hand_over()
 
     def snapshot(self, checkpoint_id: int) -> None:
         """Keeps the watermark, but not the one of the end of data: a job started from a drained savepoint goes on."""
@@ -154,9 +246,14 @@ class StatefulProcessorOperator(Operator):
             self.context.operator_state.put(WATERMARK, watermarks, OperatorStateMode.UNION)
 
     def on_processing_time(self, now_ms: int) -> None:
-        if self._time_mode == "processingtime" and self._handle is not None:
-            self._fire(now_ms)
+        if not self._rows_wait:
+            self._now = now_ms
+            self._fire()
             self._flush()
+        elif self._due_ms is not None and self._due_ms <= now_ms:
+            self._hand_over()
+        elif self._due_ms is not None:
+            self.context.set_timer(self._due_ms)
 
     def close(self) -> None:
         """Calls the processor's ``close`` if its ``init`` was called."""
@@ -165,32 +262,38 @@ class StatefulProcessorOperator(Operator):
             with self._user_code("close", None):
                 self._processor.close()
 
-    def _timer_values(self, now_ms: int) -> TimerValues:
-        if self._time_mode == "none":
-            return TimerValues(-1, -1)
-        return TimerValues(now_ms, self._watermark if self._time_mode == "eventtime" else -1)
+    def _timer_values(self) -> TimerValues:
+        return TimerValues(-1, -1) if self._time_mode == "none" else TimerValues(self._now, self._watermark)
 
-    def _fire(self, now_ms: int) -> None:
-        """Fires due timers, also those which callbacks register as due; at the end of all time one round only."""
+    def _fire(self) -> None:
+        """Fires due timers, then those which callbacks have registered as due, unless these never end.
+
+        What is due beyond :data:`MOST_CALLBACKS` comes after other work. At the end of all time there is one round, and
+        a timer at that very time, which stands for never, is none of it.
+        """
         timers = self._handle.timers if self._handle is not None else None
         if timers is None:
             return
-        until = now_ms if self._time_mode == "processingtime" else self._watermark
-        timer_values = self._timer_values(now_ms)
-        while due := timers.due(until):
+        until = self._now if self._time_mode == "processingtime" else self._watermark
+        timer_values = self._timer_values()
+        callbacks = 0
+        while callbacks < MOST_CALLBACKS and (due := timers.due(min(until, MAX_WATERMARK - 1))):
             for time, key in due:
                 if time in timers.times_of(key):
                     self._fire_one(time, key, timer_values)
                     timers.delete(key, time)
+            callbacks += len(due)
             if until == MAX_WATERMARK:
-                break
-        self._ask_for_next_timer()
+                return
+        self._ask_for_next_timer(until)
 
     def _fire_one(self, time: int, key: Key, timer_values: TimerValues) -> None:
         self._cursor.key = key
-        key_row = tuple.__new__(self._key_class, key)
+        key_row = tuple.__new__(self._key_class, key if self._zoned_keys is None else self._without_zones(key))
         with self._user_code("handleExpiredTimer", key):
-            result: Any = self._processor.handleExpiredTimer(key_row, timer_values, ExpiredTimerInfo(time))
+            result: Any = self._processor.handleExpiredTimer(
+                key=key_row, timerValues=timer_values, expiredTimerInfo=ExpiredTimerInfo(time)
+            )
             try:
                 results = iter(result)
             except TypeError:
@@ -198,11 +301,25 @@ class StatefulProcessorOperator(Operator):
             self._pending.extend(results)
             self._collect_pending()
 
-    def _ask_for_next_timer(self) -> None:
-        if self._time_mode == "processingtime" and self._handle is not None and self._handle.timers is not None:
-            time = self._handle.timers.next_time()
-            if time is not None:
-                self.context.set_timer(time)
+    def _without_zones(self, key: Key) -> Key:
+        """The key as Spark gives it to timers: timestamps without a zone, in UTC."""
+        assert self._zoned_keys is not None
+        return tuple(
+            part.astimezone(dt.UTC).replace(tzinfo=None) if zoned and part is not None else part
+            for part, zoned in zip(key, self._zoned_keys, strict=True)
+        )
+
+    def _ask_for_next_timer(self, event_time: int = -1) -> None:
+        """For the next timer of processing time; or for one at or before ``event_time`` that had to wait, at once."""
+        if self._handle is None or self._handle.timers is None:
+            return
+        time = self._handle.timers.next_time()
+        if time is None:
+            return
+        if self._time_mode == "processingtime":
+            self.context.set_timer(time)
+        elif time <= event_time:
+            self.context.set_timer(self._now)
 
     def _flush(self) -> None:
         if self._results.rows:
@@ -228,3 +345,8 @@ def _own_copy(processor: Any) -> StatefulProcessor:
         raise ProcessorUsageError(f"{processor!r} is not a pyspark StatefulProcessor")
     copy: StatefulProcessor = cloudpickle.loads(cloudpickle.dumps(processor))
     return copy
+
+
+def _decoded(schema: pa.Schema) -> pa.Schema:
+    """The schema of the values behind encodings."""
+    return pa.schema([field.with_type(decoded_type(field.type)) for field in schema])

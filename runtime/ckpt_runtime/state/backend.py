@@ -87,6 +87,10 @@ class KeyedStateBackend(ABC):
         """The key's schema according to the restored snapshot, of which nothing has been asked for; else None."""
 
     @abstractmethod
+    def is_restored(self, name: str) -> bool:
+        """Whether the restored snapshot has a state of that name which nothing has asked for."""
+
+    @abstractmethod
     def drop_state(self, name: str) -> None:
         """Forgets a state with all its content; snapshots in flight keep it."""
 

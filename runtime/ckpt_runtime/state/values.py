@@ -1,17 +1,18 @@
 """Python values of state fields: checks on writing, and the way to Arrow columns and back.
 
-Canonical Python values are what state hands out: int, bool, float, str, bytes, Decimal, date, datetime, timedelta,
-list, dict, and ``pyspark.sql.Row`` for nested structs. Writing accepts these, their NumPy scalars, and for structs a
-tuple (by position), a dict (by name) or a Row in the schema's order. Where Spark silently wraps or nulls, writing
-raises :class:`StateValueTypeError` or :class:`StateValueError` naming state, field and value. Naive datetimes count
-as UTC in a column with a time zone.
+Canonical Python values are what state hands out, as Spark's does: int, bool, float, str, bytes, Decimal, date,
+datetime without a zone (UTC where the field has one), timedelta, list, dict, and ``pyspark.sql.Row`` for nested
+structs. Writing accepts these, their NumPy scalars, and what Spark converts: numbers as text, text as bytes, a
+datetime as a date; for structs anything with the right number of entries (by position), a dict or an object (by name).
+Where Spark silently wraps or nulls, writing raises :class:`StateValueTypeError` or :class:`StateValueError` naming
+state, field and value.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from typing import Any
 
@@ -20,6 +21,7 @@ import pyarrow as pa
 
 from ckpt_runtime.state import columns
 from ckpt_runtime.state.errors import StateSchemaError, StateValueError, StateValueTypeError
+from ckpt_runtime.state.java_text import java_text
 
 Coercer = Callable[[Any], Any]
 Converter = Callable[[Any], Any] | None
@@ -28,7 +30,7 @@ NAN = float("nan")
 
 
 def row_coercer(state: str, schema: pa.Schema) -> Callable[[Any], tuple[Any, ...]]:
-    """Checks a whole value of a state: a tuple (list, Row, dict) with one entry per field, returned as a tuple."""
+    """Checks a whole value of a state: anything with one entry per field, in order, or a dict; returns a tuple."""
     names = tuple(schema.names)
     checks = [value_coercer(state, field.name, field.type, field.nullable) for field in schema]
     arity = len(checks)
@@ -64,24 +66,37 @@ def row_coercer(state: str, schema: pa.Schema) -> Callable[[Any], tuple[Any, ...
 
 
 def _struct_values(state: str, field: str, names: tuple[str, ...], value: Any) -> tuple[Any, ...]:
+    """The entries of a struct: by name from a dict, else by position."""
     if isinstance(value, dict):
         if set(value) != set(names):
             got = sorted(map(str, value))
             raise StateValueError(f"state {state!r}, {field}: got fields {got}, allowed are {names}")
         return tuple(value[name] for name in names)
-    if not isinstance(value, (tuple, list)):
+    if not isinstance(value, Iterable):
         raise StateValueTypeError(
             f"state {state!r}, {field}: {value!r} is a {type(value).__name__}, allowed is a tuple of {names}"
         )
     own = getattr(value, "__fields__", None) or getattr(value, "_fields", None)
-    if own is not None and tuple(own) != names:
+    if own is not None and tuple(own) != names and set(own) == set(names):
         raise StateValueError(
             f"state {state!r}, {field}: the row has fields {tuple(own)}, allowed are {names} in this order "
             "(rows are taken by position)"
         )
-    if len(value) != len(names):
-        raise StateValueError(f"state {state!r}, {field}: {value!r} has {len(value)} fields, allowed are {names}")
-    return tuple(value)
+    entries = tuple(value)
+    if len(entries) != len(names):
+        raise StateValueError(f"state {state!r}, {field}: {value!r} has {len(entries)} fields, allowed are {names}")
+    return entries
+
+
+def _nested_struct_values(state: str, field: str, names: tuple[str, ...], value: Any) -> tuple[Any, ...]:
+    """The entries of a struct inside a value: what a dict or an object does not name is null, as in Spark."""
+    if not isinstance(value, (dict, tuple, list)) and any(name in getattr(value, "__dict__", ()) for name in names):
+        value = value.__dict__
+    if isinstance(value, dict):
+        return tuple(value.get(name) for name in names)
+    if isinstance(value, (str, bytes)):
+        raise StateValueTypeError(f"state {state!r}, {field}: {value!r} is a {type(value).__name__}, not a struct")
+    return _struct_values(state, field, names, value)
 
 
 def value_coercer(state: str, field: str, kind: pa.DataType, nullable: bool = True) -> Coercer:
@@ -212,10 +227,8 @@ def _slow_coercer(state: str, field: str, kind: pa.DataType) -> Coercer:
     def coerce(value: Any) -> Any:
         if not isinstance(value, accepted) or (isinstance(value, bool) and family == "float"):
             raise _wrong_type(state, field, kind, value)
-        if family == "date" and isinstance(value, dt.datetime):
-            raise _wrong_type(state, field, kind, value)
         try:
-            return _timestamp(state, field, kind, value) if family == "timestamp" else convert(value)
+            return _timestamp(kind, value) if family == "timestamp" else convert(value)
         except OverflowError as error:
             raise StateValueError(f"state {state!r}, field {field!r}: {value} does not fit {kind}") from error
 
@@ -226,6 +239,8 @@ def _text_coercer(state: str, field: str, kind: pa.DataType) -> Coercer:
     """Text that has no UTF-8 form (lone surrogates) is refused here rather than when a snapshot is written."""
 
     def coerce(value: Any) -> str:
+        if isinstance(value, (bool, int, float, Decimal)):
+            return java_text(value)
         if not isinstance(value, str):
             raise _wrong_type(state, field, kind, value)
         if not value.isascii():
@@ -252,21 +267,21 @@ def _rounding(bits: int) -> Callable[[Any], float]:
 _SCALARS: dict[str, tuple[tuple[type, ...], Callable[[Any], Any]]] = {
     "bool": ((bool,), bool),
     "float": ((float, int), float),
-    "bytes": ((bytes, bytearray, memoryview), bytes),
-    "date": ((dt.date,), lambda value: value),
+    "bytes": (
+        (bytes, bytearray, memoryview, str),
+        lambda value: value.encode() if isinstance(value, str) else bytes(value),
+    ),
+    "date": ((dt.date,), lambda value: value.date() if isinstance(value, dt.datetime) else value),
     "timestamp": ((dt.datetime,), lambda value: value),
     "duration": ((dt.timedelta,), lambda value: value),
 }
 
 
-def _timestamp(state: str, field: str, kind: pa.DataType, value: dt.datetime) -> dt.datetime:
-    if kind.tz is None:
-        if value.tzinfo is not None:
-            raise StateValueTypeError(
-                f"state {state!r}, field {field!r}: {value!r} has a time zone, the field has type {kind} without one"
-            )
+def _timestamp(kind: pa.DataType, value: dt.datetime) -> dt.datetime:
+    """Without a zone: UTC in a field that has one; in a field without one the clock's reading, whatever its zone."""
+    if value.tzinfo is None:
         return value
-    return value.replace(tzinfo=dt.UTC) if value.tzinfo is None else value.astimezone(dt.UTC)
+    return value.replace(tzinfo=None) if kind.tz is None else value.astimezone(dt.UTC).replace(tzinfo=None)
 
 
 def _decimal_coercer(state: str, field: str, kind: pa.DataType) -> Coercer:
@@ -296,7 +311,7 @@ def _nested_coercer(state: str, field: str, kind: pa.DataType, family: str) -> C
         row = _row_builder(names)
 
         def coerce_struct(value: Any) -> Any:
-            entries = _struct_values(state, f"field {field!r}", names, value)
+            entries = _nested_struct_values(state, f"field {field!r}", names, value)
             return row([check(entry) for check, entry in zip(checks, entries, strict=True)])
 
         return coerce_struct
@@ -362,8 +377,34 @@ def canonical_key(key: tuple[Any, ...]) -> tuple[Any, ...]:
     return key
 
 
+class _HashableList(list[Any]):
+    """A list inside a key of a map. Nobody changes it: readers get copies."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self))
+
+
+def user_key_maker(schema: pa.Schema) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """Makes keys of a map state from canonical values, so that equal ones are found again, nested ones as well."""
+    if not any(pa.types.is_nested(field.type) for field in schema):
+        return canonical_key
+    return lambda key: tuple([_hashable(part) for part in key])
+
+
+def _hashable(part: Any) -> Any:
+    if type(part) is float:
+        return NAN if math.isnan(part) else part
+    if isinstance(part, list):
+        return _HashableList([_hashable(entry) for entry in part])
+    if isinstance(part, tuple):
+        copy = tuple.__new__(type(part), [_hashable(entry) for entry in part])
+        copy.__dict__.update(part.__dict__)
+        return copy
+    return part
+
+
 def to_arrow(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Canonical values of one field as an array."""
+    """Values of one field as an array: canonical ones, or those that :func:`from_arrow` gives."""
     convert = _to_arrow_converter(kind)
     if convert is not None:
         values = [None if value is None else convert(value) for value in values]
@@ -381,6 +422,9 @@ def _to_arrow_converter(kind: pa.DataType) -> Converter:
         names = [child.name for child in children]
 
         def convert(row: Any) -> dict[str, Any]:
+            own = getattr(row, "__fields__", names)
+            if own is not names and list(own) != names:
+                row = dict(zip(own, row, strict=True))
             entries = [row.get(name) for name in names] if isinstance(row, dict) else row
             return {n: v if c is None or v is None else c(v) for (n, c), v in zip(converters, entries, strict=True)}
 
@@ -394,21 +438,28 @@ def _to_arrow_converter(kind: pa.DataType) -> Converter:
 
 
 def _map_converter(key: Converter, item: Converter) -> Converter:
-    def convert(mapping: dict[Any, Any]) -> list[tuple[Any, Any]]:
-        return [(k if key is None else key(k), v if item is None or v is None else item(v)) for k, v in mapping.items()]
+    def convert(mapping: Any) -> list[tuple[Any, Any]]:
+        pairs = mapping.items() if isinstance(mapping, dict) else mapping
+        return [(k if key is None else key(k), v if item is None or v is None else item(v)) for k, v in pairs]
 
     return convert
 
 
 def from_arrow(array: pa.Array) -> list[Any]:
-    """The canonical values of an array."""
+    """The values of an array as Spark gives those of input rows: structs are dicts, maps are lists of pairs."""
     array = columns.plain(array)
     kind = array.type
     if array.null_count == 0 and (pa.types.is_integer(kind) or pa.types.is_float64(kind)):
         fast: list[Any] = array.to_numpy().tolist()
         return fast
-    values = array.to_pylist()
-    convert = _from_arrow_converter(kind)
+    values: list[Any] = array.to_pylist()
+    return values
+
+
+def state_from_arrow(array: pa.Array) -> list[Any]:
+    """The canonical values of an array."""
+    convert = _from_arrow_converter(array.type)
+    values = from_arrow(array)
     return values if convert is None else [None if value is None else convert(value) for value in values]
 
 
@@ -427,7 +478,13 @@ def _from_arrow_converter(kind: pa.DataType) -> Converter:
         pairs = _map_converter(_from_arrow_converter(kind.key_type), _from_arrow_converter(kind.item_type))
         assert pairs is not None
         return lambda entries: dict(pairs(dict(entries)))
+    if family == "timestamp" and kind.tz is not None:
+        return _without_zone
     if family == "list":
         element = _from_arrow_converter(kind.value_type)
         return None if element is None else lambda row: [None if v is None else element(v) for v in row]
     return None
+
+
+def _without_zone(value: dt.datetime) -> dt.datetime:
+    return value.astimezone(dt.UTC).replace(tzinfo=None)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
@@ -13,16 +14,17 @@ from ckpt_runtime.task.slice_size import SliceSize
 class RowsInWork:
     """One buffer at most. ``now_ms`` is a monotonic clock.
 
-    What is left of the buffer is in-flight data of ``channel`` (FLIP-76), which is None for rows that were read back
-    from a checkpoint.
+    Slices end anywhere, or only at the row numbers that came with the buffer. What is left of it is in-flight data of
+    ``channel`` (FLIP-76), which is None for rows that were read back from a checkpoint.
     """
 
-    __slots__ = ("_batch", "_now_ms", "_offset", "_size", "channel", "input_index")
+    __slots__ = ("_batch", "_ends", "_now_ms", "_offset", "_size", "channel", "input_index")
 
     def __init__(self, now_ms: Callable[[], float]) -> None:
         self._now_ms = now_ms
         self._batch: pa.RecordBatch | None = None
         self._offset = 0
+        self._ends: Sequence[int] | None = None
         self._size = SliceSize()
         self.input_index = 0
         self.channel: InputChannel | None = None
@@ -36,9 +38,15 @@ class RowsInWork:
         """The rows that have not been processed yet."""
         return None if self._batch is None else self._batch.slice(self._offset)
 
-    def put(self, batch: pa.RecordBatch, input_index: int, channel: InputChannel | None) -> None:
+    def put(
+        self,
+        batch: pa.RecordBatch,
+        input_index: int,
+        channel: InputChannel | None,
+        ends: Sequence[int] | None = None,
+    ) -> None:
         """Takes a buffer when there is none."""
-        self._batch, self._offset = batch, 0
+        self._batch, self._offset, self._ends = batch, 0, ends
         self.input_index, self.channel = input_index, channel
 
     def process(self, process: Callable[[pa.RecordBatch, int], None], *, whole: bool = False) -> bool:
@@ -47,6 +55,8 @@ class RowsInWork:
         assert batch is not None
         left = batch.num_rows - self._offset
         rows = left if whole else min(left, self._size.rows)
+        if self._ends is not None and rows < left:
+            rows = self._ends[bisect_left(self._ends, self._offset + rows)] - self._offset
         if rows == batch.num_rows:
             part = batch
         else:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+LONGEST_SLEEP_S = 3600.0
+
 
 class Wakeup:
     """One sleeper, many wakers. A wake-up between :meth:`prepare` and :meth:`wait` is not lost."""
@@ -29,5 +31,6 @@ class Wakeup:
         self._sleeping = False
 
     def wait(self, timeout_s: float | None) -> None:
-        self._event.wait(timeout_s)
+        """Sleeps until woken, or as long; a time that is further away than any clock can wait for ends early."""
+        self._event.wait(None if timeout_s is None else min(timeout_s, LONGEST_SLEEP_S))
         self._sleeping = False

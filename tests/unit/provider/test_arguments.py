@@ -40,6 +40,13 @@ def test_a_duration_means_the_same_as_a_number_a_text_and_a_timedelta(millis: in
     assert {arguments.millis("x", form) for form in forms} == {millis}
 
 
+@pytest.mark.parametrize("value", [1.7e308, 10**400, "9" * 400, float("nan"), float("inf"), -1.0])
+def test_a_duration_that_nobody_can_wait_for_is_refused(value: Any) -> None:
+    for convert in (arguments.millis, arguments.seconds):
+        with pytest.raises(CkptArgumentInvalid, match="^x: "):
+            convert("x", value)
+
+
 @given(st.one_of(st.text(), st.floats(), st.none(), st.booleans(), st.lists(st.integers())))
 def test_anything_else_is_at_worst_a_named_error(value: Any) -> None:
     for convert in (arguments.millis, lambda n, v: arguments.integer(n, v, minimum=1), arguments.hex_id):

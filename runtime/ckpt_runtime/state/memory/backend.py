@@ -144,6 +144,10 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
             return native_format.schema_from_json(state.descriptor.get("key_schema"))
         return None
 
+    def is_restored(self, name: str) -> bool:
+        """Whether the restored snapshot has a state of that name which nothing has asked for."""
+        return name in self._unclaimed
+
     def drop_state(self, name: str) -> None:
         """Forgets a state with all its content, restored or in use; snapshots in flight keep it."""
         self._states.pop(name, None)
@@ -209,16 +213,25 @@ def _schema_of(state: AggregateTable | KeyedState | RowBuffer) -> pa.Schema:
 
 def _stored_rows(state: KeyedState, batch: pa.RecordBatch) -> list[StoredRow]:
     """Rows of a batch as tuples of one tuple per part; stamps are given to rows which have none yet."""
-    columns = [values.from_arrow(batch.column(index)) for index in range(batch.num_columns)]
-    if state.ttl is not None:
-        fresh = state.ttl.now_ms() + state.ttl.duration_ms
-        columns[-1] = [fresh if stamp is None else stamp for stamp in columns[-1]]
     parts = []
     start = 0
-    widths = [len(schema) for _, schema in state.parts()]
-    widths[-1] += state.ttl is not None
-    for index, width in enumerate(widths):
-        rows = list(zip(*columns[start : start + width], strict=True))
-        parts.append([values.canonical_key(row) for row in rows] if index < len(widths) - 1 else rows)
-        start += width
+    schemas = [schema for _, schema in state.parts()]
+    for index, schema in enumerate(schemas):
+        # The key is what input rows have; all else is what user code has written.
+        decode = values.state_from_arrow if index else values.from_arrow
+        cells = [decode(batch.column(start + column)) for column in range(len(schema))]
+        start += len(schema)
+        if index == len(schemas) - 1:
+            parts.append(list(zip(*cells, *_stamps(state, batch), strict=True)))
+        else:
+            make_key = values.user_key_maker(schema)
+            parts.append([make_key(row) for row in zip(*cells, strict=True)])
     return list(zip(*parts, strict=True))
+
+
+def _stamps(state: KeyedState, batch: pa.RecordBatch) -> list[list[int]]:
+    """The column of times at which rows expire, if the state has one."""
+    if state.ttl is None:
+        return []
+    fresh = state.ttl.now_ms() + state.ttl.duration_ms
+    return [[fresh if stamp is None else stamp for stamp in batch.column(batch.num_columns - 1).to_pylist()]]

@@ -256,6 +256,14 @@ class RowBuffers:
         batch, matched = side.loaded(stored)
         side.append(batch, self.slots_of([batch.column(key) for key in side.spec.keys]), matched)
 
+    def take_all(self) -> list[pa.RecordBatch]:
+        """The rows of all sides, one side after the other, in order. Nothing is left."""
+        taken = [batch for side in self.sides for batch, _ in side.living()]
+        self._index = key_index(self._key_schema)
+        for side in self.sides:
+            side.refill([], self._index)
+        return taken
+
     def compact_if_due(self) -> None:
         """Removes forgotten rows and keys without rows, when they outnumber the living ones: constant work per row."""
         living = sum(len(side) for side in self.sides)

@@ -20,7 +20,11 @@ class Harness:
     """Opens an operator and is its output, clock and timer service."""
 
     def __init__(
-        self, operator: Operator, sources: Sequence[RestoreSource] = (), lists: tuple[OperatorListState, ...] = ()
+        self,
+        operator: Operator,
+        sources: Sequence[RestoreSource] = (),
+        lists: tuple[OperatorListState, ...] = (),
+        configuration: dict[str, str] | None = None,
     ) -> None:
         self.operator = operator
         self.now = 0
@@ -33,7 +37,7 @@ class Harness:
         self.context = OperatorContext(
             job_id="j", uid="op", name="op", subtask_index=0, parallelism=1, max_parallelism=128, attempt=0,
             key_groups=groups, operator_state=OperatorStateStore(lists), now_ms=lambda: self.now,
-            set_timer=self._set_timer, keyed_state=self.backend,
+            set_timer=self._set_timer, keyed_state=self.backend, configuration=configuration or {},
         )  # fmt: skip
         operator.open(self.context, self)
 

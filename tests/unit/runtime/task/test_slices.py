@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -116,3 +117,14 @@ def test_an_operator_that_fails_leaves_its_slice_unprocessed(kit: Any) -> None:
         bench.run()
     bench.subtask.fail(RuntimeError("x"))
     assert bench.host.states == ["FAILED"]
+
+
+def test_a_slice_ends_where_the_operator_allows_it(kit: Any) -> None:
+    bench = kit.Bench().open()
+    bench.head.together = lambda batch: (batch.slice(0), [100, 101, 250, 300])
+    bench.row_ms = 1
+    bench.put(0, kit.rows(*range(300))).run()
+    ends = list(accumulate(sizes(bench)))
+    assert ends[0] == 100
+    assert ends[-1] == 300
+    assert set(ends) <= {100, 101, 250, 300}

@@ -83,6 +83,18 @@ def test_what_user_code_raises_fails_its_subtask_alone(kit: Any, call: str, erro
     assert second.bench.subtask.state is TaskState.CANCELED
 
 
+def test_a_timer_in_the_distant_future_lets_the_thread_sleep(kit: Any) -> None:
+    woken = Woken(kit)
+    thread = TaskThread("t", [woken.bench.subtask], woken.wakeup)
+    thread.start()
+    woken.wait()
+    woken.mail(lambda: woken.bench.subtask.set_timer(0, 2**62))
+    woken.gate.channels[0].put(EndOfData(True))
+    woken.wait()
+    woken.mail(woken.bench.subtask.cancel)
+    assert thread.join(TIMEOUT_S)
+
+
 def test_an_idle_source_is_polled_again_without_being_woken(kit: Any) -> None:
     woken = Woken(kit, source=[SourceStatus.NOTHING_AVAILABLE, SourceStatus.END_OF_INPUT])
     clock = [0.0]

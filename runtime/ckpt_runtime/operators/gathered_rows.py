@@ -1,0 +1,54 @@
+"""Rows that a stateful processor has got and will be handed when its trigger fires.
+
+They are keyed state while they wait: part of every checkpoint, and rescaled with their keys. Late rows are out already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from ckpt_runtime.operators.conformed import conformed
+from ckpt_runtime.operators.rows import RowGroups
+from ckpt_runtime.state.backend import KeyedStateBackend
+from ckpt_runtime.state.memory.row_buffer import RowBuffers, RowBufferSpec
+
+STATE = "$rows"
+PART_ROWS = 4_096
+
+
+class GatheredRows:
+    """Rows of ``schema`` by ``keys``, in order of arrival. Restored ones are there from the beginning."""
+
+    def __init__(self, backend: KeyedStateBackend, uid: str, schema: pa.Schema, keys: Sequence[str]) -> None:
+        self._uid = uid
+        self._schema = schema
+        self._keys = tuple(keys)
+        self._groups = RowGroups(keys)
+        self._buffers: RowBuffers = backend.row_buffers([RowBufferSpec(STATE, schema, self._keys)])
+
+    @property
+    def is_empty(self) -> bool:
+        return not len(self._buffers.sides[0])
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Keeps the rows."""
+        batch = conformed(batch, self._schema, self._uid)
+        slots = self._buffers.slots_of([batch.column(key) for key in self._keys])
+        self._buffers.sides[0].append(batch, slots, np.zeros(batch.num_rows, dtype=np.uint8))
+
+    def take(self) -> Iterator[pa.RecordBatch]:
+        """All rows in parts that split no key; nothing is left, from the first part on."""
+        rows = self._buffers.take_all()
+        if not rows:
+            return
+        batch = pa.concat_batches(rows)
+        together = self._groups.together(batch)
+        batch, ends = (batch, range(1, batch.num_rows + 1)) if together is None else together
+        start = 0
+        for end in ends:
+            if end - start >= PART_ROWS or end == batch.num_rows:
+                yield batch.slice(start, end - start)
+                start = end

@@ -1,0 +1,29 @@
+"""Runs a processor of ``side_processors`` on the batches of a directory."""
+
+from __future__ import annotations
+
+import json
+
+import side_processors
+from batches import Batches
+
+from ckpt_runtime.api import StreamSession
+
+
+def pipeline(session: StreamSession, case: str) -> None:
+    """``case`` is JSON: processor, source, output, keys, schema, mode, time_mode, watermark and second.
+
+    ``second`` names a processor behind the first one, with the same keys and schema.
+    """
+    given = json.loads(case)
+    stream = session.readStream.format(Batches).option("path", given["source"]).load().uid("source")
+    if given["watermark"]:
+        stream = stream.withWatermark(*given["watermark"]).uid("watermark")
+    for uid in filter(None, ("processor", given["second"])):
+        name = given["processor"] if uid == "processor" else uid
+        processor = getattr(side_processors, name)()
+        stream = stream.groupBy(*given["keys"]).transformWithState(
+            processor, given["schema"], given["mode"], given["time_mode"]
+        )
+        stream = stream.uid(uid)
+    stream.writeStream.format("parquet").uid("sink").start(given["output"])

@@ -1,0 +1,179 @@
+"""What one call of handleInputRows covers, and what waits behind gathered rows."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from ckpt_runtime.graph.specs import ProcessSpec
+from ckpt_runtime.operators import stateful_processor
+from ckpt_runtime.operators.operator import MAX_WATERMARK
+from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
+
+OUT = pa.schema([("k", pa.string()), ("what", pa.string())])
+IN = pa.schema([("k", pa.string()), ("v", pa.int64()), ("t", pa.timestamp("ms"))])
+TRIGGER = "execution.stateful-processor.trigger"
+CHECKPOINT = {f"{TRIGGER}.type": "CHECKPOINT"}
+INTERVAL = {f"{TRIGGER}.type": "PROCESSING_TIME", f"{TRIGGER}.interval": "1 s"}
+
+
+class Calls(StatefulProcessor):
+    """One row for each call; rows with ``v`` below 0 register a timer at ``-v``."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        values = [r.v for r in rows]
+        for value in values:
+            if value < 0:
+                self.handle.registerTimer(-value)
+        yield Row(k=key[0], what=f"{values} at {timerValues.getCurrentWatermarkInMs()}")
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        yield Row(k=key[0], what=f"fired {expiredTimerInfo.getExpiryTimeInMs()}")
+
+    def close(self) -> None:
+        pass
+
+
+def operator(time_mode: str = "None", processor: Any = Calls) -> StatefulProcessorOperator:
+    column = "t" if time_mode == "EventTime" else None
+    return StatefulProcessorOperator(ProcessSpec(("k",), processor(), OUT, "Update", time_mode, column), IN)
+
+
+def rows(*given: tuple[str | None, int]) -> pa.RecordBatch:
+    """Rows whose event time is ``abs(v)`` ms."""
+    times = [dt.datetime(1970, 1, 1) + dt.timedelta(milliseconds=abs(v)) for _, v in given]
+    return pa.record_batch([[k for k, _ in given], [v for _, v in given], times], schema=IN)
+
+
+def said(events: list[Any]) -> list[Any]:
+    return [(event["k"], event["what"]) if isinstance(event, dict) else event for event in events]
+
+
+def test_a_buffer_is_cut_between_keys_only() -> None:
+    ordered, ends = operator().together(rows(("x", 1), ("y", 2), ("x", 3), (None, 4), ("y", 5))) or ((), ())
+    assert ordered.column("v").to_pylist() == [1, 3, 2, 5, 4]
+    assert list(ends) == [2, 4, 5]
+    assert operator().together(rows(("x", 1), ("y", 2))) is None
+
+
+def test_rows_between_two_checkpoints_come_in_one_call(harness: Any) -> None:
+    run = harness(operator(), configuration=CHECKPOINT)
+    assert run.process(rows(("x", 1), ("y", 2))) == []
+    assert run.process(rows(("x", 3), (None, 4))) == []
+    assert run.operator.together(rows(("x", 1), ("x", 2))) is None
+    run.operator.prepare_snapshot(1)
+    assert said(run.take()) == [("x", "[1, 3] at -1"), ("y", "[2] at -1"), (None, "[4] at -1")]
+    run.operator.prepare_snapshot(2)
+    assert run.take() == []
+    run.process(rows(("x", 5)))
+    run.operator.finish()
+    assert said(run.take()) == [("x", "[5] at -1")]
+
+
+def test_rows_of_an_interval_come_at_its_end(harness: Any) -> None:
+    run = harness(operator(), configuration=INTERVAL)
+    run.now = 5_300
+    assert run.process(rows(("x", 1))) == []
+    assert run.timer == 6_000
+    run.now = 5_900
+    assert run.process(rows(("x", 2))) == []
+    run.operator.prepare_snapshot(1)
+    assert run.take() == []
+    assert said(run.advance(6_000)) == [("x", "[1, 2] at -1")]
+    assert run.timer is None
+    run.process(rows(("x", 3)))
+    assert run.timer == 7_000
+
+
+@pytest.mark.parametrize("after", [INTERVAL, CHECKPOINT, {}])
+def test_gathered_rows_are_part_of_a_checkpoint(harness: Any, after: dict[str, str]) -> None:
+    run = harness(operator(), configuration=INTERVAL)
+    run.process(rows(("x", 1), ("y", 2), ("x", 3)))
+    restored = harness(operator(), run.snapshot(), configuration=after)
+    assert restored.timer == (1_000 if after is INTERVAL else None)
+    restored.operator.prepare_snapshot(2)
+    events = restored.take() + restored.process(rows(("x", 4))) + restored.advance(1_000)
+    restored.operator.finish()
+    events += restored.take()
+    calls = ["[1, 3, 4] at -1"] if after is INTERVAL else ["[1, 3] at -1", "[4] at -1"]
+    assert [what for key, what in said(events) if key == "x"] == calls
+    assert ("y", "[2] at -1") in said(events)
+    again = harness(operator(), restored.snapshot(), configuration={})
+    assert again.take() == []
+
+
+def test_the_watermark_and_timers_wait_behind_gathered_rows(harness: Any) -> None:
+    run = harness(operator("EventTime"), configuration=CHECKPOINT)
+    assert run.watermark(10) == [("watermark", 10)]
+    run.process(rows(("x", -20), ("x", 9)))
+    assert run.watermark(30) == []
+    assert run.process(rows(("x", 15))) == []
+    run.operator.prepare_snapshot(1)
+    assert said(run.take()) == [("x", "[-20, 15] at 10"), ("x", "fired 20"), ("watermark", 30)]
+    run.process(rows(("x", 29), ("x", 31)))
+    assert said(run.watermark(MAX_WATERMARK)) == [("x", "[31] at 30"), ("watermark", MAX_WATERMARK)]
+
+
+def test_timers_of_the_clock_wait_behind_gathered_rows(harness: Any) -> None:
+    run = harness(operator("ProcessingTime"), configuration=INTERVAL)
+    run.process(rows(("x", -1_500)))
+    assert said(run.advance(1_000)) == [("x", "[-1500] at 0")]
+    run.now = 1_400
+    run.process(rows(("x", 7)))
+    assert run.advance(1_600) == []
+    assert said(run.advance(2_000)) == [("x", "[7] at 0"), ("x", "fired 1500")]
+
+
+def test_no_timer_fires_that_stands_for_never(harness: Any) -> None:
+    run = harness(operator("EventTime"))
+    run.process(never(50))
+    assert said(run.watermark(MAX_WATERMARK)) == [("x", "fired 50"), ("watermark", MAX_WATERMARK)]
+
+
+def never(other: int) -> pa.RecordBatch:
+    """Timers at the end of all time and at another one."""
+    epoch = dt.datetime(1970, 1, 1, 0, 0, 1)
+    return pa.record_batch([["x", "x"], [-MAX_WATERMARK, -other], [epoch, epoch]], schema=IN)
+
+
+def test_event_time_may_stay_where_it_was_at_the_end_of_data(harness: Any) -> None:
+    run = harness(operator("EventTime"), configuration={"execution.stateful-processor.fire-timers-at-end": "false"})
+    run.process(rows(("x", -50), ("x", -10)))
+    assert said(run.watermark(20)) == [("x", "fired 10"), ("watermark", 20)]
+    assert run.watermark(MAX_WATERMARK) == [("watermark", MAX_WATERMARK)]
+    goes_on = harness(operator("EventTime"), run.snapshot(), run.lists())
+    assert said(goes_on.watermark(60)) == [("x", "fired 50"), ("watermark", 60)]
+
+
+class Restless(Calls):
+    """Each timer registers another one that is due."""
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        self.handle.registerTimer(expiredTimerInfo.getExpiryTimeInMs() - 1)
+        yield Row(k=key[0], what="fired")
+
+
+@pytest.mark.parametrize("time_mode", ["ProcessingTime", "EventTime"])
+def test_timers_that_register_due_timers_let_other_work_through(
+    harness: Any, time_mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stateful_processor, "MOST_CALLBACKS", 5)
+    run = harness(operator(time_mode, Restless))
+    run.now = 40
+    run.process(rows(("x", -30)))
+    if time_mode == "EventTime":
+        assert run.watermark(35).count({"k": "x", "what": "fired"}) == 5
+    else:
+        assert len(run.take()) == 0
+        assert run.timer is not None
+    assert len(run.advance(41)) == 5
+    assert run.timer is not None
