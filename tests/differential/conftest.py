@@ -1,6 +1,6 @@
 """The engine beside the system whose contract it claims, on the same input in one test.
 
-One Spark session and one session of the engine for the folder.
+One Spark and one session of the engine serve all tests of the folder.
 """
 
 from __future__ import annotations
@@ -8,31 +8,69 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.sql import SparkSession
 
 from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import PIPELINES
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_ROOT = Path(__file__).parents[2]
+_UNPACKED = "import sys\nsys.path[:] = [path for path in sys.path if not path.endswith('pyspark.zip')]\n"
+"""Spark's workers take PySpark from where it is installed: compiling it out of its archive takes most of their start,
+which may last ten seconds."""
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    session = (
-        SparkSession.builder.master("local[1]")
-        .appName("differential")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "1")
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    yield session
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A local Spark, in UTC. Its Python workers import what the tests and the test pipelines import."""
+    from pyspark.sql import SparkSession
+
+    directory = tmp_path_factory.mktemp("spark")
+    (directory / "sitecustomize.py").write_text(_UNPACKED)
+    own = [directory, _ROOT, _ROOT / "runtime", PIPELINES]
+    paths = [*map(str, own), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    changed = {"PYTHONPATH": os.pathsep.join(paths), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    builder = SparkSession.builder.master("local[2]").appName("differential")
+    for key, value in {
+        "spark.ui.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.local.dir": str(directory),
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "768m",
+    }.items():
+        builder = builder.config(key, value)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in changed.items():
+            patch.setenv(name, value)
+        session = builder.getOrCreate()
+        yield session
+        _stop(session)
+
+
+def _stop(session: SparkSession) -> None:
+    """Spark, and the JVM that PySpark would keep until this process ends."""
+    from pyspark import SparkContext
+
     session.stop()
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    gateway.shutdown()
+    process = gateway.proc
+    process.stdin.close()
+    process.wait(30)
+    SparkContext._gateway = SparkContext._jvm = None
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[MiniCluster]:
+    """A session of the engine, without Spark."""
     with MiniCluster() as started:
         yield started
