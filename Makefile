@@ -30,6 +30,10 @@ test-long: setup ## runs the tests that the suite has no time for
 attack: setup ## runs the attacks against real sessions, those that take minutes too
 	$(VENV)/bin/python -m pytest tests/attack -m attack $(PYTEST)
 
+.PHONY: chaos
+chaos: setup ## random faults while a job runs; MINUTES=60, SEED=1 for a certain run, SPARK=1 for a session in Spark
+	$(RUN)/python -m tests.chaos --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED)) $(if $(SPARK),--spark)
+
 SIMULATE = --first $(or $(FIRST),0) --seeds $(or $(SEEDS),5000) $(if $(SHOW),--show $(SHOW))
 
 .PHONY: simulate

@@ -66,15 +66,19 @@ def plan(earlier: EarlierJob, given: str | None, *, start_over: bool) -> Plan:
     """
     record, state, name = earlier.record, earlier.state, earlier.name
     reported = bool(record.get("reported"))
+    another = given is not None and given != record.get("given")
     if state is None and not record.get("started"):
-        return Plan(Step.REPEAT, f"{name} never arrived", record.get("snapshot"), bool(record.get("resumes")))
+        why = f"{name} never arrived"
+        if start_over or another:
+            return Plan(Step.REPEAT, why, given)
+        return Plan(Step.REPEAT, why, record.get("snapshot"), bool(record.get("resumes")))
     if state is not None and state not in TERMINAL_STATES:
         return Plan(Step.ATTACH, f"{name} is {state}")
     if state == "FINISHED" and not reported:
         return Plan(Step.REPORT, f"{name} is {state}")
     if start_over:
         return Plan(Step.START, f"{name} is {state or 'unknown'}, and start_over is set", given)
-    if given is not None and given != record.get("given"):
+    if another:
         return Plan(Step.START, f"{name} is {state or 'unknown'}, and another savepoint_path is given", given)
     if reported and state in ("FINISHED", "CANCELED"):
         return Plan(Step.START, f"{name} is {state}, and the task was cleared; what it has written stays", given)

@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 BACKGROUND=(tests/property tests/simulation)
 PARALLEL=(tests/docs tests/fuzz tests/unit)
 # These fill the machine, and look at what happens when: sessions, Airflow, processes that are killed.
-SERIAL=(tests/integration tests/differential tests/attack tests/fault tests/system)
+SERIAL=(tests/integration tests/differential tests/attack tests/fault tests/chaos tests/system)
 
 # An option that leaves no test of a folder is fine.
 run() { "$@" || (($? == 5)); }

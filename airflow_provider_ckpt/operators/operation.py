@@ -24,14 +24,14 @@ from airflow_provider_ckpt.operators.base import CkptJobOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal, new_id
 from airflow_provider_ckpt.triggers.base import event_payload
 from airflow_provider_ckpt.triggers.operation import CkptOperationTrigger, CkptReadyTrigger
-from ckpt_runtime.client import CkptClient
+from ckpt_runtime.client import CkptClient, Conflict
 from ckpt_runtime.client.models import TERMINAL_STATES
 from ckpt_runtime.client.requests import Call
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-MAX_ROUNDS = 5
+MAX_ROUNDS = 3
 """So often one try starts the operation, whatever its deadline."""
 RECORD = "ckpt_operation"
 _NOTHING = Verdict(Status.MISSING, "no earlier try has started an operation")
@@ -119,18 +119,22 @@ class CkptOperationOperator(CkptJobOperator):
         deadline, memo = event["trigger"]["deadline"], event["trigger"]["memo"]
         with self.connected(deadline) as client:
             if facts["status"] in TERMINAL_STATES:
-                result = self.finished_earlier(client, job_id)
-                if result is None:
-                    raise CkptJobFailed(
-                        f"job {job_id} is {facts['status']}, it takes no {self.operation.noun} any more"
-                    )
-                return self._succeed(context, result)
+                return self._ended_already(client, context, f"job {job_id} is {facts['status']}")
             trigger_id = memo["trigger_id"] or new_id(context, f"{self.operation.value}/{memo['round']}")
             Journal(context, RECORD).write(operation=self.operation.value, job_id=job_id, trigger_id=trigger_id)
-            self.ask(client, self.request(job_id, trigger_id))
+            try:
+                self.ask(client, self.request(job_id, trigger_id))
+            except Conflict as error:  # it has ended since that look
+                return self._ended_already(client, context, str(error))
         self.log.info("Started the %s %s of job %s", self.operation.noun, trigger_id, job_id)
         memo = {"round": memo["round"], "running_since_ms": facts["running_since_ms"]}
         return self._attend(context, trigger_id, deadline, memo)
+
+    def _ended_already(self, client: CkptClient, context: Context, why: str) -> Json:
+        result = self.finished_earlier(client, self.checked_job_id())
+        if result is None:
+            raise CkptJobFailed(f"{why}; it takes no {self.operation.noun} any more")
+        return self._succeed(context, result)
 
     def _attend(self, context: Context, trigger_id: str, deadline: float | None, memo: Json) -> Any:
         trigger = CkptOperationTrigger(

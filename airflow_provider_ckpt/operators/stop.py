@@ -80,7 +80,7 @@ class StopWithSavepointOperator(CkptOperationOperator):
         try:
             if self.ask(client, requests.job_details(job_id)).state != "FINISHED":
                 return None
-            savepoint = client.execute(requests.checkpoint_statistics(job_id)).latest_savepoint
+            savepoint = self.ask(client, requests.checkpoint_statistics(job_id)).latest_savepoint
         except NotFound:
             return None
         if savepoint is None or savepoint.status != "COMPLETED" or savepoint.kind != "SYNC_SAVEPOINT":

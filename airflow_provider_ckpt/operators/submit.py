@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.conditions.base import Json, Status
 from airflow_provider_ckpt.conditions.job import job_facts
-from airflow_provider_ckpt.earlier_job import EarlierJob, Step, plan
+from airflow_provider_ckpt.earlier_job import EarlierJob, Plan, Step, plan
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.operators.base import CkptOperator, Event
@@ -120,23 +120,29 @@ class SubmitJobOperator(CkptOperator):
         """Start a job, or do what is to be done about the one that an earlier try has started."""
         with self.connected(deadline) as client:
             earlier = self._earlier(client, context)
-            if earlier is None:
+            found = None if earlier is None else plan(earlier, options.savepoint_path, start_over=self._starts_over())
+            if earlier is None or found is None:
                 record = self._start(client, context, options, self._new_record(context, options))
-                return self._attend(context, record, deadline, inherited=False)
-            found = plan(earlier, options.savepoint_path, start_over=self._starts_over())
-            self.log.info("%s", found.why)
-            record = earlier.record
-            if found.step is Step.REPORT:
-                return self._succeed(context, record, job_facts(self.ask(client, job_details(record["job_id"]))))
-            if found.step is not Step.ATTACH:
-                options = replace(options, savepoint_path=found.snapshot)
-                if found.resumes:
-                    # Its owner has ended: the new job deletes it in time.
-                    options = replace(options, claim_mode="CLAIM")
-                if found.step is Step.START:
-                    record = self._new_record(context, options, record) | {"resumes": found.resumes}
-                record = self._start(client, context, options, record)
-        return self._attend(context, record, deadline, inherited=found.step is Step.ATTACH)
+            else:
+                self.log.info("%s", found.why)
+                record = self._carry_out(client, context, options, earlier.record, found)
+            if found is not None and found.step is Step.REPORT:
+                facts = job_facts(self.ask(client, job_details(record["job_id"])))
+                return self._succeed(context, record, facts)
+        return self._attend(context, record, deadline, inherited=found is not None and found.step is Step.ATTACH)
+
+    def _carry_out(self, client: CkptClient, context: Context, options: RunOptions, record: Json, found: Plan) -> Json:
+        """The record of the job that this try is about from now on."""
+        if found.step in (Step.REPORT, Step.ATTACH):
+            return Journal(context, _RECORD).write(**record | {"started": True})
+        options = replace(options, savepoint_path=found.snapshot)
+        if found.resumes:
+            # Its owner has ended: the new job deletes it in time.
+            options = replace(options, claim_mode="CLAIM")
+        fresh = self._new_record(context, options, record) | {"resumes": found.resumes}
+        if found.step is Step.REPEAT:
+            fresh |= {name: record[name] for name in ("number", "job_id", "pipeline_id")}
+        return self._start(client, context, options, fresh)
 
     def _starts_over(self) -> bool:
         return arguments.boolean("start_over", self.start_over)
@@ -156,7 +162,7 @@ class SubmitJobOperator(CkptOperator):
         except NotFound:
             return EarlierJob(record, None)
         try:
-            statistics = client.execute(requests.checkpoint_statistics(job_id))
+            statistics = self.ask(client, requests.checkpoint_statistics(job_id))
         except NotFound:  # a Flink job without checkpoints has none
             statistics = None
         return EarlierJob(record, state, statistics)
@@ -168,7 +174,7 @@ class SubmitJobOperator(CkptOperator):
             job_id = numbered_id(series, number)
             record: Json = {"series": series, "number": number, "job_id": job_id, "started": True}
             try:
-                client.execute(job_details(job_id))
+                self.ask(client, job_details(job_id))
             except NotFound:
                 return None if found is None else self._looked_up(client, found)
             found = record

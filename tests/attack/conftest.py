@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.spark.launch import SessionInfo, start_session, stop_session
 from tests.support.jobs import FAST, PIPELINES
 from tests.support.other_user import as_nobody
+from tests.support.processes import command_line
 from tests.support.spark_sessions import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,15 +59,23 @@ class AttackedSession:
         """Every port that a process of the session listens on, and that process's name."""
         found = {}
         for process in self.processes():
-            for connection in process.net_connections("tcp"):
-                if connection.status == psutil.CONN_LISTEN:
-                    found[connection.laddr.port] = process.name()
+            with suppress(psutil.NoSuchProcess):
+                for connection in process.net_connections("tcp"):
+                    if connection.status == psutil.CONN_LISTEN:
+                        found[connection.laddr.port] = process.name()
         return found
 
     def sockets(self) -> list[str]:
         """The files of all its Unix sockets."""
-        connections = [each for process in self.processes() for each in process.net_connections("unix")]
-        return sorted({str(each.laddr) for each in connections if str(each.laddr).startswith("/")})
+        found: set[str] = set()
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                found.update(str(connection.laddr) for connection in process.net_connections("unix"))
+        return sorted(path for path in found if path.startswith("/"))
+
+    def command_lines(self) -> list[str]:
+        """As the process list shows them."""
+        return [command_line(process.pid) for process in self.processes()]
 
     def restarts(self) -> int:
         return int(self.client.job_metrics(self.job_id, ("numRestarts",))["numRestarts"])

@@ -40,7 +40,7 @@ def test_checkpoints_and_uploads_are_private_wherever_they_lie(attacked: Attacke
 
 
 def test_the_process_list_shows_no_secret(attacked: AttackedSession) -> None:
-    lines = [" ".join(process.cmdline()) for process in attacked.processes()]
+    lines = attacked.command_lines()
     assert any("main.py" in line for line in lines)
     assert attacked.info.token
     assert [line for line in lines if attacked.info.token in line] == []

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from tests.chaos.run import FAULTS, Run
+from tests.chaos.run import FAULTS, SPARK_FAULTS, Run
 
 _RATE = 1500
 _ROUND_S = 300
@@ -17,11 +18,13 @@ _ROUND_S = 300
 
 
 def main() -> int:
-    """Returns 1 at the first round that fails; its directory stays."""
+    """Returns 1 at the first round that fails; its directory stays, also what is mounted there."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--only", action="append", choices=sorted(FAULTS), help="these faults alone; repeatable")
+    parser.add_argument("--spark", action="store_true", help="a session on a Spark cluster of this machine")
+    parser.add_argument("--only", action="append", choices=sorted(SPARK_FAULTS), help="these faults alone; repeatable")
     options = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
     end = time.monotonic() + options.minutes * 60
@@ -29,18 +32,20 @@ def main() -> int:
     while time.monotonic() < end:
         lasts_s = min(_ROUND_S, end - time.monotonic())
         print(f"round {number}: seed {seed + number}, {lasts_s:.0f} s of faults", flush=True)
-        if not _round(seed + number, lasts_s, options.only or sorted(FAULTS)):
+        names = options.only or sorted(SPARK_FAULTS if options.spark else FAULTS)
+        if not _round(seed + number, lasts_s, names, spark=options.spark):
             return 1
         number += 1
     return 0
 
 
-def _round(seed: int, lasts_s: float, names: list[str]) -> bool:
+def _round(seed: int, lasts_s: float, names: list[str], *, spark: bool) -> bool:
     directory = Path(tempfile.mkdtemp(prefix=f"ckpt-chaos-{seed}-"))
-    run = Run(directory, seed, int(_RATE * (lasts_s + 240)), _RATE, log=lambda text: print(text, flush=True))
-    end = time.monotonic() + lasts_s
+    rows = int(_RATE * (lasts_s + 240))
+    run = Run(directory, seed, rows, _RATE, log=lambda text: print(text, flush=True), spark=spark)
     try:
         run.begin()
+        end = time.monotonic() + lasts_s
         while time.monotonic() < end:
             run.fault(run.choice.choice(names))
         run.finish()
@@ -48,6 +53,9 @@ def _round(seed: int, lasts_s: float, names: list[str]) -> bool:
         print(f"seed {seed} failed at fault {run.faults}: {type(error).__name__}: {error}; see {directory}", flush=True)
         run.session.kill_everything()
         return False
+    except BaseException:
+        run.clean_up()
+        raise
     run.clean_up()
     return True
 

@@ -1,4 +1,4 @@
-"""What may be left when a run is over, judged by names alone: hidden files, files without owner, descriptors, memory."""
+"""What may be left of a run, judged by names alone: hidden files, files without owner, descriptors, memory."""
 
 from __future__ import annotations
 

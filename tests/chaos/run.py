@@ -18,6 +18,7 @@ from tests.chaos.disk import Disk
 from tests.chaos.oracle import Input, check_content
 from tests.chaos.remains import check_checkpoints, check_hidden_files, check_resources
 from tests.chaos.session import Session, freeze, kill, thaw
+from tests.chaos.spark_session import SparkSession
 from tests.support.spark_sessions import wait_until
 
 PIPELINE = Path(__file__).parent / "pipeline"
@@ -31,6 +32,7 @@ OPTIONS = {
     "restart-strategy.fixed-delay.delay": "200 ms",
     "pipeline.max-parallelism": "16",
     "taskmanager.network.buffer.max-rows": "512",
+    "state.storage.fs.memory-threshold": "0 b",
 }
 ROLES = ("worker", "template", "agent")
 PROGRESS_S = 90.0
@@ -46,6 +48,7 @@ class Run:
     rows: int
     rate: int
     log: Callable[[str], None] = print
+    spark: bool = False
     parallelism: int = 2
     job_id: str = ""
     cancelled: list[str] = field(default_factory=list)
@@ -53,7 +56,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.choice = random.Random(self.seed)
-        self.session = Session(self.directory, self.log)
+        self.session = SparkSession(self.directory) if self.spark else Session(self.directory)
         self.input = Input.generate(self.seed, self.rows)
         self.input.write(self.directory)
         self.disk = Disk(self.directory / "disk")
@@ -84,7 +87,7 @@ class Run:
         self.faults += 1
         self.log(f"fault {self.faults}: {name}")
         try:
-            FAULTS[name](self)
+            SPARK_FAULTS[name](self)
         finally:
             self.disk.heal()
         self._progress()
@@ -224,12 +227,17 @@ def _kill_driver(run: Run) -> None:
 
 def _freeze_driver(run: Run) -> None:
     """Shorter and longer than its lease."""
-    assert run.session.driver is not None
-    freeze(run.session.driver.pid)
+    pid = run.session.driver_pid
+    freeze(pid)
     try:
         run.hold(5.0)
     finally:
-        thaw(run.session.driver.pid)
+        thaw(pid)
+
+
+def _kill_jvm(run: Run) -> None:
+    assert isinstance(run.session, SparkSession)
+    run.session.kill_jvm()
 
 
 def _vanish(name: str) -> Callable[[Run], None]:
@@ -321,3 +329,12 @@ FAULTS: dict[str, Callable[[Run], None]] = {
     "cancel while the output is away": _cancel_while_the_output_is_away,
 }
 """By name: returns when the fault is over, but for what :meth:`Run.fault` heals."""
+
+SPARK_FAULTS: dict[str, Callable[[Run], None]] = {
+    **FAULTS,
+    "kill jvm": _kill_jvm,
+    "freeze jvm": _freeze("jvm"),
+    "kill executor": _kill("executor"),
+    "freeze executor": _freeze("executor"),
+}
+"""With those of a session in Spark."""

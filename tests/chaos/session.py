@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +25,6 @@ class Session:
     """One driver after the other, with the same high-availability directory."""
 
     directory: Path
-    log: Callable[[str], None]
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     number: int = 0
     driver: subprocess.Popen[bytes] | None = None
@@ -37,19 +35,33 @@ class Session:
         self.number += 1
         ready = self.directory / f"ready-{self.number}"
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), MARK: self.mark}
-        options = [
-            "high-availability.type=filesystem",
-            f"high-availability.storageDir={self.directory / 'ha'}",
-        ]
+        options = [f"{key}={value}" for key, value in self.options.items()]
         with (self.directory / f"session-{self.number}.log").open("wb") as log:
             command = [sys.executable, "-m", "tests.chaos.session_main", str(ready), *options]
             self.driver = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
         driver = self.driver
         wait_until(lambda: ready.exists() or driver.poll() is not None, "the session to lead")
         assert ready.exists(), f"the session ended with {driver.returncode}: see {log.name}"
+        return self.connect(ready.read_text())
+
+    def connect(self, url: str) -> CkptClient:
+        """From now on :attr:`client` asks there."""
         self._close_client()
-        self.client = CkptClient(ready.read_text())
+        self.client = CkptClient(url)
         return self.client
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The next driver goes on where this one ended."""
+        return {
+            "high-availability.type": "filesystem",
+            "high-availability.storageDir": str(self.directory / "ha"),
+        }
+
+    @property
+    def driver_pid(self) -> int:
+        assert self.driver is not None
+        return self.driver.pid
 
     def kill_driver(self) -> CkptClient:
         """Its agents and workers notice by themselves. Returns the client of the next driver."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.spark.launch import start_session, stop_session
+from ckpt_runtime.spark.launch import SessionStartError, start_session, stop_session
 from ckpt_runtime.spark.processes import WORKER
 from tests.support.flights import assert_carriers, assert_rotations, read_flights, write_slice
 from tests.support.outputs import hidden, visible
@@ -66,3 +66,17 @@ def test_a_lost_executor(tmp_path: Path) -> None:
     assert hidden(job.out) == []
     assert_rotations(visible(job.out / "rotations"), flights)
     assert_carriers(visible(job.out / "carrier_delays"), flights)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_a_master_that_authenticates_nobody_is_refused(tmp_path: Path) -> None:
+    """Spark gives up after a minute, and goes on as if it had not: the session does not."""
+    settings = SETTINGS | {SECRET: "the cluster's, if it had one"}
+    with (
+        standalone_cluster(tmp_path, workers=0, authenticated=False) as cluster,
+        pytest.raises(SessionStartError, match="does not take the application in"),
+    ):
+        start_session(cluster.url, 1, spark_conf=settings, log_file=tmp_path / "session.log", ready_timeout_s=180)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -40,7 +41,14 @@ class Call:
 
     @property
     def path(self) -> str:
-        given = {"jobid": RUNNING, "vertexid": VERTICES[1], "jarid": PIPELINE, "checkpointid": "2", "triggerid": DONE}
+        given = {
+            "applicationid": RUNNING,
+            "jobid": RUNNING,
+            "vertexid": VERTICES[1],
+            "jarid": PIPELINE,
+            "checkpointid": "2",
+            "triggerid": DONE,
+        }
         return self.template.format(**given | dict(self.values)) + self.query
 
 
@@ -102,6 +110,9 @@ CALLS = [
     Call("GET", "/overview"),
     Call("GET", "/config"),
     Call("GET", "/jobmanager/config"),
+    Call("GET", "/applications/overview"),
+    Call("GET", "/applications/{applicationid}"),
+    Call("GET", "/taskmanagers"),
     Call("DELETE", "/cluster"),
     Call("POST", "/jars/upload", arguments={"files": {"jarfile": ("flights.py", b"x = 1")}}),
     Call("GET", "/jars"),
@@ -131,6 +142,9 @@ CALLS = [
     Call("GET", JOB + "/execution-result", "failed", {"jobid": FAILED}),
     Call("GET", VERTEX),
     Call("GET", VERTEX + "/subtasktimes"),
+    Call("GET", VERTEX + "/taskmanagers"),
+    Call("GET", VERTEX + "/watermarks"),
+    Call("GET", VERTEX + "/accumulators"),
     Call("GET", VERTEX + "/backpressure", "measured"),
     Call("GET", VERTEX + "/backpressure", "not measured yet", {"vertexid": VERTICES[2]}),
     Call("GET", VERTEX + "/metrics", "names"),
@@ -163,7 +177,9 @@ def answers() -> dict[str, dict[str, Any]]:
     """``"GET /jobs"`` and so on, to the answers by situation."""
     found: dict[str, dict[str, Any]] = {}
     handlers = "ckpt_runtime.rest.handlers"
-    with patch(f"{handlers}.jobs.now_ms", lambda: NOW_MS), patch(f"{handlers}.vertices.now_ms", lambda: NOW_MS):
+    with ExitStack() as clocks:
+        for room in ("jobs", "vertices", "dashboard"):
+            clocks.enter_context(patch(f"{handlers}.{room}.now_ms", lambda: NOW_MS))
         for call in CALLS:
             response = send_to(dispatcher())(call.method, call.path, **call.arguments)
             if response.status_code not in (200, 202):

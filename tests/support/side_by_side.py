@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,6 +58,13 @@ def in_spark(spark: SparkSession, case: Case, directory: Path, *, first: int = 0
     source = directory / "spark-in"
     source.mkdir(parents=True, exist_ok=True)
     pq.write_table(case.batches[0].schema.empty_table(), directory / "schema.parquet")
+    spark = spark.newSession()  # its settings are its own
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
+    spark.conf.set("spark.sql.streaming.stateStore.encodingFormat", case.encoding)
+    spark.conf.set("spark.sql.shuffle.partitions", "1")
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    # With the clock as time, batches without data would never end.
+    spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", str(case.time_mode == "EventTime").lower())
     schema = spark.read.parquet(str(directory / "schema.parquet")).schema
     stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(source))
     if case.watermark is not None:
@@ -71,13 +77,12 @@ def in_spark(spark: SparkSession, case: Case, directory: Path, *, first: int = 0
     def collect(frame: DataFrame, _batch: int) -> None:
         seen.append([row.asDict(recursive=True) for row in frame.collect()])
 
-    with _settings(spark, case):
-        query = (
-            stream.writeStream.foreachBatch(collect)
-            .option("checkpointLocation", str(directory / "spark-checkpoint"))
-            .outputMode(case.mode.lower())
-            .start()
-        )
+    query = (
+        stream.writeStream.foreachBatch(collect)
+        .option("checkpointLocation", str(directory / "spark-checkpoint"))
+        .outputMode(case.mode.lower())
+        .start()
+    )
     results = []
     try:
         for number, batch in enumerate(case.batches, start=first):
@@ -89,26 +94,6 @@ def in_spark(spark: SparkSession, case: Case, directory: Path, *, first: int = 0
     finally:
         query.stop()
     return results
-
-
-@contextmanager
-def _settings(spark: SparkSession, case: Case) -> Iterator[None]:
-    """A query has the settings that its session has when it starts; other tests use the session too."""
-    settings = {
-        "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
-        "spark.sql.streaming.stateStore.encodingFormat": case.encoding,
-        "spark.sql.shuffle.partitions": "1",
-        # With the clock as time, batches without data would never end.
-        "spark.sql.streaming.noDataMicroBatches.enabled": str(case.time_mode == "EventTime").lower(),
-    }
-    before = {key: spark.conf.get(key, None) for key in settings}
-    for key, value in settings.items():
-        spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key, known in before.items():
-            spark.conf.unset(key) if known is None else spark.conf.set(key, known)
 
 
 @dataclass

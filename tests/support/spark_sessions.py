@@ -118,7 +118,7 @@ class SparkCluster:
 
 
 @contextmanager
-def standalone_cluster(directory: Path, workers: int) -> Iterator[SparkCluster]:
+def standalone_cluster(directory: Path, workers: int, *, authenticated: bool = True) -> Iterator[SparkCluster]:
     """Starts it and waits for its workers; ends all of it."""
     import pyspark
 
@@ -131,7 +131,7 @@ def standalone_cluster(directory: Path, workers: int) -> Iterator[SparkCluster]:
         "SPARK_DAEMON_MEMORY": "256m",
     }
     secret = secrets.token_hex(16)
-    environment["SPARK_CONF_DIR"] = str(_cluster_configuration(directory, secret))
+    environment["SPARK_CONF_DIR"] = str(_cluster_configuration(directory, secret if authenticated else ""))
     started: list[subprocess.Popen[bytes]] = []
 
     def start(name: str, *arguments: str) -> subprocess.Popen[bytes]:
@@ -168,10 +168,10 @@ def standalone_cluster(directory: Path, workers: int) -> Iterator[SparkCluster]:
 
 def _cluster_configuration(directory: Path, secret: str) -> Path:
     configuration = directory / "conf"
-    write_private(
-        configuration / "spark-defaults.conf",
-        f"spark.authenticate true\nspark.authenticate.secret {secret}\nspark.master.rest.enabled false\n",
-    )
+    settings = "spark.master.rest.enabled false\n"
+    if secret:
+        settings += f"spark.authenticate true\nspark.authenticate.secret {secret}\n"
+    write_private(configuration / "spark-defaults.conf", settings)
     return configuration
 
 

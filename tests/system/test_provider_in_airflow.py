@@ -8,6 +8,7 @@ from ckpt_runtime.jobmaster.gateway import JobStatus
 from demo.airflow_instance import LocalAirflow
 from tests.system.airflow_instance import until, wait_state
 from tests.unit.provider.conftest import JOB, JobManager
+from tests.unit.runtime.rest.fake_gateway import FakeJob
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(600)]
 NEVER = 10**9
@@ -69,6 +70,31 @@ def test_marking_a_waiting_task_failed_cancels_its_job_and_says_so(
     until(lambda: job.status is JobStatus.CANCELED, "the job's cancellation", 60)
     words = f"job {job.job_id} is being cancelled"
     until(lambda: words in airflow.api.task_log(run, "submit"), "a word in the task's log", 30)
+
+
+@pytest.mark.row("air.3")
+def test_a_retry_goes_on_from_the_latest_checkpoint_and_a_cleared_success_is_done_again(
+    airflow: LocalAirflow, job_manager: JobManager
+) -> None:
+    gateway = job_manager.gateway
+    run = airflow.trigger_dag("system_resume")
+
+    def job_after(known: set[str]) -> FakeJob:
+        return until(lambda: next((job for job in gateway.jobs.values() if job.job_id not in known), None), "a job")
+
+    first = job_after({JOB})
+    wait_state(airflow, run, "submit", "deferred")
+    gateway.complete_checkpoint(first)
+    gateway.move(first.job_id, JobStatus.FAILED)
+    second = job_after({JOB, first.job_id})
+    assert second.request.savepoint_path == "file:/data/chk-1"
+    gateway.move(second.job_id, JobStatus.FINISHED)
+    assert airflow.wait_run(run, 240) == "success", airflow.failure_report(run)
+    airflow.api.clear_task(run, "submit")
+    third = job_after({JOB, first.job_id, second.job_id})
+    assert third.request.savepoint_path is None
+    gateway.move(third.job_id, JobStatus.FINISHED)
+    assert airflow.wait_run(run, 240) == "success", airflow.failure_report(run)
 
 
 @pytest.mark.row("air.3")

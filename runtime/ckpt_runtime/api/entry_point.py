@@ -13,15 +13,21 @@ import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from traceback import walk_tb
 from types import ModuleType
 
 from ckpt_runtime.api.session import StreamSession
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.plan_classes import ISOLATED_PREFIX
 
 DEFAULT_FUNCTION = "pipeline"
-_ISOLATED_PREFIX = "_ckpt_pipeline_"
+_ASK_FOR_SPARK = ("_invoke_function", "get_active_spark_context")
+_NO_PYSPARK_FUNCTIONS = (
+    "it needs Spark's JVM, and a pipeline is planned without one. Write expressions with pyarrow.compute, such as "
+    "pc.field('amount') > 100, and aggregates with count, sum, min, max and avg of ckpt_runtime.api"
+)
 _loaded_directories: list[str] = []
 
 
@@ -41,11 +47,26 @@ def load_plan(
     :raises Exception: whatever the author's code raises
     """
     module_name, function_name = parse_entry(entry)
-    module = _import_module(archive_dir.resolve(), module_name)
-    function = _function(module, module_name, function_name)
-    session = StreamSession(configuration, name=module_name.rsplit(".", 1)[-1], defaults=defaults)
-    function(session, *args)
+    try:
+        module = _import_module(archive_dir.resolve(), module_name)
+        function = _function(module, module_name, function_name)
+        session = StreamSession(configuration, name=module_name.rsplit(".", 1)[-1], defaults=defaults)
+        function(session, *args)
+    except (AssertionError, RuntimeError) as error:
+        called = _function_of_pyspark(error)
+        if called is None:
+            raise
+        raise PlanError(called, _NO_PYSPARK_FUNCTIONS).with_traceback(error.__traceback__) from error
     return session.compile()
+
+
+def _function_of_pyspark(error: BaseException) -> str | None:
+    """The function of ``pyspark.sql.functions`` that asked for Spark in vain and so raised ``error``; else None."""
+    frames = [(str(frame.f_globals.get("__name__")), frame.f_code.co_name) for frame, _ in walk_tb(error.__traceback__)]
+    if frames[-1][1] not in _ASK_FOR_SPARK or not frames[-1][0].startswith("pyspark.sql."):
+        return None
+    called = [name for module, name in frames if module.startswith("pyspark.sql.functions")]
+    return f"pyspark.sql.functions.{called[0]}" if called else None
 
 
 def parse_entry(entry: str) -> tuple[str, str]:
@@ -76,7 +97,7 @@ def _import_module(directory: Path, name: str) -> ModuleType:
         if not _exists_in(directory, name):
             raise PlanError("entry", f"there is no module {name!r} in the archive")
         return importlib.import_module(name)
-    private = _ISOLATED_PREFIX + hashlib.sha256(str(directory).encode()).hexdigest()[:12] + "_" + name
+    private = ISOLATED_PREFIX + hashlib.sha256(str(directory).encode()).hexdigest()[:12] + "_" + name
     spec = importlib.util.spec_from_file_location(private, file)
     assert spec is not None
     assert spec.loader is not None

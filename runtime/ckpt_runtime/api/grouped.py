@@ -14,7 +14,7 @@ from ckpt_runtime.api.stream import Stream
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.event_time import event_time_column
-from ckpt_runtime.graph.expressions import check_columns
+from ckpt_runtime.graph.expressions import check_columns, kind_text
 from ckpt_runtime.graph.logical import LogicalInput
 from ckpt_runtime.graph.schemas import SchemaDerivationError, aggregate_output_schema
 from ckpt_runtime.graph.specs import AggregateSpec, ProcessSpec, WatermarkSpec
@@ -91,7 +91,8 @@ class GroupedStream:
 
 def _check_aggregate(column: object) -> None:
     if not isinstance(column, AggregateColumn):
-        raise PlanError("agg", f"expected count(), sum(...), min(...), max(...) or avg(...), not {column!r}")
+        what = "count(), sum(...), min(...), max(...) or avg(...) of ckpt_runtime.api"
+        raise PlanError("agg", f"expected {what}, not {kind_text(column)}")
 
 
 def _has_watermark(inputs: tuple[LogicalInput, ...]) -> bool:

@@ -25,7 +25,7 @@ from ckpt_runtime.limited_process import (
 )
 
 _OWN_PACKAGE = str(Path(__file__).resolve().parents[1])
-PLAN_LIMITS = ProcessLimits(time_s=120.0, memory_bytes=2 << 30, answer_bytes=16 << 20)
+PLAN_LIMITS = ProcessLimits(time_s=120.0, memory_bytes=2 << 30, answer_bytes=8 << 20)
 
 
 def plan_in_process(

@@ -20,6 +20,7 @@ class CheckpointCleaner:
     def __init__(self, emit: Callable[[Effect], None]) -> None:
         self._emit = emit
         self._removing: dict[int, tuple[_Discard | None, int]] = {}
+        self._directories: dict[int, str] = {}
         self._deleting: Counter[int] = Counter()
 
     @property
@@ -32,11 +33,17 @@ class CheckpointCleaner:
         """Whether no pointer to a checkpoint that is being cleaned can exist any more."""
         return not self._removing
 
+    @property
+    def pointed_to(self) -> tuple[str, ...]:
+        """Directories of checkpoints whose pointers may still exist: the next driver would look for them."""
+        return tuple(self._directories.values())
+
     def is_cleaning(self, checkpoint_id: int) -> bool:
         return checkpoint_id in self._removing or checkpoint_id in self._deleting
 
     def retire(self, checkpoint: CompletedCheckpoint, discard: bool) -> None:
         """Removes the pointer of a checkpoint and then, with ``discard``, its files."""
+        self._directories[checkpoint.id] = checkpoint.directory
         self._remove(checkpoint.id, DiscardCheckpoint(checkpoint) if discard else None)
 
     def sweep(self, checkpoint_id: int, directory: str) -> None:
@@ -57,6 +64,7 @@ class CheckpointCleaner:
         if checkpoint_id not in self._removing:
             return False
         discard, _ = self._removing.pop(checkpoint_id)
+        self._directories.pop(checkpoint_id, None)
         if discard is not None:
             self._deleting[checkpoint_id] += 1
             self._emit(discard)

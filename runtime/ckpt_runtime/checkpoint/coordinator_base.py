@@ -119,6 +119,16 @@ class CoordinatorBase:
         return self._store.entries
 
     @property
+    def referenced(self) -> tuple[str, ...]:
+        """Directories of the snapshots that a restore may need, here or by the next driver.
+
+        With those that are on their way to be retained, and those whose pointers are not certainly gone.
+        """
+        pending = (pending.directory for pending in self._pending.values() if pending.directory is not None)
+        retained = (entry.checkpoint.directory for entry in self._store.entries)
+        return (*retained, *pending, *self._cleaner.pointed_to)
+
+    @property
     def pending_ids(self) -> tuple[int, ...]:
         return tuple(sorted(self._pending))
 

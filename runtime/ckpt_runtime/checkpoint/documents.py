@@ -100,7 +100,7 @@ class _Checkpoint(Struct):
     directory: str
     properties: _Properties
     vertices: list[_Vertex]
-    states: list[_Entry]
+    states: list[Any]
     finished: list[tuple[str, NonNegative]]
     edges: list[_Edge] = []
 
@@ -117,15 +117,21 @@ def check_checkpoint(document: object) -> None:
     parallelism = {vertex.id: vertex.parallelism for vertex in found.vertices}
     if len(parallelism) != len(found.vertices):
         raise DocumentError("two vertices have the same id")
-    states = [(entry.vertex, entry.subtask) for entry in found.states]
+    # One by one: a large document must not hold up the other threads of this process.
+    entries = [checked(entry, _Entry) for entry in found.states]
+    states = [(entry.vertex, entry.subtask) for entry in entries]
     for name, subtasks in (("states", states), ("finished", found.finished)):
         if len(set(subtasks)) != len(subtasks):
             raise DocumentError(f"`{name}` names a subtask twice")
         for vertex, subtask in subtasks:
             if subtask >= parallelism.get(vertex, 0):
                 raise DocumentError(f"`{name}` names subtask {subtask} of {vertex[:100]!r}, which there is not")
-    for entry in found.states:
-        _check_state(entry.state, f"the state of subtask {entry.subtask} of {entry.vertex[:100]!r}")
+    uids = {vertex.id: frozenset(vertex.operator_uids) for vertex in found.vertices}
+    for entry in entries:
+        where = f"the state of subtask {entry.subtask} of {entry.vertex[:100]!r}"
+        for uid in entry.state.operators.keys() - uids[entry.vertex]:
+            raise DocumentError(f"{where} is also one of operator {uid[:100]!r}, which the vertex has not")
+        _check_state(entry.state, where)
 
 
 def _check_state(state: _SubtaskState, where: str) -> None:

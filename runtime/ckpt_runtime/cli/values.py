@@ -25,9 +25,15 @@ def optional_job_id(text: str | None) -> str | None:
 
 
 def duration_ms(option: str, text: str | None) -> int | None:
-    """Milliseconds of ``10 s``, ``5min``, ...; None when not given."""
+    """Milliseconds of ``10 s``, ``5min``, ...; None when not given.
+
+    A bare number is refused: options count milliseconds, as Flink's do, and whoever waits means seconds.
+    """
     if text is None:
         return None
+    number = text.strip()
+    if number.isdecimal() and int(number) > 0:
+        raise typer.BadParameter(f'{option}: {text!r} has no unit, write "{number} s", "{number} ms" or "{number} min"')
     try:
         return parse_duration(text)
     except ValueError as error:

@@ -16,9 +16,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from ckpt_runtime.connectors.commit_messages import decode_message, encode_message
 from ckpt_runtime.connectors.datasource_rows import batch_to_rows, struct_type
-from ckpt_runtime.connectors.task_context import identify_thread
+from ckpt_runtime.connectors.plan_values import values_of
+from ckpt_runtime.connectors.state_version import checked_items, versioned
+from ckpt_runtime.connectors.tagged_values import TaggedValues
+from ckpt_runtime.connectors.task_context import begin_task
 from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, new_data_source
 from ckpt_runtime.graph.specs import CommitterSpec, SinkSpec
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
@@ -87,7 +89,7 @@ class _Epoch:
             raise self._error
 
     def _run(self) -> None:
-        identify_thread(self._context.subtask_index, self._context.parallelism, self._context.attempt)
+        begin_task(self._context.subtask_index, self._context.attempt)
         try:
             self._message = self._writer.write(self._input())
         except BaseException as error:
@@ -114,10 +116,13 @@ class StreamWriterOperator(Operator):
         self._source = spec.format
         self._options = spec.options
         self._epoch: _Epoch | None = None
+        self._values: TaggedValues | None = None
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         if self._epoch is None:
             writer = _new_writer(self._source, self._options, batch.schema)
+            if self._values is None:
+                self._values = values_of(self._source, writer)
             self._epoch = _Epoch(writer, batch.schema, self.context)
         self._epoch.feed(batch)
 
@@ -133,7 +138,7 @@ class StreamWriterOperator(Operator):
         row = {
             "checkpoint_id": checkpoint_id,
             "subtask": self.context.subtask_index,
-            "message": encode_message(message),
+            "message": None if message is None else self._encoded(message),
         }
         self.output.emit(pa.RecordBatch.from_pylist([row], schema=COMMITTABLE_SCHEMA))
 
@@ -141,6 +146,14 @@ class StreamWriterOperator(Operator):
         if self._epoch is not None:
             self._epoch.abandon()
             self._epoch = None
+
+    def _encoded(self, message: Any) -> str:
+        from pyspark.sql.datasource import WriterCommitMessage
+
+        if not isinstance(message, WriterCommitMessage):
+            raise TypeError(f"write() returned {type(message).__name__}, expected a WriterCommitMessage or None")
+        assert self._values is not None
+        return self._values.encode(message, "commit message")
 
 
 class CommitterOperator(Operator):
@@ -153,15 +166,16 @@ class CommitterOperator(Operator):
         self._options = spec.options
         self._schema = spec.schema
         self._messages: dict[int, list[tuple[int, str | None]]] = {}
+        self._values: TaggedValues | None = None
         self._taken: set[int] = set()
         """Snapshots that may be restored from, as far as it is known here."""
 
     def open(self, context: OperatorContext, output: Output) -> None:
         """Commits what the restored snapshot covers, again if need be."""
         super().open(context, output)
-        identify_thread(context.subtask_index, context.parallelism, context.attempt)
+        begin_task(0, context.attempt)
         self._taken = {context.restored_checkpoint_id or 0}
-        for item in context.operator_state.restored(_MESSAGES):
+        for item in checked_items(context.uid, context.operator_state.restored(_MESSAGES)):
             messages = [(int(subtask), message) for subtask, message in item["messages"]]
             self._messages[int(item["checkpoint"])] = messages
         self._commit_up_to(max(self._messages, default=0))
@@ -178,7 +192,7 @@ class CommitterOperator(Operator):
             {"checkpoint": known, "messages": [list(entry) for entry in messages]}
             for known, messages in sorted(self._messages.items())
         ]
-        self.context.operator_state.put(_MESSAGES, items)
+        self.context.operator_state.put(_MESSAGES, versioned(items))
         self._taken.add(checkpoint_id)
 
     def notify_complete(self, checkpoint_id: int) -> None:
@@ -194,7 +208,8 @@ class CommitterOperator(Operator):
         covered = max(self._taken, default=0)
         for known in sorted(known for known in self._messages if known > covered):
             try:
-                self._writer().abort(self._decoded(known), known)
+                writer = self._writer()
+                writer.abort(self._decoded(known, writer), known)
             except Exception as error:
                 errors.append(error)
         self._messages.clear()
@@ -204,11 +219,15 @@ class CommitterOperator(Operator):
     def _commit_up_to(self, checkpoint_id: int) -> None:
         """In order of the checkpoints; a failure leaves it and the later ones to be committed after the restore."""
         for known in sorted(known for known in self._messages if known <= checkpoint_id):
-            self._writer().commit(self._decoded(known), known)
+            writer = self._writer()
+            writer.commit(self._decoded(known, writer), known)
             del self._messages[known]
 
-    def _decoded(self, checkpoint_id: int) -> list[Any]:
-        return [decode_message(text, self._source) for _, text in sorted(self._messages[checkpoint_id], key=_subtask)]
+    def _decoded(self, checkpoint_id: int, writer: Any) -> list[Any]:
+        if self._values is None:
+            self._values = values_of(self._source, writer)
+        texts = [text for _, text in sorted(self._messages[checkpoint_id], key=_subtask)]
+        return [None if text is None else self._values.decode(text) for text in texts]
 
     def _writer(self) -> Any:
         return _new_writer(self._source, self._options, self._schema)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, RANGE_SCHEMA
+from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, SPLIT_SCHEMA
 from ckpt_runtime.graph.job_graph import (
     JobEdge,
     JobGraph,
@@ -171,7 +171,7 @@ def _reader_pair(node: LogicalNode, spec: SourceSpec) -> tuple[LogicalNode, Logi
     enumerator = LogicalNode(
         EnumeratorSpec(spec.format, spec.options, spec.schema or node.schema),
         (),
-        RANGE_SCHEMA,
+        SPLIT_SCHEMA,
         node.uid,
         f"{name} offsets",
         1,
@@ -180,7 +180,7 @@ def _reader_pair(node: LogicalNode, spec: SourceSpec) -> tuple[LogicalNode, Logi
     )
     reader = LogicalNode(
         RangeReaderSpec(spec.format, spec.options, spec.schema or node.schema),
-        (LogicalInput(enumerator, Partitioning.BROADCAST),),
+        (LogicalInput(enumerator, Partitioning.REBALANCE),),
         node.schema,
         None if node.uid is None else node.uid + READER_SUFFIX,
         name,

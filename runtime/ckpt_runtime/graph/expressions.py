@@ -19,7 +19,7 @@ def expression_type(expression: object, schema: pa.Schema, field: str) -> pa.Dat
     """
     if not isinstance(expression, pc.Expression):
         raise PlanError(
-            field, f"expected a pyarrow.compute expression such as pc.field('x') > 1, not {type(expression).__name__}"
+            field, f"expected a pyarrow.compute expression such as pc.field('x') > 1, not {kind_text(expression)}"
         )
     try:
         columns: Any = {"value": expression}
@@ -31,11 +31,18 @@ def expression_type(expression: object, schema: pa.Schema, field: str) -> pa.Dat
     return kind
 
 
+def kind_text(value: object) -> str:
+    """What something that does not belong into a plan is, in a message."""
+    kind = type(value)
+    of_pyspark = kind.__module__.partition(".")[0] == "pyspark"
+    return f"PySpark's {kind.__name__}, which only Spark can work with" if of_pyspark else kind.__name__
+
+
 def check_columns(columns: Sequence[str], schema: pa.Schema, field: str) -> None:
     """:raises PlanError: a name that is no text or no column, or one that occurs twice in ``columns``."""
     for position, column in enumerate(columns):
         if not isinstance(column, str):
-            raise PlanError(field, f"expected a column name, not {type(column).__name__}")
+            raise PlanError(field, f"expected a column name, not {kind_text(column)}")
         if schema.names.count(column) != 1:
             known = ", ".join(schema.names)
             problem = "is ambiguous" if column in schema.names else "does not exist"

@@ -29,20 +29,24 @@ _COMMITTABLE_FIELDS: list[pa.Field[Any]] = [
     pa.field("message", pa.string(), True),
 ]
 COMMITTABLE_SCHEMA = pa.schema(_COMMITTABLE_FIELDS)
-"""What a PySpark stream writer sends to its committer: one row per subtask and checkpoint; the message is JSON."""
+"""What a PySpark stream writer sends to its committer: one row per subtask and checkpoint; the message is
+a tagged text."""
 
-_RANGE_FIELDS: list[pa.Field[Any]] = [
+_SPLIT_FIELDS: list[pa.Field[Any]] = [
     pa.field("sequence", pa.int64(), False),
-    pa.field("start", pa.string(), False),
-    pa.field("end", pa.string(), False),
+    pa.field("number", pa.int32(), False),
+    pa.field("partition", pa.string(), True),
     pa.field("rows", pa.binary(), True),
 ]
-RANGE_SCHEMA = pa.schema(_RANGE_FIELDS)
-"""What an enumerator sends to the readers: an offset range as JSON. ``rows`` is an Arrow IPC stream with the range's
-rows where the reader hands them out with the offsets (simple readers), else null."""
+SPLIT_SCHEMA = pa.schema(_SPLIT_FIELDS)
+"""What an enumerator sends to the readers: one row per partition of an offset range. ``sequence`` counts all of them,
+``number`` those of the range; ``partition`` is the user's object as a tagged text. ``rows`` stands instead where the
+reader hands out the rows with the offsets (simple readers): an Arrow IPC stream."""
 
 _BATCH_ROWS = Option("batchRows", int, 8192, minimum=1)
 _RATE = Option("rowsPerSecond", float, 0.0, minimum=0)
+
+_DATA_SOURCE = "pyspark.sql.datasource"
 
 SourceSchema = Callable[[dict[str, Any], pa.Schema | None], pa.Schema]
 SinkCheck = Callable[[dict[str, Any], pa.Schema], None]
@@ -215,9 +219,10 @@ def sink_options(name: str, options: Mapping[str, str]) -> dict[str, Any]:
 def source_schema(source: str | type, options: Mapping[str, str], declared: pa.Schema | None) -> pa.Schema:
     """What a source emits; checks its options on the way.
 
-    :raises PlanError: unknown format, bad option, or a ``DataSource`` without a schema.
+    :raises PlanError: unknown format, bad option, or a ``DataSource`` without a schema or without a stream reader.
     """
     if isinstance(source, type):
+        _check_stream(source, "read", "streamReader", "simpleStreamReader")
         available_now(options)
         ordered_reads(options)
         return declared if declared is not None else _data_source_schema(source, options)
@@ -229,10 +234,21 @@ def source_schema(source: str | type, options: Mapping[str, str], declared: pa.S
 def check_sink(sink: str | type, options: Mapping[str, str], schema: pa.Schema) -> None:
     """Checks a sink's format and options against what it will get. :raises PlanError: as :func:`source_schema`."""
     if isinstance(sink, type):
+        _check_stream(sink, "written", "streamWriter")
         return
     if sink not in SINK_FORMATS:
         raise PlanError("format", _unknown(sink, SINK_FORMATS))
     SINK_FORMATS[sink].check(sink_options(sink, options), schema)
+
+
+def _check_stream(source: type, verb: str, *methods: str) -> None:
+    """:raises PlanError: a ``DataSource`` that overrides none of the methods, e.g. one for batches only."""
+    if all(getattr(getattr(source, method, None), "__module__", _DATA_SOURCE) == _DATA_SOURCE for method in methods):
+        raise PlanError(
+            "format",
+            f"{source.__name__} has no {' and no '.join(methods)}: it cannot be {verb} as a stream, only in a batch of "
+            "Spark's",
+        )
 
 
 def _unknown(name: str, known: Mapping[str, Any]) -> str:

@@ -100,7 +100,7 @@ class JobGraph:
         """Whether a barrier may overtake data on that edge.
 
         Not to a reader of offset ranges or a committer: what is on its way to them is work that checkpoints count
-        (all parts of a range, all committables of a checkpoint), little of it, and meant to be taken in order.
+        (all partitions of a range, all committables of a checkpoint), little of it, and meant to be taken in order.
         """
         return self.vertex(edge.target).operators[0].kind not in _ALIGNED_ONLY
 

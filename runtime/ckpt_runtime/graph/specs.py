@@ -160,7 +160,7 @@ class EnumeratorSpec:
 
 @dataclass(frozen=True, slots=True)
 class RangeReaderSpec:
-    """Reads this subtask's share of each offset range that an :class:`EnumeratorSpec` planned."""
+    """Reads the partitions of offset ranges that an :class:`EnumeratorSpec` planned and sent to this subtask."""
 
     format: str | type
     options: Mapping[str, str] = field(default_factory=dict)

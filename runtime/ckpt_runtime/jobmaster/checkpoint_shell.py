@@ -145,6 +145,11 @@ class CheckpointShell:
             self._execute(effect)
 
     @property
+    def directory(self) -> str:
+        """The URL of the job's own checkpoint directory."""
+        return self._storage.location.url
+
+    @property
     def fenced(self) -> bool:
         """Whether another driver leads, so that nothing of the job may be changed any more."""
         return self._fenced
@@ -206,9 +211,14 @@ class CheckpointShell:
             self._deletions.close()
             return
 
+        def delete_hidden_files() -> None:
+            """What a retained checkpoint covers is not known while its storage is away."""
+            check_directory(self._storage.location if self._directory_known else self._storage.location.parent)
+            clean_up_sinks(outputs, self._storage, savepoint_id)
+
         def clean_up_outputs() -> None:
             what = f"clean up what the sinks of job {self._job_id} have hidden"
-            self._deletions.submit(what, partial(clean_up_sinks, outputs, self._storage, savepoint_id))
+            self._deletions.submit(what, delete_hidden_files)
             self._deletions.when_done(lambda: self._finish_directory(keeps_nothing))
 
         self._deletions.when_done(clean_up_outputs)

@@ -61,6 +61,7 @@ from ckpt_runtime.jobmaster.gateway import (
     OperationStatus,
     RunRequest,
     SavepointFormat,
+    SlotAgent,
     StoredPipeline,
     SubmissionFailed,
     VertexNotFound,
@@ -74,6 +75,7 @@ from ckpt_runtime.jobmaster.operations import OperationStore
 from ckpt_runtime.jobmaster.program_archive import DEFAULT_FUNCTION
 from ckpt_runtime.jobmaster.program_store import ProgramStore, StoredProgram
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
+from ckpt_runtime.jobmaster.snapshot_references import References, SnapshotReferences
 from ckpt_runtime.jobmaster.stored_submissions import forget_result, store_job
 from ckpt_runtime.jobmaster.submission import JobSubmission, options_of_jobs
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
@@ -121,6 +123,7 @@ class Dispatcher:
         self._submitting: dict[str, asyncio.Future[None]] = {}
         self._requests: dict[str, RunRequest] = {}
         self._operations = OperationStore()
+        self._references = SnapshotReferences(self._living_references, pools.paths)
         self._closing = False
 
     async def stop(self) -> None:
@@ -203,7 +206,21 @@ class Dispatcher:
 
     async def cluster_overview(self) -> ClusterOverview:
         statuses = Counter(job.status for job in self._jobs.values())
-        return ClusterOverview(self._slots.total, self._slots.available, self._slots.total, statuses)
+        return ClusterOverview(self._slots.total, self._slots.available, len(self._slots.all()), statuses)
+
+    async def slot_agents(self) -> tuple[SlotAgent, ...]:
+        epoch_ms = wall_clock_ms() - time.monotonic() * 1000
+        return tuple(
+            SlotAgent(
+                slot_id=slot.slot_id,
+                endpoint=slot.endpoint,
+                data_port=-1 if slot.worker is None else slot.worker.data_address[1],
+                cpus=len(slot.cpus),
+                is_free=slot.owner is None,
+                last_heartbeat_ms=round(epoch_ms + slot.agent.last_heard * 1000),
+            )
+            for slot in self._slots.all()
+        )
 
     async def dashboard_config(self) -> DashboardConfig:
         from ckpt_runtime.version import REVISION, VERSION
@@ -376,6 +393,8 @@ class Dispatcher:
             return CompletedCheckpoint.from_json(found.document, found.directory.url)
 
         try:
+            if await self._references.is_being_disposed(path):
+                raise SubmissionFailed(f"cannot restore from {path}: it is being disposed of")
             return await asyncio.get_running_loop().run_in_executor(self._pools.paths, read)
         except PoolExhaustedError as error:
             raise NotReady(str(error)) from error
@@ -512,12 +531,36 @@ class Dispatcher:
         )
 
     async def dispose_savepoint(self, path: str, trigger_id: str | None) -> str:
+        operation = OperationKind.SAVEPOINT_DISPOSAL
+        self._check_leads()
+        if self._operations.knows(operation, None, trigger_id):
+            return trigger_id or ""
+        try:
+            claimed = await self._references.begin_disposal(path)
+        except PoolExhaustedError as error:
+            raise NotReady(str(error)) from error
+        except StorageError as error:
+            failure = error
+            return self._operations.start(operation, None, trigger_id, lambda: _fail(failure))
+        if self._operations.knows(operation, None, trigger_id):  # the same request came twice at once
+            self._references.end_disposal(claimed)
+            return trigger_id or ""
+
         async def dispose() -> OperationStatus:
-            await asyncio.get_running_loop().run_in_executor(self._pools.paths, self._dispose, path)
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._pools.paths, self._dispose, path)
+            finally:
+                self._references.end_disposal(claimed)
             return OperationStatus(True)
 
-        self._check_leads()
-        return self._operations.start(OperationKind.SAVEPOINT_DISPOSAL, None, trigger_id, dispose)
+        return self._operations.start(operation, None, trigger_id, dispose)
+
+    def _living_references(self) -> list[References]:
+        living = [job.references() for job in self._jobs.values() if isinstance(job, JobMaster) and not job.has_ended]
+        for job_id in self._submitting:
+            path = self._requests[job_id].savepoint_path
+            living.append(References(job_id, "being submitted", snapshots=() if path is None else (path,)))
+        return [*living, *(References(job_id, "not recovered yet", is_known=False) for job_id in self._stranded)]
 
     def _dispose(self, path: str) -> None:
         if self._store is not None:
@@ -590,6 +633,10 @@ def _check_format(savepoint_format: SavepointFormat) -> None:
     """Never takes another kind of savepoint than the one that was asked for."""
     if savepoint_format is not SavepointFormat.NATIVE:
         raise InvalidRequest("formatType", savepoint_format.value, "this version takes NATIVE savepoints")
+
+
+async def _fail(error: StorageError) -> OperationStatus:
+    raise error
 
 
 def _check_target(directory: str) -> None:

@@ -16,8 +16,6 @@ from ckpt_runtime.checkpoint.statistics import (
     CheckpointCounts,
     CheckpointStats,
     CheckpointStatsSnapshot,
-    CheckpointStatsStatus,
-    CheckpointType,
 )
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobGraph
@@ -91,9 +89,8 @@ class EndedJob:
         self._checkpoint_config = result.checkpoint_config
         self._counts = result.checkpoint_counts
         self._restarts = result.restarts
-        with malformed():
-            self._latest_completed = _checkpoint_of(result.latest_checkpoints.get("completed"))
-            self._latest_savepoint = _checkpoint_of(result.latest_checkpoints.get("savepoint"))
+        self._latest_completed = _checkpoint_of(result.latest_checkpoints.get("completed"))
+        self._latest_savepoint = _checkpoint_of(result.latest_checkpoints.get("savepoint"))
 
     def overview(self) -> JobOverview:
         return self._overview
@@ -184,7 +181,4 @@ def _stored(checkpoint: CheckpointStats | None) -> dict[str, Any] | None:
 
 
 def _checkpoint_of(document: Mapping[str, Any] | None) -> CheckpointStats | None:
-    if document is None:
-        return None
-    status, kind = CheckpointStatsStatus(document["status"]), CheckpointType(document["checkpoint_type"])
-    return CheckpointStats(**{**document, "status": status, "checkpoint_type": kind, "vertices": {}})
+    return None if document is None else checked({**document, "vertices": {}}, CheckpointStats)

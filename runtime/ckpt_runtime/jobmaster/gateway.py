@@ -150,6 +150,14 @@ class JobTerminated(Conflict):
         self.status = status
 
 
+class SnapshotInUse(Conflict):
+    """A snapshot that is to be disposed of is one that a living job refers to."""
+
+    def __init__(self, path: str, job_id: str, state: str, reason: str) -> None:
+        super().__init__(f"{path} cannot be disposed of while job {job_id} is {state}: {reason}")
+        self.job_id = job_id
+
+
 class JobAlreadyExists(Conflict):
     """A client-chosen job id is taken by a job of another submission."""
 
@@ -164,12 +172,27 @@ class NotReady(GatewayError):
 
 @dataclass(frozen=True, slots=True)
 class ClusterOverview:
-    """``jobs_by_status`` counts living and kept jobs; states without jobs may be left out."""
+    """``jobs_by_status`` counts living and kept jobs; states without jobs may be left out.
+
+    Slots that Spark could start count as well: there are none before the first job.
+    """
 
     slots_total: int
     slots_available: int
     slot_agents: int
     jobs_by_status: Mapping[JobStatus, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotAgent:
+    """A slot with the process that supervises it. ``data_port`` is -1 while no worker is ready."""
+
+    slot_id: str
+    endpoint: str
+    data_port: int
+    cpus: int
+    is_free: bool
+    last_heartbeat_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,6 +431,10 @@ class DispatcherGateway(Protocol):
     """The job manager as REST sees it. Any method may raise :class:`NotReady`; the others are named."""
 
     async def cluster_overview(self) -> ClusterOverview: ...
+
+    async def slot_agents(self) -> tuple[SlotAgent, ...]:
+        """Those that have been started, oldest first."""
+        ...
 
     async def dashboard_config(self) -> DashboardConfig: ...
 

@@ -252,6 +252,12 @@ class JobCheckpoints:
         """What holds now."""
         return shown_settings(self._shell.coordinator.configuration, self._submission.configuration, self._overrides)
 
+    def references(self) -> tuple[str, tuple[str, ...]]:
+        """The job's own directory, and the snapshots that it may have to start from."""
+        coordinator, origin = self._shell.coordinator, self._submission.savepoint
+        begins = () if origin is None or coordinator.latest_checkpoint is not None else (origin.directory,)
+        return self._shell.directory, (*begins, *coordinator.referenced)
+
     def statistics(self) -> CheckpointStatsSnapshot:
         """A frozen view."""
         return self._shell.coordinator.statistics()

@@ -46,6 +46,7 @@ from ckpt_runtime.jobmaster.job_checkpoints import JobCheckpoints
 from ckpt_runtime.jobmaster.operations import OperationFailed
 from ckpt_runtime.jobmaster.restart_strategy_factory import create_restart_strategy, strategy_type
 from ckpt_runtime.jobmaster.slot_pool import Slot, SlotPool, SlotsUnavailableError
+from ckpt_runtime.jobmaster.snapshot_references import References
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.scheduler import job_effects as effects
@@ -103,6 +104,10 @@ class JobMaster:
         self._restarts = 0
 
     # --- wishes
+
+    @property
+    def has_ended(self) -> bool:
+        return self._status.is_globally_terminal
 
     @property
     def status(self) -> JobStatus:
@@ -206,6 +211,10 @@ class JobMaster:
 
     def checkpoint_config(self) -> EffectiveCheckpointConfig:
         return self._checkpoints.effective_config()
+
+    def references(self) -> References:
+        """The snapshots that this job needs."""
+        return References(self._submission.job_id, self.status.value, *self._checkpoints.references())
 
     def checkpoint_statistics(self) -> CheckpointStatsSnapshot:
         return self._checkpoints.statistics()

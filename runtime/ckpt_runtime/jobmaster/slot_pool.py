@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from ckpt_runtime.jobmaster.control_endpoint import Message, Peer
 from ckpt_runtime.jobmaster.loss_notices import LossNotices
@@ -44,6 +44,10 @@ class SlotsUnavailableError(RuntimeError):
 
 class SlotProvider(Protocol):
     """Where slot agents come from: Spark barrier stages, or plain processes in tests."""
+
+    @property
+    def capacity(self) -> int:
+        """How many slots could run at once, as far as it is known; 0 when it is not."""
 
     def launch(
         self,
@@ -208,11 +212,13 @@ class SlotPool:
 
     @property
     def total(self) -> int:
-        return len(self._slots)
+        """Slots that there are, or could be."""
+        return max(len(self._slots), self._provider.capacity)
 
     @property
     def available(self) -> int:
-        return sum(1 for slot in self._slots.values() if slot.owner is None)
+        """Those of :attr:`total` that no job holds."""
+        return self.total - sum(1 for slot in self._slots.values() if slot.owner is not None)
 
     def all(self) -> tuple[Slot, ...]:
         """The living slots, oldest first."""
@@ -579,19 +585,6 @@ class SlotPool:
             if slots and idle:
                 reason = f"no job has used its slots for {self._times.idle_timeout_s:g} s"
                 self._end_stage(stage_id, reason, keep_workers=False)
-
-    def describe(self) -> list[dict[str, Any]]:
-        """The slots for the cluster overview."""
-        return [
-            {
-                "id": slot.slot_id,
-                "host": slot.host,
-                "worker": None if slot.worker is None else slot.worker.worker_id,
-                "spare": slot.spare is not None,
-                "free": slot.owner is None,
-            }
-            for slot in self._slots.values()
-        ]
 
 
 def _stage_key(stage_id: int) -> str:

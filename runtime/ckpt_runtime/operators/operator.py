@@ -119,6 +119,15 @@ class Operator(ABC):
         """
         return False
 
+    @property
+    def holds_checkpoints_back(self) -> bool:
+        """Whether a snapshot taken now could not be restored exactly; asked of the head of a chain.
+
+        The subtask keeps a trigger of the coordinator until it is False. A barrier comes as input, which the operator
+        puts off by itself.
+        """
+        return False
+
     @abstractmethod
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         """Processes one non-empty batch of the given input gate."""

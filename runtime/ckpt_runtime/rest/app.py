@@ -11,7 +11,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ckpt_runtime.jobmaster.gateway import DispatcherGateway
 from ckpt_runtime.rest.auth import Guard
 from ckpt_runtime.rest.errors import install_error_handlers
-from ckpt_runtime.rest.handlers import checkpoint_config, checkpoints, cluster, jobs, pipelines, savepoints, vertices
+from ckpt_runtime.rest.handlers import (
+    checkpoint_config,
+    checkpoints,
+    cluster,
+    dashboard,
+    jobs,
+    pipelines,
+    savepoints,
+    vertices,
+)
 from ckpt_runtime.rest.openapi import install_openapi
 from ckpt_runtime.rest.responses import FlinkResponse
 from ckpt_runtime.rest.uploads import DEFAULT_MAX_UPLOAD_BYTES
@@ -56,7 +65,7 @@ def create_app(
     app.state.gateway = gateway
     app.state.max_upload_bytes = max_upload_bytes
     # checkpoint_config comes before checkpoints, whose ":triggerid" would match "configuration"
-    for room in (cluster, pipelines, jobs, vertices, checkpoint_config, checkpoints, savepoints):
+    for room in (cluster, dashboard, pipelines, jobs, vertices, checkpoint_config, checkpoints, savepoints):
         app.include_router(room.router)
     install_error_handlers(app)
     install_openapi(app, authenticated=token is not None)

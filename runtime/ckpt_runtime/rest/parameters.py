@@ -33,6 +33,11 @@ JobId = Annotated[
     Path(alias="jobid", description="job id, 32 hex digits", pattern=HEX_ID_PATTERN, examples=[_JOB]),
     AfterValidator(_lower),
 ]
+ApplicationId = Annotated[
+    str,
+    Path(alias="applicationid", description="the job's id", pattern=HEX_ID_PATTERN, examples=[_JOB]),
+    AfterValidator(_lower),
+]
 VertexId = Annotated[
     str,
     Path(alias="vertexid", description="vertex id, 32 hex digits", pattern=HEX_ID_PATTERN, examples=[_VERTEX]),

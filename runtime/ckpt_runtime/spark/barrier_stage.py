@@ -34,6 +34,12 @@ class BarrierStageProvider:
     def __init__(self, context: SparkContext, driver_host: str) -> None:
         self._context = context
         self._driver_host = driver_host
+        self._capacity: int = context.defaultParallelism  # cores, unless spark.default.parallelism says otherwise
+
+    @property
+    def capacity(self) -> int:
+        """The task slots that Spark had when the session began."""
+        return self._capacity
 
     def launch(self, stage_id: int, slots: int, control_port: int, secret: str, ended: StageEnded) -> None:
         """Returns at once; ``ended(stage_id, error)`` is called from a thread when the stage is over."""

@@ -74,8 +74,14 @@ def check_protected(context: SparkContext) -> None:
     """Raises UnprotectedSparkError unless the running application asks for its secret and its master took it in."""
     if context.getConf().get(AUTHENTICATE) != "true":
         raise UnprotectedSparkError(f"{AUTHENTICATE}: the running application was started without it")
-    if context._jsc.sc().isStopped():  # noqa: SLF001 - PySpark has no other way to ask
+    # Spark gives up on a master without an error, and stops the application in its own time.
+    if (context.master or "").startswith("spark://") and not _is_registered(context.applicationId):
         raise UnprotectedSparkError(
             f"the master {context.master} does not take the application in: it does not run, does not have "
             f"{AUTHENTICATE} set, or has another {AUTHENTICATION_SECRET}"
         )
+
+
+def _is_registered(application_id: str | None) -> bool:
+    """Whether a standalone master has given the application its id; Spark makes one up otherwise."""
+    return application_id is not None and application_id.startswith("app-")

@@ -12,7 +12,7 @@ from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.storage.json_text import parsed_to_json_text, to_json_text
 
 VERSION = 1
-MAX_DOCUMENT_BYTES = 64 << 20
+MAX_DOCUMENT_BYTES = 16 << 20
 
 
 def encode_document(document: Mapping[str, Any]) -> bytes:

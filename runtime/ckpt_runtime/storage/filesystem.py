@@ -81,6 +81,12 @@ class Location:
         """The directory that holds this location."""
         return Location(self.filesystem, self.path.rsplit("/", 1)[0] or "/", self.scheme)
 
+    def real(self) -> Location:
+        """The same place without symbolic links on the way. Blocks."""
+        if not self.is_local:
+            return self
+        return Location(self.filesystem, os.path.realpath(self.path), self.scheme)
+
     def child(self, *names: str) -> Location:
         """A location below this one. Raises :class:`InvalidLocationError` for a name that is not one plain segment."""
         for name in names:
@@ -92,6 +98,21 @@ class Location:
         """Whether ``other`` lies strictly below this directory, judged by the paths alone."""
         below = other.path.startswith(self.path.rstrip("/") + "/")
         return below and _same_filesystem(self.filesystem, other.filesystem)
+
+
+Identity = tuple[str | int, ...]
+"""Says where something lies; see :func:`identity`."""
+
+
+def identity(location: Location) -> Identity:
+    """The same for all spellings of one place: symbolic links, mounts and options of a store aside. Blocks."""
+    if not location.is_local:
+        return (type(location.filesystem).__name__, location.path)
+    try:
+        found = os.stat(location.path)
+    except OSError:
+        return ("file", os.path.realpath(location.path))
+    return ("inode", found.st_dev, found.st_ino)
 
 
 def _same_filesystem(first: Any, second: Any) -> bool:

@@ -32,10 +32,10 @@ from ckpt_runtime.storage.json_text import to_json_text
 FORMAT = "ckpt-metadata"
 VERSION = 1
 MAX_COMPRESSED_BYTES = 64 << 20
-MAX_TEXT_BYTES = 128 << 20
-MAX_LINES = 1_000_000
-MAX_LINE_BYTES = 16 << 20
-MAX_VALUES = 4_000_000
+MAX_TEXT_BYTES = 64 << 20
+MAX_LINES = 500_000
+MAX_LINE_BYTES = 8 << 20
+MAX_VALUES = 2_000_000
 """Commas and opening brackets, which bound the number of values. As objects they take twenty times their text."""
 
 _SKIPPABLE = struct.Struct("<II")

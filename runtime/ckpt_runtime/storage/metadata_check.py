@@ -1,4 +1,4 @@
-"""Tries in a process with limits whether foreign metadata can be read, before this process reads it.
+"""Tries in a process with limits whether foreign metadata is one of a checkpoint, before this process reads it.
 
 A few kilobytes can be forged so that they unpack to a document of many millions of values. What is short enough to be
 harmless whatever it says (``HARMLESS_TEXT_BYTES``) need not be tried, so that ordinary snapshots cost nothing.
@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 
+from ckpt_runtime.checkpoint.documents import check_checkpoint
+from ckpt_runtime.graph.schema import DocumentError
 from ckpt_runtime.limited_process import LimitedProcessError, ProcessLimits, run_limited, serve
 from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.storage.metadata import decode
 
 HARMLESS_TEXT_BYTES = 1 << 20
-LIMITS = ProcessLimits(time_s=30.0, memory_bytes=768 << 20, answer_bytes=64 << 10)
+LIMITS = ProcessLimits(time_s=30.0, memory_bytes=512 << 20, answer_bytes=64 << 10)
 _MAX_MESSAGE_CHARS = 8_000
 
 
 def check_foreign(data: bytes, name: str) -> None:
-    """Blocks until the trial has ended. Raises :class:`CorruptFileError` as reading would, and for passed limits."""
+    """Blocks until the trial has ended. Raises :class:`CorruptFileError` unless it holds a whole checkpoint."""
     try:
         answer = json.loads(run_limited(__name__, json.dumps(name).encode() + b"\n" + data, LIMITS))
     except LimitedProcessError as error:
@@ -30,10 +32,14 @@ def check_foreign(data: bytes, name: str) -> None:
 
 def _answer(request: bytes) -> bytes:
     name, _, data = request.partition(b"\n")
+    url = json.loads(name)
     try:
-        decode(data, json.loads(name))
+        check_checkpoint(decode(data, url))
     except CorruptFileError as error:
         return json.dumps(str(error)[:_MAX_MESSAGE_CHARS]).encode()
+    except DocumentError as error:
+        message = f"{url} is damaged or foreign: its content has another shape: {error}"
+        return json.dumps(message[:_MAX_MESSAGE_CHARS]).encode()
     return b"null"
 
 

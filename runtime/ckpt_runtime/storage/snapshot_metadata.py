@@ -61,12 +61,16 @@ def read_foreign_metadata(url: str | Location) -> SnapshotMetadata:
 
 def _read(url: str | Location) -> tuple[Location, bytes]:
     given = url if isinstance(url, Location) else resolve(url)
-    if given.name == METADATA_NAME and not is_directory(given):
-        file = given
-    else:
-        file = given.child(METADATA_NAME)
+    directory = snapshot_directory(given)
+    if directory is given:
         _check_directory(given)
+    file = directory.child(METADATA_NAME)
     return file, read_bytes(file, _MAX_FILE_BYTES)
+
+
+def snapshot_directory(given: Location) -> Location:
+    """The directory of a snapshot that is given as that or as the ``_metadata`` file in it."""
+    return given.parent if given.name == METADATA_NAME and not is_directory(given) else given
 
 
 def has_metadata(directory: Location) -> bool:

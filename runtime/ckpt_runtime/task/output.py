@@ -133,7 +133,8 @@ class ResultPartition:
     """All channels of one job edge, on the producing side.
 
     ``rows`` counts each row taken once, ``bytes`` what goes to each channel. ``peers`` are the consumers'
-    subtask indexes, in order unless given. Barriers stay in order unless ``overtakes``.
+    subtask indexes, in order unless given. Without ``overtakes`` barriers stay in order, and each row is
+    a piece of work: a rebalanced batch is dealt out row by row.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class ResultPartition:
         self._route: Callable[[pa.RecordBatch], None] = {
             Partitioning.FORWARD: self._forward,
             Partitioning.HASH: self._hash,
-            Partitioning.REBALANCE: self._rebalance,
+            Partitioning.REBALANCE: self._rebalance if overtakes else self._deal,
             Partitioning.BROADCAST: self._broadcast,
         }[partitioning]
         if len(self._subpartitions) == 1:
@@ -296,6 +297,14 @@ class ResultPartition:
         for start in range(0, batch.num_rows, rows):
             self._add(self._next, batch.slice(start, rows))
             self._next = (self._next + 1) % channels
+
+    def _deal(self, batch: pa.RecordBatch) -> None:
+        """The rows in turn, those of one channel in one buffer."""
+        channels = len(self._subpartitions)
+        for first in range(min(channels, batch.num_rows)):
+            own = pa.array(range(first, batch.num_rows, channels), pa.int64())
+            self._add((self._next + first) % channels, batch.take(own))
+        self._next = (self._next + batch.num_rows) % channels
 
     def _add(self, index: int, batch: pa.RecordBatch) -> None:
         limits = self._channel_limits[index]

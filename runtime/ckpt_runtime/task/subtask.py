@@ -122,6 +122,7 @@ class Subtask:
         self._end_is_due = False
         self._finishing = False
         self._behind_the_end: list[CheckpointBarrier] = []
+        self._held_back: list[CheckpointBarrier] = []
 
     # Any thread.
 
@@ -154,6 +155,9 @@ class Subtask:
             end.flush_due(self._host.monotonic_ms())
         if self._finishing:
             return self._finish_when_sent()
+        if self._held_back and not self.chain.head.holds_checkpoints_back:
+            self.trigger_checkpoint(self._held_back.pop(0))
+            return True
         if not end.has_room:
             end.check()
             self.backpressured = True
@@ -225,9 +229,15 @@ class Subtask:
                 self._next_timer = at_ms
 
     def trigger_checkpoint(self, barrier: CheckpointBarrier) -> None:
-        """The coordinator's trigger: for sources, and for subtasks all of whose predecessors have finished."""
+        """The coordinator's trigger: for sources, and for subtasks all of whose predecessors have finished.
+
+        It waits while the head operator could not be restored from what it is doing.
+        """
         if self.state is not TaskState.RUNNING:
             self._host.decline(self, barrier.checkpoint_id, "CHECKPOINT_DECLINED_TASK_NOT_READY", str(self.state))
+            return
+        if self.chain.head.holds_checkpoints_back:
+            self._held_back.append(barrier)
             return
         if barrier.options.properties.is_synchronous and not self._data_ended and not self._open_data:
             self._end_data(barrier.options.properties.drain)
@@ -258,6 +268,7 @@ class Subtask:
         if latest_completed is not None:
             self.notify_complete(latest_completed)
         if self.state is TaskState.RUNNING:
+            self._held_back = [barrier for barrier in self._held_back if barrier.checkpoint_id != checkpoint_id]
             self.checkpoints.aborted(checkpoint_id)
             self.chain.notify_aborted(checkpoint_id)
 

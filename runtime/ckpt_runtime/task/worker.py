@@ -23,6 +23,7 @@ from ckpt_runtime.checkpoint.properties import CheckpointOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
 from ckpt_runtime.configuration.state_options import StateOptions
+from ckpt_runtime.connectors.tagged_values import UnreadableValueError, ValueNotCarriedError
 from ckpt_runtime.failure_report import log_failure, report_of, summary_of
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.errors import PlanError
@@ -55,6 +56,8 @@ _HOPELESS = (
     StateRestoreError,
     UnsupportedBackendError,
     UnreadableInFlightDataError,
+    UnreadableValueError,
+    ValueNotCarriedError,
 )
 
 

@@ -19,6 +19,11 @@ class LocalSlotProvider:
         self._host = host
         self._stages: dict[int, list[subprocess.Popen[bytes]]] = {}
 
+    @property
+    def capacity(self) -> int:
+        """Processes are started as many as are wanted."""
+        return 0
+
     def launch(self, stage_id: int, slots: int, control_port: int, secret: str, ended: StageEnded) -> None:
         agents = [self._start(stage_id, index, control_port, secret) for index in range(slots)]
         self._stages[stage_id] = agents

@@ -13,7 +13,9 @@ import pyarrow.compute as pc
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from ckpt_runtime.api import Stream, StreamSession, count, max, sum
+from ckpt_runtime.api import Stream, StreamSession, count
+from ckpt_runtime.api import max as max_of
+from ckpt_runtime.api import sum as sum_of
 
 WINDOW_MS = 2_000
 PAYMENT_BASE = 1_000_000_000
@@ -69,7 +71,9 @@ def pipeline(session: StreamSession, directory: str, output: str, rate: str) -> 
         stream.writeStream.format("parquet").uid(f"{name}-sink").start(f"{output}/{name}")
 
     orders, payments = read("orders", "at", 1), read("payments", "paid_at", 3)
-    totals = orders.groupBy("key").agg(count().alias("orders"), sum("amount").alias("amount"), max("id").alias("id"))
+    totals = orders.groupBy("key").agg(
+        count().alias("orders"), sum_of("amount").alias("amount"), max_of("id").alias("id")
+    )
     write(totals.uid("totals"), "totals")
     windows = orders.groupBy("key").transformWithState(
         Windows(), "key BIGINT, start BIGINT, orders BIGINT, amount BIGINT", "Append", "EventTime"

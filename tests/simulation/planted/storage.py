@@ -39,6 +39,11 @@ def _():
     return [(CheckpointCoordinator, "_on_store_remove_failed", failed)]
 
 
+@bug("a snapshot that the job refers to is disposed of", "invariant 10")
+def _():
+    return [(CheckpointCoordinator, "referenced", property(lambda self: ()))]
+
+
 @bug("subsumed checkpoints are not deleted", "I15")
 def _():
     original = CheckpointCleaner.retire

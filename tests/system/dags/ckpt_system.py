@@ -20,10 +20,10 @@ WAIT = {"defer_after": 0, "poll_interval": 0.5, "wait_timeout": 300}
 class CrashingSavepointOperator(TakeSavepointOperator):
     """Dies without a word right after its first try has asked for the savepoint."""
 
-    def _attend(self, context: Any, trigger_id: str, deadline: float, *, inherited: bool) -> Any:
+    def _attend(self, context: Any, *args: Any) -> Any:
         if context["ti"].try_number == 1:
             os._exit(9)
-        return super()._attend(context, trigger_id, deadline, inherited=inherited)
+        return super()._attend(context, *args)
 
 
 with DAG("system_savepoint", schedule=None, params=PARAMS):
@@ -41,6 +41,17 @@ with DAG("system_crash", schedule=None, params=PARAMS):
 
 with DAG("system_submit", schedule=None):
     SubmitJobOperator(task_id="submit", pipeline=__file__, wait_for_completion=True, **WAIT)
+
+with DAG("system_resume", schedule=None):
+    SubmitJobOperator(
+        task_id="submit",
+        pipeline=__file__,
+        wait_for_completion=True,
+        retries=1,
+        retry_delay=timedelta(seconds=1),
+        defer_after=0,
+        poll_interval=0.5,
+    )
 
 with DAG("system_sensor", schedule=None, params=PARAMS):
     CheckpointCompletedSensor(task_id="checkpoint", job_id=JOB, count=2, defer_after=0, poke_interval=0.5, timeout=300)

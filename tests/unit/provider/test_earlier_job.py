@@ -55,6 +55,14 @@ def test_a_request_that_never_arrived_is_repeated_as_it_was() -> None:
     assert (found.step, found.snapshot, found.resumes) == (Step.REPEAT, "file:/chk-3", True)
 
 
+def test_a_request_that_was_refused_is_repeated_as_a_person_says() -> None:
+    record = {"job_id": JOB, "given": "file:/sp", "snapshot": "file:/chk-3", "resumes": True}
+    other = planned(record, None, given="file:/other")
+    assert (other.step, other.snapshot, other.resumes) == (Step.REPEAT, "file:/other", False)
+    over = planned(record, None, given="file:/sp", start_over=True)
+    assert (over.step, over.snapshot, over.resumes) == (Step.REPEAT, "file:/sp", False)
+
+
 def test_a_retry_of_a_job_that_finished_meanwhile_reports_it() -> None:
     assert planned(STARTED, "FINISHED", checkpoint(1), start_over=True).step is Step.REPORT
 

@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
-from airflow_provider_ckpt.exceptions import CkptNotFound, CkptOperationFailed, CkptUnavailable, CkptWaitTimeout
+from airflow_provider_ckpt.exceptions import (
+    CkptJobFailed,
+    CkptNotFound,
+    CkptOperationFailed,
+    CkptUnavailable,
+    CkptWaitTimeout,
+)
 from airflow_provider_ckpt.operators.cancel import CancelJobOperator
 from airflow_provider_ckpt.operators.checkpoint import TriggerCheckpointOperator
 from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
@@ -20,7 +26,8 @@ from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 from airflow_provider_ckpt.sensors.job import JobStatusSensor
-from ckpt_runtime.jobmaster.gateway import FailureCause, JobStatus, OperationStatus
+from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.jobmaster.gateway import FailureCause, JobStatus, JobTerminated, OperationStatus
 from tests.unit.provider.conftest import JOB, Fault, JobManager, Task, fire
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 30}
@@ -237,11 +244,34 @@ def test_the_second_of_two_stops_returns_the_savepoint_of_the_first(
     assert result["savepoint_path"] == winner["result"]["savepoint_path"]
 
 
+@pytest.mark.row("air.3")
+def test_a_stop_that_comes_while_another_one_ends_returns_its_savepoint(
+    job_manager: JobManager, task: Task, finish: Any, pipeline: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = job_manager.gateway
+
+    async def too_late(job_id: str, *_: Any) -> str:
+        gateway.complete_checkpoint(gateway.jobs[job_id], CheckpointType.SYNC_SAVEPOINT, "NATIVE")
+        gateway.move(job_id, JobStatus.FINISHED)
+        raise JobTerminated(job_id, JobStatus.FINISHED)
+
+    monkeypatch.setattr(gateway, "stop_with_savepoint", too_late)
+    assert finish(operators(pipeline)["stop"], task.context())["savepoint_path"].startswith("file:/data/savepoint-")
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "savepoint", "stop"])
+def test_a_job_that_has_ended_takes_none(
+    job_manager: JobManager, task: Task, finish: Any, pipeline: str, name: str
+) -> None:
+    job_manager.gateway.move(JOB, JobStatus.CANCELED)
+    with pytest.raises(CkptJobFailed, match=r"is CANCELED; it takes no .* any more"):
+        finish(operators(pipeline)[name], task.context())
+    assert sum(job_manager.gateway.triggered.values()) == 0
+
+
 def test_a_stop_of_a_job_that_is_being_stopped_waits_for_that(
     job_manager: JobManager, task: Task, finish: Any, pipeline: str
 ) -> None:
-    from ckpt_runtime.checkpoint.statistics import CheckpointType
-
     gateway = job_manager.gateway
     gateway.start_checkpoint(gateway.jobs[JOB], CheckpointType.SYNC_SAVEPOINT, "NATIVE")
     operator, context = operators(pipeline)["stop"], task.context()

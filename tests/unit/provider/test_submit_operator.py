@@ -206,6 +206,46 @@ def test_a_retry_that_would_double_output_is_refused_until_a_person_says_so(
 
 
 @pytest.mark.row("air.3")
+def test_one_answer_that_a_job_has_no_checkpoints_is_not_believed(
+    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+) -> None:
+    failed = failed_after_checkpoints(job_manager, task, finish, pipeline)
+    job_manager.faults.append(Fault(f"/jobs/{failed.job_id}/checkpoints", 404))
+    result = finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
+    assert job_manager.gateway.jobs[result["job_id"]].request.savepoint_path == "file:/data/chk-2"
+
+
+@pytest.mark.row("air.3")
+def test_a_job_that_was_seen_has_arrived_whatever_the_crashed_try_wrote(
+    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+) -> None:
+    assert task.store is not None
+    deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
+    del task.store["ckpt_job"]["started"]
+    deferred = deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
+    del job_manager.gateway.jobs[deferred.trigger.job_id]
+    with pytest.raises(CkptJobNotResumable, match="not known"):
+        SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST).execute(task.context())
+
+
+@pytest.mark.row("air.3")
+def test_a_checkpoint_that_cannot_be_read_is_named_and_a_person_gives_another(
+    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+) -> None:
+    failed = failed_after_checkpoints(job_manager, task, finish, pipeline)
+    job_manager.faults.append(Fault("POST /jars/.*/run", 400))
+    for _ in range(2):
+        with pytest.raises(CkptRequestRejected, match="a fault of the test"):
+            SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST).execute(task.context())
+        job_manager.faults.append(Fault("POST /jars/.*/run", 400))
+    job_manager.faults.clear()
+    given = SubmitJobOperator(task_id="t", pipeline=pipeline, savepoint_path="file:/data/sp", **FAST)
+    request = job_manager.gateway.jobs[finish(given, task.context())["job_id"]].request
+    assert (request.savepoint_path, request.claim_mode.value) == ("file:/data/sp", "NO_CLAIM")
+    assert request.job_id != failed.job_id
+
+
+@pytest.mark.row("air.3")
 def test_a_session_that_forgot_the_job_starts_no_second_one(
     job_manager: JobManager, task: Task, finish: Any, pipeline: str
 ) -> None:
@@ -365,7 +405,7 @@ def test_what_is_quick_is_not_deferred(job_manager: JobManager, task: Task, pipe
 
 def test_what_takes_longer_is_deferred_after_a_while(job_manager: JobManager, task: Task, pipeline: str) -> None:
     operator = SubmitJobOperator(
-        task_id="t", pipeline=pipeline, wait_for_completion=True, defer_after=0.05, poll_interval=0.01
+        task_id="t", pipeline=pipeline, wait_for_completion=True, defer_after=1, poll_interval=0.01
     )
     deferral(operator, task.context())
     (job,) = [job for job in job_manager.gateway.jobs if job != JOB]

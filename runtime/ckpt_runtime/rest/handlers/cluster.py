@@ -40,7 +40,7 @@ def _overview(cluster: ClusterOverview, version: str, revision: str) -> dict[str
 
 @router.get("/config", responses=errors())
 async def config(gateway: Gateway) -> dict[str, Any]:
-    """What a page needs to know first."""
+    """What a page needs to know first. Its button to cancel would read ``/yarn-cancel``, and a read changes nothing."""
     dashboard = await gateway.dashboard_config()
     return {
         "refresh-interval": dashboard.refresh_interval_ms,
@@ -48,7 +48,7 @@ async def config(gateway: Gateway) -> dict[str, Any]:
         "timezone-offset": dashboard.timezone_offset_ms,
         "flink-version": dashboard.version,
         "flink-revision": dashboard.revision,
-        "features": {"web-submit": True, "web-cancel": True, "web-rescale": False, "web-history": False},
+        "features": {"web-submit": True, "web-cancel": False, "web-rescale": False, "web-history": False},
     }
 
 

@@ -108,7 +108,7 @@ async def operation(job_id: JobId, trigger_id: TriggerId, gateway: Gateway) -> d
     return shapes.operation(_SAVEPOINT, await gateway.operation_status(_SAVEPOINT, trigger_id, job_id))
 
 
-@router.post("/savepoint-disposal", responses=errors(400, 408, 413), openapi_extra=_DISPOSAL_BODY)
+@router.post("/savepoint-disposal", responses=errors(400, 408, 409, 413), openapi_extra=_DISPOSAL_BODY)
 async def dispose(request: Request, gateway: Gateway) -> dict[str, Any]:
     """Delete a savepoint."""
     fields = BodyFields(await read_object(request, expected="SavepointDisposalRequest"))

@@ -38,6 +38,26 @@ async def subtask_times(job_id: JobId, vertex_id: VertexId, gateway: Gateway) ->
     return shapes.subtask_times(await _vertex(job_id, vertex_id, gateway), now_ms())
 
 
+@router.get("/taskmanagers", responses=_ONE_VERTEX)
+async def task_managers(job_id: JobId, vertex_id: VertexId, gateway: Gateway) -> dict[str, Any]:
+    """Subtasks by the slot agent that runs them."""
+    return shapes.vertex_task_managers(await _vertex(job_id, vertex_id, gateway), now_ms())
+
+
+@router.get("/watermarks", responses=_ONE_VERTEX)
+async def watermarks(job_id: JobId, vertex_id: VertexId, gateway: Gateway) -> list[dict[str, Any]]:
+    """Always empty: no subtask reports its watermark."""
+    await _vertex(job_id, vertex_id, gateway)
+    return []
+
+
+@router.get("/accumulators", responses=_ONE_VERTEX)
+async def accumulators(job_id: JobId, vertex_id: VertexId, gateway: Gateway) -> dict[str, Any]:
+    """Always empty: there are no accumulators."""
+    await _vertex(job_id, vertex_id, gateway)
+    return {"id": vertex_id, "user-accumulators": []}
+
+
 @router.get("/backpressure", responses=_ONE_VERTEX)
 async def backpressure(job_id: JobId, vertex_id: VertexId, gateway: Gateway) -> dict[str, Any]:
     """Backpressured, idle and busy shares."""

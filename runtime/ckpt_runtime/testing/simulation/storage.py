@@ -106,6 +106,15 @@ class FileStore:
                 raise Violation(f"{name} is deleted, but the pointer to checkpoint {entry.checkpoint.id} is there")
         self.directories.pop(name, None)
 
+    def dispose(self, name: str) -> None:
+        """By its owner, the user; what it shares with others stays. No pointer may lead there (invariant 10)."""
+        for entry in self._ha.pointers.values():
+            if entry.checkpoint.directory == name and entry.checkpoint.id not in self._ha.stale:
+                raise Violation(f"{name} is disposed of, but checkpoint {entry.checkpoint.id} is retained there")
+        self.savepoints.pop(name, None)
+        self.user_owned.pop(name, None)
+        self.directories.pop(name, None)
+
     def delete_files(self, directory: str, names: list[str]) -> None:
         """Single private files."""
         for entry in self._ha.pointers.values():

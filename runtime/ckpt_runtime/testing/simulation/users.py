@@ -45,6 +45,8 @@ class Users:
         world = self._world
         driver = world.present
         value = Random(action.value)
+        if world.choices.fault("a user disposes of a snapshot", 0.2):
+            world.loop.at(world.loop.now, driver.process, self._dispose, driver, value.random())
         match action.kind:
             case "fail a task" | "cut a connection":
                 self._break(driver, action.kind, value)
@@ -120,6 +122,18 @@ class Users:
                     raise DriverCrash  # it does not wait for its clean-up
             case "toggle the backlog":
                 self._toggle_backlog(driver)
+
+    def _dispose(self, driver: Driver, choice: float) -> None:
+        """Of a savepoint, or of what the job began with; as in production not of what the driver says it needs."""
+        files = self._world.files
+        places = sorted({*files.savepoints, *files.user_owned})
+        if not places or not driver.leads or driver.ended is not None or self._world.ha.result is not None:
+            return
+        place = places[int(choice * len(places))]
+        origin = self._world.origin
+        begins = origin is not None and origin.directory == place and driver.coordinator.latest_checkpoint is None
+        if not begins and place not in driver.coordinator.referenced:
+            files.dispose(place)
 
     def _toggle_backlog(self, driver: Driver) -> None:
         driver.backlog = not driver.backlog

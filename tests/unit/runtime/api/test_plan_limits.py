@@ -47,7 +47,7 @@ def test_memory(tmp_path: Path) -> None:
 def test_a_plan_that_is_too_large(tmp_path: Path) -> None:
     failure = plan(tmp_path, "session.conf.set('acme.x', 'x' * (20 << 20))")
     assert failure is not None
-    assert "larger than the 16777216 allowed" in failure.message
+    assert "larger than the 8388608 allowed" in failure.message
 
 
 def test_an_answer_that_cannot_be_printed(tmp_path: Path) -> None:

@@ -36,6 +36,31 @@ class MySource(DataSource):
     def schema(self) -> str:
         return "id BIGINT, at TIMESTAMP"
 
+    def streamReader(self, schema: Any) -> Any:
+        raise AssertionError("a plan makes no reader")
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> Any:
+        raise AssertionError("a plan makes no writer")
+
+
+class InBatches(DataSource):
+    def schema(self) -> str:
+        raise AssertionError("refused before")
+
+    def reader(self, schema: Any) -> Any:
+        return None
+
+    def writer(self, schema: Any, overwrite: bool) -> Any:
+        return None
+
+
+class SimpleOnly(DataSource):
+    def schema(self) -> str:
+        return "id BIGINT"
+
+    def simpleStreamReader(self, schema: Any) -> Any:
+        return None
+
 
 def numbers(session: StreamSession, **options: Any) -> Stream:
     return session.readStream.format("numbers").options(**options).load()
@@ -303,3 +328,36 @@ def test_a_reader_without_a_format_and_a_wrong_class_are_named() -> None:
 def test_streams_of_two_sessions_do_not_mix() -> None:
     with pytest.raises(PlanError, match="union: expected a stream of the same session"):
         numbers(StreamSession()).union(numbers(StreamSession()))
+
+
+def test_a_data_source_for_batches_only_is_refused_when_the_plan_is_made() -> None:
+    session = StreamSession()
+    with pytest.raises(
+        PlanError, match="format: InBatches has no streamReader and no simpleStreamReader: it cannot be rea"
+    ):
+        session.readStream.format(InBatches).load()
+    with pytest.raises(
+        PlanError, match="format: InBatches has no streamWriter: it cannot be written as a stream, only in"
+    ):
+        numbers(session).writeStream.format(InBatches).start()
+    assert session.readStream.format(SimpleOnly).load().columns == ["id"]
+
+
+def test_what_is_pysparks_own_is_named_with_what_to_use_here() -> None:
+    class Column:
+        """As a session of Spark Connect makes them, without a JVM."""
+
+    Column.__module__ = "pyspark.sql.connect.column"
+    column: Any = Column()
+    stream = numbers(StreamSession())
+    theirs = "PySpark's Column, which only Spark can work with"
+    with pytest.raises(PlanError, match=rf"filter: expected a pyarrow.compute expression such as .*, not {theirs}"):
+        stream.filter(column)
+    with pytest.raises(
+        PlanError, match=rf"withColumn: .*expected a pyarrow.compute expression such as .*, not {theirs}"
+    ):
+        stream.withColumn("x", column)
+    with pytest.raises(PlanError, match=f"select: expected a column name, not {theirs}"):
+        stream.select(column)
+    with pytest.raises(PlanError, match=rf"agg: expected count\(\), .* of ckpt_runtime.api, not {theirs}"):
+        stream.groupBy("key").agg(column)

@@ -10,12 +10,24 @@ import pyarrow as pa
 import pytest
 from pyspark import SparkContext
 
+from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode
 from ckpt_runtime.connectors.datasource_reader import EnumeratorOperator
 from ckpt_runtime.connectors.range_reader import RangeReaderOperator
+from ckpt_runtime.connectors.tagged_values import ValueNotCarriedError
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.formats import SPLIT_SCHEMA
 from ckpt_runtime.graph.specs import EnumeratorSpec, RangeReaderSpec
 from ckpt_runtime.operators.operator import SourceStatus
+from ckpt_runtime.state.errors import StateSchemaError
 from tests.unit.runtime.connectors.harness import Collector, context, drain, opened, snapshot_of
-from tests.unit.runtime.connectors.user_data_sources import ARROW_SCHEMA, Counting, Old, Simple
+from tests.unit.runtime.connectors.user_data_sources import (
+    ARROW_SCHEMA,
+    Counting,
+    Forgetful,
+    Listing,
+    Old,
+    Simple,
+)
 
 
 def enumerator(source: type, **options: Any) -> EnumeratorOperator:
@@ -31,15 +43,22 @@ def work_off(operator: RangeReaderOperator) -> None:
         operator.on_processing_time(0)
 
 
-def read_all(source: type, ranges: Collector, parallelism: int = 1, **options: Any) -> list[Collector]:
+def read_all(source: type, splits: Collector, parallelism: int = 1, **options: Any) -> list[Collector]:
+    """Each split goes to one reader, in turn."""
     outputs = []
     for subtask in range(parallelism):
         operator = reader(source, **options)
         outputs.append(opened(operator, context(subtask, parallelism)))
-        for batch in ranges.batches:
-            operator.process_batch(batch, 0)
+        for row in splits.rows[subtask::parallelism]:
+            operator.process_batch(pa.RecordBatch.from_pylist([row], schema=SPLIT_SCHEMA), 0)
         work_off(operator)
     return outputs
+
+
+def offset_of(operator: EnumeratorOperator, checkpoint_id: int = 99) -> Any:
+    """What a snapshot says."""
+    (entry,) = snapshot_of(operator, checkpoint_id)
+    return json.loads(entry.items[0]["offset"])
 
 
 @pytest.fixture
@@ -58,13 +77,13 @@ def commits(world: Path) -> list[Any]:
 def test_ranges_follow_the_read_limit_and_all_partitions_are_read_once(world: Path, form: str) -> None:
     planner = enumerator(Counting, directory=world, form=form)
     ranges = opened(planner, context())
-    assert planner.poll() is SourceStatus.MORE_AVAILABLE
-    drain(planner, 5)
-    assert [(json.loads(row["start"]), json.loads(row["end"])) for row in ranges.rows] == [
-        ({"n": 0}, {"n": 10}),
-        ({"n": 10}, {"n": 20}),
-        ({"n": 20}, {"n": 25}),
-    ]
+    ends = []
+    while planner.poll() is SourceStatus.MORE_AVAILABLE:
+        ends.append(offset_of(planner))
+    assert ends == [{"n": 10}, {"n": 20}, {"n": 25}]
+    assert [batch.num_rows for batch in ranges.batches] == [4, 4, 2]
+    assert ranges.column("sequence") == list(range(10))
+    assert ranges.column("number") == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
     outputs = read_all(Counting, ranges, 2, directory=world, form=form)
     assert all(output.batches and output.batches[0].schema.equals(ARROW_SCHEMA) for output in outputs)
     found = sorted((row["n"], row["label"]) for output in outputs for row in output.rows)
@@ -111,25 +130,100 @@ def test_a_restore_goes_on_at_the_checkpoints_offset(world: Path) -> None:
     state = snapshot_of(planner, 1)
     planner.poll()
     again = enumerator(Counting, directory=world)
-    ranges = opened(again, context(attempt=1, state=state, restored=1))
+    splits = opened(again, context(attempt=1, state=state, restored=1))
     again.poll()
-    assert json.loads(ranges.rows[0]["start"]) == {"n": 10}
+    assert offset_of(again) == {"n": 20}
+    [output] = read_all(Counting, splits, directory=world)
+    assert output.column("n") == list(range(10, 20))
+    assert splits.column("sequence") == [4, 5, 6, 7]
+
+
+def test_what_latest_offset_leaves_in_the_reader_is_there_for_partitions_and_commit() -> None:
+    """The reader keeps its ranges, changes the offset that it gets, and forgets what is committed."""
+    planner = enumerator(Forgetful)
+    splits = opened(planner, context())
+    drain(planner, 3)
+    state = snapshot_of(planner, 1)
+    planner.notify_complete(1)
+    assert planner._planner is not None
+    assert planner._planner.reader.ranges == {}
+    outputs = read_all(Forgetful, splits, 2)
+    assert sorted(n for output in outputs for n in output.column("n")) == list(range(15))
+    again = enumerator(Forgetful)
+    splits = opened(again, context(attempt=1, state=state, restored=1))
+    drain(again, 1)
+    assert read_all(Forgetful, splits)[0].column("n") == list(range(15, 20))
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+def test_partitions_that_come_in_another_order_each_time_are_planned_once(parallelism: int) -> None:
+    planner = enumerator(Listing)
+    splits = opened(planner, context())
+    drain(planner, 4)
+    outputs = read_all(Listing, splits, parallelism)
+    assert sorted(n for output in outputs for n in output.column("n")) == list(range(40))
+
+
+def test_a_partition_that_cannot_travel_is_refused_when_it_is_planned(world: Path) -> None:
+    planner = enumerator(Counting, directory=world, form="lock")
+    opened(planner, context())
+    with pytest.raises(
+        ValueNotCarriedError, match=r"^CountingReader\.partitions\(\)\[0\]\.lock is of type _thread.lock"
+    ):
+        planner.poll()
+
+
+def test_state_of_another_version_is_refused(world: Path) -> None:
+    old = OperatorListState("offset", OperatorStateMode.SPLIT, ({"offset": {"n": 3}, "sequence": 2},))
+    with pytest.raises(StateSchemaError, match="operator 'op': the snapshot holds state of version 1, and this engine"):
+        opened(enumerator(Counting, directory=world), context(state=[old], restored=1))
+    share = {"sequence": 0, "start": {}, "end": {}, "number": 0, "of": 1, "rows": 0, "digest": "", "partitions": 1}
+    old = OperatorListState("shares", OperatorStateMode.SPLIT, (share,))
+    with pytest.raises(
+        StateSchemaError, match="this engine reads version 2; finish the job with the engine that wrote"
+    ):
+        opened(reader(Counting, directory=world), context(state=[old], restored=1))
+
+
+def test_a_source_without_a_stream_reader_is_named() -> None:
+    class Neither(Counting):
+        def streamReader(self, schema: Any) -> Any:
+            raise NotImplementedError
+
+    with pytest.raises(
+        PlanError, match="Neither makes neither a streamReader nor a simpleStreamReader: it is no stream"
+    ):
+        opened(enumerator(Neither), context())
 
 
 def test_available_now_ends_with_the_data_of_the_start(world: Path) -> None:
     planner = enumerator(Counting, directory=world, availableNow="true")
-    ranges = opened(planner, context())
+    opened(planner, context())
     (world / "available").write_text("99")
     assert drain(planner, 50)
-    assert json.loads(ranges.rows[-1]["end"]) == {"n": 25}
-    assert len(ranges.rows) == 3
+    assert offset_of(planner) == {"n": 25}
 
 
-def test_available_now_without_support_is_one_range(world: Path) -> None:
-    planner = enumerator(Old, availablenow="true")
+@pytest.mark.parametrize(("source", "then"), [(Old, []), (Counting, list(range(25, 99)))])
+def test_what_was_available_once_is_all_for_the_job_through_restarts_and_not_for_the_next(
+    world: Path, source: type, then: list[int]
+) -> None:
+    """Another job that starts from the savepoint of the first asks for what is available then."""
+    planner = enumerator(source, directory=world, availablenow="true")
     ranges = opened(planner, context())
     assert drain(planner, 5)
-    assert len(ranges.rows) == 1
+    ends, state = offset_of(planner), snapshot_of(planner, 1)
+    assert ranges.rows
+    (world / "available").write_text("99")
+    restarted = enumerator(source, directory=world, availableNow="true")
+    assert opened(restarted, context(attempt=1, state=state, restored=1)).rows == []
+    assert restarted.poll() is SourceStatus.END_OF_INPUT
+    assert offset_of(restarted) == ends
+    resumed = enumerator(source, directory=world, availableNow="true")
+    splits = opened(resumed, context(state=state, restored=1, job_id="f" * 32))
+    assert drain(resumed, 50)
+    [output] = read_all(source, splits, directory=world)
+    assert output.column("n") == then
 
 
 def test_the_old_signature_and_offsets_with_number_keys_work(world: Path) -> None:
@@ -155,16 +249,15 @@ def test_rows_of_a_simple_reader_travel_with_their_range(parallelism: int) -> No
     assert restored.batches == []
 
 
-def test_the_task_context_tells_the_subtask(world: Path) -> None:
-    planner = enumerator(Counting, directory=world, form="partition")
-    ranges = opened(planner, context())
+def test_the_task_context_tells_the_partition_within_its_range_and_an_id_of_its_own(world: Path) -> None:
+    planner = enumerator(Counting, directory=world, form="task")
+    splits = opened(planner, context())
     drain(planner, 3)
-    operator = reader(Counting, directory=world, form="partition")
-    output = opened(operator, context(3, 4))
-    for batch in ranges.batches:
-        operator.process_batch(batch, 0)
-    work_off(operator)
-    assert set(output.column("label")) == {"3"}
+    outputs = read_all(Counting, splits, 2, directory=world, form="task")
+    told = {row["n"]: json.loads(row["label"]) for output in outputs for row in output.rows}
+    assert {n: partition for n, (partition, _, _) in told.items()} == {n: n % 10 // 3 for n in range(25)}
+    assert len({task_attempt for _, _, task_attempt in told.values()}) == 10
+    assert {attempt for _, attempt, _ in told.values()} == {0}
 
 
 def test_rows_that_do_not_fit_the_schema_are_named(world: Path) -> None:

@@ -10,10 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode
 from ckpt_runtime.connectors.datasource_writer import CommitterOperator, StreamWriterOperator
+from ckpt_runtime.connectors.tagged_values import ValueNotCarriedError
 from ckpt_runtime.graph.specs import CommitterSpec, SinkSpec
+from ckpt_runtime.state.errors import StateSchemaError
 from tests.unit.runtime.connectors.harness import Collector, context, opened, snapshot_of
-from tests.unit.runtime.connectors.user_data_sources import ARROW_SCHEMA, ArrowFiles, Files
+from tests.unit.runtime.connectors.user_data_sources import ARROW_SCHEMA, ArrowFiles, Files, Tasks
 
 
 def rows(*numbers: int) -> pa.RecordBatch:
@@ -24,7 +27,13 @@ class Sink:
     """Two writers in front of one committer, wired by hand."""
 
     def __init__(
-        self, world: Path, source: type = Files, state: Any = (), restored: int | None = None, **options: Any
+        self,
+        world: Path,
+        source: type = Files,
+        state: Any = (),
+        restored: int | None = None,
+        attempt: int = 0,
+        **options: Any,
     ) -> None:
         given = {"directory": str(world), **{key: str(value) for key, value in options.items()}}
         self.committer = CommitterOperator(CommitterSpec(source, given, ARROW_SCHEMA))
@@ -32,7 +41,7 @@ class Sink:
         self.writers = [StreamWriterOperator(SinkSpec(source, given)) for _ in range(2)]
         for subtask, writer in enumerate(self.writers):
             output = Collector(lambda batch: self.committer.process_batch(batch, 0))
-            writer.open(context(subtask, 2, uid="out"), output)
+            writer.open(context(subtask, 2, uid="out", attempt=attempt), output)
 
     def checkpoint(self, checkpoint_id: int) -> Any:
         for writer in self.writers:
@@ -185,3 +194,43 @@ def test_rows_after_write_has_returned_are_dropped_as_in_spark(tmp_path: Path) -
     sink.checkpoint(1)
     sink.committer.notify_complete(1)
     assert (tmp_path / "arrow-1").read_text() == "[None]"
+
+
+def test_a_task_attempt_id_is_told_once_over_subtasks_checkpoints_and_attempts(tmp_path: Path) -> None:
+    told: list[list[int]] = []
+    for attempt in range(2):
+        sink = Sink(tmp_path, Tasks, attempt=attempt)
+        for checkpoint_id in (3 * attempt + 1, 3 * attempt + 2):
+            for subtask, writer in enumerate(sink.writers):
+                writer.process_batch(rows(*range(subtask + 1)), 0)
+            sink.checkpoint(checkpoint_id)
+            sink.committer.notify_complete(checkpoint_id)
+            told += json.loads((tmp_path / f"told-{checkpoint_id}").read_text())
+    assert [entry[:2] for entry in told] == [[0, 0], [1, 0]] * 2 + [[0, 1], [1, 1]] * 2
+    ids = [task_attempt for _, _, task_attempt, _, _ in told]
+    assert len(set(ids)) == 8
+    assert all(0 <= task_attempt < 1 << 63 for task_attempt in ids)
+    assert len(list(tmp_path.glob("part-*"))) == 8
+
+
+def test_messages_carry_what_json_lacks_and_a_restore_reads_them(tmp_path: Path) -> None:
+    sink = Sink(tmp_path, Tasks)
+    sink.writers[1].process_batch(rows(1, 2), 0)
+    Sink(tmp_path, Tasks, state=json_round_trip(sink.checkpoint(4)), restored=4)
+    [[partition, attempt, _, count, odd]] = json.loads((tmp_path / "told-4").read_text())
+    assert (partition, attempt, count, odd) == (1, 0, 2, 2)
+
+
+def test_a_message_that_cannot_travel_is_refused_with_its_place(tmp_path: Path) -> None:
+    sink = Sink(tmp_path, Tasks, odd="lock")
+    sink.writers[0].process_batch(rows(1), 0)
+    with pytest.raises(
+        ValueNotCarriedError, match=r"^commit message\.odd\['of'\]\.value is of type _thread.lock, which"
+    ):
+        sink.checkpoint(1)
+
+
+def test_state_of_another_version_is_refused(tmp_path: Path) -> None:
+    old = OperatorListState("messages", OperatorStateMode.SPLIT, ({"checkpoint": 1, "messages": [[0, None]]},))
+    with pytest.raises(StateSchemaError, match="operator 'out.committer': the snapshot holds state of version 1"):
+        Sink(tmp_path, state=[old], restored=1)

@@ -278,7 +278,9 @@ def test_it_writes_to_other_file_systems() -> None:
 
 
 EVENTS = st.lists(
-    st.sampled_from(["write", "write", "snapshot", "complete", "abort", "crash", "savepoint", "half_complete"]),
+    st.sampled_from(
+        ["write", "write", "snapshot", "complete", "abort", "crash", "cancel", "savepoint", "half_complete"]
+    ),
     max_size=30,
 )
 
@@ -306,6 +308,7 @@ class _Run:
         self.path = path
         self.parallelisms = parallelisms
         self.attempt = -1
+        self.jobs = 1
         self.checkpoint = 0
         self.position = 0
         self.completed: tuple[int | None, int, list[tuple[Any, ...]]] = (None, 0, [])
@@ -320,7 +323,22 @@ class _Run:
         states = redistributed(snapshots, count)
         self.subtasks = [sink(self.path) for _ in range(count)]
         for index, writer in enumerate(self.subtasks):
-            opened(writer, context(index, count, attempt=self.attempt, state=states[index], restored=restored))
+            where = context(
+                index,
+                count,
+                attempt=self.attempt,
+                state=states[index],
+                restored=restored,
+                job_id=f"{self.jobs:032x}",
+                sink=SinkLineage(SINK.sink_id, ended_jobs=(f"{self.jobs - 1:032x}",)),
+            )
+            opened(writer, where)
+
+    def cancel(self) -> None:
+        """All are killed, and another job resumes from what is complete; its attempts begin anew."""
+        self.jobs += 1
+        self.attempt = -1
+        self.crash()
 
     def write(self) -> None:
         for _ in range(5):

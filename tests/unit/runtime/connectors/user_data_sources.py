@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import threading
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import Row
@@ -61,7 +65,10 @@ class CountingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"n": min(start["n"] + limit.max_rows, available)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        return [Range(n, min(n + 3, end["n"])) for n in range(start["n"], end["n"], 3)]
+        found: list[InputPartition] = [Range(n, min(n + 3, end["n"])) for n in range(start["n"], end["n"], 3)]
+        if self.form == "lock":
+            found[0].lock = threading.Lock()  # type: ignore[attr-defined]
+        return found
 
     def read(self, partition: Any) -> Iterator[Any]:
         numbers = range(partition.start, partition.end)
@@ -71,8 +78,11 @@ class CountingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         elif self.form == "row":
             yield from (Row(label=f"l{n}", n=n) for n in numbers)
-        elif self.form == "partition":
-            yield from ((n, str(TaskContext.get().partitionId())) for n in numbers)  # type: ignore[union-attr]
+        elif self.form == "task":
+            task = TaskContext.get()
+            assert task is not None
+            told = [task.partitionId(), task.attemptNumber(), task.taskAttemptId()]
+            yield from ((n, json.dumps(told)) for n in numbers)
         elif self.form == "wrong":
             yield from ((n,) for n in numbers)
         else:
@@ -121,6 +131,55 @@ class OldReader(DataSourceStreamReader):
 class Old(Counting):
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
         return OldReader()
+
+
+class ForgetfulReader(DataSourceStreamReader):
+    """Five numbers per range, known to the object that found the range until it is committed."""
+
+    def __init__(self) -> None:
+        self.ranges: dict[int, list[int]] = {}
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {"n": 0}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        first = start["n"]
+        start["n"] += 5
+        self.ranges[start["n"]] = list(range(first, start["n"]))
+        return start
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        return [InputPartition(n) for n in self.ranges[end["n"]]]
+
+    def read(self, partition: Any) -> Iterator[Any]:
+        yield (partition.value, "forgetful")
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self.ranges = {known: numbers for known, numbers in self.ranges.items() if known > end["n"]}
+
+
+class Forgetful(Counting):
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:
+        return ForgetfulReader()
+
+
+class ListingReader(ForgetfulReader):
+    """Ten numbers per range, in another order each time."""
+
+    commit = DataSourceStreamReader.commit
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        return {"n": start["n"] + 10}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        numbers = list(range(start["n"], end["n"]))
+        random.SystemRandom().shuffle(numbers)
+        return [InputPartition(n) for n in numbers]
+
+
+class Listing(Counting):
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:
+        return ListingReader()
 
 
 class SimpleReader(SimpleDataSourceStreamReader):
@@ -198,6 +257,47 @@ class Files(DataSource):
     def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamWriter:
         assert overwrite is False
         return FileWriter(self.options, schema)
+
+
+class Odd:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+@dataclass
+class Told(WriterCommitMessage):
+    """What the task context said, and values that JSON lacks."""
+
+    task: tuple[int, int, int]
+    rows: Any
+    odd: Any
+
+
+class TaskWriter(DataSourceStreamWriter):
+    """Names its files by the task attempt, as many writers do; ``odd=lock`` makes a message that cannot travel."""
+
+    def __init__(self, options: Any) -> None:
+        self.directory = Path(options["directory"])
+        self.odd = options.get("odd", "")
+
+    def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
+        task = TaskContext.get()
+        assert task is not None
+        lines = [json.dumps(row.asDict()) for row in iterator]
+        (self.directory / f"part-{task.taskAttemptId()}").write_text("\n".join(lines) + "\n")
+        told = (task.partitionId(), task.attemptNumber(), task.taskAttemptId())
+        if self.odd == "lock":
+            return Told(told, len(lines), {"of": Odd(threading.Lock())})
+        return Told(told, np.int64(len(lines)), [Odd(Row(n=uuid.UUID(int=len(lines))))])
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        told = [[*message.task, int(message.rows), message.odd[0].value.n.int] for message in messages]  # type: ignore[union-attr]
+        (self.directory / f"told-{batchId}").write_text(json.dumps(told))
+
+
+class Tasks(DataSource):
+    def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamWriter:
+        return TaskWriter(self.options)
 
 
 class ArrowWriter(DataSourceStreamArrowWriter):

@@ -10,7 +10,7 @@ import pytest
 
 from ckpt_runtime.graph.compiler import CompiledPlan, compile_plan
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, RANGE_SCHEMA
+from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, SPLIT_SCHEMA
 from ckpt_runtime.graph.job_graph import JobGraph, Partitioning
 from ckpt_runtime.graph.logical import Chaining, LogicalInput, LogicalNode, LogicalPlan
 from ckpt_runtime.graph.specs import (
@@ -128,14 +128,14 @@ def test_a_pyspark_reader_becomes_one_enumerator_and_parallel_readers() -> None:
     sink(plan, source(plan, "in", FakeDataSource))
     compiled = compile_plan(plan)
     assert chains(compiled) == [["in"], ["in.reader", "sink"]]
-    assert edges(compiled) == [("in", "in.reader", "BROADCAST")]
+    assert edges(compiled) == [("in", "in.reader", "REBALANCE")]
     enumerator, reader = compiled.job_graph.vertices
     assert (enumerator.parallelism, reader.parallelism) == (1, 3)
     assert enumerator.is_source
     assert enumerator.operators[0].user_code
     assert isinstance(compiled.specs["in"], EnumeratorSpec)
     assert isinstance(compiled.specs["in.reader"], RangeReaderSpec)
-    assert compiled.input_schemas["in.reader"] == RANGE_SCHEMA
+    assert compiled.input_schemas["in.reader"] == SPLIT_SCHEMA
     assert compiled.output_schemas["in.reader"] == SCHEMA
 
 

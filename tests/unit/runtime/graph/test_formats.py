@@ -99,6 +99,9 @@ def test_a_data_source_class_tells_its_schema() -> None:
         def schema(self) -> str:
             return f"{self.options['COLUMN']} BIGINT"
 
+        def streamReader(self, schema: Any) -> Any:
+            raise AssertionError("a plan makes no reader")
+
     class Without(WithSchema):
         def schema(self) -> str:
             raise NotImplementedError("schema")

@@ -162,6 +162,8 @@ class FakeSlots:
         for index in range(slots):
             self.spawn(self._agent(stage_id, index, control_port, secret))
 
+    capacity = 0
+
     def cancel(self, stage_id: int) -> None:
         return
 

@@ -32,6 +32,7 @@ from ckpt_runtime.jobmaster.program_store import ProgramStore
 from ckpt_runtime.jobmaster.stored_submissions import store_job
 from ckpt_runtime.scheduler.job_effects import JobEnded
 from ckpt_runtime.storage.ha_store import HaStore
+from ckpt_runtime.storage.leader_store import LeaderInfo
 from tests.unit.runtime.jobmaster.fake_slots import JOB, World
 
 OTHER = "fedcba9876543210" * 2
@@ -100,6 +101,9 @@ def test_before_it_leads_it_answers_nothing_about_jobs(tmp_path: Path) -> None:
         ):
             with pytest.raises(NotReady, match="does not lead"):
                 await call
+        dispatcher.wait_for(LeaderInfo("http://elsewhere:8081", "app-7", "x", 3))
+        with pytest.raises(NotReady, match=r"does not lead.*\(http://elsewhere:8081 of application app-7 leads\)"):
+            await dispatcher.list_jobs()
         await dispatcher.take_over(session.store(1))
         assert await dispatcher.list_jobs() == ()
         with pytest.raises(JobNotFound):

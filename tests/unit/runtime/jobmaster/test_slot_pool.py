@@ -84,6 +84,8 @@ class World:
             for index in range(slots):
                 self.agent(stage_id, index)
 
+    capacity = 0
+
     def cancel(self, stage_id: int) -> None:
         self.cancelled.append(stage_id)
 
@@ -869,14 +871,15 @@ def test_stopping_tells_the_agents_and_waits_for_their_stages() -> None:
     run(test)
 
 
-def test_the_overview_tells_which_slots_are_free() -> None:
+def test_slots_count_before_there_are_any() -> None:
     async def test(world: World) -> None:
-        (slot,) = await world.pool.acquire(Owner(), 1, [])
-        (line,) = world.pool.describe()
-        assert (line["id"], line["host"], line["free"]) == ("0-0", "h", False)
-        await settle()
-        world.pool.release(slot)
-        (line,) = world.pool.describe()
-        assert (line["free"], line["spare"]) == (True, True)
+        world.capacity = 2
+        assert (world.pool.total, world.pool.available) == (2, 2)
+        slots = await world.pool.acquire(Owner(), 1, [])
+        assert (world.pool.total, world.pool.available) == (2, 1)
+        slots = await world.pool.acquire(slots[0].owner, 3, slots)  # type: ignore[arg-type]
+        assert (world.pool.total, world.pool.available) == (3, 0)
+        world.pool.release(slots[0])
+        assert (world.pool.total, world.pool.available) == (3, 1)
 
     run(test)

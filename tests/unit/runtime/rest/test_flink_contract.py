@@ -50,8 +50,6 @@ DIFFERENCES: dict[str, tuple[int, str]] = {
     "legacy GET yarn-cancel": (404, "`GET /jobs/:jobid/yarn-cancel`"),
 }
 NOT_SERVED = {
-    r"/taskmanagers$": "`/taskmanagers`",
-    r"/applications/overview$": "`/applications`",
     r"/resource-requirements$": "`/jobs/:jobid/resource-requirements`",
     r"/rescaling(/[0-9a-f]{32})?$": "`/jobs/:jobid/rescaling`",
     r"/rescales/": "`/jobs/:jobid/rescales`",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from base64 import b64decode
+from dataclasses import replace
 
 import pytest
 
 from ckpt_runtime.checkpoint.statistics import SubtaskStats
-from ckpt_runtime.jobmaster.gateway import ExecutionState, IoMetrics, SubtaskDetails
+from ckpt_runtime.jobmaster.gateway import ExecutionState, IoMetrics, JobStatus, SubtaskDetails
 from ckpt_runtime.rest.serialized_throwable import serialized_throwable
 from ckpt_runtime.rest.shapes import jobs, metrics
 from tests.unit.runtime.rest.conftest import JOB, Send
@@ -74,6 +75,63 @@ def test_durations_of_states() -> None:
     times = {ExecutionState.CREATED: 10, ExecutionState.RUNNING: 25, ExecutionState.DEPLOYING: 15}
     subtask = SubtaskDetails(0, 0, ExecutionState.RUNNING, "h:1", "a", 15, -1, times)
     assert jobs.status_durations(subtask, 100) == {"CREATED": 5, "DEPLOYING": 10, "RUNNING": 75}
+
+
+def test_a_vertex_has_the_durations_of_all_states(send: Send) -> None:
+    """The dashboard hangs without one."""
+    vertex = f"/jobs/{JOB}/vertices/{VERTICES[0]}"
+    (agent,) = send("GET", f"{vertex}/taskmanagers").json()["taskmanagers"]
+    for aggregated in (send("GET", vertex).json()["aggregated"], agent["aggregated"]):
+        assert set(aggregated["status-duration"]) == {state.value for state in ExecutionState}
+        assert aggregated["status-duration"]["FAILED"] == jobs.distribution([0, 0])
+    assert agent["status-counts"]["RUNNING"] == 2
+    assert (agent["taskmanager-id"], agent["endpoint"], agent["status"]) == ("agent-0", "localhost:37401", "RUNNING")
+
+
+def test_a_vertex_without_watermarks_and_accumulators_says_so(send: Send) -> None:
+    vertex = f"/jobs/{JOB}/vertices/{VERTICES[0]}"
+    assert send("GET", f"{vertex}/watermarks").json() == []
+    assert send("GET", f"{vertex}/accumulators").json() == {"id": VERTICES[0], "user-accumulators": []}
+    for page in ("watermarks", "accumulators", "taskmanagers"):
+        assert send("GET", f"/jobs/{JOB}/vertices/{'0' * 32}/{page}").status_code == 404
+
+
+def test_each_job_is_an_application(send: Send, gateway: FakeGateway) -> None:
+    (line,) = send("GET", "/applications/overview").json()["applications"]
+    assert (line["id"], line["status"], line["jobs"], line["end-time"]) == (JOB, "RUNNING", {"RUNNING": 1}, -1)
+    gateway.move(JOB, JobStatus.RESTARTING)
+    (line,) = send("GET", "/applications/overview").json()["applications"]
+    assert (line["status"], line["jobs"]) == ("RUNNING", {"RESTARTING": 1})
+    gateway.move(JOB, JobStatus.FINISHED)
+    shown = send("GET", f"/applications/{JOB}").json()
+    assert shown["status"] == "FINISHED"
+    assert set(shown["timestamps"]) == {
+        "CREATED", "RUNNING", "FAILING", "FAILED", "CANCELLING", "CANCELED", "FINISHED",
+    }  # fmt: skip
+    assert shown["timestamps"]["FINISHED"] == shown["end-time"] == gateway.now
+    assert [job["jid"] for job in shown["jobs"]] == [JOB]
+    assert send("GET", f"/applications/{'0' * 32}").status_code == 404
+
+
+def test_slot_agents_are_task_managers_with_one_slot(send: Send) -> None:
+    found = send("GET", "/taskmanagers").json()["taskmanagers"]
+    assert [(agent["id"], agent["slotsNumber"], agent["freeSlots"]) for agent in found] == [
+        ("0-0", 1, 0), ("0-1", 1, 0), ("0-2", 1, 1), ("0-3", 1, 1),
+    ]  # fmt: skip
+
+
+def test_the_dashboard_gets_no_button_that_would_cancel_by_a_read(send: Send) -> None:
+    assert send("GET", "/config").json()["features"]["web-cancel"] is False
+    assert send("GET", f"/jobs/{JOB}/yarn-cancel").status_code == 404
+
+
+def test_names_are_shown_as_they_are(send: Send, gateway: FakeGateway) -> None:
+    job = gateway.jobs[JOB]
+    first, *rest = job.graph.vertices
+    named = replace(first, operators=(replace(first.operators[0], name="a -> 'b' & <c>"),))
+    job.graph = replace(job.graph, vertices=(named, *rest))
+    nodes = send("GET", f"/jobs/{JOB}/plan").json()["plan"]["nodes"]
+    assert nodes[-1]["description"] == "a -> 'b' & <c>"
 
 
 def test_what_is_not_measured_is_not_complete() -> None:

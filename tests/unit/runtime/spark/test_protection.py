@@ -6,7 +6,7 @@ import pytest
 from pyspark import cloudpickle
 
 from ckpt_runtime.spark.barrier_stage import agent_task
-from ckpt_runtime.spark.protection import CONTROL_SECRET, UnprotectedSparkError, protect
+from ckpt_runtime.spark.protection import CONTROL_SECRET, UnprotectedSparkError, check_protected, protect
 
 
 class Conf:
@@ -81,3 +81,36 @@ def test_spark_hides_the_secrets_property_in_its_event_log() -> None:
     """It hides properties that are in its configuration too, and whose names match ``spark.redaction.regex``."""
     assert CONTROL_SECRET in protected(master="local[2]")
     assert "secret" in CONTROL_SECRET
+
+
+class Context:
+    """As much of a ``SparkContext``."""
+
+    def __init__(self, master: str, application_id: str, authenticate: str = "true") -> None:
+        self.master = master
+        self.applicationId = application_id
+        self._conf = Conf(authenticate=authenticate)
+
+    def getConf(self) -> Conf:
+        return self._conf
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        Context("spark://host:7077", "spark-application-1795377964788"),
+        Context("local[2]", "local-1795377964788", authenticate="false"),
+    ],
+)
+def test_an_application_that_runs_unprotected_or_not_at_all_is_refused(context: Context) -> None:
+    """A standalone master gives ids of its own; an application that it did not take in has none."""
+    with pytest.raises(UnprotectedSparkError):
+        check_protected(context)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "context",
+    [Context("spark://host:7077", "app-20261122200612-0000"), Context("local[2]", "local-1"), Context("yarn", "x")],
+)
+def test_one_that_was_taken_in_is_not(context: Context) -> None:
+    check_protected(context)  # type: ignore[arg-type]

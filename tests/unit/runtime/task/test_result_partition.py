@@ -31,11 +31,12 @@ def partition(
     buffer_bytes: int = 1 << 20,
     buffer_timeout_ms: int = 100,
     now_ms: Callable[[], float] = lambda: 0.0,
+    overtakes: bool = True,
 ) -> ResultPartition:
     return ResultPartition(
         partitioning, keys, MAX_PARALLELISM, channels,
         limits=BufferLimits(buffer_rows, buffer_bytes, buffer_timeout_ms),
-        now_ms=now_ms,
+        now_ms=now_ms, overtakes=overtakes,
     )  # fmt: skip
 
 
@@ -224,6 +225,20 @@ class TestRouting:
         part.flush()
         assert sorted(value for out in outs for value in flat(out)) == list(range(sum(sizes)))
         assert all(flat(out) == sorted(flat(out)) for out in outs)
+
+    @given(SIZES, ACTIONS, st.integers(1, 4))
+    @settings(deadline=None, max_examples=40)
+    def test_pieces_of_work_are_dealt_out_one_by_one_and_those_of_a_batch_arrive_together(
+        self, kit: Any, sizes: list[int], actions: list[str], channels: int
+    ) -> None:
+        outs = [kit.Sent() for _ in range(channels)]
+        part = partition(Partitioning.REBALANCE, outs, buffer_rows=1 << 10, buffer_timeout_ms=0, overtakes=False)
+        for batch, action in zip(keyed_batches(sizes), actions, strict=False):
+            before = [len(out.elements) for out in outs]
+            part.emit(batch)
+            assert all(len(out.elements) - known <= 1 for out, known in zip(outs, before, strict=True))
+            self.act(part, action)
+        assert [flat(out) for out in outs] == [list(range(index, sum(sizes), channels)) for index in range(channels)]
 
     @given(SIZES, ACTIONS, st.integers(1, 4), st.integers(1, 20), st.sampled_from([0, 100]))
     @settings(deadline=None, max_examples=40)

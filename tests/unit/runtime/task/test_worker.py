@@ -15,9 +15,11 @@ import pytest
 
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import KeyedSection
+from ckpt_runtime.connectors.tagged_values import UnreadableValueError, ValueNotCarriedError
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.network.connections import ChannelLostError, ControlConnection
 from ckpt_runtime.network.elements import CheckpointBarrier
+from ckpt_runtime.state.errors import StateSchemaError
 from ckpt_runtime.task.deployment import Deployment, Program, SubtaskDescriptor
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
 from ckpt_runtime.task.subtask import TaskState
@@ -336,3 +338,11 @@ def test_a_lost_channel_is_told_as_a_consequence_and_logged_without_a_trace(
     assert "Traceback" not in told["stack_trace"] + caplog.text
     assert "connection to worker h:1 lost" in caplog.text
     assert not describe_error(ConnectionError("of user code"))["consequence"]
+
+
+@pytest.mark.parametrize(
+    "error", [ValueNotCarriedError("a lock"), UnreadableValueError("a class"), StateSchemaError("1")]
+)
+def test_what_meets_the_same_error_again_is_not_tried_again(error: Exception) -> None:
+    assert describe_error(error)["recoverable"] is False
+    assert describe_error(RuntimeError("x"))["recoverable"] is True

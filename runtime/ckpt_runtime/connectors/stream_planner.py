@@ -1,0 +1,157 @@
+"""A user's stream reader as the enumerator calls it: one object, in Spark's order. Knows nothing of checkpoints.
+
+Offsets are JSON texts here; each call gets a dict of its own, so that nothing is lost when a reader changes one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from ckpt_runtime.connectors.datasource_rows import records_to_batches, struct_type
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.formats import new_data_source
+
+Offset = str
+"""An offset as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRange:
+    """What can be read now, up to ``end``: as partitions, or as the rows themselves where the reader gave them."""
+
+    end: Offset
+    partitions: tuple[Any, ...] = ()
+    rows: tuple[pa.RecordBatch, ...] = ()
+
+
+class StreamPlanner(Protocol):
+    """Around a user's reader. ``ends_by_itself``: it has fixed the end of its data for a source that is to end."""
+
+    reader: Any
+    ends_by_itself: bool
+
+    def initial_offset(self) -> Offset: ...
+
+    def next_range(self, start: Offset) -> PlannedRange | None:
+        """The next range, planned; None when there is nothing new."""
+        ...
+
+    def commit(self, end: Offset) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def new_planner(source: type, options: Any, schema: pa.Schema, available_now: bool) -> StreamPlanner:
+    """Makes the reader of a data source. :raises PlanError: it has none for streams."""
+    instance = new_data_source(source, options)
+    struct = struct_type(schema)
+    try:
+        return _PartitionPlanner(instance.streamReader(struct), available_now)
+    except NotImplementedError:
+        pass
+    try:
+        reader = instance.simpleStreamReader(struct)
+    except NotImplementedError:
+        raise PlanError(
+            "format", f"{source.__name__} makes neither a streamReader nor a simpleStreamReader: it is no stream source"
+        ) from None
+    return _SimplePlanner(reader, schema, available_now)
+
+
+class _PartitionPlanner:
+    """Around a ``DataSourceStreamReader``."""
+
+    def __init__(self, reader: Any, available_now: bool) -> None:
+        self.reader = reader
+        self._with_start = bool(inspect.signature(reader.latestOffset).parameters)
+        self.ends_by_itself = available_now and _prepare_available_now(reader)
+        self._limit: Any = None
+        if self._with_start:
+            self._limit = _read_limit(reader, available_now and not self.ends_by_itself)
+
+    def initial_offset(self) -> Offset:
+        return _offset(self.reader.initialOffset(), "initialOffset")
+
+    def next_range(self, start: Offset) -> PlannedRange | None:
+        if self._with_start:
+            latest = self.reader.latestOffset(json.loads(start), self._limit)
+        else:
+            latest = self.reader.latestOffset()
+        end = start if latest is None else _offset(latest, "latestOffset")
+        if _same(start, end):
+            return None
+        return PlannedRange(end, partitions=tuple(self.reader.partitions(json.loads(start), json.loads(end))))
+
+    def commit(self, end: Offset) -> None:
+        self.reader.commit(json.loads(end))
+
+    def stop(self) -> None:
+        self.reader.stop()
+
+
+class _SimplePlanner:
+    """Around a ``SimpleDataSourceStreamReader``."""
+
+    def __init__(self, reader: Any, schema: pa.Schema, available_now: bool) -> None:
+        self.reader = reader
+        self._schema = schema
+        self.ends_by_itself = available_now and _prepare_available_now(reader)
+
+    def initial_offset(self) -> Offset:
+        return _offset(self.reader.initialOffset(), "initialOffset")
+
+    def next_range(self, start: Offset) -> PlannedRange | None:
+        name = f"{type(self.reader).__name__}.read"
+        records, latest = self.reader.read(json.loads(start))
+        rows = tuple(records_to_batches(records, self._schema, name))
+        end = _offset(latest, "read")
+        if not _same(start, end):
+            return PlannedRange(end, rows=rows)
+        if rows:
+            raise ValueError(f"{name} gave rows but did not advance the offset {start}")
+        return None
+
+    def commit(self, end: Offset) -> None:
+        self.reader.commit(json.loads(end))
+
+    def stop(self) -> None:
+        """Simple readers have nothing to stop."""
+
+
+def _prepare_available_now(reader: Any) -> bool:
+    """Fixes the end of the data in a reader that supports it; otherwise one range is what is available now."""
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+
+    if not isinstance(reader, SupportsTriggerAvailableNow):
+        return False
+    reader.prepareForTriggerAvailableNow()
+    return True
+
+
+def _read_limit(reader: Any, everything: bool) -> Any:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+    return ReadAllAvailable() if everything else reader.getDefaultReadLimit()
+
+
+def _offset(offset: Any, method: str) -> Offset:
+    if not isinstance(offset, dict):
+        raise TypeError(f"{method}() returned {type(offset).__name__}, expected a dict")
+    try:
+        return json.dumps(offset)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{method}() returned an offset that is no JSON: {error}") from None
+
+
+def _same(one: Offset, other: Offset) -> bool:
+    """Whatever the order of their members."""
+    return one == other or _sorted(one) == _sorted(other)
+
+
+def _sorted(offset: Offset) -> str:
+    return json.dumps(json.loads(offset), sort_keys=True)

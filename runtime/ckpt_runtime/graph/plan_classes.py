@@ -1,0 +1,107 @@
+"""The classes of a plan: those that messages and snapshots may name. Never imports anything.
+
+They are what the modules of the author hold by name once the plan has been loaded: classes that are defined there, and
+those of libraries that are imported there by name. Modules of the author are those beside the module of a data source,
+or in its package. The standard library, PySpark and the engine have none.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable
+from types import ModuleType
+
+ISOLATED_PREFIX = "_ckpt_pipeline_"
+"""Begins the name under which a pipeline's entry module is loaded; a digest of its directory and ``_`` follow."""
+
+_ISOLATED = re.compile(ISOLATED_PREFIX + "[0-9a-f]{12}_")
+_NOT_OF_A_PLAN = frozenset({"builtins", "pyspark", "py4j", "ckpt_runtime"}) | sys.stdlib_module_names
+_LIBRARY_FOLDERS = ("site-packages", "dist-packages")
+
+
+class PlanClasses:
+    """The classes that are reachable from the modules of ``roots`` now, and ``more`` that belong to every plan.
+
+    Names are ``module:qualified name``; they are equal in all workers of a job and in all of its versions that keep
+    the class where it is.
+    """
+
+    def __init__(self, roots: Iterable[type], more: Iterable[type] = ()) -> None:
+        self._by_name: dict[str, type] = {}
+        modules = _own_modules({base.__module__ for root in roots for base in root.__mro__})
+        for module in modules:
+            for value in list(vars(module).values()):
+                if isinstance(value, type) and may_be_of_a_plan(value):
+                    self._add(value)
+        for kind in more:
+            self._add(kind)
+
+    def name_of(self, kind: type) -> str | None:
+        """The name of a class; None when it is none of the plan."""
+        name = class_name(kind)
+        return name if self._by_name.get(name) is kind else None
+
+    def find(self, name: str) -> type | None:
+        """The class of that name; None when the plan has none."""
+        return self._by_name.get(name)
+
+    def _add(self, kind: type) -> None:
+        name = class_name(kind)
+        if self._by_name.setdefault(name, kind) is not kind:
+            return
+        for value in list(vars(kind).values()):
+            if isinstance(value, type) and class_name(value).startswith(name + "."):
+                self._add(value)
+
+
+def class_name(kind: type) -> str:
+    """``module:qualified name``, the entry module's under the name that the author gave it."""
+    return f"{_ISOLATED.sub('', kind.__module__)}:{kind.__qualname__}"
+
+
+def may_be_of_a_plan(kind: type) -> bool:
+    """Whether some plan may have it: it is neither the standard library's nor PySpark's nor the engine's."""
+    return _package(kind.__module__) not in _NOT_OF_A_PLAN
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _own_modules(names: Iterable[str]) -> list[ModuleType]:
+    """The loaded modules beside those named, in the order in which they were loaded."""
+    loaded = {
+        name: module
+        for name, module in list(sys.modules.items())
+        if module is not None and _package(name) not in _NOT_OF_A_PLAN
+    }
+    packages: set[str] = set()
+    folders: set[str] = set()
+    for name in names:
+        if name not in loaded:
+            continue
+        packages.add(_package(name))
+        folder = os.path.dirname(_file(loaded[name]))
+        if "." not in name and not hasattr(loaded[name], "__path__") and not _is_library(folder):
+            folders.add(folder + os.sep)
+    return [
+        module
+        for name, module in loaded.items()
+        if _package(name) in packages or any(_lies_in(_file(module), folder) for folder in folders)
+    ]
+
+
+def _file(module: ModuleType) -> str:
+    file = getattr(module, "__file__", None)
+    return file if isinstance(file, str) else ""
+
+
+def _lies_in(file: str, folder: str) -> bool:
+    """Whether it does, and not in libraries that are installed below it."""
+    return file.startswith(folder) and not _is_library(file[len(folder) :])
+
+
+def _is_library(path: str) -> bool:
+    return any(part in _LIBRARY_FOLDERS for part in path.split(os.sep))

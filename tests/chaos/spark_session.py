@@ -1,0 +1,88 @@
+"""A session on a standalone Spark cluster of this machine: a JVM and executors beside what every session has."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.spark.launch import SessionInfo, start_session, stop_session
+from tests.chaos.session import MARK, Session, kill
+from tests.support.processes import agent_of, command_line
+from tests.support.spark_sessions import SparkCluster, standalone_cluster, wait_until
+
+SLOTS = 3
+_SPARK_OPTIONS = {
+    "spark.executor.cores": "1",
+    "spark.executor.memory": "512m",
+    "spark.driver.host": "127.0.0.1",
+    "spark.ui.enabled": "false",
+}
+_CLASSES = {"jvm": "org.apache.spark.deploy.SparkSubmit", "executor": "CoarseGrainedExecutorBackend"}
+
+
+@dataclass
+class SparkSession(Session):
+    """Its driver's process is that of Python; the JVM beside it ends with it, and the other way round."""
+
+    info: SessionInfo | None = None
+    cluster: SparkCluster | None = None
+    _started: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def driver_pid(self) -> int:
+        assert self.info is not None
+        return int(json.loads(Path(self.info.session_file).read_text())["driver_pid"])
+
+    def start(self) -> CkptClient:
+        if self.cluster is None:
+            os.environ[MARK] = self.mark
+            self._started.callback(os.environ.pop, MARK, None)
+            self.cluster = self._started.enter_context(standalone_cluster(self.directory, SLOTS))
+        self.number += 1
+        log_file = self.directory / f"session-{self.number}.log"
+        self.info = start_session(
+            self.cluster.url, SLOTS, log_file=log_file, conf=self.options, spark_conf=_SPARK_OPTIONS
+        )
+        return self.connect(self.info.rest_url)
+
+    def kill_driver(self) -> CkptClient:
+        return self._replace(self.driver_pid)
+
+    def kill_jvm(self) -> CkptClient:
+        """Its driver has to let go of its leadership."""
+        [jvm] = self.of_role("jvm")
+        return self._replace(jvm)
+
+    def _replace(self, pid: int) -> CkptClient:
+        """The next session comes when nothing of this one but the cluster runs any more."""
+        mine = [*self.of_role("jvm"), self.driver_pid]
+        kill(pid)
+        wait_until(lambda: not set(mine) & set(self.processes()), "driver and JVM to end together", 60)
+        return self.start()
+
+    def of_role(self, role: str) -> list[int]:
+        if role in _CLASSES:
+            return [pid for pid in self.processes() if _CLASSES[role] in command_line(pid)]
+        if role != "agent":
+            return super().of_role(role)
+        found = []
+        for worker in self.of_role("worker"):
+            try:
+                found.append(agent_of(worker))
+            except LookupError:
+                continue
+        return sorted(set(found))
+
+    def end(self) -> None:
+        if self.info is not None:
+            stop_session(self.info)
+        self._started.close()
+        super().end()
+
+    def kill_everything(self) -> None:
+        super().kill_everything()
+        self._started.close()

@@ -1,0 +1,81 @@
+"""Disposing of snapshots: not of those that a living job refers to, by whatever path or tool; of all others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.cli.exit_codes import ExitCode
+from ckpt_runtime.cli.main import main
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import Conflict
+from ckpt_runtime.jobmaster.gateway import CheckpointKind
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import SequenceJob, fast
+from tests.support.outputs import assert_sequence
+
+HOURLY = fast(
+    execution__checkpointing__interval="1h",
+    execution__checkpointing__externalized_checkpoint_retention="RETAIN_ON_CANCELLATION",
+)
+
+
+@pytest.fixture(scope="module")
+def client(cluster: MiniCluster) -> Iterator[CkptClient]:
+    with CkptClient(cluster.rest_url) as connected:
+        yield connected
+
+
+def _checkpoint(job: SequenceJob) -> Path:
+    """The latest, after one more."""
+    before = job.cluster.completed_checkpoints(job.job_id)
+    job.cluster.call(job.cluster.dispatcher.trigger_checkpoint(job.job_id, CheckpointKind.CONFIGURED, None))
+    job.cluster.wait_until(lambda: job.cluster.completed_checkpoints(job.job_id) > before, "the checkpoint")
+
+    def is_quiet() -> bool:
+        counts = job.cluster.call(job.cluster.dispatcher.checkpoint_statistics(job.job_id)).counts
+        return not counts.in_progress and len(job.left_behind()) == 1
+
+    job.cluster.wait_until(is_quiet, "another one, which a restart begins with, and the deletion of the older")
+    return job.checkpoints / job.job_id / job.left_behind()[0]
+
+
+def _dispose(client: CkptClient, path: Path | str) -> None:
+    trigger_id = client.dispose_savepoint(str(path))
+    client.wait_for_operation("savepoint-disposal", trigger_id, timeout_s=30)
+
+
+def test_the_latest_checkpoint_of_a_living_job_stays(client: CkptClient, job: SequenceJob, tmp_path: Path) -> None:
+    job.start(rows=3000, configuration=HOURLY)
+    job.running()
+    latest = _checkpoint(job)
+    link = tmp_path / "link"
+    link.symlink_to(latest)
+    for path in (latest, f"{latest}/_metadata", latest.as_uri(), link):
+        with pytest.raises(Conflict, match=f"while job {job.job_id} is RUNNING: it is a checkpoint of that job"):
+            _dispose(client, path)
+    assert main(["--url", job.cluster.rest_url, "savepoint", "--dispose", str(link)]) == ExitCode.CONFLICT
+    job.inject("map-raise")
+    job.restarted(1)
+    job.finished()
+    assert_sequence(job.out, 3000)
+
+
+def test_what_a_job_came_from_stays_until_it_has_a_checkpoint_of_its_own(client: CkptClient, job: SequenceJob) -> None:
+    job.start(configuration=HOURLY)
+    job.running()
+    savepoint = job.cluster.savepoint(job.job_id, job.directory / "savepoints", stop=True)
+    job.start(savepoint=savepoint, configuration=HOURLY)
+    job.running()
+    with pytest.raises(Conflict, match="that job would start from it after a failure"):
+        _dispose(client, savepoint)
+    job.inject("map-raise")
+    job.restarted(1)
+    latest = _checkpoint(job)
+    _dispose(client, savepoint)
+    assert not Path(savepoint.removeprefix("file://")).exists()
+    job.canceled()
+    _dispose(client, latest)
+    assert job.left_behind() == []

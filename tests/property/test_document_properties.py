@@ -1,0 +1,305 @@
+"""Documents and archives that were forged or damaged anywhere: one named error comes out, or a value to use."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckpt_runtime.api.plan_result import PlanResult
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, EdgeDescriptor, VertexDescriptor
+from ckpt_runtime.checkpoint.documents import subtask_state_of
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.state_assignment import assign_states, restored_max_parallelism
+from ckpt_runtime.checkpoint.state_assignment_error import StateAssignmentError
+from ckpt_runtime.checkpoint.state_handles import (
+    ChannelStateSegment,
+    ChannelStateStream,
+    KeyedSection,
+    KeyedStateHandle,
+    OperatorListState,
+    OperatorStateMode,
+    OperatorSubtaskState,
+    StateFile,
+    SubtaskState,
+)
+from ckpt_runtime.checkpoint.statistics import CheckpointCounts, CheckpointStatsSnapshot
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.graph.job_graph import MAX_SUBTASKS, JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.graph.schema import DocumentError
+from ckpt_runtime.jobmaster.ended_job import EndedJob, result_document
+from ckpt_runtime.jobmaster.gateway import (
+    EffectiveCheckpointConfig,
+    FailureCause,
+    JobStatus,
+    RunRequest,
+)
+from ckpt_runtime.jobmaster.program_archive import ProgramRefusedError, modules_of
+from ckpt_runtime.jobmaster.submission import request_of
+from ckpt_runtime.storage.disposal import SnapshotDisposal
+from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.filesystem import make_directory, resolve
+from ckpt_runtime.storage.job_store import StoredJob
+from ckpt_runtime.storage.leader_store import LeaderInfo
+from ckpt_runtime.storage.snapshot_metadata import read_foreign_metadata, write_metadata
+
+JOB = "0123456789abcdef" * 2
+SOURCE, SINK = "a" * 32, "b" * 32
+GRAPH = JobGraph(
+    "job",
+    (
+        JobVertex(SOURCE, (OperatorNode("source", "source", "source", stateful=True),), 2),
+        JobVertex(
+            SINK, tuple(OperatorNode(uid, uid, "aggregate", stateful=True) for uid in ("count", "inline")), 2, 128
+        ),
+    ),
+    (JobEdge(SOURCE, SINK, Partitioning.HASH, ("key",)),),
+    {"parallelism.default": "2"},
+)
+
+
+def state(subtask: int) -> SubtaskState:
+    file = StateFile(f"state-{subtask}", 100, "xxh3-128:" + "0" * 32)
+    section = KeyedSection("counts", {"kind": "value", "key": [{"name": "k"}]}, ((64 * subtask, 0, 50),))
+    groups = KeyGroupRange(64 * subtask, 64 * subtask + 63)
+    segment = ChannelStateSegment(file, 0, 50, groups)
+    return SubtaskState(
+        {
+            "count": OperatorSubtaskState(
+                (KeyedStateHandle(groups, file, (section,)),),
+                (OperatorListState("offsets", OperatorStateMode.SPLIT, ({"partition": 1, "offset": [1]}, 2)),),
+            ),
+            "inline": OperatorSubtaskState(
+                (KeyedStateHandle(groups, StateFile("", 3, "xxh3-128:" + "0" * 32, b"abc"), ()),)
+            ),
+        },
+        100,
+        (ChannelStateStream(0, 1, "c2NoZW1h", (segment,)),),
+    )
+
+
+def source_state() -> SubtaskState:
+    offsets = OperatorListState("offsets", OperatorStateMode.UNION, ([1, {"a": None}],))
+    segment = ChannelStateSegment(StateFile("", 3, "xxh3-128:" + "0" * 32, b"abc"), 0, 3)
+    outputs = (ChannelStateStream(0, 0, "", (segment,)),)
+    return SubtaskState({"source": OperatorSubtaskState(lists=(offsets,))}, 3, outputs=outputs)
+
+
+CHECKPOINT = CompletedCheckpoint(
+    7,
+    JOB,
+    1,
+    2,
+    "file:///s",
+    CheckpointProperties(),
+    tuple(VertexDescriptor.of(vertex) for vertex in GRAPH.vertices),
+    {(SOURCE, 1): source_state(), **{(SINK, subtask): state(subtask) for subtask in range(2)}},
+    frozenset({(SOURCE, 0)}),
+    tuple(EdgeDescriptor.of(edge) for edge in GRAPH.edges),
+)
+FAILURE = FailureCause("E", "m", "t")
+CONFIG = EffectiveCheckpointConfig(True, 1, 1, 0, 1, 0, False, 0, None, True, True, "hashmap", "filesystem")
+REQUEST = RunRequest("p", "m:f", ("a",), 2, {"a": "b"}, "/s", job_id=JOB)
+RESULT = result_document(
+    job_id=JOB,
+    status=JobStatus.FAILED,
+    graph=GRAPH,
+    given=Configuration({"a": "b"}),
+    timestamps={JobStatus.INITIALIZING: 1, JobStatus.FAILED: 2},
+    failure=FAILURE,
+    exceptions=[{"failure": {"exception": "E", "message": "m", "stack_trace": "t"}, "timestamp_ms": 1}],
+    restart_strategy="none",
+    checkpoint_config=CONFIG,
+    request=REQUEST,
+    checkpoints=CheckpointStatsSnapshot(CheckpointCounts()),
+    restarts=1,
+)
+
+texts = st.text(max_size=6)
+leaves = (
+    st.none() | st.booleans() | st.integers() | st.floats() | texts | st.sampled_from([-1, 1 << 63, 1 << 70, "", JOB])
+)
+junk = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=6
+)
+
+
+def places(document: Any) -> list[tuple[Any, Any]]:
+    """Each container with each of its keys."""
+    found, pending = [], [document]
+    while pending:
+        container = pending.pop()
+        keys = list(container) if isinstance(container, dict) else range(len(container))
+        for key in keys:
+            found.append((container, key))
+            if isinstance(container[key], dict | list):
+                pending.append(container[key])
+    return found
+
+
+@st.composite
+def mutated(draw: st.DrawFn, valid: Any) -> Any:
+    """A valid document after one to three changes: something replaced, removed, doubled, added or exchanged."""
+    document = json.loads(json.dumps(valid))
+    for _ in range(draw(st.integers(1, 3))):
+        known = places(document)
+        if not known:
+            break
+        container, key = draw(st.sampled_from(known))
+        match draw(st.sampled_from(["replace", "remove", "double", "add", "exchange"])):
+            case "replace":
+                container[key] = draw(junk)
+            case "remove":
+                del container[key]
+            case "double" if isinstance(container, list):
+                container.append(copy.deepcopy(container[key]))
+            case "exchange":
+                other, place = draw(st.sampled_from(known))
+                container[key] = copy.deepcopy(other[place]) if place in other or isinstance(other, list) else None
+            case _ if isinstance(container, dict):
+                container[draw(texts)] = draw(junk)
+            case _:
+                container.append(draw(junk))
+    return document
+
+
+def refused(read: Callable[[Any], Any], document: Any, *also: type[Exception]) -> Any:
+    """What was read; None when it was refused by name."""
+    with suppress(DocumentError, *also):
+        return read(document)
+    return None
+
+
+def test_the_documents_of_these_tests_are_right() -> None:
+    assert CompletedCheckpoint.from_json(json.loads(json.dumps(CHECKPOINT.to_json()))) == CHECKPOINT
+    assert JobGraph.from_json(json.loads(json.dumps(GRAPH.to_json()))) == GRAPH
+    assert EndedJob(json.loads(json.dumps(RESULT))).overview().name == "job"
+    assign_states(CHECKPOINT, GRAPH, allow_non_restored_state=True)
+
+
+@settings(max_examples=250)
+@given(mutated(CHECKPOINT.to_json()))
+def test_metadata(document: Any) -> None:
+    found = refused(CompletedCheckpoint.from_json, document)
+    if found is not None:
+        assert isinstance(found, CompletedCheckpoint)
+        json.dumps(found.to_json())
+        with suppress(StateAssignmentError):
+            restored_max_parallelism(found)
+            assign_states(found, GRAPH, allow_non_restored_state=True)
+
+
+@settings(max_examples=200)
+@given(mutated(state(0).to_json()))
+def test_acknowledgements(document: Any) -> None:
+    found = refused(subtask_state_of, document)
+    if found is not None:
+        found.files()
+        json.dumps(found.to_json())
+
+
+@settings(max_examples=200)
+@given(mutated(GRAPH.to_json()))
+def test_graphs(document: Any) -> None:
+    found = refused(JobGraph.from_json, document)
+    if found is not None:
+        assert found.slots >= 1
+        assert found.fingerprint
+        assert all(found.vertex(edge.target).name for edge in found.edges)
+
+
+@settings(max_examples=200)
+@given(
+    mutated({"job_graph": GRAPH.to_json(), "warnings": ["w"], "own_configuration": {"a": "b"}}), st.binary(max_size=3)
+)
+def test_answers_of_the_plan_process(document: Any, tail: bytes) -> None:
+    found = refused(PlanResult.from_json, json.dumps(document).encode() + tail)
+    assert found is None or (found.job_graph is None) == (found.failure is not None)
+
+
+@settings(max_examples=100)
+@given(mutated(RESULT))
+def test_results(document: Any) -> None:
+    found = refused(EndedJob, document)
+    if found is not None:
+        found.overview(), found.details(), found.config_info(), found.checkpoint_statistics()
+
+
+STORED = {
+    "plan": (StoredJob(JOB, GRAPH.to_json(), {"a": "b"}).to_json(), StoredJob.from_json),
+    "leader": (LeaderInfo("http://x", "app", "1", 3).to_json(), LeaderInfo.from_json),
+    "disposal": ({"directory": "file:///s", "files": ["a", "b/c"]}, SnapshotDisposal.from_json),
+    "request": (RESULT["request"], request_of),
+    "failure": (RESULT["exceptions"][0], lambda document: EndedJob({**RESULT, "exceptions": [document]})),
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+@settings(max_examples=100)
+@given(data=st.data())
+def test_other_stored_documents(name: str, data: st.DataObject) -> None:
+    valid, read = STORED[name]
+    refused(read, data.draw(mutated(valid)), StorageError)
+
+
+@settings(max_examples=100)
+@given(mutated(CHECKPOINT.to_json()))
+def test_files_of_forged_metadata(document: Any) -> None:
+    """Whoever writes it knows how to compute checksums."""
+    directory = resolve(f"memory://{uuid4().hex}")
+    make_directory(directory)
+    try:
+        write_metadata(directory, document)
+    except (ValueError, AttributeError):  # not a document at all
+        return
+    found = read_foreign_metadata(directory)
+    refused(lambda content: CompletedCheckpoint.from_json(content, directory.url), found.document)
+    refused(SnapshotDisposal.of, directory.url, StorageError)
+
+
+ARCHIVE = io.BytesIO()
+with zipfile.ZipFile(ARCHIVE, "w", zipfile.ZIP_DEFLATED) as files:
+    files.writestr("job.py", "def pipeline(session):\n    pass\n" * 5)
+    files.writestr("päckage/data.txt", "some data " * 20)
+
+
+@settings(max_examples=200)
+@given(data=st.data())
+def test_damaged_archives(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    content = bytearray(ARCHIVE.getvalue())
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, len(content)))
+        end = min(len(content), start + data.draw(st.integers(0, 6)))
+        content[start:end] = data.draw(st.binary(max_size=6))
+    archive = Path(tmp_path_factory.getbasetemp()) / "damaged.zip"
+    archive.write_bytes(content)
+    with suppress(ProgramRefusedError):
+        assert all(isinstance(module, str) for module in modules_of(archive))
+
+
+def test_a_graph_with_more_subtasks_than_a_driver_can_keep() -> None:
+    document = GRAPH.to_json()
+    vertices = [{**document["vertices"][0], "id": f"{number:032x}", "parallelism": 32768} for number in range(4)]
+    with pytest.raises(DocumentError, match=f"at most {MAX_SUBTASKS}"):
+        JobGraph.from_json({**document, "vertices": vertices, "edges": []})
+
+
+def test_values_without_a_schema_are_not_nested_deeply() -> None:
+    document = CHECKPOINT.to_json()
+    deep: Any = 1
+    for _ in range(200):
+        deep = [deep]
+    document["states"][0]["state"]["operators"]["count"]["lists"][0]["items"] = [deep]
+    with pytest.raises(DocumentError, match="nested deeper than 64 levels"):
+        CompletedCheckpoint.from_json(document)
