@@ -101,7 +101,7 @@ class StatefulReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         self._called("commit", end)
-        del self.ranges[end["n"]]
+        self.ranges.pop(end["n"], None)
 
 
 class Stateful(_Source):
@@ -190,7 +190,7 @@ class TypedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
         return {"n": 4}
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         moment = datetime(2024, 10, 27, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"), fold=1)
         times = {"when": moment, "utc": datetime(2024, 1, 1, tzinfo=UTC), "late": timedelta(microseconds=-1)}
         numbers = {1: np.int64(7), 2**70: Decimal("1.50"), "f": float("nan"), (2, "x"): np.datetime64("2024-01-01")}
@@ -199,8 +199,8 @@ class TypedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [
             InputPartition(None),
             Custom(Place("t", 3), Level.LOW, more, (Inner(None), Inner([1]))),
-            Row(of="spark", n=1),
-            ("plain", 1),
+            InputPartition(Row(of="spark", n=1)),
+            InputPartition(("plain", [1], {"a": {"b": None}})),
         ]
 
     def read(self, partition: Any) -> Iterator[Any]:
