@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import stat
 import threading
 from collections.abc import Iterator
@@ -84,7 +83,8 @@ def rotate(file: Path, max_bytes: int, max_files: int) -> bool:
     try:
         with file.open("rb") as whole, open(draft, "xb", opener=_private) as last:
             whole.seek(-max_bytes, os.SEEK_END)
-            shutil.copyfileobj(whole, last)
+            # With what is written meanwhile, but not for ever behind a writer that is faster.
+            last.write(whole.read(2 * max_bytes))
         os.truncate(file, 0)
         for number in range(max_files, 1, -1):
             older = _numbered(file, number - 1)

@@ -58,7 +58,7 @@ def test_a_file_that_is_written_all_the_time_stays_small_and_has_whole_lines(tmp
     assert writer.returncode == 0
     assert rotations > 2
     assert b"\0" not in log.read_bytes() + (tmp_path / "log.1").read_bytes()
-    assert (tmp_path / "log.1").stat().st_size == 20_000
+    assert 20_000 <= (tmp_path / "log.1").stat().st_size <= 40_000
     assert len(list(tmp_path.iterdir())) == 3
 
 
