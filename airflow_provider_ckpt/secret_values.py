@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from airflow.sdk.log import mask_secret
 
-from ckpt_runtime.client.secret_keys import MASK, is_secret_key
+from ckpt_runtime.secret_keys import MASK, is_secret_key
 
 _ASSIGNMENT = re.compile(r"([^\s=]+)=.*", re.DOTALL)
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ckpt_runtime.configuration.errors import InvalidOptionError
 from ckpt_runtime.configuration.option import ConfigOption
 from ckpt_runtime.configuration.registry import canonical_key, find_option
-from ckpt_runtime.client.secret_keys import MASK, shown, without_credentials
+from ckpt_runtime.secret_keys import MASK, shown, without_credentials
 
 T = TypeVar("T")
 

@@ -68,8 +68,8 @@ def may_be_of_a_plan(kind: type) -> bool:
 
 
 def _module_of(kind: type) -> str:
-    """The empty text for a class whose ``__module__`` is something else than a name: a library may do that."""
-    module: object = kind.__module__
+    """The empty text for a class whose ``__module__`` is something else than a name. Runs none of its code."""
+    module = type.__dict__["__module__"].__get__(kind)
     return module if isinstance(module, str) else ""
 
 
