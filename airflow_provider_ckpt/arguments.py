@@ -134,7 +134,7 @@ def options(name: str, value: object) -> dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise CkptArgumentInvalid(name, value, "it must be a mapping of option keys to values")
+        raise CkptArgumentInvalid(name, type(value).__name__, "it must be a mapping of option keys to values")
     return {str(key): _option(f"{name}[{key!r}]", item) for key, item in value.items()}
 
 
@@ -145,7 +145,8 @@ def _option(name: str, value: Any) -> str:
         return f"{millis(name, value, minimum=0)} ms"
     if isinstance(value, (str, int, float)):
         return str(value)
-    raise CkptArgumentInvalid(name, value, "it must be a string, a number, a boolean or a timedelta")
+    shown = type(value).__name__  # the value itself may hold a secret
+    raise CkptArgumentInvalid(name, shown, "it must be a string, a number, a boolean or a timedelta")
 
 
 def epoch_millis(name: str, value: object) -> int:

@@ -16,6 +16,7 @@ from airflow_provider_ckpt.hooks.connection import Endpoint
 from airflow_provider_ckpt.operators.base import CkptOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal, new_id
 from airflow_provider_ckpt.outputs import Templated
+from airflow_provider_ckpt.secret_values import hide, shown_command
 from airflow_provider_ckpt.session_process import SessionProcess
 from airflow_provider_ckpt.triggers.base import event_payload
 from airflow_provider_ckpt.triggers.session import CkptSessionTrigger
@@ -25,6 +26,7 @@ from ckpt_runtime.client.session_command import (
     TOKEN_VARIABLE,
     SessionCommandError,
     SessionFiles,
+    configuration_text,
     properties_text,
     session_command,
     session_environment,
@@ -161,18 +163,33 @@ class StartSessionOperator(CkptOperator):
             properties=str(log_file.with_suffix(".spark.conf")),
             log=str(log_file),
             work=arguments.optional_text("work_directory", self.work_directory),
+            configuration=str(log_file.with_suffix(".options.json")),
         )
         command, environment = self.command_line(endpoint, files)
         journal = Journal(context, _RECORD)
         journal.write(session_id=session_id, log_file=str(log_file))
         if not self.command:
-            spark_conf = arguments.options("spark_conf", self.spark_conf)
-            write_private(Path(files.properties), properties_text(self.master, spark_conf or {}))
-        process = session_process.launch(command, session_id, log_file, environment)
+            self._write_options(files)
+        try:
+            process = session_process.launch(command, session_id, log_file, environment)
+        except BaseException:
+            for file in (files.properties, files.configuration):
+                if file is not None:
+                    Path(file).unlink(missing_ok=True)
+            raise
         journal.write(**process.to_json())
-        # Not the command: it has the values of options.
-        self.log.info("Started session %s (pid %d), log in %s", session_id, process.pid, log_file)
+        shown = shown_command(command)
+        self.log.info("Started session %s (pid %d), log in %s: %s", session_id, process.pid, log_file, shown)
         return process
+
+    def _write_options(self, files: SessionFiles) -> None:
+        """For the session alone, which deletes both when it has read them."""
+        spark_conf = arguments.options("spark_conf", self.spark_conf)
+        configuration = arguments.options("configuration", self.configuration)
+        hide(spark_conf)
+        hide(configuration)
+        write_private(Path(files.properties), properties_text(self.master, spark_conf))
+        write_private(Path(files.configuration or ""), configuration_text(configuration))
 
     def command_line(self, endpoint: Endpoint, files: SessionFiles) -> tuple[list[str], dict[str, str]]:
         """The command and what it needs in its environment.
@@ -194,7 +211,6 @@ class StartSessionOperator(CkptOperator):
                 rest_port=endpoint.port,
                 files=files,
                 application=None if application is None else Path(application),
-                configuration=configuration,
             )
         except SessionCommandError as error:
             raise CkptArgumentInvalid("master", master, str(error)) from error

@@ -19,6 +19,7 @@ from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.operators.base import CkptOperator, Event, tell_trace
 from airflow_provider_ckpt.operators.journal import Journal, numbered_id, series_of
 from airflow_provider_ckpt.outputs import Templated
+from airflow_provider_ckpt.secret_values import hide
 from airflow_provider_ckpt.triggers.base import ON_KILL_PATIENCE_SECONDS
 from airflow_provider_ckpt.triggers.job import CkptJobTrigger
 from ckpt_runtime.client import CkptClient, CkptClientError, NotFound, requests
@@ -122,7 +123,9 @@ class SubmitJobOperator(CkptOperator):
         return None if self.wait_for_completion else super().default_wait_timeout()
 
     def execute(self, context: Context) -> Any:
-        return self._go_on(context, self.run_options(), self.deadline())
+        options = self.run_options()
+        hide(options.configuration)
+        return self._go_on(context, options, self.deadline())
 
     def _go_on(self, context: Context, options: RunOptions, deadline: float | None) -> Any:
         """Start a job, or do what is to be done about the one that an earlier try has started."""

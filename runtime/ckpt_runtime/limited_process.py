@@ -5,9 +5,9 @@ answer are files without a name that only these two processes have open; the ans
 taken as foreign, because the code that the process ran could write it too. What the process prints is drained without
 being kept, but for the end of its standard error.
 
-The process sets its limits itself, before it looks at anything foreign; what runs in it cannot raise them again
-(unless it runs as root). The
-system's killer for want of memory takes it before the driver. It is a session of its own, which ends as a whole.
+The process sets its limits itself, before it looks at anything foreign; what runs in it cannot raise them again (unless
+it runs as root). The system's killer for want of memory takes it before the driver. It is a session of its own, which
+ends as a whole. Memory is limited on Linux only.
 
 It lies outside the rooms: ``api``, ``storage`` and ``jobmaster`` use it, and it uses the standard library alone.
 """
@@ -31,6 +31,9 @@ from pathlib import Path
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[1])
 _STDERR_BYTES = 4_000
 _PIPE_BYTES = 1 << 16
+_LOOK_S = 0.02
+"""How often to look for the end of a process where the system does not tell it."""
+_STATM = Path("/proc/self/statm")
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 """Each thread of a library takes memory in advance, by the number of cores."""
 
@@ -110,23 +113,25 @@ def _drain(process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
     pipe = process.stderr.fileno()
     os.set_blocking(pipe, False)
     tail = b""
-    ended = os.pidfd_open(process.pid)
+    ended = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
     try:
         with selectors.DefaultSelector() as selector:
-            selector.register(ended, selectors.EVENT_READ)
+            if ended is not None:
+                selector.register(ended, selectors.EVENT_READ)
             selector.register(pipe, selectors.EVENT_READ)
             while (remaining := deadline - time.monotonic()) > 0:
-                ready = {key.fd for key, _ in selector.select(remaining)}
+                ready = {key.fd for key, _ in selector.select(remaining if ended is not None else _LOOK_S)}
                 if pipe in ready:
                     chunk = _read_some(pipe)
                     if not chunk:
                         selector.unregister(pipe)
                     tail = (tail + chunk)[-_STDERR_BYTES:]
-                if ended in ready:
+                if ended in ready or (ended is None and process.poll() is not None):
                     return (tail + _read_some(pipe))[-_STDERR_BYTES:]
         return None
     finally:
-        os.close(ended)
+        if ended is not None:
+            os.close(ended)
 
 
 def _read_some(pipe: int) -> bytes:
@@ -179,13 +184,11 @@ def serve(answer: Callable[[bytes], bytes]) -> None:
 def _limit(memory: int, seconds: int, file_bytes: int) -> None:
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    for kind, limit in (
-        (resource.RLIMIT_AS, pages * resource.getpagesize() + memory),
-        (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_FSIZE, file_bytes),
-        (resource.RLIMIT_CORE, 0),
-    ):
+    limits = {resource.RLIMIT_CPU: seconds, resource.RLIMIT_FSIZE: file_bytes, resource.RLIMIT_CORE: 0}
+    if _STATM.exists():
+        pages = int(_STATM.read_text().split()[0])
+        limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + memory
+    for kind, limit in limits.items():
         _, hard = resource.getrlimit(kind)
         allowed = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(kind, (allowed, allowed))

@@ -23,7 +23,7 @@ from tests.support.jobs import PIPELINES, fast
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROWS = {"stateful": 15, "unordered": 180, "typed": 5, "few": 10}
 
@@ -99,13 +99,14 @@ def in_the_engine(cluster: MiniCluster, tmp_path_factory: pytest.TempPathFactory
         heads = [vertex.status for vertex in vertices if vertex.name.endswith("offsets")]
         return len(heads) == len(ROWS) and set(heads) == {ExecutionState.FINISHED}
 
+    cluster.wait_for_status(job, JobStatus.RUNNING, timeout_s=200)
     cluster.wait_until(enumerators_finished, "the enumerators to finish")
     cluster.wait_for_checkpoints(job, 1)
     assert 0 < len(outcome.rows()) < sum(ROWS.values()), "the range was read as a whole"
     (faults / "read-raise").touch()
     cluster.wait_until(lambda: not (faults / "read-raise").exists(), "the failure")
     slow.unlink()
-    cluster.wait_for_status(job, JobStatus.FINISHED)
+    cluster.wait_for_status(job, JobStatus.FINISHED, timeout_s=120)
     assert int(cluster.call(cluster.dispatcher.job_metrics(job))["numRestarts"]) == 1
     return outcome
 

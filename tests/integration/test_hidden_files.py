@@ -9,8 +9,6 @@ from ckpt_runtime.jobmaster.gateway import CheckpointKind, JobStatus, SavepointF
 from tests.support.jobs import SequenceJob, fast
 from tests.support.outputs import assert_sequence, hidden
 
-RETAINED = "RETAIN_ON_CANCELLATION"
-
 
 def nothing_is_hidden(job: SequenceJob) -> None:
     job.cluster.wait_until(lambda: not hidden(job.out), f"{hidden(job.out)} to be removed")
@@ -22,11 +20,8 @@ def has_hidden(job: SequenceJob, ending: str) -> None:
 
 def test_cancel_with_a_checkpoint_in_progress_leaves_nothing_hidden(job: SequenceJob) -> None:
     """One sink has prepared its files, the other one is behind a slow operator."""
-    options = fast(
-        execution__checkpointing__interval="1 h",
-        execution__checkpointing__externalized_checkpoint_retention=RETAINED,
-    )
-    job.start(rate=4000, batch=16, sleep_ms=1, configuration=options)
+    options = fast(execution__checkpointing__interval="1 h")
+    job.start(rate=4000, batch=16, sleep_ms=10, configuration=options)
     job.running()
     job.cluster.call(job.cluster.dispatcher.trigger_checkpoint(job.job_id, CheckpointKind.CONFIGURED, None))
     has_hidden(job, ".pending")

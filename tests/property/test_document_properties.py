@@ -300,6 +300,6 @@ def test_values_without_a_schema_are_not_nested_deeply() -> None:
     deep: Any = 1
     for _ in range(200):
         deep = [deep]
-    document["states"][0]["state"]["operators"]["count"]["lists"][0]["items"] = [deep]
+    document["states"][1]["state"]["operators"]["count"]["lists"][0]["items"] = [deep]
     with pytest.raises(DocumentError, match="nested deeper than 64 levels"):
         CompletedCheckpoint.from_json(document)

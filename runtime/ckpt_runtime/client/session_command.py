@@ -6,6 +6,7 @@ Builds values, starts nothing. Imports neither pyspark nor the engine; it only f
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -38,12 +39,14 @@ class SessionFiles:
     """Paths. ``properties`` has Spark's settings and is deleted when Spark has read them, ``log`` gets all output.
 
     ``ready`` is written when the session leads. ``work`` is the directory for uploads and, by default, checkpoints.
+    ``configuration`` has the engine's options and is deleted when the session has read them.
     """
 
     properties: str
     log: str
     ready: str | None = None
     work: str | None = None
+    configuration: str | None = None
 
 
 def spark_submit() -> str:
@@ -71,9 +74,8 @@ def session_command(
     rest_port: int,
     files: SessionFiles,
     application: Path | None = None,
-    configuration: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """The whole command. Spark's settings, see :func:`properties_text`, are in a file."""
+    """The whole command. Options of Spark and of the engine are in files: everybody can read a command line."""
     command = [spark_submit(), "--master", master, "--properties-file", files.properties, "--load-spark-defaults"]
     command += [str(application or application_file()), "--rest-host", rest_host, "--rest-port", str(rest_port)]
     command += ["--properties-file", files.properties, "--log-file", files.log]
@@ -81,9 +83,14 @@ def session_command(
         command += ["--work-dir", files.work]
     if files.ready is not None:
         command += ["--ready-file", files.ready]
-    for key, value in (configuration or {}).items():
-        command += ["-D", f"{key}={value}"]
+    if files.configuration is not None:
+        command += ["--configuration-file", files.configuration]
     return command
+
+
+def configuration_text(configuration: Mapping[str, str]) -> str:
+    """The engine's options for a file that the session reads once, and deletes."""
+    return json.dumps(dict(configuration))
 
 
 def properties_text(master: str, spark_conf: Mapping[str, str]) -> str:

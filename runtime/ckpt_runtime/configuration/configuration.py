@@ -11,10 +11,9 @@ from typing import Any, TypeVar
 from ckpt_runtime.configuration.errors import InvalidOptionError
 from ckpt_runtime.configuration.option import ConfigOption
 from ckpt_runtime.configuration.registry import canonical_key, find_option
+from ckpt_runtime.secret_keys import MASK, shown, without_credentials
 
 T = TypeVar("T")
-
-_MASK = "******"
 
 
 class Configuration:
@@ -103,8 +102,8 @@ class Configuration:
         return dict(self._values)
 
     def displayed(self) -> dict[str, str]:
-        """A new dict for people to see: secrets are masked."""
-        return {key: _MASK if _is_secret(key) else value for key, value in self._values.items()}
+        """A new dict for people to see: secrets are masked, also those of users' own keys (see ``secret_keys``)."""
+        return {key: shown_value(key, value) for key, value in self._values.items()}
 
     def keys(self) -> KeysView[str]:
         """The keys that are set, in the order in which they were given."""
@@ -138,6 +137,9 @@ class Configuration:
         return f"Configuration({self.displayed()!r})"
 
 
-def _is_secret(key: str) -> bool:
+def shown_value(key: str, value: str) -> str:
+    """A value for people to see. Of the system's own options each says whether it is secret, of other keys the name."""
     option: ConfigOption[Any] | None = find_option(key)
-    return option is not None and option.secret
+    if option is None:
+        return shown(key, value)
+    return MASK if option.secret else without_credentials(value)

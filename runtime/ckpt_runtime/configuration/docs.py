@@ -23,6 +23,14 @@ scope `cluster` are refused in a job's configuration and in a pipeline.
 Durations take a unit (`10 s`, `10s`, `1 min`; a bare number counts milliseconds), memory sizes too (`64 kb`, `1g`; a
 bare number counts bytes). A key below one of the namespaces on this page that is not listed is refused. Older Flink
 spellings in *also* are read as well.
+
+Values of options that hold a secret are shown as `******` by REST, `ckpt` and the logs. Of your own keys these are
+the ones that contain `password`, `passwd`, `passphrase`, `secret`, `token`, `credential`, `api-key`, `access-key`,
+`private-key`, `service-key`, `account.key`, `auth-params`, `basic-auth`, `authorization`, `jaas.config` or
+`http-headers`, or whose last word is `key`, `pass`, `pwd`, `auth` or `sas`, in any case and with `.`, `-`, `_` or
+nothing between words; and the user and password of a URL in any value. A session gets its options in a file for its
+user alone, which it deletes when it has read it, so that they are in no process list; but for what you type behind
+`-D` while `ckpt session start` itself runs.
 """
 
 

@@ -12,6 +12,7 @@ from ckpt_runtime.configuration.cluster_options import (
     TaskManagerOptions,
 )
 from ckpt_runtime.configuration.high_availability_options import HighAvailabilityOptions
+from ckpt_runtime.configuration.logging_options import LoggingOptions
 from ckpt_runtime.configuration.option import ConfigOption
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, PipelineOptions
 from ckpt_runtime.configuration.rest_options import RestOptions
@@ -30,6 +31,7 @@ GROUPS: tuple[tuple[str, type], ...] = (
     ("Heartbeats", HeartbeatOptions),
     ("Slots", SlotOptions),
     ("REST", RestOptions),
+    ("Logs", LoggingOptions),
     ("High availability", HighAvailabilityOptions),
 )
 

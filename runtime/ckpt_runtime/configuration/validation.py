@@ -12,7 +12,7 @@ from difflib import get_close_matches
 
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingMode, CheckpointingOptions
 from ckpt_runtime.configuration.cluster_options import HeartbeatOptions
-from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.configuration import Configuration, shown_value
 from ckpt_runtime.configuration.errors import InvalidConfigurationError, InvalidOptionError, UnknownOptionError
 from ckpt_runtime.configuration.high_availability_options import HighAvailabilityOptions, HighAvailabilityType
 from ckpt_runtime.configuration.option import OptionScope
@@ -46,12 +46,12 @@ def problem_of(configuration: Configuration, key: str, scope: OptionScope) -> Pr
     """What is wrong with one key alone; None when nothing is."""
     value = configuration[key]
     if key.startswith(INTERNAL_PREFIX):
-        return InvalidOptionError(key, value, "keys of the system's own are not given by users")
+        return InvalidOptionError(key, shown_value(key, value), "keys of the system's own are not given by users")
     option = find_option(key)
     if option is None:
         if key.split(".", 1)[0] not in NAMESPACES:
             return None
-        return UnknownOptionError(key, value, get_close_matches(key, OPTIONS, n=3, cutoff=0.7))
+        return UnknownOptionError(key, shown_value(key, value), get_close_matches(key, OPTIONS, n=3, cutoff=0.7))
     try:
         option.parse(value)
     except InvalidOptionError as error:

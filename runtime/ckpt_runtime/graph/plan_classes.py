@@ -30,7 +30,7 @@ class PlanClasses:
 
     def __init__(self, roots: Iterable[type], more: Iterable[type] = ()) -> None:
         self._by_name: dict[str, type] = {}
-        modules = _own_modules({base.__module__ for root in roots for base in root.__mro__})
+        modules = _own_modules({_module_of(base) for root in roots for base in root.__mro__})
         for module in modules:
             for value in list(vars(module).values()):
                 if isinstance(value, type) and may_be_of_a_plan(value):
@@ -52,18 +52,25 @@ class PlanClasses:
         if self._by_name.setdefault(name, kind) is not kind:
             return
         for value in list(vars(kind).values()):
-            if isinstance(value, type) and class_name(value).startswith(name + "."):
+            if isinstance(value, type) and may_be_of_a_plan(value) and class_name(value).startswith(name + "."):
                 self._add(value)
 
 
 def class_name(kind: type) -> str:
     """``module:qualified name``, the entry module's under the name that the author gave it."""
-    return f"{_ISOLATED.sub('', kind.__module__)}:{kind.__qualname__}"
+    return f"{_ISOLATED.sub('', _module_of(kind))}:{kind.__qualname__}"
 
 
 def may_be_of_a_plan(kind: type) -> bool:
     """Whether some plan may have it: it is neither the standard library's nor PySpark's nor the engine's."""
-    return _package(kind.__module__) not in _NOT_OF_A_PLAN
+    module = _module_of(kind)
+    return bool(module) and _package(module) not in _NOT_OF_A_PLAN
+
+
+def _module_of(kind: type) -> str:
+    """The empty text for a class whose ``__module__`` is something else than a name. Runs none of its code."""
+    module = type.__dict__["__module__"].__get__(kind)
+    return module if isinstance(module, str) else ""
 
 
 def _package(module: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import tempfile
 import time
@@ -18,21 +17,13 @@ from ckpt_runtime.api.plan_process import PLAN_LIMITS, plan_in_process
 from ckpt_runtime.api.plan_result import PlanRequest
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
-from ckpt_runtime.checkpoint.state_assignment import assign_states, restored_max_parallelism
-from ckpt_runtime.checkpoint.state_assignment_error import StateAssignmentError
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
 from ckpt_runtime.configuration.checkpointing_options import (
     CheckpointingOptions,
-    RecoveryClaimMode,
-    StateRecoveryOptions,
 )
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
-from ckpt_runtime.configuration.option import OptionScope
-from ckpt_runtime.configuration.pipeline_options import PipelineOptions
-from ckpt_runtime.configuration.registry import RESTORED_MAX_PARALLELISM
-from ckpt_runtime.configuration.validation import validate
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex
 from ckpt_runtime.graph.schema import DocumentError
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
@@ -42,7 +33,6 @@ from ckpt_runtime.jobmaster.gateway import (
     NOT_YET,
     CheckpointConfigPatch,
     CheckpointKind,
-    ClaimMode,
     ClusterOverview,
     DashboardConfig,
     EffectiveCheckpointConfig,
@@ -70,23 +60,36 @@ from ckpt_runtime.jobmaster.gateway import (
 from ckpt_runtime.jobmaster.job_checkpoints import JobCheckpoints
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, VolatileRecord
-from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs, read_snapshot
+from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_job, find_jobs, read_snapshot
 from ckpt_runtime.jobmaster.operations import OperationStore
 from ckpt_runtime.jobmaster.program_archive import DEFAULT_FUNCTION
 from ckpt_runtime.jobmaster.program_store import ProgramStore, StoredProgram
+from ckpt_runtime.jobmaster.request_checks import (
+    check_directories,
+    check_fits,
+    check_format,
+    check_target,
+    checkpoint_directory,
+    given_configuration,
+    with_own_configuration,
+    with_recovery_options,
+    with_restored_key_groups,
+)
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.snapshot_references import References, SnapshotReferences
 from ckpt_runtime.jobmaster.stored_submissions import forget_result, store_job
+from ckpt_runtime.jobmaster.stranded_jobs import StrandedJobs
 from ckpt_runtime.jobmaster.submission import JobSubmission, options_of_jobs
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.limited_process import ProcessLimits
 from ckpt_runtime.scheduler.job_events import JobEvent
 from ckpt_runtime.storage.disposal import dispose_snapshot
-from ckpt_runtime.storage.errors import InvalidLocationError, PoolExhaustedError, StorageError, StorageTimeoutError
-from ckpt_runtime.storage.filesystem import check_url, resolve
+from ckpt_runtime.storage.errors import PoolExhaustedError, StorageError, StorageTimeoutError
+from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.leader_store import LeaderInfo
 from ckpt_runtime.storage.snapshot_metadata import read_foreign_metadata
+from ckpt_runtime.user_environment import user_environment
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +121,7 @@ class Dispatcher:
         self._leads = leads
         self._leader_elsewhere: LeaderInfo | None = None
         self._jobs: dict[str, JobMaster | EndedJob] = {}
-        self._stranded: dict[str, str] = {}
+        self._stranded = StrandedJobs(self._look_again, self._take_over_job)
         self._cleaning: list[JobCheckpoints] = []
         self._submitting: dict[str, asyncio.Future[None]] = {}
         self._requests: dict[str, RunRequest] = {}
@@ -129,6 +132,7 @@ class Dispatcher:
     async def stop(self) -> None:
         """Suspends every job: their retained checkpoints and savepoints stay."""
         self._closing = True
+        self._stranded.close()
         await self._operations.stop()
         await self._suspend_all(fenced=False)
 
@@ -148,25 +152,32 @@ class Dispatcher:
         """This driver leads: goes on with what earlier ones left. Raises StorageError for an unreadable directory."""
         self._leader_elsewhere = None
         self._store = store
-
-        def read(url: str) -> CompletedCheckpoint:
-            return self._pools.paths.submit(read_snapshot, url).result()
-
-        jobs = await asyncio.to_thread(find_jobs, store, self._configuration, read)
+        jobs = await asyncio.to_thread(find_jobs, store, self._configuration, self._read_snapshot)
         if self._closing:  # the leadership was lost meanwhile, or the session ends
             return
         for found in jobs:
-            try:
-                self._take_over_job(found)
-            except (ConfigurationError, KeyError, TypeError, ValueError) as error:
-                logger.exception("job %s cannot be recovered", found.job_id)
-                self._stranded[found.job_id] = f"{type(error).__name__}: {error}"
+            self._take_over_job(found)
+        self._stranded.look_for([job for job in jobs if job.may_pass])
         self._leads = True
         logger.info("recovered %d jobs, %d could not be recovered", len(self._jobs), len(self._stranded))
 
+    def _read_snapshot(self, url: str) -> CompletedCheckpoint:
+        return self._pools.paths.submit(read_snapshot, url).result()
+
+    def _look_again(self, earlier: FoundJob) -> FoundJob:
+        assert self._store is not None
+        return find_job(self._store, earlier.job_id, self._configuration, earlier.result, self._read_snapshot)
+
     def _take_over_job(self, found: FoundJob) -> None:
+        try:
+            self._go_on_with(found)
+        except (ConfigurationError, KeyError, TypeError, ValueError) as error:
+            logger.exception("job %s cannot be recovered", found.job_id)
+            self._stranded.add(found.job_id, f"{type(error).__name__}: {error}")
+
+    def _go_on_with(self, found: FoundJob) -> None:
         if found.failure is not None:
-            self._stranded[found.job_id] = found.failure
+            self._stranded.add(found.job_id, found.failure)
         request = None
         if found.result is not None:
             ended = self._jobs[found.job_id] = EndedJob(found.result)
@@ -192,6 +203,7 @@ class Dispatcher:
         """Another driver leads: nothing may be changed any more, and this session ends."""
         self._leads = False
         self._closing = True
+        self._stranded.close()
         await self._operations.stop()
         await self._suspend_all(fenced=True)
         self._on_shutdown()
@@ -252,7 +264,7 @@ class Dispatcher:
         self._check_leads()
         if self._closing:
             raise NotReady("the session is shutting down")
-        request = _with_recovery_options(request)
+        request = with_recovery_options(request)
         job_id = request.job_id or uuid.uuid4().hex
         known = self._requests.get(job_id)
         if known is not None:
@@ -279,20 +291,20 @@ class Dispatcher:
 
     async def _submit(self, job_id: str, request: RunRequest) -> None:
         program = self._programs.get(request.pipeline_id)
-        given = _given_configuration(request)
+        given = given_configuration(request)
         entry = request.entry_point or program.default_entry
         if entry is None:
             raise InvalidRequest(
                 "entryClass", None, f"name the entry point as 'module:{DEFAULT_FUNCTION}', one of {_entries(program)}"
             )
         savepoint = await self._read_savepoint(request)
-        graph, own = await self._plan(program, entry, request, _with_restored_key_groups(given, savepoint))
-        given = _with_own_configuration(own, given)
+        graph, own = await self._plan(program, entry, request, with_restored_key_groups(given, savepoint))
+        given = with_own_configuration(own, given)
         if savepoint is not None:
-            fits = partial(_check_fits, savepoint, graph, request)
+            fits = partial(check_fits, savepoint, graph, request)
             await asyncio.get_running_loop().run_in_executor(self._pools.planning, fits)
         configuration = Configuration.merge(self._configuration, given)
-        _check_directories(configuration)
+        check_directories(configuration)
         submission = JobSubmission(
             job_id=job_id,
             graph=graph,
@@ -313,7 +325,7 @@ class Dispatcher:
         in_pool = asyncio.get_running_loop().run_in_executor
         try:
             # Whoever submits names the directory: whether storage answers there is not known yet.
-            await in_pool(self._pools.paths, resolve, _checkpoint_directory(submission))
+            await in_pool(self._pools.paths, resolve, checkpoint_directory(submission))
             job = JobMaster(submission, self._slots, self._pools)
             first_checkpoint_id = await in_pool(self._pools.paths, job.prepare_storage)
         except (ConfigurationError, CheckpointConfigurationError) as error:
@@ -368,7 +380,7 @@ class Dispatcher:
                 arguments = request.arguments
                 given = configuration.to_dict()
                 ordered = PlanRequest(directory, entry, arguments, given, defaults, archive=str(program.archive))
-                result = plan_in_process(ordered, planning)
+                result = plan_in_process(ordered, planning, user_environment())
             if result.failure is not None:
                 trace = f"\n{result.failure.traceback}" if result.failure.traceback else ""
                 raise SubmissionFailed(f"the pipeline {entry} cannot be planned: {result.failure}{trace}")
@@ -418,7 +430,7 @@ class Dispatcher:
         job = self._jobs.get(job_id)
         if job is None:
             if job_id in self._stranded:
-                raise NotReady(f"job {job_id} cannot be recovered: {self._stranded[job_id]}")
+                raise NotReady(f"job {job_id} cannot be recovered: {self._stranded.reason(job_id)}")
             raise JobNotFound(job_id)
         return job
 
@@ -506,8 +518,8 @@ class Dispatcher:
         if self._operations.knows(operation, job_id, trigger_id):
             return trigger_id or ""
         job = self._living_job(job_id)
-        _check_format(savepoint_format)
-        _check_target(directory)
+        check_format(savepoint_format)
+        check_target(directory)
         return self._operations.start(
             operation, job_id, trigger_id, lambda: job.trigger_savepoint(directory, savepoint_format, cancel_job)
         )
@@ -524,8 +536,8 @@ class Dispatcher:
         if self._operations.knows(operation, job_id, trigger_id):
             return trigger_id or ""
         job = self._living_job(job_id)
-        _check_format(savepoint_format)
-        _check_target(directory)
+        check_format(savepoint_format)
+        check_target(directory)
         return self._operations.start(
             operation, job_id, trigger_id, lambda: job.stop_with_savepoint(directory, savepoint_format, drain)
         )
@@ -572,95 +584,8 @@ class Dispatcher:
         return self._operations.status(kind, job_id, trigger_id)
 
 
-def _given_configuration(request: RunRequest) -> Configuration:
-    """The options that came with the request. Raises SubmissionFailed with everything that is wrong with them."""
-    try:
-        given = Configuration(request.configuration)
-        if request.parallelism is not None:
-            given = given.with_option(PipelineOptions.PARALLELISM, request.parallelism)
-        validate(given, OptionScope.JOB)
-    except ConfigurationError as error:
-        raise SubmissionFailed(str(error)) from error
-    _check_directories(given)
-    return given
-
-
-def _with_own_configuration(own: Configuration, given: Configuration) -> Configuration:
-    """The job's submitted configuration: what its pipeline set, under what came with the request.
-
-    Raises SubmissionFailed for options that do not go together.
-    """
-    submitted = Configuration.merge(own, given)
-    try:
-        validate(submitted, OptionScope.JOB)
-    except ConfigurationError as error:
-        raise SubmissionFailed(str(error)) from error
-    return submitted
-
-
-def _with_restored_key_groups(configuration: Configuration, savepoint: CompletedCheckpoint | None) -> Configuration:
-    """A job that sets no max parallelism takes over its snapshot's: what it would derive may be another number."""
-    restored = {} if savepoint is None else restored_max_parallelism(savepoint)
-    return configuration.with_values({RESTORED_MAX_PARALLELISM: json.dumps(restored)} if restored else {})
-
-
-def _check_fits(savepoint: CompletedCheckpoint, graph: JobGraph, request: RunRequest) -> None:
-    """Proves that the snapshot fits the plan, before anything is started."""
-    try:
-        assign_states(savepoint, graph, request.allow_non_restored_state)
-    except StateAssignmentError as error:
-        raise SubmissionFailed(f"cannot restore from {request.savepoint_path}: {error}") from error
-
-
-def _with_recovery_options(request: RunRequest) -> RunRequest:
-    """What ``execution.state-recovery.*`` says counts where the request itself says nothing."""
-    try:
-        given = Configuration(request.configuration)
-        path = request.savepoint_path or given.get(StateRecoveryOptions.PATH)
-        mode = given.get(StateRecoveryOptions.CLAIM_MODE)
-        ignore = given.get(StateRecoveryOptions.IGNORE_UNCLAIMED_STATE)
-    except ConfigurationError as error:
-        raise SubmissionFailed(str(error)) from error
-    return replace(
-        request,
-        savepoint_path=path,
-        claim_mode=request.claim_mode if mode is RecoveryClaimMode.NO_CLAIM else ClaimMode(mode.value),
-        allow_non_restored_state=request.allow_non_restored_state or ignore,
-    )
-
-
-def _check_format(savepoint_format: SavepointFormat) -> None:
-    """Never takes another kind of savepoint than the one that was asked for."""
-    if savepoint_format is not SavepointFormat.NATIVE:
-        raise InvalidRequest("formatType", savepoint_format.value, "this version takes NATIVE savepoints")
-
-
 async def _fail(error: StorageError) -> OperationStatus:
     raise error
-
-
-def _check_target(directory: str) -> None:
-    """Before anything is done: a job must not stop for a savepoint that nobody could ever resume from."""
-    try:
-        check_url(directory)
-    except InvalidLocationError as error:
-        raise InvalidRequest("target-directory", directory, str(error)) from error
-
-
-def _check_directories(configuration: Configuration) -> None:
-    """A savepoint directory that cannot be used is found when the job is submitted, not when it is to be stopped."""
-    for option in (CheckpointingOptions.CHECKPOINTS_DIRECTORY, CheckpointingOptions.SAVEPOINT_DIRECTORY):
-        directory = configuration.get(option)
-        if directory is not None:
-            try:
-                check_url(directory)
-            except InvalidLocationError as error:
-                raise SubmissionFailed(f"{option.key}: {error}") from error
-
-
-def _checkpoint_directory(submission: JobSubmission) -> str:
-    directory = submission.configuration.get(CheckpointingOptions.CHECKPOINTS_DIRECTORY)
-    return directory or submission.default_checkpoint_directory
 
 
 def _nobody_hears(event: JobEvent) -> None:

@@ -81,7 +81,7 @@ class JobCheckpoints:
         self, submission: JobSubmission, tasks: TaskGateway, report: Callable[[JobEvent], None], pools: DriverPools
     ) -> None:
         self.restored: RestoredState | None = None
-        self._submission = submission
+        self._submission = submission = replace(submission, archive=b"")  # it deploys nothing
         self._tasks = tasks
         self._report = report
         self._loop = asyncio.get_running_loop()

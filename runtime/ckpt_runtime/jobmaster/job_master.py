@@ -11,6 +11,7 @@ import itertools
 import logging
 import uuid
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 from ckpt_runtime.checkpoint.executions import ExecutionId
@@ -76,11 +77,12 @@ class JobMaster:
         self.graph = submission.graph
         self.configuration = submission.configuration
         self.executions = ExecutionGraph(submission.graph)
-        self._submission = submission
+        self._tasks = TaskGateway(submission.archive)
+        # Up to a gigabyte, which the gateway alone needs, and no longer than the job lives.
+        self._submission = submission = replace(submission, archive=b"")
         self._slot_pool = slots
         self._pools = pools.of_job(submission.job_id)
         self._slots: list[Slot] = []
-        self._tasks = TaskGateway(submission.archive)
         self._loop = asyncio.get_running_loop()
         self._background: set[asyncio.Task[None]] = set()
         self._acquiring: asyncio.Task[None] | None = None
@@ -395,6 +397,7 @@ class JobMaster:
         self._stop_acquiring()
         self._release_slots()
         self._consequences.forget()
+        self._tasks.close()
         for future in self._stops.values():
             future.set_exception(OperationFailed(f"The job is {self.status.value}."))
         self._stops.clear()

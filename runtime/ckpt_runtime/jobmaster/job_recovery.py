@@ -37,11 +37,19 @@ logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 5
 _PAUSE_S = 0.5
-_PERMANENT = (NotFoundError, CorruptFileError, InvalidLocationError, NotLeaderError)
+_LASTING = (CorruptFileError, InvalidLocationError, NotLeaderError)
+_PERMANENT = (NotFoundError, *_LASTING)
 
 
 class RecoveryError(RuntimeError):
-    """A job cannot be recovered now; its message says what is wrong with which file."""
+    """A job cannot be recovered now; its message says what is wrong with which file.
+
+    ``may_pass``: nothing is proven damaged, so that looking again may help.
+    """
+
+    def __init__(self, message: str, *, may_pass: bool) -> None:
+        super().__init__(message)
+        self.may_pass = may_pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +57,15 @@ class FoundJob:
     """A job of an earlier driver.
 
     ``result`` when it has ended; ``submission`` when there is anything left to run or to clean up; ``failure`` when it
-    should have a submission, but what is needed for it cannot be read.
+    should have a submission, but what is needed for it cannot be read; ``may_pass`` when that may be because storage is
+    away, and :func:`find_job` may find it later.
     """
 
     job_id: str
     submission: JobSubmission | None = None
     result: Mapping[str, Any] | None = None
     failure: str | None = None
+    may_pass: bool = False
 
 
 def find_jobs(store: HaStore, cluster: Configuration, read: SnapshotReader | None = None) -> list[FoundJob]:
@@ -75,9 +85,8 @@ def find_jobs(store: HaStore, cluster: Configuration, read: SnapshotReader | Non
     ended = {job.job_id: job for job in found}
     for job_id in left:
         if job_id not in clean:
-            job = ended[job_id] = _find(
-                store, job_id, cluster, ended[job_id].result if job_id in ended else None, read or read_snapshot
-            )
+            result = ended[job_id].result if job_id in ended else None
+            job = ended[job_id] = find_job(store, job_id, cluster, result, read or read_snapshot)
     for job in found:
         if job.job_id not in clean and ended[job.job_id] is job:  # nothing but the note is left
             DurableRecord(store, job.job_id).forget()
@@ -98,17 +107,23 @@ def _end_time(result: Mapping[str, Any] | None) -> int:
     return max(times.values(), default=0)
 
 
-def _find(
+def find_job(
     store: HaStore, job_id: str, cluster: Configuration, result: Mapping[str, Any] | None, read: SnapshotReader
 ) -> FoundJob:
+    """One job that is still stored, and its ``result`` if it has ended. Blocks; raises nothing."""
+    may_pass = False
     try:
         return FoundJob(job_id, _recover(store, job_id, cluster, read, has_ended=result is not None), result)
-    except (RecoveryError, StorageError, ConfigurationError) as error:
+    except RecoveryError as error:
+        failure, may_pass = str(error), error.may_pass
+    except StorageError as error:
+        failure, may_pass = str(error), not isinstance(error, _LASTING)
+    except ConfigurationError as error:
         failure = str(error)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         failure = f"the stored plan has another shape: {error!r}"
     logger.error("job %s cannot be recovered: %s", job_id, failure)
-    return FoundJob(job_id, None, result, failure)
+    return FoundJob(job_id, None, result, failure, may_pass)
 
 
 def _recover(
@@ -181,9 +196,9 @@ def read_snapshot(url: str) -> CompletedCheckpoint:
         found = _patiently(lambda: read_foreign_metadata(url))
         return CompletedCheckpoint.from_json(found.document, found.directory.url)
     except StorageError as error:
-        raise RecoveryError(str(error)) from error
+        raise RecoveryError(str(error), may_pass=not isinstance(error, _LASTING)) from error
     except (KeyError, TypeError, ValueError) as error:
-        raise RecoveryError(f"the metadata of {url} has another shape: {error!r}") from error
+        raise RecoveryError(f"the metadata of {url} has another shape: {error!r}", may_pass=False) from error
 
 
 def _patiently(read: Callable[[], T]) -> T:

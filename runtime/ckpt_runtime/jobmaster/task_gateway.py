@@ -21,6 +21,10 @@ class TaskGateway:
         self._workers: list[tuple[Slot, str]] = []
         self.deployment = -1
 
+    def close(self) -> None:
+        """Nothing more is deployed; the archive goes."""
+        self._archive = ""
+
     def deploy(self, slots: Sequence[Slot], deployments: Sequence[Deployment]) -> None:
         """Sends each worker its part. Every slot must have a worker."""
         self.deployment = deployments[0].deployment

@@ -17,6 +17,7 @@ from ckpt_runtime.client.session_command import (
     NO_AUTHENTICATION,
     TOKEN_VARIABLE,
     SessionFiles,
+    configuration_text,
     properties_text,
     session_command,
     session_environment,
@@ -81,11 +82,12 @@ def start_session(
     take, by way of ``spark.cores.max``; None leaves all to it. Other masters have settings of their own for that.
 
     Without a token, here or in ``conf``, one is made up, unless the session is not to be ``authenticated``. It travels
-    in the environment, and Spark's settings in a file: everybody can read a command line. Raises SessionCommandError,
+    in the environment, and all options in files: everybody can read a command line. Raises SessionCommandError,
     or SessionStartError after killing what was started.
     """
     log_file = log_file.absolute()
     ready_file, properties_file = log_file.with_suffix(".ready.json"), log_file.with_suffix(".spark.conf")
+    configuration_file = log_file.with_suffix(".options.json")
     ready_file.unlink(missing_ok=True)
     conf = dict(conf or {})
     if authenticated:
@@ -100,12 +102,13 @@ def start_session(
             log=str(log_file),
             ready=str(ready_file),
             work=None if work_directory is None else str(work_directory),
+            configuration=str(configuration_file),
         ),
-        configuration=conf if authenticated else {**conf, **NO_AUTHENTICATION},
     )
     inherited = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
     settings = {**_slot_settings(master, slots, spark_conf or {}), **(spark_conf or {})}
     write_private(properties_file, properties_text(master, settings))
+    write_private(configuration_file, configuration_text(conf if authenticated else {**conf, **NO_AUTHENTICATION}))
     try:
         with append_private(log_file) as log:
             begin = log.tell()
@@ -127,6 +130,7 @@ def start_session(
             raise
     finally:
         properties_file.unlink(missing_ok=True)
+        configuration_file.unlink(missing_ok=True)
 
 
 def _configured_token(conf: dict[str, str]) -> str | None:

@@ -34,6 +34,7 @@ from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.application_watch import ApplicationWatch
 from ckpt_runtime.spark.barrier_stage import BarrierStageProvider
 from ckpt_runtime.spark.import_path import prefer_installed_pyspark
+from ckpt_runtime.spark.log_rotation import rotated_output
 from ckpt_runtime.spark.protection import SOCKET_DIRECTORY, UnprotectedSparkError, check_protected, protect
 from ckpt_runtime.spark.pyspark_guard import PySparkMismatchError, check_pyspark
 
@@ -105,7 +106,8 @@ def _say_at_last(log_file: Path | None, text: str) -> None:
 def _run(options: SessionOptions, sockets: str) -> str:
     context = _application(options, sockets)
     try:
-        return asyncio.run(serve(context, options))
+        with rotated_output(options.configuration):
+            return asyncio.run(serve(context, options))
     finally:
         with contextlib.suppress(Exception):  # nobody is left to be told when the JVM is gone
             context.stop()
@@ -140,12 +142,15 @@ def parse_arguments(arguments: list[str] | None) -> SessionOptions:
     parser.add_argument("--rest-host", help="address to bind the REST API to; wins over rest.bind-address")
     parser.add_argument("--rest-port", type=int, help="0 takes any free port; wins over rest.port")
     parser.add_argument("--work-dir", type=Path, help="uploaded pipelines and default checkpoint directory")
+    parser.add_argument("--configuration-file", type=Path, help="options as a JSON object; read once, then deleted")
     parser.add_argument("--ready-file", type=Path, help="JSON file to write once the session leads")
     parser.add_argument("--properties-file", type=Path, help="Spark's settings; deleted once Spark has read them")
     parser.add_argument("--log-file", type=Path, help="where spark-submit's output goes")
     parser.add_argument("-D", dest="properties", action="append", default=[], metavar="key=value")
     given = parser.parse_args(arguments)
-    configuration = Configuration.from_properties(given.properties)
+    configuration = Configuration.merge(
+        _configuration_of(given.configuration_file), Configuration.from_properties(given.properties)
+    )
     validate(configuration, OptionScope.CLUSTER)
     work = given.work_dir or Path(tempfile.mkdtemp(prefix="ckpt-session-"))
     return SessionOptions(
@@ -158,6 +163,16 @@ def parse_arguments(arguments: list[str] | None) -> SessionOptions:
         configuration=configuration,
         token=_token(configuration),
     )
+
+
+def _configuration_of(file: Path | None) -> Configuration:
+    """Options that are not for the process list; nor for anybody who looks into the file later. Raises OSError."""
+    if file is None:
+        return Configuration()
+    try:
+        return Configuration(json.loads(file.read_text()))
+    finally:
+        file.unlink(missing_ok=True)
 
 
 def _token(configuration: Configuration) -> str | None:

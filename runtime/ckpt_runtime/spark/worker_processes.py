@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
-from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.spark.import_path import import_path
-from ckpt_runtime.spark.protection import SECRET_VARIABLE
+from ckpt_runtime.user_environment import user_environment
 
 
 class WorkerProcess(Protocol):
@@ -83,6 +82,5 @@ def log_descriptor() -> int | None:
 
 
 def worker_environment() -> dict[str, str]:
-    """This process's, without the secrets of the REST API and of Spark; times of user code are UTC's."""
-    inherited = {key: value for key, value in os.environ.items() if key not in (TOKEN_VARIABLE, SECRET_VARIABLE)}
-    return inherited | {"PYTHONPATH": os.pathsep.join(import_path()), "TZ": "UTC"}
+    """This process's, without the secrets of REST, Spark and Airflow; times of user code are UTC's."""
+    return user_environment() | {"PYTHONPATH": os.pathsep.join(import_path()), "TZ": "UTC"}

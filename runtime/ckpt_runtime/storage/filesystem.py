@@ -128,10 +128,15 @@ def is_plain_name(name: str) -> bool:
     return bool(name) and name not in (".", "..") and "/" not in name and name.isprintable() and len(name) <= 255
 
 
-def allow_memory() -> None:
-    """For tests only: from now on ``memory://`` is a location, which ends with its process."""
+@contextmanager
+def memory_allowed() -> Iterator[None]:
+    """For tests only: inside, ``memory://`` is a location, which ends with its process."""
     global _volatile_allowed
-    _volatile_allowed = True
+    before, _volatile_allowed = _volatile_allowed, True
+    try:
+        yield
+    finally:
+        _volatile_allowed = before
 
 
 def resolve(url: str | os.PathLike[str]) -> Location:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 
@@ -64,8 +65,13 @@ def naming_operator(uid: str, what: str, directory: str = "") -> Iterator[None]:
         yield
     except (StorageError, CorruptStateError) as error:
         url = error.url if isinstance(error, StorageError) else directory
-        kind = StateRestoreError if isinstance(error, _DAMAGED) else StateUnavailableError
+        kind = StateRestoreError if _is_damage(error) else StateUnavailableError
         raise kind(f"operator {uid!r} cannot restore its {what}: {error}", url, error) from error
+
+
+def _is_damage(error: StorageError | CorruptStateError) -> bool:
+    """A directory in the place of a file is no file that is away."""
+    return isinstance(error, _DAMAGED) or (isinstance(error, OSError) and error.errno == errno.EISDIR)
 
 
 def _restore(backend: MemoryKeyedStateBackend, handles: Sequence[KeyedStateHandle], directory: str) -> None:

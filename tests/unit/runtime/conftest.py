@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
-from ckpt_runtime.storage.filesystem import allow_memory
+from collections.abc import Iterator
 
-allow_memory()
+import pytest
+
+from ckpt_runtime.storage.filesystem import memory_allowed
+
+
+@pytest.fixture(scope="module", autouse=True)
+def memory_is_a_place() -> Iterator[None]:
+    """As it is in no session."""
+    with memory_allowed():
+        yield

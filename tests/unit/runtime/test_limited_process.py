@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +14,11 @@ from tests.support.processes import living
 LIMITS = ProcessLimits(time_s=60, memory_bytes=256 << 20, answer_bytes=1_000, file_bytes=1 << 20)
 
 
-@pytest.fixture
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["told of ends", "looking for ends"])
+def served(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The module ``served`` runs the code that it is sent; ``answer`` is what it answers."""
+    if request.param == "looking for ends":  # as where the system has no descriptors of processes
+        monkeypatch.delattr(os, "pidfd_open")
     (tmp_path / "served.py").write_text(
         "import os, sys, subprocess, time\n"
         "from ckpt_runtime.limited_process import serve\n"

@@ -17,10 +17,12 @@ ALLOWED = {
     "dataclasses",
     "enum",
     "functools",
+    "hashlib",
     "itertools",
     "json",
     "math",
     "msgspec",
+    "re",
     "typing",
 }
 ALLOWED_ROOMS = {"checkpoint", "scheduler", "graph", "configuration"}

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import OperatorSubtaskState, SubtaskState
 from ckpt_runtime.cli.main import main
@@ -116,8 +116,9 @@ def test_what_a_snapshot_covers_is_kept(
     subtask = SubtaskState({"op": OperatorSubtaskState(lists=tuple(state))})
     savepoint = tmp_path / "savepoint"
     savepoint.mkdir()
+    vertex = VertexDescriptor("e" * 32, "Out", ("op",), 1, 128)
     taken = CompletedCheckpoint(
-        5, ENDED, 0, 0, savepoint.as_uri(), CheckpointProperties(), (), states={("v" * 32, 0): subtask}
+        5, ENDED, 0, 0, savepoint.as_uri(), CheckpointProperties(), (vertex,), states={(vertex.id, 0): subtask}
     )
     write_metadata(resolve(str(savepoint)), taken.to_json())
     assert ckpt("leftovers", str(out), "--pending", "--keep", str(savepoint), "--remove", "--json") == 0

@@ -104,6 +104,43 @@ def test_secrets_are_not_shown() -> None:
     assert "hush" not in str(problems[0])
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "my.db.password", "MY_DB_PASSWORD", "dbPasswd", "s3.access-key", "s3.accessKey", "s3.secret.key", "x.apiKey",
+        "api_key", "fs.azure.account.key.host", "oauth-token", "tokens", "jaas.config", "http.basic-auth", "user.auth",
+        "encryption.key", "encryption_key", "aws.credentials", "tls.private_key", "proxy.pwd",
+    ],
+)  # fmt: skip
+def test_the_values_of_keys_that_speak_of_a_secret_are_not_shown(key: str) -> None:
+    configuration = Configuration({key: "hush"})
+    assert configuration.displayed() == {key: "******"}
+    assert "hush" not in repr(configuration)
+    assert configuration.to_dict() == {key: "hush"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("monkey.business", "1"), ("keyspace", "1"), ("my.keys", "a,b"), ("author", "me"), ("compass", "n"),
+        ("rest.token-file", "/path"), ("url", "https://host/path@x"), ("time", "12:30"),
+    ],
+)  # fmt: skip
+def test_other_values_are_shown(key: str, value: str) -> None:
+    assert Configuration({key: value}).displayed() == {key: value}
+
+
+def test_credentials_in_urls_are_not_shown() -> None:
+    shown = Configuration({"my.url": "jdbc:pg://me:hush@host/db, s3://a:b@c"}).displayed()
+    assert shown == {"my.url": "jdbc:pg://******@host/db, s3://******@c"}
+
+
+def test_a_misspelt_secret_is_refused_without_its_value() -> None:
+    problems = find_problems(Configuration({"rest.my-token": "hush"}), OptionScope.CLUSTER)
+    assert "rest.my-token" in str(problems[0])
+    assert "hush" not in str(problems[0])
+
+
 def test_a_misspelt_key_is_refused_with_the_nearest_ones() -> None:
     with pytest.raises(InvalidConfigurationError) as caught:
         validate(Configuration({"execution.checkpointing.intervall": "10 s"}), OptionScope.JOB)

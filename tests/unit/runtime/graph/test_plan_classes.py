@@ -29,6 +29,11 @@ FILES = {
         class Other(Foreign):
             pass
 
+        class Odd:
+            @property
+            def __module__(self):
+                return "anything"
+
         def pipeline(session):
             pass
     """,
@@ -83,6 +88,12 @@ def test_modules_of_the_author_and_what_they_import_by_name(source: Callable[[st
         assert classes.find(name) is None
     assert classes.name_of(subprocess.Popen) is None
     assert "never" not in sys.modules
+
+
+def test_a_class_whose_module_is_no_name_is_none_of_the_plan(source: Callable[[str], type]) -> None:
+    kind = source("one")
+    odd = vars(sys.modules[kind.__module__])["Odd"]
+    assert PlanClasses([kind]).name_of(odd) is None
 
 
 def test_another_class_of_the_same_name_is_none_of_the_plan(source: Callable[[str], type]) -> None:

@@ -210,6 +210,7 @@ class World:
     def __init__(self, directory: Path, pool: ThreadPoolExecutor) -> None:
         self.directory = directory
         self.pool = DriverPools(own=pool, deletions=pool, paths=pool, planning=pool)
+        self.archive = b"archive"
         self.ignored: set[str] = set()
         self.on_message: Callable[[FakeWorker, Message], bool] = lambda worker, message: False
         self.slots = FakeSlots(
@@ -259,7 +260,7 @@ class World:
             graph=graph,
             configuration=given,
             given=given,
-            archive=b"archive",
+            archive=self.archive,
             program_id="program",
             entry="module:pipeline",
             arguments=(),

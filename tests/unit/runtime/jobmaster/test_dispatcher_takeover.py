@@ -251,3 +251,49 @@ def test_results_of_jobs_that_ended_long_ago_are_dropped(tmp_path: Path, monkeyp
         assert await session.dispatcher.list_jobs() == ()
 
     run(tmp_path, test)
+
+
+def test_a_job_whose_storage_was_away_goes_on_when_it_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_recovery, "_PAUSE_S", 0.001)
+
+    async def test(session: Session) -> None:
+        job = await session.crashed_job()
+        await job.suspend(fenced=True)
+        snapshots = tmp_path / "ha" / "default" / "snapshots" / JOB
+        snapshots.rename(tmp_path / "away")
+        dispatcher = session.dispatcher
+        dispatcher._stranded._pause_s = 0.01
+        await dispatcher.take_over(session.store(2))
+        with pytest.raises(NotReady, match="cannot be recovered: .*chk-1"):
+            await dispatcher.job_status(JOB)
+        (tmp_path / "away").rename(snapshots)
+        while (await dispatcher.list_jobs())[0].status is not JobStatus.RUNNING:
+            await asyncio.sleep(0.001)
+        statistics = await dispatcher.checkpoint_statistics(JOB)
+        assert statistics.counts.restored == 1
+
+    run(tmp_path, test)
+
+
+def test_a_job_that_turns_out_to_be_damaged_is_looked_for_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_recovery, "_PAUSE_S", 0.001)
+
+    async def test(session: Session) -> None:
+        job = await session.crashed_job()
+        await job.suspend(fenced=True)
+        (metadata,) = (tmp_path / "ha" / "default" / "snapshots" / JOB).glob("chk-*/_metadata")
+        content = metadata.read_bytes()
+        metadata.unlink()
+        dispatcher = session.dispatcher
+        dispatcher._stranded._pause_s = 0.01
+        await dispatcher.take_over(session.store(2))
+        metadata.write_bytes(content[:-9])
+        looking = dispatcher._stranded._looking
+        assert looking is not None
+        await looking
+        with pytest.raises(NotReady, match="damaged"):
+            await dispatcher.job_status(JOB)
+
+    run(tmp_path, test)

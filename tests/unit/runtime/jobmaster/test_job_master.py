@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import gc
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from ckpt_runtime.jobmaster.gateway import (
     SavepointFormat,
 )
 from ckpt_runtime.jobmaster.operations import OperationFailed
+from ckpt_runtime.jobmaster.slot_pool import Slot, SlotPool
 from ckpt_runtime.storage.snapshot_metadata import read_metadata
 from tests.unit.runtime.jobmaster.fake_slots import JOB, FakeWorker, Message, World
 
@@ -116,6 +119,43 @@ def test_a_finished_job_leaves_no_checkpoint(tmp_path: Path) -> None:
             worker.state("FINISHED")
         await world.status(job, JobStatus.FINISHED)
         await world.until(lambda: not (world.directory / "checkpoints" / JOB).exists())
+
+    run(tmp_path, test)
+
+
+_ELSEWHERE = (ModuleType, type, FunctionType, asyncio.AbstractEventLoop, SlotPool, Slot)
+
+
+def _texts(root: object) -> Iterator[bytes | str]:
+    """All that can be reached from an object, but for what its slots have: their far ends are played here."""
+    seen: dict[int, object] = {}
+    waiting = [root]
+    while waiting:
+        known = waiting.pop()
+        if id(known) in seen or isinstance(known, _ELSEWHERE):
+            continue
+        seen[id(known)] = known
+        if isinstance(known, bytes | str):
+            yield known
+        waiting += gc.get_referents(known)
+
+
+@pytest.mark.parametrize("status", [JobStatus.FINISHED, JobStatus.CANCELED, JobStatus.FAILED])
+def test_a_job_that_has_ended_keeps_no_archive_in_memory(tmp_path: Path, status: JobStatus) -> None:
+    async def test(world: World) -> None:
+        world.archive = b"archive" * 100_000
+        job = world.start_job(restart_strategy__type="none")
+        await world.running(job)
+        assert max(len(text) for text in _texts(job)) > 500_000
+        for worker in world.active():
+            if status is JobStatus.FINISHED:
+                worker.state("FINISHED")
+            elif status is JobStatus.FAILED:
+                worker.fail()
+        if status is JobStatus.CANCELED:
+            job.cancel()
+        await world.status(job, status)
+        assert max(len(text) for text in _texts(job)) < 100_000
 
     run(tmp_path, test)
 

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -76,16 +76,12 @@ def test_a_handshake_has_its_time(transport: DataTransport, monkeypatch: pytest.
 
 @pytest.mark.parametrize("content", [b"", b"GET / HTTP/1.1\r\n\r\n" * 10, b"CKPT1" + bytes(32) + bytes(32)])
 def test_what_proves_nothing_is_closed(transport: DataTransport, content: bytes) -> None:
-    with socket.create_connection(transport.address, timeout=TIMEOUT_S) as stranger:
+    # It may be closed before all of it is sent, or read.
+    with suppress(OSError), socket.create_connection(transport.address, timeout=TIMEOUT_S) as stranger:
         stranger.send(content)
         stranger.shutdown(socket.SHUT_WR)
-        with closing(stranger):
-            while True:
-                try:
-                    if not stranger.recv(4096):
-                        break
-                except ConnectionResetError:
-                    break
+        while stranger.recv(4096):
+            pass
     gets_in(transport.address)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -23,6 +24,7 @@ ready = sys.argv[sys.argv.index("--ready-file") + 1]
 properties = option("--properties-file")
 json.dump({
     "argv": sys.argv[1:], "token": os.environ.get("CKPT_REST_TOKEN"), "umask": os.environ.get("CKPT_UMASK"),
+    "options": json.load(open(option("--configuration-file"))),
     "properties": open(properties).read(), "mode": os.stat(properties).st_mode & 0o777,
 }, open(ready + ".seen", "w"))
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -54,8 +56,6 @@ def use_spark_submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str)
 
 
 def seen(info: SessionInfo) -> dict[str, object]:
-    import json
-
     document: dict[str, object] = json.loads(Path(info.session_file + ".seen").read_text())
     return document
 
@@ -66,7 +66,7 @@ def test_a_session_starts_says_where_it_is_and_stops(
     use_spark_submit(tmp_path, monkeypatch, READY)
     monkeypatch.setenv(TOKEN_VARIABLE, "of the surroundings")
     info = start_session(
-        "local", 3, log_file=log_file, token="t0ken", conf={"parallelism.default": "2"},
+        "local", 3, log_file=log_file, token="t0ken", conf={"parallelism.default": "2", "my.db.password": "hush"},
         spark_conf={"spark.x": "y"}, rest_port=9, work_directory=tmp_path / "work",
     )  # fmt: skip
     try:
@@ -78,7 +78,9 @@ def test_a_session_starts_says_where_it_is_and_stops(
         assert told["properties"] == "spark.ui.enabled=false\nspark.x=y\n"
         assert told["mode"] == 0o600
         assert not Path(arguments[arguments.index("--properties-file") + 1]).exists()
-        assert arguments[arguments.index("-D") + 1] == "parallelism.default=2"
+        assert told["options"] == {"parallelism.default": "2", "my.db.password": "hush"}
+        assert not Path(arguments[arguments.index("--configuration-file") + 1]).exists()
+        assert "hush" not in str(arguments)
         assert arguments[arguments.index("--rest-port") + 1] == "9"
         assert arguments[arguments.index("--work-dir") + 1] == str(tmp_path / "work")
         assert told["token"] == "t0ken"
@@ -168,7 +170,7 @@ def test_an_open_session_has_no_token_and_inherits_none(
     try:
         told = seen(info)
         assert told["token"] is None
-        assert "rest.authentication=NONE" in str(told["argv"])
+        assert told["options"] == {"rest.authentication": "NONE"}
         assert "spark://host:7077" in str(told["argv"])
     finally:
         stop_session(info)
@@ -263,3 +265,11 @@ class TestArguments:
     def test_a_malformed_command_line_is_refused(self, arguments: list[str]) -> None:
         with pytest.raises(SystemExit):
             parse_arguments(arguments)
+
+
+def test_options_come_from_a_file_that_is_read_once(tmp_path: Path) -> None:
+    file = tmp_path / "options.json"
+    file.write_text('{"parallelism.default": "2", "env.log.max": "3"}')
+    options = parse_arguments(["--configuration-file", str(file), "-D", "env.log.max=4", "--work-dir", str(tmp_path)])
+    assert options.configuration.to_dict() == {"parallelism.default": "2", "env.log.max": "4"}
+    assert not file.exists()

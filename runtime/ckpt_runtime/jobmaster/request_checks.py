@@ -1,0 +1,120 @@
+"""What a request has to fulfil before anything is begun for it, and the configuration that comes of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.state_assignment import assign_states, restored_max_parallelism
+from ckpt_runtime.checkpoint.state_assignment_error import StateAssignmentError
+from ckpt_runtime.configuration.checkpointing_options import (
+    CheckpointingOptions,
+    RecoveryClaimMode,
+    StateRecoveryOptions,
+)
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.errors import ConfigurationError
+from ckpt_runtime.configuration.option import OptionScope
+from ckpt_runtime.configuration.pipeline_options import PipelineOptions
+from ckpt_runtime.configuration.registry import RESTORED_MAX_PARALLELISM
+from ckpt_runtime.configuration.validation import validate
+from ckpt_runtime.graph.job_graph import JobGraph
+from ckpt_runtime.jobmaster.gateway import (
+    ClaimMode,
+    InvalidRequest,
+    RunRequest,
+    SavepointFormat,
+    SubmissionFailed,
+)
+from ckpt_runtime.jobmaster.submission import JobSubmission
+from ckpt_runtime.storage.errors import InvalidLocationError
+from ckpt_runtime.storage.filesystem import check_url
+
+
+def given_configuration(request: RunRequest) -> Configuration:
+    """The options that came with the request. Raises SubmissionFailed with everything that is wrong with them."""
+    try:
+        given = Configuration(request.configuration)
+        if request.parallelism is not None:
+            given = given.with_option(PipelineOptions.PARALLELISM, request.parallelism)
+        validate(given, OptionScope.JOB)
+    except ConfigurationError as error:
+        raise SubmissionFailed(str(error)) from error
+    check_directories(given)
+    return given
+
+
+def with_own_configuration(own: Configuration, given: Configuration) -> Configuration:
+    """The job's submitted configuration: what its pipeline set, under what came with the request.
+
+    Raises SubmissionFailed for options that do not go together.
+    """
+    submitted = Configuration.merge(own, given)
+    try:
+        validate(submitted, OptionScope.JOB)
+    except ConfigurationError as error:
+        raise SubmissionFailed(str(error)) from error
+    return submitted
+
+
+def with_restored_key_groups(configuration: Configuration, savepoint: CompletedCheckpoint | None) -> Configuration:
+    """A job that sets no max parallelism takes over its snapshot's: what it would derive may be another number."""
+    restored = {} if savepoint is None else restored_max_parallelism(savepoint)
+    return configuration.with_values({RESTORED_MAX_PARALLELISM: json.dumps(restored)} if restored else {})
+
+
+def check_fits(savepoint: CompletedCheckpoint, graph: JobGraph, request: RunRequest) -> None:
+    """Proves that the snapshot fits the plan, before anything is started."""
+    try:
+        assign_states(savepoint, graph, request.allow_non_restored_state)
+    except StateAssignmentError as error:
+        raise SubmissionFailed(f"cannot restore from {request.savepoint_path}: {error}") from error
+
+
+def with_recovery_options(request: RunRequest) -> RunRequest:
+    """What ``execution.state-recovery.*`` says counts where the request itself says nothing."""
+    try:
+        given = Configuration(request.configuration)
+        path = request.savepoint_path or given.get(StateRecoveryOptions.PATH)
+        mode = given.get(StateRecoveryOptions.CLAIM_MODE)
+        ignore = given.get(StateRecoveryOptions.IGNORE_UNCLAIMED_STATE)
+    except ConfigurationError as error:
+        raise SubmissionFailed(str(error)) from error
+    return replace(
+        request,
+        savepoint_path=path,
+        claim_mode=request.claim_mode if mode is RecoveryClaimMode.NO_CLAIM else ClaimMode(mode.value),
+        allow_non_restored_state=request.allow_non_restored_state or ignore,
+    )
+
+
+def check_format(savepoint_format: SavepointFormat) -> None:
+    """Never takes another kind of savepoint than the one that was asked for."""
+    if savepoint_format is not SavepointFormat.NATIVE:
+        raise InvalidRequest("formatType", savepoint_format.value, "this version takes NATIVE savepoints")
+
+
+def check_target(directory: str) -> None:
+    """Before anything is done: a job must not stop for a savepoint that nobody could ever resume from."""
+    try:
+        check_url(directory)
+    except InvalidLocationError as error:
+        raise InvalidRequest("target-directory", directory, str(error)) from error
+
+
+def check_directories(configuration: Configuration) -> None:
+    """A savepoint directory that cannot be used is found when the job is submitted, not when it is to be stopped."""
+    for option in (CheckpointingOptions.CHECKPOINTS_DIRECTORY, CheckpointingOptions.SAVEPOINT_DIRECTORY):
+        directory = configuration.get(option)
+        if directory is not None:
+            try:
+                check_url(directory)
+            except InvalidLocationError as error:
+                raise SubmissionFailed(f"{option.key}: {error}") from error
+
+
+def checkpoint_directory(submission: JobSubmission) -> str:
+    """Where the job's checkpoints lie: as configured, else as the session says."""
+    directory = submission.configuration.get(CheckpointingOptions.CHECKPOINTS_DIRECTORY)
+    return directory or submission.default_checkpoint_directory

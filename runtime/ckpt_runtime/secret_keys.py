@@ -1,0 +1,53 @@
+"""Which keys have values that nobody is to see, by their names: what people pass as a secret is called so. Pure.
+
+Flink hides the keys of ``GlobalConfiguration.SENSITIVE_KEYS`` in the same way; this list has all of them and more.
+"""
+
+from __future__ import annotations
+
+import re
+
+MASK = "******"
+
+_PARTS = (
+    "password",
+    "passwd",
+    "passphrase",
+    "secret",
+    "token",
+    "credential",
+    "apikey",
+    "api-key",
+    "access-key",
+    "accesskey",
+    "private-key",
+    "privatekey",
+    "service-key",
+    "account.key",
+    "auth-params",
+    "basic-auth",
+    "authorization",
+    "jaas.config",
+    "http-headers",
+)
+"""Anywhere in a key, in any case; ``_`` and ``.`` stand for ``-`` as well."""
+
+_LAST_WORDS = frozenset({"key", "pass", "pwd", "auth", "sas"})
+_WORDS = re.compile(r"[.\-_]+|(?<=[a-z])(?=[A-Z])")
+_IN_URL = re.compile(r"(?<=://)[^/@\s:]*:[^/@\s]+(?=@)")
+
+
+def is_secret_key(key: str) -> bool:
+    """Whether the value of a key that the system does not know is hidden."""
+    spelt = _WORDS.sub("-", key).lower()
+    return any(part.replace(".", "-") in spelt for part in _PARTS) or spelt.rpartition("-")[2] in _LAST_WORDS
+
+
+def shown(key: str, value: str) -> str:
+    """The value for people to see: hidden, or without the user and password of a URL."""
+    return MASK if is_secret_key(key) else without_credentials(value)
+
+
+def without_credentials(value: str) -> str:
+    """The value with user and password of its URLs hidden."""
+    return _IN_URL.sub(MASK, value)
