@@ -89,8 +89,11 @@ def checkpoint_line(statistics: CheckpointStatistics) -> str:
 
 
 def moment(epoch_ms: int) -> str:
-    """A point in time as people read it."""
-    return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
+    """A point in time as people read it; what is none is shown as it is."""
+    try:
+        return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{epoch_ms} ms"
 
 
 def shortened(trace: str) -> str:

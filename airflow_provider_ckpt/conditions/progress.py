@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from ckpt_runtime.client import Unreachable
+
 INTERVAL_SECONDS = 30.0
 
 
@@ -43,8 +45,8 @@ class Progress:
         self._log.info("Waiting for %s: %s", self._subject, self._line)
 
     def away(self, error: Exception) -> None:
-        """A request was not answered; a line if one is due. The kind of error makes it a new one, not its words."""
-        standing = f"the session is away ({type(error).__name__})"
+        """A request was not answered, or not served; a line if one is due. The error's words make it no new one."""
+        standing = "the session is away" if isinstance(error, Unreachable) else "the session does not serve now"
         if self.is_due(standing):
             self.say(standing, str(error))
 

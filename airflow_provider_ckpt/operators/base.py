@@ -225,7 +225,7 @@ class CkptOperator(BaseOperator):
 class CkptJobOperator(CkptOperator):
     """Base of the operators that act on one existing job; not for use in DAGs.
 
-    :param job_id: the job, 32 hex digits. (templated)
+    :param job_id: the job, 32 hex digits, or a task's result that has one. (templated)
     """
 
     template_fields: Collection[str] = (*CkptOperator.template_fields, "job_id")

@@ -52,7 +52,7 @@ class SubmitJobOperator(CkptOperator):
     :param args: arguments of the pipeline. (templated)
     :param parallelism: the job's parallelism. (templated)
     :param configuration: options of the job. (templated)
-    :param savepoint_path: the savepoint or checkpoint to resume from. (templated)
+    :param savepoint_path: the savepoint or checkpoint to resume from, or a task's result that has one. (templated)
     :param allow_non_restored_state: resume although the job has no place for some of the state. (templated)
     :param claim_mode: ``NO_CLAIM``, or ``CLAIM`` to make the system the owner of the snapshot. (templated)
     :param wait_for_completion: wait until the job is FINISHED instead, without an end unless ``wait_timeout`` is given.

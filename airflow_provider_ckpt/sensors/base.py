@@ -42,7 +42,7 @@ CONFIRMING_SECONDS = 1.0
 class CkptSensor(BaseSensorOperator):
     """Base of the sensors; not for use in DAGs. A sensor only watches: whatever becomes of it, the job goes on.
 
-    :param job_id: the job, 32 hex digits. (templated)
+    :param job_id: the job, 32 hex digits, or a task's result that has one. (templated)
     :param ckpt_conn_id: the Airflow connection of the job manager. (templated)
     :param deferrable: wait in the triggerer; default ``[ckpt] deferrable``, and not with a ``mode``.
     :param mode: ``poke`` or ``reschedule``: how a sensor waits that is not deferrable. Both together are refused.

@@ -14,7 +14,7 @@ import pytest
 from airflow_provider_ckpt.conditions import progress
 from airflow_provider_ckpt.conditions.driver import Pacing, await_verdict, wait
 from airflow_provider_ckpt.conditions.job import JobCondition
-from airflow_provider_ckpt.conditions.job_log import MAX_TRACE_CHARS, shortened
+from airflow_provider_ckpt.conditions.job_log import MAX_TRACE_CHARS, moment, shortened
 from airflow_provider_ckpt.conditions.progress import Progress
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.operators.cancel import CancelJobOperator
@@ -28,7 +28,7 @@ from airflow_provider_ckpt.triggers.checkpoint import CkptCheckpointTrigger
 from airflow_provider_ckpt.triggers.job import CkptJobTrigger
 from airflow_provider_ckpt.triggers.operation import CkptOperationTrigger, CkptReadyTrigger
 from ckpt_runtime.jobmaster.gateway import ExceptionEntry, FailureCause, JobStatus
-from tests.unit.provider.conftest import JOB, JobManager, Task
+from tests.unit.provider.conftest import JOB, Fault, JobManager, Task
 
 TRACE = 'ValueError: no such airport\n  File "flights.py", line 12, in enrich\n    raise ValueError(code)'
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 30}
@@ -106,13 +106,21 @@ def test_a_wait_says_that_the_session_is_away_and_that_it_is_back(job_manager: J
     steps = [job_manager.stop, job_manager.start, lambda: job_manager.gateway.move(JOB, JobStatus.FINISHED)]
     log = Lines(lambda: steps.pop(0)() if steps else None)
     waiting(JobCondition(JOB, ["FINISHED"]), 30, log)
-    assert [
-        bool(re.search(r"the session is away \(Unreachable\); .*cannot be reached", line)) for line in log.said
-    ] == [
+    assert [bool(re.search(r"the session is away; .*cannot be reached", line)) for line in log.said] == [
         False,
         True,
         False,
     ]
+
+
+@WAITS
+def test_a_wait_says_that_a_driver_does_not_lead_yet(job_manager: JobManager, waiting: Any) -> None:
+    job_manager.faults.append(Fault(f"/jobs/{JOB}$", 503, times=3))
+    log = Lines(lambda: job_manager.gateway.move(JOB, JobStatus.FINISHED) if len(log.said) == 2 else None)
+    waiting(JobCondition(JOB, ["FINISHED"]), 30, log)
+    assert "the session does not serve now; " in log.said[0]
+    assert "a fault of the test" in log.said[0]
+    assert "it is RUNNING; no checkpoint yet" in log.said[1]
 
 
 @WAITS
@@ -214,7 +222,7 @@ def test_a_request_that_is_repeated_says_so(
     log = Lines(job_manager.start)
     monkeypatch.setattr(type(operator), "log", log)
     assert operator.execute(task.context())["status"] == "CANCELED"
-    assert log.said[0].startswith("Waiting for the session to answer: the session is away (Unreachable); ")
+    assert log.said[0].startswith("Waiting for the session to answer: the session is away; ")
 
 
 def test_a_sensor_that_pokes_says_where_it_stands(
@@ -227,7 +235,12 @@ def test_a_sensor_that_pokes_says_where_it_stands(
     assert line.startswith(f"Waiting for job {JOB} to be FINISHED: it is RUNNING; no checkpoint yet ")
     job_manager.stop()
     assert operator.poke(task.context()) is False
-    assert "the session is away (Unreachable)" in log.said[1]
+    assert "the session is away; " in log.said[1]
+
+
+def test_a_time_that_is_none_breaks_no_log() -> None:
+    assert moment(1_700_000_000_000) == "2023-11-14 22:13:20+00:00"
+    assert moment(2**63 - 1) == f"{2**63 - 1} ms"
 
 
 def test_both_ends_of_a_long_trace_are_kept() -> None:
