@@ -28,22 +28,21 @@ directory, ending = sys.argv[1:]
 children = Path(directory).parent / "children"
 
 def detached():
+    here, there = os.pipe()
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            with open(children, "a") as log:
-                log.write(f"{os.getpid()}\\n")
+            os.write(there, str(os.getpid()).encode())
             os.execvp("sleep", ["sleep", "600"])
         os._exit(0)
     os.wait()
+    return int(os.read(here, 100))
 
 def work():
     plain = subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600"])
     grandchild = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    detached()
-    with open(children, "a") as log:
-        log.write(f"{plain.pid}\\n{grandchild.pid}\\n")
+    children.write_text(f"{plain.pid}\\n{grandchild.pid}\\n{detached()}\\n")
     Path(f"{children}.ready").touch()
     if ending == "exit":
         os._exit(7)
