@@ -52,7 +52,7 @@ def run(  # noqa: PLR0913 -- one parameter for each option
     ] = ClaimChoice.NO_CLAIM,
     parallelism: Annotated[int | None, typer.Option("--parallelism", "-p", min=1, help="Default parallelism.")] = None,
     define: Annotated[
-        list[str] | None, typer.Option("-D", metavar="KEY=VALUE", help="Configuration of the job; repeatable.")
+        list[str] | None, typer.Option("-D", metavar="KEY=VALUE|@FILE", help="Configuration of the job; repeatable.")
     ] = None,
     entry: Annotated[
         str | None, typer.Option("--entry", "-c", metavar="MODULE:FUNCTION", help="Entry point of the pipeline.")

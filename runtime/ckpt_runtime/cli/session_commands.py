@@ -43,10 +43,11 @@ def start(  # noqa: PLR0913 -- one parameter for each option
         bool, typer.Option("--no-token", help="Ask nobody for a token: every user of this machine may run code as you.")
     ] = False,
     define: Annotated[
-        list[str] | None, typer.Option("-D", metavar="KEY=VALUE", help="Configuration of the cluster; repeatable.")
+        list[str] | None,
+        typer.Option("-D", metavar="KEY=VALUE|@FILE", help="Configuration of the cluster; repeatable."),
     ] = None,
     spark_conf: Annotated[
-        list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="Spark configuration; repeatable.")
+        list[str] | None, typer.Option("--conf", metavar="KEY=VALUE|@FILE", help="Spark configuration; repeatable.")
     ] = None,
     work_dir: Annotated[
         Path | None, typer.Option(help="Uploads, and checkpoints of jobs without a directory of their own.")

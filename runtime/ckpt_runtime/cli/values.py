@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import typer
 
@@ -57,13 +58,30 @@ def timeout_s(option: str, text: str | None) -> float | None:
 
 
 def pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
-    """``key=value`` given any number of times; the same key twice must have one value."""
+    """``key=value`` given any number of times; the same key twice must have one value.
+
+    ``@FILE`` stands for the lines of a file, so that a secret need not be in the process list.
+    """
     found: dict[str, str] = {}
-    for text in texts:
+    for text in _with_files(option, texts):
         key, separator, value = text.partition("=")
-        key = key.strip()
+        key, value = key.strip(), value.strip()
         if not separator or not key:
             raise typer.BadParameter(f"{option}: {text!r} is not acceptable, it must be key=value")
         if found.setdefault(key, value) != value:
             raise typer.BadParameter(f"{option}: {key} is given twice with different values")
     return found
+
+
+def _with_files(option: str, texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        if not text.startswith("@"):
+            yield text
+            continue
+        try:
+            lines = Path(text[1:]).read_text().splitlines()
+        except (OSError, UnicodeError) as error:
+            raise typer.BadParameter(
+                f"{option}: {text!r} is not acceptable, the file cannot be read: {error}"
+            ) from None
+        yield from (line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import typer
 
@@ -43,3 +45,16 @@ def test_every_duration_of_the_command_line_needs_its_unit(
 ) -> None:
     assert main([*arguments, "--url", "http://127.0.0.1:1"]) == 2
     assert "has no unit" in " ".join(capsys.readouterr().err.split())
+
+
+def test_options_may_come_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "options"
+    file.write_text("# a secret\ns3.secret-key = a=b\n\n  my.key=1 \n")
+    assert values.pairs("-D", ["x=y", f"@{file}"]) == {"x": "y", "s3.secret-key": "a=b", "my.key": "1"}
+    with pytest.raises(typer.BadParameter, match="my.key is given twice with different values"):
+        values.pairs("-D", ["my.key=2", f"@{file}"])
+    with pytest.raises(typer.BadParameter, match="-D: '@/no/such/file' is not acceptable, the file cannot be read"):
+        values.pairs("-D", ["@/no/such/file"])
+    file.write_text("no pair")
+    with pytest.raises(typer.BadParameter, match="'no pair' is not acceptable, it must be key=value"):
+        values.pairs("-D", [f"@{file}"])
