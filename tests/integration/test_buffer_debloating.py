@@ -65,6 +65,14 @@ def savepoint(cluster: MiniCluster, client: CkptClient, job: SequenceJob, *, sto
     return latest.duration_ms
 
 
+def checkpointed_since(client: CkptClient, job: SequenceJob) -> bool:
+    """Whether a checkpoint behind the latest savepoint has completed. Else a restart leaves what the savepoint covers
+    hidden, for whoever resumes from it."""
+    shown = client.checkpoint_statistics(job.job_id)
+    assert shown.latest_savepoint is not None
+    return shown.latest_completed is not None and shown.latest_completed.id > shown.latest_savepoint.id
+
+
 def buffer_sizes(client: CkptClient, job: SequenceJob) -> list[int]:
     """What the subtasks want of their senders, as the metrics show it."""
     names = tuple(f"{subtask}.debloatedBufferSize" for subtask in range(2))
@@ -87,6 +95,7 @@ def test_less_is_in_flight_and_what_waits_behind_it_is_quick(
     cluster.wait_until(lambda: 0 < in_flight(client, job) < DEBLOATED, "less to be in flight")
     quick_ms = savepoint(cluster, client, job)
     assert quick_ms * 2 < slow_ms, (quick_ms, slow_ms)
+    cluster.wait_until(lambda: checkpointed_since(client, job), "a checkpoint that covers what the savepoint does")
     job.inject("processor-raise")
     job.restarted(1)
     savepoint(cluster, client, job, stop=True)

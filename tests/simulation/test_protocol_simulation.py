@@ -57,6 +57,7 @@ def test_the_schedules_are_worth_running() -> None:
         seen["completed"] += len(world.checker.completed)
         seen["aborted"] += len(world.checker.aborted)
         seen["savepoints"] += len(world.files.savepoints)
+        seen["disposed"] += world.files.disposed
         seen["late pointers"] += len(world.ha.stale)
         seen[f"ended {world.ha.result.status if world.ha.result else None}"] += 1
         reasons |= world.checker.reasons
@@ -66,7 +67,8 @@ def test_the_schedules_are_worth_running() -> None:
     assert seen["deployments"] > 400
     assert seen["completed"] > 1_200
     assert seen["aborted"] > 500
-    assert seen["savepoints"] > 80
+    assert seen["savepoints"] + seen["disposed"] > 80
+    assert seen["disposed"] > 10
     assert min(seen[f"ended {status}"] for status in ("FINISHED", "CANCELED", "FAILED")) > 3
     assert {"CHECKPOINT_EXPIRED", "FINALIZE_CHECKPOINT_FAILURE", "CHECKPOINT_SUBSUMED", "IO_EXCEPTION"} <= {
         reason.name for reason in reasons

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from weakref import WeakSet
 
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
@@ -29,6 +30,7 @@ class DriverPools:
     paths: Executor
     planning: Executor
     storage_deadline_s: float | None = None
+    of_jobs: WeakSet[BoundedPool] = field(default_factory=WeakSet)
 
     @classmethod
     def create(cls, configuration: Configuration) -> DriverPools:
@@ -51,11 +53,13 @@ class DriverPools:
         if deadline_s is None:
             return self
         own = BoundedPool(f"storage calls of job {job_id}", 4, deadline_s=deadline_s, max_hanging=4)
-        return replace(self, own=own, deletions=_deletions(f"deletions of job {job_id}", deadline_s))
+        deletions = _deletions(f"deletions of job {job_id}", deadline_s)
+        self.of_jobs.update((own, deletions))
+        return replace(self, own=own, deletions=deletions)
 
     def shutdown(self) -> None:
-        """Begins nothing more, and waits for nothing."""
-        for pool in (self.own, self.deletions, self.paths, self.planning):
+        """Begins nothing more, also for jobs, and waits for nothing."""
+        for pool in (self.own, self.deletions, self.paths, self.planning, *self.of_jobs):
             pool.shutdown(wait=False, cancel_futures=True)
 
 

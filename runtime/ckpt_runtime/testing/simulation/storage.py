@@ -63,6 +63,7 @@ class FileStore:
         self.shared: set[str] = set()
         self.savepoints: dict[str, CompletedCheckpoint] = {}
         self.user_owned: dict[str, frozenset[str]] = {}
+        self.disposed = 0
         self.user_shared: frozenset[str] = frozenset()
         self.orphans: set[tuple[str, str]] = set()
         self.half_made: set[str] = set()
@@ -111,6 +112,7 @@ class FileStore:
         for entry in self._ha.pointers.values():
             if entry.checkpoint.directory == name and entry.checkpoint.id not in self._ha.stale:
                 raise Violation(f"{name} is disposed of, but checkpoint {entry.checkpoint.id} is retained there")
+        self.disposed += 1
         self.savepoints.pop(name, None)
         self.user_owned.pop(name, None)
         self.directories.pop(name, None)
