@@ -43,6 +43,16 @@ def completed(client: CkptClient, job_id: str) -> list[Checkpoint]:
     return [checkpoint for checkpoint in reversed(history) if checkpoint.status == "COMPLETED"]
 
 
+def last_completed(client: CkptClient, job_id: str) -> int:
+    """0 before the first one."""
+    return max((checkpoint.id for checkpoint in completed(client, job_id)), default=0)
+
+
+def last_triggered(client: CkptClient, job_id: str) -> int:
+    """0 before the first one."""
+    return max((checkpoint.id for checkpoint in client.checkpoint_statistics(job_id).history), default=0)
+
+
 def test_min_pause_between_checkpoints(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
     """An hour's pause lets no checkpoint through; without it they come at their interval, with another they wait."""
     job.start(
@@ -56,8 +66,8 @@ def test_min_pause_between_checkpoints(client: CkptClient, cluster: MiniCluster,
     assert patch(client, job.job_id, minPauseBetweenCheckpoints=0)["min_pause"] == 0
     cluster.wait_until(lambda: len(completed(client, job.job_id)) >= 3, "checkpoints without a pause")
     assert patch(client, job.job_id, minPauseBetweenCheckpoints=400)["min_pause"] == 400
-    last = client.checkpoint_statistics(job.job_id).history[0].id
-    cluster.wait_until(lambda: completed(client, job.job_id)[-1].id >= last + 3, "checkpoints with a pause")
+    last = last_triggered(client, job.job_id)
+    cluster.wait_until(lambda: last_completed(client, job.job_id) >= last + 3, "checkpoints with a pause")
     paused = [checkpoint for checkpoint in completed(client, job.job_id) if checkpoint.id >= last]
     gaps = [later.triggered_at_ms - earlier.latest_ack_ms for earlier, later in itertools.pairwise(paused)]
     assert min(gaps) >= 390, gaps
@@ -75,9 +85,9 @@ def test_max_concurrent_checkpoints(client: CkptClient, cluster: MiniCluster, jo
     assert patch(client, job.job_id, maxConcurrentCheckpoints=3)["max_concurrent"] == 3
     cluster.wait_until(lambda: counts(client, job.job_id).in_progress == 3, "three checkpoints that wait")
     assert patch(client, job.job_id, maxConcurrentCheckpoints=1)["max_concurrent"] == 1
-    newest = client.checkpoint_statistics(job.job_id).history[0].id
+    newest = last_triggered(client, job.job_id)
     (job.faults / "processor-held").unlink()
-    cluster.wait_until(lambda: completed(client, job.job_id)[-1].id >= newest + 3, "later checkpoints")
+    cluster.wait_until(lambda: last_completed(client, job.job_id) >= newest + 3, "later checkpoints")
     alone = [checkpoint for checkpoint in completed(client, job.job_id) if checkpoint.id > newest]
     for earlier, later in itertools.pairwise(alone):
         assert later.triggered_at_ms >= earlier.latest_ack_ms
@@ -124,8 +134,8 @@ def test_the_policy_of_alignment(client: CkptClient, cluster: MiniCluster, job: 
     )
     assert (shown["unaligned_checkpoints"], shown["aligned_checkpoint_timeout"]) == (True, 20)
     assert (shown["max_concurrent"], shown["max_inflight_data_bytes"]) == (3, 2**20)
-    last = client.checkpoint_statistics(job.job_id).history[0].id
-    cluster.wait_until(lambda: completed(client, job.job_id)[-1].id >= last + 3, "checkpoints of the new policy")
+    last = last_triggered(client, job.job_id)
+    cluster.wait_until(lambda: last_completed(client, job.job_id) >= last + 3, "checkpoints of the new policy")
     cluster.savepoint(job.job_id, job.directory / "savepoints")
     savepoint = client.checkpoint_statistics(job.job_id).latest_savepoint
     assert savepoint is not None
@@ -133,7 +143,7 @@ def test_the_policy_of_alignment(client: CkptClient, cluster: MiniCluster, job: 
     answer = httpx.delete(f"{client.url}/jobs/{job.job_id}/checkpoints/configuration")
     assert answer.status_code == 200, answer.text
     assert (answer.json()["unaligned_checkpoints"], answer.json()["overrides"]) == (False, [])
-    newest = client.checkpoint_statistics(job.job_id).history[0].id
-    cluster.wait_until(lambda: completed(client, job.job_id)[-1].id >= newest + 2, "aligned checkpoints")
+    newest = last_triggered(client, job.job_id)
+    cluster.wait_until(lambda: last_completed(client, job.job_id) >= newest + 2, "aligned checkpoints")
     assert completed(client, job.job_id)[-1].kind == "CHECKPOINT"
     job.canceled()
