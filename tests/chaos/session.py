@@ -44,10 +44,10 @@ class Session:
         assert ready.exists(), f"the session ended with {driver.returncode}: see {log.name}"
         return self.connect(ready.read_text())
 
-    def connect(self, url: str) -> CkptClient:
+    def connect(self, url: str, token: str | None = None) -> CkptClient:
         """From now on :attr:`client` asks there."""
         self._close_client()
-        self.client = CkptClient(url)
+        self.client = CkptClient(url, token=token)
         return self.client
 
     @property

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.spark.launch import SessionInfo, start_session, stop_session
+from ckpt_runtime.spark.protection import AUTHENTICATION_SECRET
 from tests.chaos.session import MARK, Session, kill
 from tests.support.processes import agent_of, command_line
 from tests.support.spark_sessions import SparkCluster, standalone_cluster, wait_until
@@ -35,7 +34,7 @@ class SparkSession(Session):
     @property
     def driver_pid(self) -> int:
         assert self.info is not None
-        return int(json.loads(Path(self.info.session_file).read_text())["driver_pid"])
+        return self.info.driver.pid
 
     def start(self) -> CkptClient:
         if self.cluster is None:
@@ -44,10 +43,9 @@ class SparkSession(Session):
             self.cluster = self._started.enter_context(standalone_cluster(self.directory, SLOTS))
         self.number += 1
         log_file = self.directory / f"session-{self.number}.log"
-        self.info = start_session(
-            self.cluster.url, SLOTS, log_file=log_file, conf=self.options, spark_conf=_SPARK_OPTIONS
-        )
-        return self.connect(self.info.rest_url)
+        spark_conf = _SPARK_OPTIONS | {AUTHENTICATION_SECRET: self.cluster.secret}
+        self.info = start_session(self.cluster.url, SLOTS, log_file=log_file, conf=self.options, spark_conf=spark_conf)
+        return self.connect(self.info.rest_url, self.info.token)
 
     def kill_driver(self) -> CkptClient:
         return self._replace(self.driver_pid)
