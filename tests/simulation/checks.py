@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.testing.schedules.runner import run_seeds
-from ckpt_runtime.testing.schedules.shrink import explain, shrink
-from ckpt_runtime.testing.schedules.simulation import Failure, S, Simulation
 from tests.simulation.planted.registry import PlantedBug
+from tests.simulation.schedules.runner import run_seeds
+from tests.simulation.schedules.shrink import explain, shrink
+from tests.simulation.schedules.simulation import Failure, S, Simulation
 
 ROOT = Path(__file__).resolve().parents[2]
 

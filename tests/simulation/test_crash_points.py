@@ -8,9 +8,9 @@ import pytest
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.graph.job_graph import Partitioning
-from ckpt_runtime.testing.schedules.schedule import Action
-from ckpt_runtime.testing.simulation.scenario import Scenario, simple_graph
-from ckpt_runtime.testing.simulation.world import World
+from tests.simulation.protocols.scenario import Scenario, simple_graph
+from tests.simulation.protocols.world import World
+from tests.simulation.schedules.schedule import Action
 
 SETTINGS = CheckpointConfiguration(interval_ms=50, timeout_ms=500, tolerable_failures=1_000, retained=1)
 

@@ -12,11 +12,6 @@ import pytest
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.graph.job_graph import Partitioning
-from ckpt_runtime.testing.schedules.runner import read_seeds
-from ckpt_runtime.testing.simulation.scenario import Scenario, random_scenario, simple_graph
-from ckpt_runtime.testing.simulation.schedules import PROTOCOLS
-from ckpt_runtime.testing.simulation.tasks import Deployment
-from ckpt_runtime.testing.simulation.world import World
 from tests.simulation.checks import (
     assert_found,
     assert_holds,
@@ -25,6 +20,11 @@ from tests.simulation.checks import (
     plant,
 )
 from tests.simulation.planted_bugs import BUGS, ENOUGH
+from tests.simulation.protocols.scenario import Scenario, random_scenario, simple_graph
+from tests.simulation.protocols.schedules import PROTOCOLS
+from tests.simulation.protocols.tasks import Deployment
+from tests.simulation.protocols.world import World
+from tests.simulation.schedules.runner import read_seeds
 
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "5000"))
 BLOCK = 1_000
@@ -76,7 +76,7 @@ def test_the_schedules_are_worth_running() -> None:
 
 
 def test_the_same_seed_gives_the_same_trace_under_any_hash_seed() -> None:
-    assert_same_trace_under_any_hash_seed("ckpt_runtime.testing.simulation.world", 25)
+    assert_same_trace_under_any_hash_seed("tests.simulation.protocols.world", 25)
 
 
 # --- the simulator is graded

@@ -8,10 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.testing.job_simulation.rows import SourceRows, flat_mapped, joined, windowed
-from ckpt_runtime.testing.job_simulation.schedules import JOBS
-from ckpt_runtime.testing.job_simulation.world import World
-from ckpt_runtime.testing.schedules.runner import read_seeds
 from tests.simulation.checks import (
     assert_found,
     assert_holds,
@@ -20,6 +16,10 @@ from tests.simulation.checks import (
     plant,
 )
 from tests.simulation.jobs.planted_job_bugs import BUGS, ENOUGH, RARE
+from tests.simulation.jobs.rows import SourceRows, flat_mapped, joined, windowed
+from tests.simulation.jobs.schedules import JOBS
+from tests.simulation.jobs.world import World
+from tests.simulation.schedules.runner import read_seeds
 
 SEEDS = int(os.environ.get("JOB_SIMULATION_SEEDS", "5000"))
 BLOCK = 1_000
@@ -58,7 +58,7 @@ def test_the_schedules_are_worth_running() -> None:
 
 
 def test_the_same_seed_gives_the_same_trace_under_any_hash_seed() -> None:
-    assert_same_trace_under_any_hash_seed("ckpt_runtime.testing.job_simulation.world", 12)
+    assert_same_trace_under_any_hash_seed("tests.simulation.jobs.world", 12)
 
 
 # --- what a job must make of its rows is computed without the engine

@@ -12,9 +12,9 @@ from ckpt_runtime.checkpoint.periodic_trigger import PeriodicTrigger
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.request_decider import CheckpointRequestDecider, TriggerRequest
 from ckpt_runtime.checkpoint.statistics import CheckpointType
-from ckpt_runtime.testing.simulation import driver as simulated_driver
-from ckpt_runtime.testing.simulation.config_endpoint import ConfigEndpoint
 from tests.simulation.planted.registry import bug, nothing
+from tests.simulation.protocols import driver as simulated_driver
+from tests.simulation.protocols.config_endpoint import ConfigEndpoint
 
 # --- deadlines and settings
 

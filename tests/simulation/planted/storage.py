@@ -10,10 +10,10 @@ from ckpt_runtime.checkpoint.completed_checkpoint_store import CompletedCheckpoi
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.coordinator_base import CoordinatorState
-from ckpt_runtime.testing.simulation import driver as simulated_driver
-from ckpt_runtime.testing.simulation.driver_storage import StorageShell
-from ckpt_runtime.testing.simulation.world import World
 from tests.simulation.planted.registry import also, bug, nothing
+from tests.simulation.protocols import driver as simulated_driver
+from tests.simulation.protocols.driver_storage import StorageShell
+from tests.simulation.protocols.world import World
 
 # --- the store and its clean-up
 

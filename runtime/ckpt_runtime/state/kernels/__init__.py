@@ -1,7 +1,7 @@
 """Compiled kernels of the state room, and :func:`warm_up`, which compiles them all before a job reports RUNNING.
 
-Every kernel releases the interpreter lock. ``reference.py`` holds slow forms of each, for tests only; production never
-falls back to them.
+Every kernel releases the interpreter lock. There is no slow form to fall back to; tests have one of
+each to compare with.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 from ckpt_runtime.graph.key_groups import key_group_of_hash, key_group_range
 from ckpt_runtime.state.errors import UnsupportedKeyTypeError
 from ckpt_runtime.state.hashing import check_key_types, hash_arrays, hash_columns, key_groups_of, split_by_owner
-from ckpt_runtime.state.kernels import reference
+from tests.support import reference_kernels as reference
 
 
 def hashes(values: object, kind: pa.DataType | None = None) -> list[int]:

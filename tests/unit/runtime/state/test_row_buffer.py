@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError
-from ckpt_runtime.state.kernels import reference
 from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers, RowBufferSpec
 from ckpt_runtime.state.memory.row_segments import RowSegments
+from tests.support import reference_kernels as reference
 
 SCHEMA = pa.schema(
     [

@@ -1,1 +1,0 @@
-"""What every simulation shares: schedules from seeds, running many, shrinking and showing those that fail."""

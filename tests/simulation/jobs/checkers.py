@@ -1,0 +1,200 @@
+"""What must hold on every schedule, checked as it happens: checkpoints, files, the sink's content."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
+from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.filesystem import resolve
+from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME
+from ckpt_runtime.storage.state_file_reader import locate
+from tests.simulation.jobs.rows import Row
+from tests.simulation.schedules.violation import Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.jobs.job_master import JobMaster
+    from tests.simulation.jobs.world import World
+
+
+class CheckpointLedger:
+    """Each checkpoint of a run ends once, completed or aborted, within its timeout (invariant 4)."""
+
+    def __init__(self, master: JobMaster) -> None:
+        self._master = master
+        self.open: dict[int, float] = {}
+        self.completed: set[int] = set()
+        self.aborted: dict[int, str] = {}
+        self._latest_timeout = 0
+        self._greatest_timeout = 0
+
+    def patched(self, configuration: CheckpointConfiguration) -> None:
+        self._greatest_timeout = max(self._greatest_timeout, configuration.timeout_ms)
+
+    def triggered(self, checkpoint_id: int) -> None:
+        if checkpoint_id in self.open or checkpoint_id in self.completed or checkpoint_id in self.aborted:
+            raise Violation(f"checkpoint {checkpoint_id} is triggered twice")
+        self.patched(self._master.coordinator.configuration)
+        self.open[checkpoint_id] = self._master.world.now
+
+    def ended_well(self, checkpoint_id: int) -> None:
+        self._ended(checkpoint_id, "completed")
+        self.completed.add(checkpoint_id)
+
+    def ended_badly(self, checkpoint_id: int, failure: str) -> None:
+        started = self._ended(checkpoint_id, failure)
+        self.aborted[checkpoint_id] = failure
+        if "expired" in failure and started > self._master.world.calm_since:
+            raise Violation(f"checkpoint {checkpoint_id} expires although nothing fails any more")
+        waited = self._master.world.now - started
+        if waited > self._greatest_timeout + 50 and "expired" in failure:
+            raise Violation(f"checkpoint {checkpoint_id} expires after {waited} ms")
+
+    def _ended(self, checkpoint_id: int, how: str) -> float:
+        started = self.open.pop(checkpoint_id, None)
+        if started is None:
+            raise Violation(f"checkpoint {checkpoint_id} ends twice: {how}")
+        return started
+
+    def check_deadlines(self) -> None:
+        """None is awaited beyond the greatest timeout that was ever in force while it was pending."""
+        pending = self._master.coordinator.pending_ids
+        for checkpoint_id, started in self.open.items():
+            if checkpoint_id not in pending:
+                raise Violation(f"checkpoint {checkpoint_id} is neither pending nor ended")
+            del started
+
+    def check_all_ended(self) -> None:
+        if self.open:
+            raise Violation(f"checkpoints {sorted(self.open)} never ended")
+
+
+class Snapshots:
+    """Which snapshots count: those with a pointer, and those that are the user's. Their files exist (invariant 1)."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._pointers: dict[tuple[int, int], CompletedCheckpoint] = {}
+        self._users: dict[str, CompletedCheckpoint] = {}
+        self._latest: dict[int, CompletedCheckpoint] = {}
+        self._protected: Counter[str] = Counter()
+        self._known: dict[int, tuple[CompletedCheckpoint, list[str]]] = {}
+
+    def point_to(self, master: JobMaster, checkpoint: CompletedCheckpoint) -> None:
+        key = (master.number, checkpoint.id)
+        if key not in self._pointers:
+            self._pointers[key] = checkpoint
+            self._latest[master.number] = checkpoint
+            self._protect(checkpoint)
+            self._world.completing(master, checkpoint)
+
+    def latest_of(self, master: JobMaster) -> CompletedCheckpoint | None:
+        """The newest that had a pointer in that run."""
+        return self._latest.get(master.number)
+
+    def forget(self, master: JobMaster, checkpoint_id: int, *, retained: bool) -> None:
+        """The pointer goes. ``retained``: the files stay, the user's from now on."""
+        checkpoint = self._pointers.pop((master.number, checkpoint_id), None)
+        if checkpoint is not None:
+            if retained:
+                self.keep(checkpoint)
+            self._release(checkpoint)
+
+    def keep(self, checkpoint: CompletedCheckpoint) -> None:
+        """A user's from now on."""
+        if checkpoint.directory not in self._users:
+            self._users[checkpoint.directory] = checkpoint
+            self._protect(checkpoint)
+
+    def claim(self, checkpoint: CompletedCheckpoint) -> None:
+        """No longer a user's, who also deletes the older ones of that run: files that both use are not theirs now."""
+        if self._users.pop(checkpoint.directory, None) is None:
+            return
+        self._release(checkpoint)
+        claimed = set(self._paths(checkpoint))
+        for directory, other in list(self._users.items()):
+            if other.job_id == checkpoint.job_id and not other.is_savepoint:
+                del self._users[directory]
+                self._release(other)
+                for path in self._paths(other):
+                    if path not in claimed and not self._protected[path]:
+                        del self._world.files.files[path]
+
+    def _protect(self, checkpoint: CompletedCheckpoint) -> None:
+        paths = self._paths(checkpoint)
+        files = self._world.files.files
+        missing = [path for path in paths if path not in files]
+        if missing:
+            raise Violation(f"checkpoint {checkpoint.id} in {checkpoint.directory} lacks files: {len(missing)}")
+        self._protected.update(paths)
+
+    def _release(self, checkpoint: CompletedCheckpoint) -> None:
+        self._protected.subtract(self._paths(checkpoint))
+
+    def _paths(self, checkpoint: CompletedCheckpoint) -> list[str]:
+        """Found once: what a snapshot refers to does not change."""
+        known = self._known.get(id(checkpoint))
+        if known is None:
+            known = self._known[id(checkpoint)] = (checkpoint, _paths(checkpoint))
+        return known[1]
+
+    def deleting(self, path: str) -> None:
+        """Called before a file goes."""
+        if self._protected[path]:
+            owners = [c.directory for c in (*self._pointers.values(), *self._users.values()) if path in self._paths(c)]
+            # Raised here it would look like a fault of the storage.
+            self._world.broken = Violation(f"a file of {owners} is deleted")
+
+    def check_leftovers(self) -> None:
+        """After the job's end nothing is left but the user's snapshots."""
+        left = [path for path in self._world.files.files if not self._protected[path]]
+        if self._pointers:
+            raise Violation(f"pointers are left: {sorted(self._pointers)}")
+        if left:
+            kinds = sorted({path.split("/")[-2] for path in left})
+            raise Violation(f"files are left that nothing refers to: {len(left)} in {kinds}")
+
+
+def _paths(checkpoint: CompletedCheckpoint) -> list[str]:
+    """Of the metadata and all state files, as the store has them."""
+    directory = resolve(checkpoint.directory)
+    paths = {directory.child(METADATA_NAME).path: None}
+    for key in sorted(checkpoint.states):
+        for file in checkpoint.states[key].files():
+            try:
+                paths[locate(directory, file.path).path] = None
+            except StorageError as error:
+                raise Violation(f"checkpoint {checkpoint.id} refers to {file.path!r}: {error}") from error
+    return list(paths)
+
+
+class Sink:
+    """What transactions committed, in a store that outlives all runs. Committing again is the same."""
+
+    def __init__(self) -> None:
+        self._committed: dict[str, tuple[int, int, list[Row]]] = {}
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for _, _, rows in self._committed.values() for row in rows]
+
+    def commit(self, transaction: str, run: int, checkpoint_id: int, rows: list[Row]) -> None:
+        known = self._committed.setdefault(transaction, (run, checkpoint_id, rows))
+        if known[2] != rows:
+            raise Violation(f"transaction {transaction} is committed again with other rows")
+
+    def rewind(self, run: int, checkpoint_id: int) -> None:
+        """A user starts from an older savepoint and takes back what the sink got after it."""
+        self._committed = {
+            name: entry for name, entry in self._committed.items() if (entry[0], entry[1]) <= (run, checkpoint_id)
+        }
+
+    def check_not_undone(self, run: int, checkpoint_id: int) -> None:
+        """A restore from that checkpoint must not repeat what is committed."""
+        for name, (committed_run, number, _) in self._committed.items():
+            if (committed_run, number) > (run, checkpoint_id):
+                raise Violation(
+                    f"transaction {name} is committed, but checkpoint {checkpoint_id} of run {run} is restored"
+                )

@@ -1,0 +1,285 @@
+"""A simulated worker: the real :class:`DeployedJob` without its threads, and what ``task/worker.py`` does around it.
+
+The scheduler advances the subtasks; they sleep and are woken as a task thread sleeps and is woken, so that a wake-up
+which is missing shows. Messages to and from the driver go through queues that keep their order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from ckpt_runtime.checkpoint.events import CheckpointMetrics
+from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
+from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
+from ckpt_runtime.configuration.state_options import StateOptions
+from ckpt_runtime.graph.compiler import CompiledPlan
+from ckpt_runtime.graph.job_graph import JobEdge
+from ckpt_runtime.graph.key_groups import key_group_range
+from ckpt_runtime.network.elements import CheckpointBarrier
+from ckpt_runtime.operators.operator import Operator
+from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.task.deployed_job import DeployedJob
+from ckpt_runtime.task.deployment import Deployment, OutputDescriptor, SubtaskDescriptor
+from ckpt_runtime.task.output import ResultPartition
+from ckpt_runtime.task.snapshot_writer import write_snapshot
+from ckpt_runtime.task.subtask import Subtask, TaskState
+from ckpt_runtime.task.subtask_checkpoints import Snapshot
+from ckpt_runtime.task.task_thread import TaskThread
+from ckpt_runtime.task.wakeup import Wakeup
+from tests.simulation.jobs.network import SimulatedTransport
+from tests.simulation.jobs.observation import ObservedSubpartition
+from tests.simulation.jobs.operators import OPERATORS, Place, Probe, RowSource, SimulatedError
+from tests.simulation.schedules.violation import Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.jobs.world import World
+
+LIVE = (TaskState.INITIALIZING, TaskState.RUNNING)
+EXPECTED_FAILURES = (SimulatedError, ConnectionError, StorageError)
+"""What may end a subtask in a schedule with faults; anything else that is raised is a finding."""
+
+
+class SimulatedWakeup(Wakeup):
+    """Awake or not; nobody sleeps for real."""
+
+    __slots__ = ("awake",)
+
+    def __init__(self) -> None:
+        self.awake = True
+
+    def wake(self) -> None:
+        self.awake = True
+
+
+class Runner:
+    """What a task thread does for one subtask."""
+
+    __slots__ = ("due", "probe", "subtask", "vertex", "wakeup", "worker")
+
+    def __init__(
+        self, worker: SimulatedWorker, subtask: Subtask, wakeup: SimulatedWakeup, probe: Probe, vertex: str
+    ) -> None:
+        self.worker = worker
+        self.subtask = subtask
+        self.wakeup = wakeup
+        self.probe = probe
+        self.vertex = vertex
+        self.due: float | None = None
+
+    @property
+    def live(self) -> bool:
+        return self.subtask.state in LIVE
+
+    def step(self) -> None:
+        """One step; goes to sleep when there was nothing to do."""
+        subtask = self.subtask
+        self.due = None
+        try:
+            if subtask.state is TaskState.INITIALIZING:
+                subtask.open()
+                return
+            worked = subtask.step()
+        except EXPECTED_FAILURES as error:
+            subtask.fail(error)
+            return
+        if not worked and not subtask.has_work:
+            self.wakeup.awake = False
+            wait = subtask.wait_ms()
+            self.due = None if wait is None else self.worker.world.now + wait
+
+
+class SimulatedJob(DeployedJob):
+    """The real deployment with simulated operators; its probes say what was processed."""
+
+    def __init__(self, worker: SimulatedWorker, deployment: Deployment, plan: CompiledPlan) -> None:
+        self._worker = worker
+        self._own_wakeups: dict[SubtaskKey, SimulatedWakeup] = {}
+        self._probes: dict[SubtaskKey, Probe] = {}
+        self._key: SubtaskKey = ("", 0)
+        super().__init__(deployment, plan, cast(Any, worker.transport), worker)
+        self.inline_threshold = self._configuration.get(StateOptions.FS_MEMORY_THRESHOLD)
+        names = worker.world.names
+        self.runners = [
+            Runner(worker, subtask, self._own_wakeups[key], self._probes[key], names[key[0]])
+            for key, subtask in self.subtasks.items()
+        ]
+
+    def _build_gate(self, descriptor: SubtaskDescriptor, wakeup: Wakeup) -> None:
+        key = (descriptor.vertex_id, descriptor.subtask_index)
+        own = self._own_wakeups[key] = SimulatedWakeup()
+        super()._build_gate(descriptor, own)
+
+    def _build_subtask(self, descriptor: SubtaskDescriptor) -> None:
+        self._key = (descriptor.vertex_id, descriptor.subtask_index)
+        probe = self._probes[self._key] = Probe(f"{descriptor.vertex_id[:4]}/{descriptor.subtask_index}")
+        observation = self._worker.world.observation
+        observation.probes[self._key] = probe
+        if descriptor.in_flight:
+            with self._worker.world.without_faults():
+                observation.give(self._key, descriptor.in_flight, self.deployment.snapshot_directory)
+        super()._build_subtask(descriptor)
+
+    def _build_output(self, output: OutputDescriptor, edge: JobEdge, index: int, wakeup: Wakeup) -> ResultPartition:
+        partition = super()._build_output(output, edge, index, wakeup)
+        observation = self._worker.world.observation
+        partition._subpartitions = [
+            ObservedSubpartition(subpartition, observation.log(edge, index, peer))
+            for subpartition, peer in zip(partition._subpartitions, partition._peers, strict=True)
+        ]
+        return partition
+
+    def _operator(self, uid: str) -> Operator:
+        world = self._worker.world
+        kind, name = uid.split("-", 1)
+        topology = world.topology
+        vertex = next(vertex for vertex in topology.vertices if vertex.name == name)
+        gates = sum(edge[1] == name for edge in topology.edges)
+        head = vertex.operators[0] == kind
+        ordered = tuple(world.keeps_order(name, gate) for gate in range(gates))
+        probe = self._probes[self._key] if head and gates else None
+        cost = vertex.cost_ms if head else 0.0
+        place = Place(world, topology.sources, ordered, cost, probe, vertex.source)
+        if kind == "source":
+            return RowSource(place, world.scenario.source_rows)
+        return OPERATORS[kind](place)
+
+    def _threads(self, shared: Wakeup) -> list[TaskThread]:
+        return []
+
+
+class SimulatedWorker:
+    """One slot's process. ``number`` tells it from the ones that had the slot before and come after."""
+
+    def __init__(self, world: World, slot: int, number: int) -> None:
+        self.world = world
+        self.slot = slot
+        self.number = number
+        self.alive = True
+        self.job: SimulatedJob | None = None
+        self.transport = SimulatedTransport(self)
+        self._aborted: set[tuple[int, int]] = set()
+
+    @property
+    def runners(self) -> list[Runner]:
+        return [] if self.job is None else self.job.runners
+
+    # --- messages of the driver
+
+    def deploy(self, deployment: Deployment, plan: CompiledPlan) -> None:
+        self._aborted.clear()
+        try:
+            self.job = SimulatedJob(self, deployment, plan)
+        except EXPECTED_FAILURES as error:
+            self._report("failed", deployment.deployment, None, error)
+            return
+        self.world.runners_changed()
+
+    def cancel(self, deployment: int) -> None:
+        job, self.job = self.job, None
+        if job is not None:
+            for runner in job.runners:
+                runner.subtask.cancel()
+            job.cancel(0.0)
+            self.world.runners_changed()
+        self._report("canceled", deployment, None, None)
+
+    def trigger(self, deployment: int, barrier: CheckpointBarrier, tasks: list[SubtaskKey]) -> None:
+        job = self._current(deployment)
+        for key in tasks:
+            if job is None or not job.mail(key, lambda task: task.trigger_checkpoint(barrier)):
+                raise AssertionError("a trigger for a subtask that is not here")
+
+    def completed(self, deployment: int, checkpoint_id: int, tasks: list[SubtaskKey]) -> None:
+        job = self._current(deployment)
+        if job is None:
+            return
+        for key in tasks:
+            job.mail(key, lambda task: task.notify_complete(checkpoint_id))
+
+    def aborted(self, deployment: int, checkpoint_id: int, latest: int | None, tasks: list[SubtaskKey]) -> None:
+        job = self._current(deployment)
+        if job is None:
+            return
+        for key in tasks:
+            job.mail(key, lambda task: self._notify_aborted(task, checkpoint_id, latest))
+
+    def _notify_aborted(self, subtask: Subtask, checkpoint_id: int, latest: int | None) -> None:
+        subtask.notify_aborted(checkpoint_id, latest)
+        self._aborted.add((id(subtask), checkpoint_id))
+
+    def _current(self, deployment: int) -> SimulatedJob | None:
+        job = self.job
+        return job if job is not None and job.deployment.deployment == deployment else None
+
+    # --- SubtaskHost
+
+    def now_ms(self) -> int:
+        return self.world.wall_ms(self.slot)
+
+    def monotonic_ms(self) -> float:
+        return self.world.now
+
+    def state_changed(self, subtask: Subtask, error: BaseException | None = None) -> None:
+        if subtask.state not in LIVE:
+            self.world.runners_changed()
+        self._report_subtask(subtask, "state", subtask.state, error)
+
+    def end_of_data(self, subtask: Subtask) -> None:
+        self._report_subtask(subtask, "end of data")
+
+    def decline(self, subtask: Subtask, checkpoint_id: int, reason: str, message: str) -> None:
+        self._report_subtask(subtask, "decline", checkpoint_id, CheckpointFailureReason[reason], message)
+
+    def write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
+        if (id(subtask), snapshot.barrier.checkpoint_id) in self._aborted:
+            raise Violation(f"a snapshot of an aborted checkpoint is written by {subtask.name}")
+        self.world.note("snapshot %s of %s", snapshot.barrier.checkpoint_id, subtask.name)
+        self.world.asynchronously("snapshot", self._write_snapshot, subtask, snapshot, owner=self)
+
+    def _write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
+        job = self.job
+        current = job is not None and job.subtasks.get((subtask.vertex_id, subtask.index)) is subtask
+        if job is None or not current or subtask.state is not TaskState.RUNNING:
+            snapshot.release()
+            return
+        vertex = job.deployment.graph.vertex(subtask.vertex_id)
+        key_groups = key_group_range(vertex.max_parallelism, vertex.parallelism, subtask.index)
+        barrier, measures = snapshot.barrier, snapshot.measures
+        if not self.alive and barrier.options.properties.is_savepoint:
+            return  # what a dead worker leaves in a user's directory is nobody's to delete
+        try:
+            written = write_snapshot(snapshot, key_groups, job.inline_threshold, subtask.checkpoints.persisted)
+        except StorageError as error:
+            self.decline(subtask, barrier.checkpoint_id, "IO_EXCEPTION", str(error))
+            return
+        metrics = CheckpointMetrics(
+            checkpointed_size=written.written_bytes,
+            processed_data=measures.processed_bytes,
+            persisted_data=written.in_flight_bytes,
+            alignment_duration=measures.alignment_ms,
+            start_delay=measures.start_delay_ms,
+            unaligned=measures.unaligned,
+        )
+        self._report_subtask(
+            subtask,
+            "ack",
+            barrier.checkpoint_id,
+            barrier.options.directory,
+            written.state,
+            metrics,
+            measures.finished_operators,
+        )
+
+    def _report_subtask(self, subtask: Subtask, kind: str, *content: Any) -> None:
+        """Says nothing of a subtask of an earlier deployment, whose snapshot may still be written."""
+        job = self.job
+        key = (subtask.vertex_id, subtask.index)
+        if job is None or (job.subtasks and job.subtasks.get(key) is not subtask):
+            return
+        deployment = job.deployment
+        execution = ExecutionId(subtask.vertex_id, subtask.index, deployment.attempt)
+        self._report(kind, deployment.deployment, execution, *content)
+
+    def _report(self, kind: str, deployment: int, execution: ExecutionId | None, *content: Any) -> None:
+        if self.alive:
+            self.world.to_driver(self, kind, deployment, execution, *content)

@@ -1,0 +1,565 @@
+"""One simulated schedule of a whole job: real parts without threads, sockets or clocks, advanced in an order by seed.
+
+``World(seed).run()`` ends quietly or raises :class:`Violation`. The same seed gives the same schedule everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from bisect import bisect
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import accumulate, chain
+from random import Random
+from typing import Any
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.configuration import MINIMUM_MS, CheckpointRetention
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode
+from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.scheduler import job_events as job_on
+from ckpt_runtime.scheduler.job_status import JobState, JobStatus
+from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.snapshot_metadata import read_metadata
+from ckpt_runtime.task.deployment import Address
+from tests.simulation.jobs.checkers import Sink, Snapshots
+from tests.simulation.jobs.file_system import FileStore, SimulatedFileSystem, counted_names
+from tests.simulation.jobs.job_master import JobMaster
+from tests.simulation.jobs.network import Connection
+from tests.simulation.jobs.observation import Observation
+from tests.simulation.jobs.rows import Row
+from tests.simulation.jobs.scenario import Scenario, patched, random_parallelism, random_scenario
+from tests.simulation.jobs.topology import observed
+from tests.simulation.jobs.worker import Runner, SimulatedWorker
+from tests.simulation.schedules.choices import Choices, FaultKey
+from tests.simulation.schedules.schedule import Action
+from tests.simulation.schedules.trace import describe
+from tests.simulation.schedules.violation import Violation
+
+WALL_MS = 1_700_000_000_000
+CHAOS_STEPS = 1_000
+FAIR_ROUNDS = 1_000
+"""Rounds in which everything gets its turn; a job whose faults have ended needs less than two hundred."""
+
+Message = tuple[Callable[..., None], tuple[Any, ...]]
+
+
+class World:
+    """``tracing`` keeps every step as text."""
+
+    def __init__(
+        self,
+        seed: int,
+        scenario: Scenario | None = None,
+        *,
+        muted: frozenset[FaultKey] = frozenset(),
+        tracing: bool = False,
+    ) -> None:
+        self.seed = seed
+        self.scenario = random_scenario(seed) if scenario is None else scenario
+        self.topology = self.scenario.topology
+        self.choices = Choices(seed, muted, scale=self.scenario.fault_scale, plain=self.scenario.plain)
+        self.now = 1_000.0
+        self.tracing = tracing
+        self.trace: list[str] = []
+        self.steps = 0
+        self.files = FileStore()
+        self.files.fails = self._file_fault
+        SimulatedFileSystem.store = self.files
+        self.snapshots = Snapshots(self)
+        self.files.deleting = self.snapshots.deleting
+        self.sink = Sink()
+        self.workers: list[SimulatedWorker] = []
+        self.runs = 0
+        self.deployments = 0
+        self.finished = False
+        self.completed = 0
+        self.restores = 0
+        self._random = Random(seed ^ 0x5EED).random
+        self.names = {vertex_id: name for name, vertex_id in self.topology.names.items()}
+        gates = Counter(target for _, target, _ in self.topology.edges)
+        self._orders = {
+            (name, gate): (self.topology.ordered(name, gate), self.topology.pointwise(name, gate))
+            for name, count in gates.items()
+            for gate in range(count)
+        }
+        self._expected = self.topology.expected()
+        self._counts = any("count" in vertex.operators for vertex in self.topology.vertices)
+        self._runners: list[Runner] = []
+        self._connections: dict[tuple[int, int], Connection] = {}
+        self._lanes: dict[tuple[str, int], deque[Message]] = {}
+        self._asynchronous: list[tuple[str, SimulatedWorker | None, Callable[..., None], tuple[Any, ...]]] = []
+        self._later: deque[Message] = deque()
+        self._savepoints: list[tuple[int, int, str]] = []
+        self._next: tuple[CompletedCheckpoint | None, RestoreMode, tuple[int, ...], tuple[int, int] | None] | None = (
+            None
+        )
+        self._workers_made = 0
+        self._disordered = False
+        self._back_at = 0
+        self._trap: Action | None = None
+        self._parallelism = self.scenario.parallelism
+        self._configuration = replace(self.scenario.submitted, retention=CheckpointRetention.RETAIN_ON_CANCELLATION)
+        self.calm_since = float("inf")
+        self.broken: Violation | None = None
+        self._shares = tuple(accumulate(self.scenario.weights))
+        kinds = (self._step_subtask, self._step_connection, self._step_message, self._step_asynchronous)
+        self._kinds = kinds + kinds
+        self.seen: Counter[str] = Counter()
+        self.observation: Observation
+        self.master: JobMaster
+        self._start_run(None, RestoreMode.NO_CLAIM)
+
+    # --- the schedule
+
+    def run(self) -> str:
+        """Runs the schedule to its end; returns a digest of the trace (of nothing without ``tracing``)."""
+        with counted_names():
+            self._run()
+        return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
+
+    def _run(self) -> None:
+        actions = deque(sorted(self.scenario.actions, key=lambda action: action.at))
+        while not self.finished and (self.steps < CHAOS_STEPS and (actions or self.steps < 300)):
+            while actions and actions[0].at <= self.steps:
+                self.act(actions.popleft())
+            self._random_step()
+        if not self.finished:
+            self._calm()
+            self._run_fairly()
+        self._check_end()
+
+    def _random_step(self) -> None:
+        """One piece of work of a kind drawn by weight; the next kind when there is none of it."""
+        self.steps += 1
+        self.now += self.scenario.step_ms
+        self._move_storage()
+        if self._later:
+            self._drain_later()
+        self.master.fire_timers()
+        kind = bisect(self._shares, self._random() * self._shares[-1], hi=3)
+        for step in self._kinds[kind : kind + 4]:
+            if step():
+                return
+        self._skip_time()
+
+    def _move_storage(self) -> None:
+        """Storage may go away as a whole, and comes back after a while."""
+        if self.files.away:
+            self.files.away = self.steps < self._back_at
+        elif self.choices.fault("storage goes away", 0.0006):
+            self.note("storage is away")
+            self.files.away = True
+            self._back_at = self.steps + self.choices.delay("storage is away", 20, 200)
+            self.seen["storage was away"] += 1
+
+    def _step_subtask(self) -> bool:
+        runners, now = self._runners, self.now
+        start = int(self._random() * len(runners))
+        for runner in chain(runners[start:], runners[:start]):
+            if runner.wakeup.awake or (runner.due is not None and runner.due <= now):
+                if runner.vertex in self.scenario.slow and self.choices.chaos and self._random() < 0.9:
+                    return True
+                self._advance(runner)
+                return True
+        return False
+
+    def _advance(self, runner: Runner) -> None:
+        runner.wakeup.awake = True
+        runner.step()
+
+    def _step_connection(self) -> bool:
+        busy = [c for c in self._connections.values() if c.in_flight or c.returning or c.ready_to_send]
+        if not busy:
+            return False
+        busy[int(self._random() * len(busy))].step(self._random())
+        return True
+
+    def _step_message(self) -> bool:
+        lanes = [lane for lane in self._lanes.values() if lane]
+        if not lanes:
+            return False
+        lane = lanes[int(self._random() * len(lanes))]
+        if lane is self._late_lane(lane) and self._random() < 0.93:
+            return True
+        action, arguments = lane.popleft()
+        action(*arguments)
+        return True
+
+    def _late_lane(self, lane: deque[Message]) -> deque[Message] | None:
+        """The lane itself when it leads to a worker that hears late."""
+        if self.choices.chaos and self.scenario.late_slots:
+            for worker in self.workers:
+                if worker.slot in self.scenario.late_slots and self._lanes.get(("to", worker.number)) is lane:
+                    return lane
+        return None
+
+    def _step_asynchronous(self) -> bool:
+        waiting = self._asynchronous
+        if not waiting:
+            return False
+        _, owner, action, arguments = waiting.pop(int(self._random() * len(waiting)))
+        if owner is None or owner.alive:
+            action(*arguments)
+        if self.broken is not None:
+            raise self.broken
+        return True
+
+    def _skip_time(self) -> None:
+        """Nothing can move: on to the next timer."""
+        times = [runner.due for runner in self._runners if runner.due is not None]
+        timer = self.master.next_timer
+        if timer is not None:
+            times.append(timer)
+        if times:
+            self.now = max(self.now, min(times))
+        elif self._later or self.finished:
+            return
+        else:
+            raise Violation(f"nothing moves any more: {self._situation()}")
+
+    def _calm(self) -> None:
+        """Faults end; checkpoints can complete."""
+        self.note("faults end")
+        self.calm_since = self.now
+        self.choices.chaos = False
+        self.files.away = False
+        configuration = self.master.coordinator.configuration
+        calm = replace(configuration, interval_ms=120, min_pause_ms=0, timeout_ms=60_000, tolerable_failures=1_000)
+        self._configuration = replace(calm, retention=self._configuration.retention)
+        self.master.patch(self._configuration)
+
+    def _run_fairly(self) -> None:
+        """Everything gets its turn until the job has finished."""
+        for _ in range(FAIR_ROUNDS):
+            self.now += 1.0
+            self._drain_later()
+            self.master.fire_timers()
+            moved = False
+            for runner in list(self._runners):
+                if runner.live and (runner.wakeup.awake or (runner.due is not None and runner.due <= self.now)):
+                    self.steps += 1
+                    self._advance(runner)
+                    moved = True
+            for connection in list(self._connections.values()):
+                while connection.busy:
+                    self.steps += 1
+                    connection.step(self._random())
+                    moved = True
+            while self._step_message():
+                moved = True
+            while self._step_asynchronous():
+                moved = True
+            if self.finished:
+                return
+            if not moved:
+                self._skip_time()
+        raise Violation(f"the job does not finish: {self._situation()}")
+
+    def _situation(self) -> str:
+        """Short and the same for the same cause."""
+        waiting = sorted(
+            {
+                f"{r.vertex} {r.subtask.state} {'full' if not r.subtask.chain.end.has_room else ''}"
+                for r in self._runners
+            }
+        )
+        master = self.master
+        return f"{master.machine.state.value}, coordinator {master.coordinator.state.value}, {waiting}"
+
+    def _drain_later(self) -> None:
+        while self._later:
+            action, arguments = self._later.popleft()
+            action(*arguments)
+
+    # --- what the parts of the world ask for
+
+    def later(self, action: Callable[..., None], *arguments: Any) -> None:
+        """Soon, and not inside of what calls this."""
+        self._later.append((action, arguments))
+
+    def asynchronously(
+        self, kind: str, action: Callable[..., None], *arguments: Any, owner: SimulatedWorker | None = None
+    ) -> None:
+        """In a pool: at any later time, in any order. What a dead worker had to do is not done."""
+        self._asynchronous.append((kind, owner, action, arguments))
+
+    def to_worker(self, worker: SimulatedWorker, action: Callable[..., None], *arguments: Any) -> None:
+        if worker.alive:
+            self._lanes.setdefault(("to", worker.number), deque()).append((action, arguments))
+
+    def to_driver(self, worker: SimulatedWorker, kind: str, deployment: int, execution: Any, *content: Any) -> None:
+        lane = self._lanes.setdefault(("from", worker.number), deque())
+        lane.append((self._hear, (worker, kind, deployment, execution, content)))
+
+    def _hear(self, worker: SimulatedWorker, kind: str, deployment: int, execution: Any, content: Any) -> None:
+        if self.master.ended is None:
+            self.master.worker_message(worker, kind, deployment, execution, content)
+
+    def wall_ms(self, slot: int) -> int:
+        """``slot`` -1 is the driver."""
+        skew = 0 if slot < 0 else self.scenario.skew_ms[slot % len(self.scenario.skew_ms)]
+        return WALL_MS + int(self.now) + skew
+
+    def spend(self, millis: float) -> None:
+        self.now += millis
+
+    def chance(self, kind: str, probability: float) -> bool:
+        return self.choices.chaos and self.choices.chance(kind, probability)
+
+    def workers_for(self, slots: int) -> list[SimulatedWorker]:
+        """A live worker for each slot."""
+        while len(self.workers) < slots:
+            self.workers.append(self._new_worker(len(self.workers)))
+        for slot, worker in enumerate(self.workers):
+            if not worker.alive:
+                self.workers[slot] = self._new_worker(slot)
+        return self.workers[:slots]
+
+    def _new_worker(self, slot: int) -> SimulatedWorker:
+        self._workers_made += 1
+        return SimulatedWorker(self, slot, self._workers_made)
+
+    def connection(self, sender: SimulatedWorker, peer: Address) -> Connection:
+        """Raises ConnectionError when the peer is gone."""
+        key = (sender.number, peer[1])
+        known = self._connections.get(key)
+        if known is None or known.error is not None:
+            receiver = next((worker for worker in self.workers if worker.number == peer[1] and worker.alive), None)
+            if receiver is None:
+                raise ConnectionError("simulated: the peer is gone")
+            known = self._connections[key] = Connection(sender, receiver)
+        return known
+
+    def connections_of(self, worker: SimulatedWorker) -> list[Connection]:
+        return [c for c in self._connections.values() if worker is c.sender or worker is c.receiver]
+
+    def runners_changed(self) -> None:
+        self._runners = [runner for worker in self.workers if worker.alive for runner in worker.runners if runner.live]
+
+    def next_deployment(self, master: JobMaster) -> int:
+        self.deployments += 1
+        self.observation = Observation(master.graph)
+        return self.deployments
+
+    def keeps_order(self, name: str, gate: int) -> bool:
+        """Whether rows of one split and key still come in their order at that input."""
+        ordered, pointwise = self._orders[name, gate]
+        return ordered and not (self._disordered and pointwise)
+
+    def commit(self, transaction: str, checkpoint_id: int, rows: list[Row]) -> None:
+        run = int(transaction.partition("/")[0], 16)
+        self.sink.commit(transaction, run, checkpoint_id, rows)
+
+    def broadcast_ended(self, rows: list[int]) -> None:
+        """A subtask's copy of the broadcast rows at the end of data: all of them."""
+        expected = sorted(row[0] for row in self.topology.sources[1].all())
+        if sorted(rows) != expected:
+            raise Violation(f"broadcast state ends with {len(rows)} of {len(expected)} rows")
+
+    # --- runs of the job
+
+    def _start_run(self, origin: CompletedCheckpoint | None, mode: RestoreMode) -> None:
+        self.runs += 1
+        if origin is not None:
+            self.snapshots.keep(origin)
+            if mode is RestoreMode.CLAIM:
+                self._savepoints = [entry for entry in self._savepoints if entry[2] != origin.directory]
+        plan = self.topology.plan(self._parallelism, self.scenario.options)
+        self.note("run %s with parallelism %s from %s", self.runs, self._parallelism, origin and origin.directory)
+        self.master = JobMaster(self, self.runs, plan, self._configuration, origin, mode)
+        self.master.tell_job(job_on.Start())
+
+    def restoring(self, master: JobMaster, checkpoint: CompletedCheckpoint | None) -> None:
+        """A deployment starts from that."""
+        self.restores += 1
+        if checkpoint is not None:
+            if checkpoint is master.origin and master.mode is RestoreMode.CLAIM:
+                self.snapshots.claim(checkpoint)
+            before = {vertex.id: vertex.parallelism for vertex in checkpoint.vertices}
+            rescaled = any(before[vertex.id] != vertex.parallelism for vertex in master.graph.vertices)
+            if any(state.has_channel_state for state in checkpoint.states.values()):
+                self.seen["restores with in-flight data"] += 1
+                self.seen["rescaled with in-flight data"] += rescaled
+            if rescaled and any(state.has_channel_state for state in checkpoint.states.values()):
+                self._disordered = True
+            self.sink.check_not_undone(int(checkpoint.job_id, 16), checkpoint.id)
+
+    def completing(self, master: JobMaster, checkpoint: CompletedCheckpoint) -> None:
+        """All parts of a snapshot are durable."""
+        if checkpoint.job_id != master.job_id:
+            return
+        with self.without_faults():
+            self.observation.check(checkpoint, master.options.get(checkpoint.id))
+            self._check_references(master, checkpoint)
+        self.seen["checked"] += 1
+        if any(state.has_channel_state for state in checkpoint.states.values()):
+            self.seen["with in-flight data"] += 1
+            if self._trap is not None:
+                self.later(self.act, self._trap)
+                self._trap = None
+        if any(state.outputs for state in checkpoint.states.values()):
+            self.seen["with output data"] += 1
+
+    def _check_references(self, master: JobMaster, checkpoint: CompletedCheckpoint) -> None:
+        """Files of other checkpoints of this run are of completed ones: those of aborted ones may go at any time."""
+        for state in checkpoint.states.values():
+            for file in state.files():
+                origin = re.search(f"/{master.job_id}/shared/chk-([0-9]+)-", file.path)
+                if origin is not None and int(origin[1]) not in {checkpoint.id, *master.ledger.completed}:
+                    raise Violation(
+                        f"checkpoint {checkpoint.id} refers to a file of {origin[1]}, which did not complete"
+                    )
+
+    def savepoint_taken(self, master: JobMaster, checkpoint_id: int, path: str, *, stop: bool) -> None:
+        checkpoint = self._read(path)
+        self.snapshots.keep(checkpoint)
+        if not stop:
+            self.completing(master, checkpoint)
+        if not stop:
+            self._savepoints.append((master.number, checkpoint_id, path))
+
+    @contextmanager
+    def without_faults(self) -> Iterator[None]:
+        """For checkers that read files."""
+        chaos, self.choices.chaos = self.choices.chaos, False
+        away, self.files.away = self.files.away, False
+        try:
+            yield
+        finally:
+            self.choices.chaos, self.files.away = chaos, away
+
+    def _read(self, path: str) -> CompletedCheckpoint:
+        try:
+            with self.without_faults():
+                found = read_metadata(path)
+        except StorageError as error:
+            raise Violation(f"a snapshot cannot be read: {error}") from error
+        return CompletedCheckpoint.from_json(found.document, found.directory.url)
+
+    def job_closed(self, master: JobMaster) -> None:
+        """A run is over, with everything it had to delete. Perhaps there is another one."""
+        master.ledger.check_all_ended()
+        self.completed += len(master.ledger.completed)
+        if self._next is not None:
+            origin, mode, self._parallelism, rewind = self._next
+            self._next = None
+            if rewind is not None:
+                self.sink.rewind(*rewind)
+            self._start_run(origin, mode)
+        elif master.stopped_at is not None:
+            origin = self._read(master.stopped_at)
+            self._start_run(origin, self._mode(origin.id))
+        elif master.ended is JobStatus.FINISHED:
+            self.finished = True
+        elif master.ended is JobStatus.FAILED:
+            raise Violation("the job has failed for good, and nothing is damaged")
+        else:
+            self._start_run(self.snapshots.latest_of(master) or master.origin, self._mode(self.runs))
+
+    def _mode(self, value: int) -> RestoreMode:
+        return RestoreMode.CLAIM if value % 2 else RestoreMode.NO_CLAIM
+
+    # --- actions
+
+    def act(self, action: Action) -> None:
+        """What a user or the world does; "behind" waits for the next snapshot with in-flight data."""
+        self.note("action: %s", action.kind)
+        rng = Random(action.value)
+        master = self.master
+        if action.kind.endswith("behind"):
+            self._trap = replace(action, kind=action.kind.removesuffix(" behind"))
+            return
+        match action.kind:
+            case "checkpoint":
+                full = rng.random() < 0.3
+                master.trigger(f"checkpoint-{action.value}", CheckpointProperties(full=full))
+            case "savepoint":
+                properties = CheckpointProperties(CheckpointType.SAVEPOINT)
+                master.trigger(f"savepoint-{action.value}", properties)
+            case "patch" if master.ended is None:
+                self._configuration = patched(self._configuration, action.value)
+                master.patch(self._configuration)
+            case "expire what is pending":
+                self._expire_pending()
+            case "crash a worker":
+                alive = [worker for worker in self.workers if worker.alive]
+                if alive:
+                    self._crash(rng.choice(alive))
+            case "fail a task":
+                if self._runners:
+                    rng.choice(self._runners).probe.fails = True
+            case "rescale" | "restore a savepoint" | "stop":
+                self._replace(action.kind, rng)
+            case _:
+                pass  # there is nothing to do it to
+
+    def _expire_pending(self) -> None:
+        """By a timeout that is short for a moment."""
+        if self.master.ended is None:
+            present = self.master.coordinator.configuration
+            self.master.patch(replace(present, timeout_ms=MINIMUM_MS))
+            self.master.patch(present)
+
+    def _crash(self, worker: SimulatedWorker) -> None:
+        worker.alive = False
+        for _, owner, action, arguments in self._asynchronous:
+            if owner is worker and self.choices.chance("a dead worker's snapshot is written", 0.4):
+                action(*arguments)
+        self._asynchronous = [entry for entry in self._asynchronous if entry[1] is not worker]
+        self._lanes.pop(("to", worker.number), None)
+        for connection in self.connections_of(worker):
+            connection.fail()
+        self._connections = {
+            key: connection for key, connection in self._connections.items() if connection.error is None
+        }
+        self.runners_changed()
+        self._lanes.setdefault(("from", worker.number), deque()).append((self._lost, (worker,)))
+
+    def _lost(self, worker: SimulatedWorker) -> None:
+        self.master.worker_lost(worker)
+
+    def _replace(self, kind: str, rng: Random) -> None:
+        """The job is ended, to be started again in another way."""
+        master = self.master
+        parallelism = random_parallelism(rng, self.topology)
+        if master.ended is not None or self._next is not None or master.machine.state is JobState.STOPPING:
+            return
+        if kind == "stop":
+            self._parallelism = parallelism
+            master.stop(f"stop-{rng.random()}", drain=False)
+            return
+        if kind == "restore a savepoint" and self._savepoints:
+            position = rng.randrange(len(self._savepoints))
+            run, checkpoint_id, path = self._savepoints[position]
+            del self._savepoints[position + 1 :]
+            self._next = (self._read(path), RestoreMode.NO_CLAIM, parallelism, (run, checkpoint_id))
+            master.tell_job(job_on.CancelRequested())
+            return
+        self._parallelism = parallelism
+        master.tell_job(job_on.CancelRequested())
+
+    def _file_fault(self, operation: str) -> bool:
+        return self.choices.fault(operation, 0.01)
+
+    # --- the end
+
+    def _check_end(self) -> None:
+        self.master.ledger.check_all_ended()
+        found = observed(self.sink.rows, counts=self._counts)
+        if found != self._expected:
+            lost, more = self._expected - found, found - self._expected
+            detail = f"{lost.total()} lost, {more.total()} too many"
+            raise Violation(f"the sink's content differs from a run without failure: {detail}")
+        self.snapshots.check_leftovers()
+
+    # --- the trace
+
+    def note(self, text: str, *values: Any) -> None:
+        """A step, with the moment."""
+        if self.tracing:
+            shown = tuple(describe(value) for value in values)
+            self.trace.append(f"{self.now:>8.1f} {text % shown if shown else text}")

@@ -1,0 +1,103 @@
+"""What must hold over all drivers of a job: what is committed is never undone, what is promised is kept.
+
+Raises :class:`Violation` at the first wrong. What one driver does is checked by ``driver_checker``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.executions import ExecutionId
+from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
+from tests.simulation.protocols.client_view import ClientView
+from tests.simulation.schedules.violation import Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.protocols.driver import Driver
+    from tests.simulation.protocols.tasks import Deployment
+    from tests.simulation.protocols.world import World
+
+
+class ProtocolChecker:
+    """One world's books. ``completed`` maps ids to whether they entered the store; ``newest`` is the last that did."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.clients = ClientView(world)
+        self.completed: dict[int, bool] = {}
+        self.aborted: set[int] = set()
+        self.reasons: set[CheckpointFailureReason] = set()
+        self.committed_id = 0
+        self.last_completion_at = -1
+        self.triggers = 0
+        self.last_id = 0
+        self.newest = 0
+        self.notified = 0
+        self.released: set[str] = set()
+        self._kept: set[int] = set()
+        self._deployments: list[tuple[int, int]] = []
+        self._snapshots: dict[tuple[int, str, int], set[str]] = {}
+
+    def require(self, holds: bool, message: str) -> None:
+        if not holds:
+            raise Violation(message)
+
+    def restoring(self, driver: Driver, checkpoint: CompletedCheckpoint | None) -> None:
+        """Invariants 2 and 8: from the newest, which is whole, and never from before what was committed."""
+        world = self._world
+        number = 0 if checkpoint is None else checkpoint.id
+        if driver.leads:
+            present = max((n for n in world.ha.pointers if n not in world.ha.stale), default=0)
+            self.require(number == present, f"restores {number}, the newest pointer is {present}")
+            self.require(number >= self.newest, f"restores {number}, completed is {self.newest}")
+            self.require(number >= self.committed_id, f"restores {number} after {self.committed_id} was committed")
+        if checkpoint is not None and driver.leads:
+            missing = world.files.missing(checkpoint)
+            self.require(not missing, f"restores {number}, which lacks {missing}")
+
+    def deployed(self, deployment: Deployment) -> None:
+        """One whose driver does not lead any more cannot commit, wherever it started from."""
+        if deployment.driver.leads:
+            self.require(self._world.ha.result is None, "a job that has ended is deployed")
+            self._deployments.append((deployment.number, deployment.base_id))
+
+    def committed(self, deployment: Deployment, number: int) -> None:
+        """A sink commits. Whoever runs now must have started from there or later."""
+        self.require(
+            number in self.completed or number in (deployment.base_id, self._world.origin_id),
+            f"{number} is committed without being complete",
+        )
+        self.committed_id = max(self.committed_id, number)
+        for other, base in self._deployments:
+            self.require(
+                other <= deployment.number or base >= number,
+                f"deployment {deployment.number} commits {number}, but deployment {other} started from {base}",
+            )
+
+    def snapshot_taken(self, number: int, execution: ExecutionId, path: str) -> None:
+        self._snapshots.setdefault((number, *execution.key), set()).add(path)
+
+    def snapshots_of(self, number: int, vertex_id: str, index: int) -> set[str]:
+        """Paths that this subtask wrote for the checkpoint and acknowledged."""
+        return self._snapshots.get((number, vertex_id, index), set())
+
+    # --- storage
+
+    def result_stored(self, driver: Driver) -> None:
+        later = self._world.present.epoch
+        self.require(later <= driver.epoch, f"driver {driver.epoch} stores a result while driver {later} runs the job")
+
+    def failures_kept(self, failures: tuple[int, ...]) -> None:
+        """They are durable, and their driver knows."""
+        self._kept.update(failures)
+
+    def failures_found(self, driver: Driver) -> None:
+        lost = self._kept.difference(driver.failures)
+        self.require(not lost, f"driver {driver.epoch} does not show the failures {sorted(lost)}")
+
+    def pointer_added(self, driver: Driver, checkpoint: CompletedCheckpoint) -> None:
+        missing = self._world.files.missing(checkpoint)
+        late = not driver.leads
+        self.require(late or not missing, f"a pointer to checkpoint {checkpoint.id}, which lacks {missing}")
+        self.require(late or checkpoint.id not in self.aborted, f"a pointer to the aborted checkpoint {checkpoint.id}")

@@ -1,0 +1,457 @@
+"""Looks at every step of one driver's coordinator and raises :class:`Violation` at the first wrong.
+
+The numbers in messages of errors are those of ARCHITECTURE's invariants where there is one. It learns what happens from
+events, effects, statistics and the simulated storage, and keeps its own books: it never asks the coordinator.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ckpt_runtime.checkpoint import effects as out
+from ckpt_runtime.checkpoint import events as on
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.coordinator import CoordinatorState
+from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
+from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.request_decider import TriggerRequest
+from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.scheduler import job_effects as job_out
+from ckpt_runtime.scheduler.job_status import JobStatus
+from tests.simulation.protocols.failure_model import FailureModel, reason_of
+from tests.simulation.protocols.storage import METADATA
+from tests.simulation.schedules.violation import Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.protocols.driver import Driver
+    from tests.simulation.protocols.tasks import Deployment
+
+_TIMER_SLACK_MS = 6
+_IO_ANSWERS = (on.CleanupDone, on.StoreRemoved)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A checkpoint between trigger and end."""
+
+    started: int
+    properties: CheckpointProperties
+    request_id: str | None
+    waits_for: set[SubtaskKey]
+    located: bool = False
+    writing: bool = False
+
+
+class DriverChecker:
+    """Books on one driver; what it had in memory is forgotten with it, and nobody waits for its answers any more."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._world = driver.world
+        self._shared = driver.world.checker
+        self.require = self._shared.require
+        self.open: dict[int, _Open] = {}
+        self.requests: set[str] = set()
+        self.stops: set[str] = set()
+        self._queued: dict[str, bool] = {}
+        self._finished: set[tuple[str, int]] = set()
+        self._restart_from = 0
+        self._failures = FailureModel()
+        self._pause_from: int | None = None
+        self._ticks: deque[int] = deque(maxlen=3)
+        self._locating: int | None = None
+        self._cleaning = 0
+        self._must_fail = 0
+        self._without_id = 0
+        self._event: Any = None
+        self._tick_at: int | None = None
+        self._base: int | None = None
+        self._ticked_now = False
+        self._rhythm_before: tuple[int | None, int] = (None, 0)
+        self.mine: set[int] = set()
+        self.has_completed = False
+        self.known_directories: set[str] = set()
+        self.known_shared: set[str] = set()
+        self.released: set[int] = set()
+        self.outlives: int | None = None
+
+    @property
+    def cleaning(self) -> int:
+        """How many checkpoints are being cleaned."""
+        return self._cleaning
+
+    def restoring(self, checkpoint: CompletedCheckpoint | None) -> None:
+        """Nothing may complete after it is decided what to restore."""
+        publishing = [n for n, entry in self.open.items() if entry.writing and entry.properties.notifies_and_subsumes]
+        self.require(not publishing, f"decides what to restore while {publishing} are being published")
+        self._shared.restoring(self._driver, checkpoint)
+
+    def replaced(self, deployment: Deployment) -> None:
+        """At no time do two deployments of one driver run."""
+        alive = [task.execution for task in deployment.tasks.values() if not task.ended]
+        self.require(not alive, f"deploys again while {alive} run")
+
+    def deployed(self) -> None:
+        self._finished = set()
+
+    def finished(self, execution: ExecutionId) -> None:
+        self._finished.add(execution.key)
+
+    # --- one step
+
+    def before(self, event: on.CoordinatorEvent) -> None:
+        self._event = event
+        self._must_fail = self._without_id = 0
+        self._ticked_now = False
+        configuration = self._driver.coordinator.configuration
+        self._rhythm_before = (configuration.interval_ms, configuration.min_pause_ms)
+        kind = type(event)
+        if kind is on.TriggerRequested:
+            self.requests.add(event.request_id)  # type: ignore[union-attr]
+            self._queued[event.request_id] = event.properties.is_savepoint  # type: ignore[union-attr]
+        elif kind is on.Acknowledged:
+            if event.checkpoint_id in self.mine:  # type: ignore[union-attr]
+                self._acknowledged(event)  # type: ignore[arg-type]
+                self.known_shared.update(f.path for f in event.state.files() if f.path.startswith("/"))  # type: ignore[union-attr]
+        elif kind is on.LeftoversFound:
+            self.known_directories.update(name for _, name in event.checkpoints)  # type: ignore[union-attr]
+        elif kind is on.Shutdown:
+            own = (n for n in self._world.ha.pointers if n not in self._world.ha.stale and n != self._world.origin_id)
+            self.outlives = max(own, default=None)
+        elif kind is on.JobRunning:
+            self._failures.reset()
+            self._ticks.clear()
+            self._base = self._tick_at = None
+        elif kind in (on.ConfigurationPatched, on.BacklogChanged, on.PeriodicTriggerStarted):
+            self._ticks.clear()
+            if kind is on.PeriodicTriggerStarted:
+                self._base = self._tick_at = None
+        elif kind is on.PeriodicTriggerStopped:
+            self._base = self._tick_at = None
+        elif kind in _IO_ANSWERS:
+            self._cleaning -= 1
+        elif kind in (on.LocationReady, on.LocationFailed) and self._locating == event.checkpoint_id:  # type: ignore[union-attr]
+            self._locating = None
+
+    def after(self, event: on.CoordinatorEvent, effects: list[out.Effect]) -> None:
+        driver = self._driver
+        fails = 0
+        if self._without_id:
+            self._count_without_id(effects)
+        for effect in effects:
+            check = _CHECKS.get(type(effect))
+            if check is not None:
+                check(self, effect)
+            elif type(effect) is out.FailJob:
+                fails += 1
+        if fails != self._must_fail and driver.coordinator.state is CoordinatorState.RUNNING:
+            raise Violation(f"the job is failed {fails} times because of checkpoints, expected {self._must_fail}")
+        self._check_event(event, effects)
+        if type(event) is on.ConfigurationPatched and driver.leads and not driver.shut_down:
+            if driver.coordinator.state not in (CoordinatorState.CLOSING, CoordinatorState.CLOSED):
+                self._shared.clients.in_force(driver)
+                self._check_next_tick()
+            self._check_deadlines()
+
+    def _acknowledged(self, event: on.Acknowledged) -> None:
+        entry = self.open.get(event.checkpoint_id)
+        if entry is not None and event.execution.attempt == self._driver.machine.attempt:
+            entry.waits_for.discard(event.execution.key)
+        for file in event.state.files():  # whoever wrote it into a deleted directory has told of it now
+            self._world.files.orphans.discard((event.directory, file.path))
+
+    def _check_event(self, event: on.CoordinatorEvent, effects: list[out.Effect]) -> None:
+        kind = type(event)
+        if kind is on.SubtaskFinished:
+            key = event.execution.key  # type: ignore[union-attr]
+            waiting = [n for n, entry in self.open.items() if key in entry.waits_for and not entry.writing]
+            self.require(not waiting, f"{waiting} wait for {key}, which has ended")
+        elif kind is on.Shutdown and event.fenced:  # type: ignore[union-attr]
+            touched = [effect for effect in effects if type(effect) in _TOUCHING]
+            self.require(not touched, f"a driver that lost its lease goes on with {touched}")
+
+    def _count_without_id(self, effects: list[out.Effect]) -> None:
+        """Those of savepoints do not count."""
+        for effect in effects:
+            if isinstance(effect, out.RequestFailed) and effect.checkpoint_id is None:
+                self._without_id -= effect.reason is Reason.IO_EXCEPTION and self._queued.get(effect.request_id, False)
+        tolerable = self._driver.coordinator.configuration.tolerable_failures
+        for _ in range(self._without_id):
+            self._must_fail += self._failures.failed_without_id(tolerable)
+
+    # --- effects
+
+    def _initialize(self, effect: out.InitializeLocation) -> None:
+        driver = self._driver
+        number = effect.checkpoint_id
+        self._shared.triggers += 1
+        configuration = driver.coordinator.configuration
+        request = driver.coordinator.pending_request(number)
+        savepoint = effect.properties.is_savepoint
+        forced = savepoint and not configuration.unaligned_enabled
+        others = sum(1 for other in self.open if other != number)
+        limit = configuration.max_concurrent
+        self.require(forced or others < limit, f"{number} is triggered beside {others} others, at most {limit} may be")
+        self.require(self._cleaning <= limit, f"{number} is triggered while {self._cleaning} are being cleaned")
+        self.require(self._locating is None, f"{number} is triggered while {self._locating} is being triggered")
+        self._locating = number
+        if request is not None:
+            self._check_order(number, request, savepoint)
+            if request.periodic:
+                self._check_rhythm(number)
+
+    def _check_order(self, number: int, request: TriggerRequest, savepoint: bool) -> None:
+        if request.request_id is not None:
+            self._queued.pop(request.request_id, None)
+        waiting = [name for name, is_savepoint in self._queued.items() if is_savepoint]
+        self.require(savepoint or not waiting, f"{number} is triggered before the savepoints {waiting}")
+        self.require(not request.periodic or not self._queued, f"periodic {number} goes before {sorted(self._queued)}")
+
+    def _check_rhythm(self, number: int) -> None:
+        driver = self._driver
+        now, configuration = self._world.loop.now, driver.coordinator.configuration
+        if self._pause_from is not None:
+            ready = self._pause_from + configuration.min_pause_ms
+            self.require(now >= ready, f"periodic {number} is triggered at {now}, the pause ends at {ready}")
+        self._ticks.append(now)
+        interval = configuration.interval_ms
+        if self._driver.process.paused_until >= self._ticks[0]:
+            self._ticks.clear()  # late ticks come close to the next one
+        if len(self._ticks) == 3 and interval is not None and not driver.backlog:
+            span = now - self._ticks[0]
+            self.require(
+                span >= interval - 5, f"three periodic checkpoints within {span} ms, the interval is {interval}"
+            )
+
+    def _schedule_timer(self, effect: out.ScheduleTimer) -> None:
+        """571.4: after a change the next tick is an interval after the last, as early as now and the pause allow."""
+        if effect.timer.kind is not on.TimerKind.PERIODIC:
+            return
+        event = self._event
+        ticks = isinstance(event, on.TimerFired) and event.timer.kind is on.TimerKind.PERIODIC
+        if ticks and self._tick_at is not None and not self._ticked_now:
+            self._base, self._ticked_now = self._tick_at, True
+        self._tick_at = effect.at_rel_ms
+
+    def _check_next_tick(self) -> None:
+        configuration, now = self._driver.coordinator.configuration, self._world.loop.now
+        running = self._driver.coordinator.state is CoordinatorState.RUNNING and not self.stops
+        if self._base is None or self._tick_at is None or configuration.interval_ms is None or not running:
+            return
+        if not self._driver.backlog and self._rhythm_before != (configuration.interval_ms, configuration.min_pause_ms):
+            pause_end = 0 if self._pause_from is None else self._pause_from + configuration.min_pause_ms
+            due = max(now, self._base + configuration.interval_ms, pause_end)
+            # A tick that was queued and falls into the pause starts the rhythm anew at its end.
+            self.require(
+                self._tick_at in (due, pause_end), f"the next tick comes at {self._tick_at}, it is due at {due}"
+            )
+
+    def _write(self, effect: out.WriteMetadata) -> None:
+        """I7: every task of the plan has acknowledged or was finished before."""
+        driver = self._driver
+        checkpoint = effect.checkpoint
+        self.open[checkpoint.id].writing = True
+        restored = frozenset() if driver.restored is None else driver.restored.fully_finished_vertices
+        for vertex in self._world.scenario.graph.vertices:
+            for index in range(vertex.parallelism):
+                key = (vertex.id, index)
+                state = checkpoint.states.get(key)
+                if state is None:
+                    ended = key in checkpoint.finished and (key in self._finished or vertex.id in restored)
+                    self.require(ended, f"{checkpoint.id} has no state of {key}, which has not finished")
+                else:
+                    taken = self._shared.snapshots_of(checkpoint.id, vertex.id, index)
+                    paths = [file.path for file in state.files() if not file.path.startswith("/")]
+                    self.require(all(path in taken for path in paths), f"{checkpoint.id} has a foreign state of {key}")
+
+    def _add(self, effect: out.AddToStore) -> None:
+        checkpoint = effect.checkpoint
+        files = self._world.files
+        origin = self._world.origin
+        if origin is not None and checkpoint.id == origin.id:
+            return
+        plain = checkpoint.properties.type is CheckpointType.SAVEPOINT
+        self.require(not plain, f"the savepoint {checkpoint.id} enters the store")
+        self.require(effect.owned is not checkpoint.is_savepoint, f"{checkpoint.id} is owned: {effect.owned}")
+        foreign = files.files_of(checkpoint).shared & files.user_shared
+        self.require(not foreign, f"checkpoint {checkpoint.id} refers to {sorted(foreign)} of the user's snapshot")
+
+    def _notify_complete(self, effect: out.NotifyComplete) -> None:
+        driver = self._driver
+        number = effect.checkpoint_id
+        self.require(driver.leads, f"a driver that does not lead completes {number}")
+        self.require(number in self.mine, f"{number} of another driver is notified")
+        self.require(number in self._shared.completed, f"{number} is notified without being complete")
+        self.require(number > self._shared.notified, f"{number} is notified after {self._shared.notified}")
+        self._shared.notified = number
+
+    def _notify_aborted(self, effect: out.NotifyAborted) -> None:
+        driver = self._driver
+        number = effect.checkpoint_id
+        self.require(number not in self._shared.completed, f"{number} is aborted after it was completed")
+        latest = max((n for n in self._world.ha.pointers if n not in self._world.ha.stale), default=-1)
+        if driver.leads:
+            self.require(effect.latest_completed <= latest, f"tells of {effect.latest_completed}, newest is {latest}")
+
+    def _request_completed(self, effect: out.RequestCompleted) -> None:
+        self._request_ended(effect.request_id)
+        files = self._world.files
+        present = files.directories.get(effect.external_path, set())
+        self.require(METADATA in present, f"{effect.external_path} is told to be complete")
+        if effect.external_path.startswith("savepoints/"):
+            self.require(effect.external_path in self._world.published, f"{effect.external_path} is no savepoint")
+            files.savepoints[effect.external_path] = self._world.published[effect.external_path]
+
+    def _request_failed(self, effect: out.RequestFailed) -> None:
+        self._request_ended(effect.request_id)
+
+    def _request_ended(self, request_id: str) -> None:
+        self.require(request_id in self.requests, f"request {request_id} is answered twice")
+        self.requests.discard(request_id)
+        self._queued.pop(request_id, None)
+
+    def _removes(self, effect: out.RemoveFromStore) -> None:
+        self.released.add(effect.checkpoint_id)
+        if effect.attempt == 0:
+            self._cleaning += 1
+
+    def _discards(self, effect: out.DiscardCheckpoint) -> None:
+        self.released.discard(effect.checkpoint.id)
+        self._cleaning += 1
+
+    def _discards_location(self, effect: out.DiscardLocation) -> None:
+        self.released.discard(effect.checkpoint_id)
+        self._cleaning += 1
+
+    # --- statistics
+
+    def triggered(self, number: int, properties: CheckpointProperties | None = None) -> None:
+        """Ids rise over all drivers (I6)."""
+        self.require(number > self._shared.last_id, f"id {number} after {self._shared.last_id}")
+        self._shared.last_id = number
+        request = self._driver.coordinator.pending_request(number)
+        assert request is not None
+        self.mine.add(number)
+        if not request.properties.is_savepoint:
+            self.known_directories.add(f"chk-{number}")
+        waits = set(self._driver.subtasks) - self._finished
+        self.open[number] = _Open(self._world.loop.now, request.properties, request.request_id, waits)
+
+    def ended_well(self, number: int) -> None:
+        entry = self._end(number)
+        now = self._world.loop.now
+        stored = entry.properties.notifies_and_subsumes
+        self._shared.completed[number] = stored
+        self._failures.succeeded(number)
+        self._pause_from = now
+        self.require(number not in self._shared.aborted, f"{number} is completed after it was aborted")
+        if stored:
+            self.require(number in self._world.ha.pointers, f"{number} is completed without a durable pointer")
+            self.require(number > self._shared.newest, f"{number} is completed after {self._shared.newest}")
+            self._shared.newest = number
+            self.has_completed = True
+            if not entry.properties.is_savepoint:
+                self._shared.last_completion_at = now
+
+    def ended_badly(self, number: int, message: str) -> None:
+        entry = self._end(number)
+        driver = self._driver
+        self._shared.aborted.add(number)
+        reason = reason_of(message)
+        self._shared.reasons.add(reason)
+        pointer = number in self._world.ha.pointers and number not in self._world.ha.stale
+        subsumed = reason is Reason.CHECKPOINT_SUBSUMED
+        self.require(not subsumed or not entry.properties.is_savepoint, f"savepoint {number} is subsumed")
+        later = subsumed and not any(other > number for other in self._shared.completed)
+        self.require(not later, f"{number} is subsumed by an older one")
+        self.require(not pointer, f"{number} is aborted, but its pointer is durable")
+        self.require(number not in self._shared.completed, f"{number} is aborted after it was completed")
+        if reason is Reason.CHECKPOINT_EXPIRED:
+            due = entry.started + driver.coordinator.configuration.timeout_ms
+            self.require(self._world.loop.now >= due, f"{number} expires at {self._world.loop.now}, before {due}")
+        by_running_task = None
+        event = self._event
+        if isinstance(event, on.Declined) and event.checkpoint_id == number and reason is event.reason:
+            by_running_task = event.execution.key not in self._finished
+        tolerable = driver.coordinator.configuration.tolerable_failures
+        self._must_fail += self._failures.failed(number, reason, entry.properties, tolerable, by_running_task)
+
+    def no_id(self) -> None:
+        """High availability gives no id for the next trigger."""
+        self._without_id += 1
+
+    def _end(self, number: int) -> _Open:
+        entry = self.open.pop(number, None)
+        if entry is None:
+            raise Violation(f"checkpoint {number} ends twice, or never began")
+        if self._locating == number:
+            self._locating = None
+        if type(self._event) is not on.ConfigurationPatched:  # which may end it by moving its deadline into the past
+            self._check_deadline(number, entry)
+        return entry
+
+    def _check_deadline(self, number: int, entry: _Open) -> None:
+        """Invariant 4. A driver that was paused comes late, and one that publishes waits for the storage."""
+        driver = self._driver
+        due = entry.started + driver.coordinator.configuration.timeout_ms + _TIMER_SLACK_MS
+        in_time = entry.writing or self._world.loop.now <= due or driver.process.paused_until >= entry.started
+        self.require(in_time, f"checkpoint {number} of {entry.started} is alive at {self._world.loop.now}, due {due}")
+
+    def _check_deadlines(self) -> None:
+        for number, entry in self.open.items():
+            self._check_deadline(number, entry)
+
+    # --- the job
+
+    def failed_by_checkpoints(self) -> None:
+        """The coordinator fails the job: it comes back after a pause that grows until a checkpoint completes."""
+        times = self._failures.times
+        self._restart_from = self._world.loop.now + (min(15 * 2 ** (times - 1), 40) if times else 0)
+
+    def restarts(self) -> None:
+        now = self._world.loop.now
+        self.require(now >= self._restart_from, f"deploys at {now}, the pause ends at {self._restart_from}")
+
+    def job_ended(self, effect: job_out.JobEnded, *, strategy_refused: bool) -> None:
+        """Nothing is damaged: a job fails for good by its strategy's will, or after the savepoint of a stop."""
+        fails = effect.status is JobStatus.FAILED
+        allowed = strategy_refused or effect.savepoint is not None
+        self.require(not fails or allowed, "the job fails for good, and nobody has said so")
+
+    # --- stops
+
+    def stop_ended(self, effect: job_out.StopCompleted | job_out.StopFailed) -> None:
+        self.require(effect.request_id in self.stops, f"stop {effect.request_id} is answered twice")
+        self.stops.discard(effect.request_id)
+        if isinstance(effect, job_out.StopCompleted):
+            known = effect.location in self._world.files.savepoints
+            self.require(known, f"stop {effect.request_id} names {effect.location}, which is no savepoint")
+
+
+_TOUCHING = frozenset(
+    {
+        out.WriteMetadata,
+        out.AddToStore,
+        out.RemoveFromStore,
+        out.DiscardCheckpoint,
+        out.DiscardLocation,
+        out.DiscardState,
+        out.DeleteSharedFiles,
+    }
+)
+_CHECKS: dict[type[Any], Any] = {
+    out.InitializeLocation: DriverChecker._initialize,
+    out.WriteMetadata: DriverChecker._write,
+    out.AddToStore: DriverChecker._add,
+    out.ScheduleTimer: DriverChecker._schedule_timer,
+    out.NotifyComplete: DriverChecker._notify_complete,
+    out.NotifyAborted: DriverChecker._notify_aborted,
+    out.RequestCompleted: DriverChecker._request_completed,
+    out.RequestFailed: DriverChecker._request_failed,
+    out.DiscardCheckpoint: DriverChecker._discards,
+    out.DiscardLocation: DriverChecker._discards_location,
+    out.RemoveFromStore: DriverChecker._removes,
+}

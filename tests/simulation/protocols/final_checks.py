@@ -1,0 +1,130 @@
+"""What must hold when the faults have ended, and when the job has: progress, answers, and storage without leaks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckpt_runtime.checkpoint.configuration import CheckpointRetention
+from ckpt_runtime.scheduler.job_status import JobState
+from tests.simulation.protocols.storage import METADATA
+from tests.simulation.schedules.violation import Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.protocols.world import World
+
+_PROGRESS_WITHIN_MS = 700
+_END_WITHIN_MS = 1_600
+_EASY_TIMEOUT_MS = 400
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise Violation(message)
+
+
+def check_progress(world: World) -> None:
+    """I19: a while after the last fault the job has ended, or it runs and completes checkpoints."""
+    if world.job_has_ended:
+        return
+    driver = world.present
+    _require(driver.process.alive, "no driver leads")
+    ended_at = None if driver.deployment is None else driver.deployment.data_ended_at
+    waits = ended_at is not None and ended_at < world.loop.now - _END_WITHIN_MS
+    can_end = driver.coordinator.configuration.timeout_ms >= _EASY_TIMEOUT_MS and not world.scenario.lossy
+    _require(not waits or not can_end, f"the data ended at {ended_at}, and the job does not end")
+    if world.scenario.calm:
+        state = driver.machine.state
+        _require(state is JobState.RUNNING, f"the job is stuck in {state.value}")
+        since = world.loop.now - _PROGRESS_WITHIN_MS
+        last = world.checker.last_completion_at
+        _require(last >= since, f"no checkpoint completes since {last}, faults ended at {world.scenario.chaos_ms}")
+
+
+def check_files(world: World) -> None:
+    """I14 and I15 while the job runs: what is retained is whole, and nothing else is left of completed checkpoints."""
+    ha, files = world.ha, world.files
+    for entry in ha.pointers.values():
+        missing = files.missing(entry.checkpoint)
+        _require(not missing or entry.checkpoint.id in ha.stale, f"checkpoint {entry.checkpoint.id} lacks {missing}")
+    _check_users_files(world)
+    driver = world.present
+    if world.job_has_ended or not world.scenario.calm or not driver.checker.has_completed:
+        return
+    retained = {entry.checkpoint.directory for entry in ha.pointers.values()}
+    pending = {f"chk-{number}" for number in driver.checker.open}
+    if driver.storage.deleting:
+        return
+    leaked = []
+    for name, content in files.directories.items():
+        if name.startswith("chk-") and name not in retained | pending:
+            written = content - {path for directory, path in files.orphans if directory == name}
+            own = int(name[4:]) in driver.checker.mine
+            if METADATA in content or (own and written) or (own and not content and name not in files.half_made):
+                leaked.append(name)
+    _require(len(leaked) <= driver.checker.cleaning, f"checkpoints leak: {sorted(leaked)}")
+    limit = driver.coordinator.configuration.retained + 1 + driver.checker.cleaning
+    _require(len(ha.pointers) <= limit, f"{len(ha.pointers)} pointers")
+
+
+def check_quiet(world: World) -> None:
+    """Everything that was begun has ended, and storage holds what outlives the job and nothing else (I15, I20)."""
+    driver = world.present
+    checker = driver.checker
+    _require(world.ha.result is not None and not world.ha.result.dirty, "the job has not ended")
+    _require(not checker.open, f"checkpoints without an end: {sorted(checker.open)}")
+    _require(not checker.requests, f"requests without an answer: {sorted(checker.requests)}")
+    _require(not checker.stops, f"stops without an answer: {sorted(checker.stops)}")
+    _require(not world.ha.pointers, f"pointers of an ended job: {sorted(world.ha.pointers)}")
+    _check_users_files(world)
+    _check_leaks(world)
+
+
+def _check_leaks(world: World) -> None:
+    assert world.ha.result is not None
+    files = world.files
+    checker = world.present.checker
+    kept = set(files.savepoints) | set(files.user_owned)
+    discards = _discards(world.present.coordinator.configuration.retention, world.ha.result.status)
+    if not discards:
+        newest = checker.outlives
+        later = [n for n, stored in world.checker.completed.items() if stored and newest is not None and n >= newest]
+        places = [place for number in later for place in _places(world, number)]
+        whole = not later or any(METADATA in files.directories.get(place, ()) for place in places)
+        _require(whole, f"checkpoint {newest} or a later one should outlive the job")
+        kept |= {"origin"} | {f"chk-{number}" for number in checker.released}
+    for name, content in files.directories.items():
+        written = content - {path for directory, path in files.orphans if directory == name}
+        own_savepoint = name.startswith("savepoints/") and name.endswith(f"-{world.present.epoch}")
+        known = own_savepoint or name in checker.known_directories
+        _require(name in kept or not written or not known, f"{name} leaks: {sorted(content)}")
+    for name in sorted(world.checker.released):
+        _require(name not in files.directories, f"{name} was to be deleted and is there")
+    if discards:
+        left = files.shared & checker.known_shared - files.user_shared
+        if METADATA in files.directories.get("origin", ()):  # claimed, and not replaced before the job ended
+            left = {path for path in left if not path.startswith("/origin/")}
+        _require(not left, f"shared files leak: {sorted(left)}")
+
+
+def _places(world: World, number: int) -> list[str]:
+    return [f"chk-{number}", *(name for name in world.files.savepoints if name.startswith(f"savepoints/{number}-"))]
+
+
+def _discards(retention: CheckpointRetention, status: str) -> bool:
+    """Flink's table of what outlives a job."""
+    if status == "FINISHED":
+        return True
+    if status == "CANCELED":
+        return retention is not CheckpointRetention.RETAIN_ON_CANCELLATION
+    return retention is CheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS
+
+
+def _check_users_files(world: World) -> None:
+    """I16: a snapshot that is not the job's is byte-identical for its whole life; savepoints stay whole."""
+    files = world.files
+    for name, content in files.user_owned.items():
+        _require(files.directories.get(name) == set(content), f"the user's {name} has changed")
+    _require(files.user_shared <= files.shared, "the user's shared files have changed")
+    for name, savepoint in files.savepoints.items():
+        missing = files.missing(savepoint)
+        _require(not missing, f"savepoint {name} lacks {missing}")

@@ -1,0 +1,146 @@
+"""What one schedule simulates: a job, its settings, the transport, and what users and the world do to it, by seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from random import Random
+
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention
+from ckpt_runtime.checkpoint.properties import RestoreMode
+from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
+from ckpt_runtime.scheduler.restart_strategies import (
+    ExponentialDelay,
+    FailureRate,
+    FixedDelay,
+    NoRestart,
+    RestartStrategy,
+)
+from tests.simulation.schedules.schedule import Action, Schedule, weighted
+
+USER_ACTIONS = (
+    ("checkpoint", 24),
+    ("savepoint", 16),
+    ("patch", 18),
+    ("reset overrides", 3),
+    ("stop", 6),
+    ("cancel", 1),
+    ("redeploy", 2),
+    ("fail a task", 12),
+    ("cut a connection", 8),
+    ("crash the driver", 6),
+    ("pause the driver", 4),
+    ("suspend the driver", 2),
+    ("jump the clock", 3),
+    ("toggle the backlog", 2),
+)
+_KINDS = weighted(USER_ACTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario(Schedule):
+    """``lossy``: messages may be lost, repeated and swapped, which TCP excludes, but the coordinator has to stand.
+
+    ``calm``: the settings under which the job must make progress when the faults have ended. ``restored`` is the mode
+    in which the job was started from a snapshot of another job; None for a fresh one.
+    """
+
+    graph: JobGraph
+    submitted: CheckpointConfiguration
+    calm: bool = True
+    bounded: bool = False
+    lossy: bool = False
+    late_timers: bool = False
+    incremental: bool = False
+    restored: RestoreMode | None = None
+    strategy: str = "exponential"
+    chaos_ms: int = 2_500
+    calm_ms: int = 2_200
+
+    def describe(self) -> list[str]:
+        return [
+            f"settings: {self.submitted}",
+            f"restored {self.restored}, lossy {self.lossy}, late timers {self.late_timers}",
+            f"incremental {self.incremental}, bounded {self.bounded}",
+            f"vertices {[(vertex.id, vertex.parallelism) for vertex in self.graph.vertices]}",
+        ]
+
+    def restart_strategy(self) -> RestartStrategy:
+        """A fresh one for each driver, as in production."""
+        match self.strategy:
+            case "fixed":
+                return FixedDelay(3, 50)
+            case "rate":
+                return FailureRate(4, 1_000, 20)
+            case "none":
+                return NoRestart()
+        return ExponentialDelay(10, 200, 1.5, 5_000)
+
+
+@cache
+def simple_graph(vertices: int, parallelism: int, edges: tuple[Partitioning, ...]) -> JobGraph:
+    """A chain of one source, perhaps middles, one sink."""
+    names = ("source", "middle", "sink") if vertices == 3 else ("source", "sink")[:vertices]
+    nodes = tuple(
+        JobVertex(f"v-{name}", (OperatorNode(name, name, "source" if name == "source" else "map"),), parallelism)
+        for name in names
+    )
+    links = tuple(JobEdge(a.id, b.id, kind) for (a, b), kind in zip(pairwise(nodes), edges, strict=False))
+    return JobGraph("job", nodes, links)
+
+
+def random_scenario(seed: int) -> Scenario:
+    """Everything from the seed."""
+    rng = Random(seed)
+    partitioning = (rng.choice((Partitioning.FORWARD, Partitioning.HASH)), Partitioning.HASH)
+    graph = simple_graph(rng.choice((1, 2, 2, 2, 3)), rng.choice((1, 1, 2, 2, 3)), partitioning)
+    chaos_ms = rng.choice((1_000, 2_000, 3_000))
+    submitted = _random_configuration(rng)
+    actions = _random_actions(rng, chaos_ms)
+    calm, bounded = rng.random() < 0.75, rng.random() < 0.3
+    if bounded and rng.random() < 0.5:
+        # Nothing but the end of the data triggers the last checkpoint.
+        calm = False
+        submitted = replace(submitted, interval_ms=None, timeout_ms=500, tolerable_failures=1_000)
+        actions = tuple(action for action in actions if action.kind not in ("patch", "checkpoint", "stop"))
+    return Scenario(
+        graph=graph,
+        submitted=submitted,
+        calm=calm,
+        bounded=bounded,
+        lossy=rng.random() < 0.3,
+        late_timers=rng.random() < 0.3,
+        incremental=rng.random() < 0.5,
+        restored=rng.choice((None, None, None, RestoreMode.NO_CLAIM, RestoreMode.CLAIM)),
+        strategy=rng.choice(("exponential",) * 7 + ("fixed", "rate", "none")),
+        chaos_ms=chaos_ms,
+        actions=actions,
+        fault_scale=rng.choice((0.0, 0.5, 1.0, 1.0, 2.0)),
+    )
+
+
+def _random_configuration(rng: Random) -> CheckpointConfiguration:
+    configuration = CheckpointConfiguration(
+        interval_ms=rng.choice((None, 40, 100, 200, 400)),
+        timeout_ms=rng.choice((60, 200, 500, 2_000)),
+        min_pause_ms=rng.choice((0, 0, 30, 100)),
+        max_concurrent=rng.choice((1, 1, 2, 3)),
+        tolerable_failures=rng.choice((0, 1, 3, 1_000)),
+        retained=rng.choice((1, 1, 2, 3)),
+        retention=rng.choice(tuple(CheckpointRetention)),
+    )
+    if rng.random() < 0.15:
+        configuration = replace(configuration, interval_during_backlog_ms=rng.choice((0, 500)))
+    if rng.random() < 0.15:
+        configuration = replace(configuration, unaligned_enabled=True)
+    return configuration
+
+
+def _random_actions(rng: Random, chaos_ms: int) -> tuple[Action, ...]:
+    actions = []
+    time = rng.randint(0, 200)
+    while time < chaos_ms:
+        actions.append(Action(time, rng.choice(_KINDS), rng.getrandbits(32)))
+        time += rng.choice((rng.randint(0, 20), rng.randint(10, 300)))
+    return tuple(actions)

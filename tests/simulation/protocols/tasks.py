@@ -1,0 +1,348 @@
+"""Fake subtasks: they take snapshots, pass barriers on, acknowledge, commit and end as real ones do, in virtual time.
+
+A worker per subtask index holds a subtask of each vertex and has one connection to its driver, which keeps the order
+of messages and is cut when the worker dies. Data is not simulated; what is, is which snapshots exist and which
+transactions were committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ckpt_runtime.checkpoint import events as on
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
+from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.properties import CheckpointOptions
+from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
+from ckpt_runtime.graph.job_graph import JobGraph, Partitioning
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.scheduler.job_events import FailureInfo
+
+if TYPE_CHECKING:
+    from tests.simulation.protocols.driver import Driver
+
+CAUSE = FailureInfo("SimulatedFailure", "simulated")
+_ALL_KEYS = KeyGroupRange(0, 127)
+
+
+class Subtask:
+    """One attempt of one subtask. ``base`` are the shared files of the last checkpoint known to be complete."""
+
+    __slots__ = (
+        "arrived",
+        "base",
+        "downstream",
+        "end_of_data",
+        "ended",
+        "execution",
+        "expected",
+        "final_id",
+        "last_id",
+        "left_data",
+        "options",
+        "reported",
+        "running",
+        "shared",
+        "stopping",
+        "uploading",
+        "upstream_left",
+    )
+
+    def __init__(self, execution: ExecutionId) -> None:
+        self.execution = execution
+        self.running = False
+        self.ended = False
+        self.end_of_data = False
+        self.downstream: list[Subtask] = []
+        self.expected = 0
+        self.upstream_left = 0
+        self.left_data = 0
+        self.arrived: dict[int, int] = {}
+        self.options: dict[int, CheckpointOptions] = {}
+        self.last_id = 0
+        self.reported = 0
+        self.final_id: int | None = None
+        self.stopping: int | None = None
+        self.uploading: set[int] = set()
+        self.base: tuple[str, ...] = ()
+        self.shared: dict[int, tuple[str, ...]] = {}
+
+
+class Deployment:
+    """All subtasks of one attempt and their connections to one driver. ``base`` is what they were restored from."""
+
+    def __init__(self, driver: Driver, graph: JobGraph, base: CompletedCheckpoint | None) -> None:
+        self.driver = driver
+        self.world = driver.world
+        self.base_id = 0 if base is None else base.id
+        self.number = self.world.next_number()
+        self.tasks: dict[ExecutionId, Subtask] = {}
+        self._graph = graph
+        self._by_key: dict[SubtaskKey, Subtask] = {}
+        self._last_in = [0] * graph.slots
+        self._last_out = [0] * graph.slots
+        self._lives = [True] * graph.slots
+        self._sinks = {vertex.id for vertex in graph.vertices} - {edge.source for edge in graph.edges}
+        self._base = base
+        self.data_ended_at: int | None = None
+
+    # --- the connections
+
+    def send(self, index: int, action: Callable[..., None], *arguments: Any, checkpointing: bool = False) -> None:
+        """From the driver to a worker. ``checkpointing`` messages may be lost on a lossy transport."""
+        world = self.world
+        if world.scenario.lossy and checkpointing:
+            if world.choices.fault("message to a worker lost", 0.02):
+                return
+            world.loop.at(world.loop.now + world.choices.delay("to worker", 0, 25), None, action, *arguments)
+            return
+        at = max(self._last_in[index], world.loop.now + world.choices.delay("to worker", 0, 5))
+        self._last_in[index] = at
+        world.loop.at(at, None, action, *arguments)
+
+    def report(self, index: int, action: Callable[..., None], *arguments: Any, checkpointing: bool = False) -> None:
+        """From a worker to the driver. ``checkpointing`` messages may be lost and repeated on a lossy transport."""
+        world = self.world
+        if world.scenario.lossy and checkpointing:
+            if world.choices.fault("message to the driver lost", 0.02):
+                return
+            for _ in range(2 if world.choices.fault("message to the driver repeated", 0.08) else 1):
+                at = world.loop.now + world.choices.delay("to driver", 0, 40)
+                world.loop.at(at, self.driver.process, action, *arguments)
+            return
+        at = max(self._last_out[index], world.loop.now + world.choices.delay("to driver", 0, 5))
+        self._last_out[index] = at
+        world.loop.at(at, self.driver.process, action, *arguments)
+
+    def cut(self, index: int) -> None:
+        """A worker dies with its connection; the driver learns it after what was sent before."""
+        if self._lives[index]:
+            self._lives[index] = False
+            for task in self.tasks.values():
+                if task.execution.subtask == index:
+                    self._stop(task)
+            self.report(index, self.driver.worker_lost, self, index)
+
+    def die(self) -> None:
+        """All workers die: their driver is gone."""
+        for task in self.tasks.values():
+            self._stop(task)
+
+    # --- the life of subtasks
+
+    def start(self, executions: tuple[ExecutionId, ...]) -> None:
+        """Deploys them."""
+        world = self.world
+        for execution in executions:
+            task = Subtask(execution)
+            self.tasks[execution] = self._by_key[execution.key] = task
+            self._restore(task)
+        for edge in self._graph.edges:
+            self._connect(edge.source, edge.target, edge.partitioning)
+        for task in self.tasks.values():
+            task.left_data = task.expected
+            index = task.execution.subtask
+            if world.choices.fault("deployment fails", 0.006):
+                self.send(index, self.fail, task)
+            else:
+                self.send(index, self._run, task)
+
+    def _restore(self, task: Subtask) -> None:
+        if self._base is not None:
+            state = self._base.states.get(task.execution.key)
+            if state is not None:
+                task.base = tuple(file.path for file in state.files() if file.path.startswith("/"))
+        task.last_id = task.reported = self.base_id
+
+    def _connect(self, source: str, target: str, partitioning: Partitioning) -> None:
+        for index in range(self._graph.vertex(source).parallelism):
+            upstream = self._by_key[source, index]
+            if partitioning is Partitioning.FORWARD:
+                targets = [self._by_key[target, index]]
+            else:
+                targets = [self._by_key[target, i] for i in range(self._graph.vertex(target).parallelism)]
+            upstream.downstream += targets
+            for task in targets:
+                task.expected += 1
+
+    def _run(self, task: Subtask) -> None:
+        if task.ended:
+            return
+        task.running = True
+        world = self.world
+        self.report(task.execution.subtask, self.driver.task_running, self, task)
+        if world.scenario.bounded and not task.expected:
+            # A source that had ended in the restored snapshot has nothing more to give.
+            restored = self._base is not None and task.execution.key in self._base.finished
+            at = world.loop.now + (1 if restored else world.choices.delay("data ends", 50, 500))
+            world.loop.at(at, None, self._data_ends, task)
+
+    def _data_ends(self, task: Subtask) -> None:
+        if task.ended or task.stopping is not None:
+            return
+        task.end_of_data = True
+        if all(other.end_of_data or other.ended for other in self.tasks.values()):
+            self.data_ended_at = self.world.loop.now
+        self.report(task.execution.subtask, self.driver.end_of_data, self, task)
+        for target in task.downstream:
+            target.left_data -= 1
+            if not target.left_data:
+                at = self.world.loop.now + self.world.choices.delay("end of data", 0, 5)
+                self.world.loop.at(at, None, self._data_ends, target)
+
+    def _stop(self, task: Subtask) -> None:
+        """Whatever it was uploading stays behind or not."""
+        if not task.ended:
+            task.ended = True
+            for number in sorted(task.uploading):
+                if self.world.choices.chance("upload of a dead task stays", 0.5):
+                    self.world.files.write(task.options[number].directory, self._file(task))
+            task.uploading.clear()
+
+    def fail(self, task: Subtask) -> None:
+        if not task.ended:
+            self._stop(task)
+            self.report(task.execution.subtask, self.driver.task_failed, self, task)
+
+    def cancel(self, task: Subtask) -> None:
+        if not task.ended:
+            self._stop(task)
+            self.report(task.execution.subtask, self.driver.task_canceled, self, task)
+
+    def _finish(self, task: Subtask) -> None:
+        if task.ended:
+            return
+        task.ended = True
+        self.report(task.execution.subtask, self.driver.task_finished, self, task)
+        for target in task.downstream:
+            target.expected -= 1
+            for number in sorted(target.arrived):
+                self._aligned(target, number)
+
+    # --- checkpoints
+
+    def trigger(self, task: Subtask, checkpoint_id: int, options: CheckpointOptions) -> None:
+        """A trigger message of the coordinator."""
+        if task.running and not task.ended:
+            task.options[checkpoint_id] = options
+            self._snapshot(task, checkpoint_id)
+
+    def _barrier(self, task: Subtask, checkpoint_id: int, options: CheckpointOptions) -> None:
+        if not task.ended and checkpoint_id > task.last_id:
+            task.options[checkpoint_id] = options
+            task.arrived[checkpoint_id] = task.arrived.get(checkpoint_id, 0) + 1
+            self._aligned(task, checkpoint_id)
+
+    def _aligned(self, task: Subtask, checkpoint_id: int) -> None:
+        if not task.ended and task.running and task.arrived.get(checkpoint_id, 0) >= task.expected:
+            self._snapshot(task, checkpoint_id)
+
+    def _snapshot(self, task: Subtask, checkpoint_id: int) -> None:
+        if checkpoint_id <= task.last_id:
+            return
+        task.last_id = checkpoint_id
+        for known in [number for number in task.arrived if number <= checkpoint_id]:
+            del task.arrived[known]
+        world, choices, options = self.world, self.world.choices, task.options[checkpoint_id]
+        if task.stopping is not None:
+            self._decline(task, checkpoint_id, Reason.TASK_CHECKPOINT_FAILURE)
+            return
+        if choices.fault("snapshot hangs", 0.015):
+            return
+        if choices.fault("snapshot declined", 0.012):
+            self._decline(task, checkpoint_id, choices.pick("decline", _DECLINES))
+            return
+        if options.properties.is_synchronous:
+            task.stopping = checkpoint_id
+        if task.end_of_data and task.final_id is None:
+            task.final_id = checkpoint_id
+        task.uploading.add(checkpoint_id)
+        now = world.loop.now
+        slow = choices.fault("upload is slow", 0.05)
+        at = now + choices.delay("upload", 1, 400 if slow else 30)
+        world.loop.at(at, None, self._uploaded, task, checkpoint_id, options)
+        for target in task.downstream:
+            at = now + choices.delay("barrier", 0, 6)
+            world.loop.at(at, None, self._barrier, target, checkpoint_id, options)
+
+    def _decline(self, task: Subtask, checkpoint_id: int, reason: Reason) -> None:
+        event = on.Declined(checkpoint_id, task.execution, reason)
+        self.report(task.execution.subtask, self.driver.checkpoint_message, self, event, checkpointing=True)
+
+    def _file(self, task: Subtask) -> str:
+        execution = task.execution
+        return f"{execution.vertex_id}-{execution.subtask}-{self.number}"
+
+    def _uploaded(self, task: Subtask, checkpoint_id: int, options: CheckpointOptions) -> None:
+        if task.ended or checkpoint_id not in task.uploading:
+            return
+        task.uploading.discard(checkpoint_id)
+        if self.world.choices.fault("upload fails", 0.008):
+            self._decline(task, checkpoint_id, Reason.CHECKPOINT_ASYNC_EXCEPTION)
+            return
+        private = self._file(task)
+        self.world.files.write(options.directory, private)
+        shared = self._shared_files(task, checkpoint_id, options)
+        handles = tuple(KeyedStateHandle(_ALL_KEYS, StateFile(path, 1, "x"), ()) for path in (private, *shared))
+        state = SubtaskState({task.execution.vertex_id: OperatorSubtaskState(handles)}, 1)
+        event = on.Acknowledged(
+            checkpoint_id, task.execution, options.directory, state, finished_operators=task.end_of_data
+        )
+        self.world.checker.snapshot_taken(checkpoint_id, task.execution, private)
+        self.report(task.execution.subtask, self.driver.checkpoint_message, self, event, checkpointing=True)
+
+    def _shared_files(self, task: Subtask, checkpoint_id: int, options: CheckpointOptions) -> tuple[str, ...]:
+        """Incremental: a new file, and those of the last confirmed checkpoint except for what was compacted away."""
+        if not self.world.scenario.incremental or options.properties.is_savepoint:
+            return ()
+        new = f"/shared/{self._file(task)}-{checkpoint_id}"
+        old = () if options.properties.full else task.base[-2:]
+        files = (*old, new)
+        self.world.files.shared.add(new)
+        task.shared[checkpoint_id] = files
+        return files
+
+    # --- notifications
+
+    def completed(self, task: Subtask, checkpoint_id: int) -> None:
+        """Commits; ends a task that waited for this."""
+        if task.ended or checkpoint_id <= task.reported:
+            return
+        task.reported = checkpoint_id
+        confirmed = task.shared.get(checkpoint_id)
+        if confirmed is not None:
+            task.base = confirmed
+        for known in [number for number in task.shared if number <= checkpoint_id]:
+            del task.shared[known]
+        if task.execution.vertex_id in self._sinks:
+            self.world.checker.committed(self, checkpoint_id)
+        final = task.final_id is not None and checkpoint_id >= task.final_id
+        if task.stopping == checkpoint_id or (final and task.stopping is None):
+            fails = self.world.choices.fault("commit fails", 0.05)
+            at = self.world.loop.now + self.world.choices.delay("end", 0, 10)
+            self.world.loop.at(at, None, self.fail if fails else self._finish, task)
+
+    def aborted(self, task: Subtask, checkpoint_id: int, latest_completed: int) -> None:
+        """Heals a lost completion first. A task inside a synchronous savepoint that is aborted cannot go on."""
+        if latest_completed > 0:
+            self.completed(task, latest_completed)
+        if task.ended:
+            return
+        task.shared.pop(checkpoint_id, None)
+        task.arrived.pop(checkpoint_id, None)
+        task.uploading.discard(checkpoint_id)
+        if task.stopping == checkpoint_id:
+            self.fail(task)
+
+
+_DECLINES = (
+    Reason.CHECKPOINT_DECLINED,
+    Reason.CHECKPOINT_DECLINED,
+    Reason.CHECKPOINT_DECLINED_TASK_NOT_READY,
+    Reason.CHECKPOINT_DECLINED_SUBSUMED,
+    Reason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER,
+    Reason.CHANNEL_STATE_SHARED_STREAM_EXCEPTION,
+    Reason.TASK_CHECKPOINT_FAILURE,
+)

@@ -1,0 +1,245 @@
+"""One simulated schedule: drivers, workers, storage, users and faults in virtual time, all from one seed.
+
+``World(seed).run()`` ends quietly or raises :class:`Violation`. The same seed gives the same schedule everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
+from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode
+from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.scheduler import job_events as job_on
+from tests.simulation.protocols.checkers import ProtocolChecker
+from tests.simulation.protocols.driver import LEASE_MS, Driver
+from tests.simulation.protocols.event_loop import DriverCrash, EventLoop, SimulatedProcess
+from tests.simulation.protocols.final_checks import check_files, check_progress, check_quiet
+from tests.simulation.protocols.scenario import Scenario, random_scenario
+from tests.simulation.protocols.storage import METADATA, FileStore, HaStore
+from tests.simulation.protocols.users import Users
+from tests.simulation.schedules.choices import Choices, FaultKey
+from tests.simulation.schedules.trace import describe
+
+ORIGIN_ID = 5
+END_MS = 3_000
+
+
+class World:
+    """``crash_at``: the crash points, by number, at which the driver dies. ``tracing`` keeps every step as text."""
+
+    def __init__(
+        self,
+        seed: int,
+        scenario: Scenario | None = None,
+        *,
+        muted: frozenset[FaultKey] = frozenset(),
+        crash_at: frozenset[int] = frozenset(),
+        tracing: bool = False,
+    ) -> None:
+        self.seed = seed
+        self.scenario = random_scenario(seed) if scenario is None else scenario
+        self.choices = Choices(seed, muted, scale=self.scenario.fault_scale, plain=self.scenario.plain)
+        self.loop = EventLoop(self._on_crash)
+        self.ha = HaStore()
+        self.files = FileStore(self.ha)
+        self.published: dict[str, CompletedCheckpoint] = {}
+        self.tracing = tracing
+        self.trace: list[str] = []
+        self.crash_points: list[str] = []
+        self.drivers = 0
+        self.deployments = 0
+        self.failures = 0
+        self.origin: CompletedCheckpoint | None = None
+        self._crash_at = crash_at
+        self._removed: set[int] = set()
+        self.checker = ProtocolChecker(self)
+        self._make_origin()
+        self.users = Users(self)
+        self._known: list[Driver] = []
+        self.present: Driver
+        self._claim()
+        self._take_up(self.ha.epoch)
+
+    @property
+    def origin_id(self) -> int:
+        return 0 if self.origin is None else self.origin.id
+
+    def run(self) -> str:
+        """Runs the schedule to its end; returns a digest of the trace (of nothing without ``tracing``)."""
+        for action in self.scenario.actions:
+            self.loop.at(action.at, None, self.users.act, action)
+        self.loop.run_until(self.scenario.chaos_ms)
+        self._end_of_faults()
+        end = self.scenario.chaos_ms + self.scenario.calm_ms
+        self.loop.run_until(end)
+        check_progress(self)
+        check_files(self)
+        if not self.job_has_ended:
+            self.present.tell_job(job_on.CancelRequested())
+        self.loop.run_until(end + END_MS)
+        check_quiet(self)
+        return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
+
+    def _end_of_faults(self) -> None:
+        """Settings come under which checkpoints can complete, unless the scenario keeps its own."""
+        self.choices.chaos = False
+        if self.scenario.calm:
+            self.users.calm()
+
+    @property
+    def job_has_ended(self) -> bool:
+        """For good, or it is about to: all that is left is to store the result and to clean up."""
+        return self.ha.result is not None or self.present.machine.status.is_globally_terminal
+
+    # --- drivers
+
+    def _lead(self) -> None:
+        """A new driver claims the next epoch; until it has adopted what there is, writes of the old one may come in."""
+        if self.ha.job_is_stored and self.ha.epoch == self.present.epoch:
+            self._claim()
+            self.loop.at(self.loop.now + self.choices.delay("adoption", 0, 80), None, self._take_up, self.ha.epoch)
+
+    def _claim(self) -> None:
+        self.ha.epoch += 1
+        self.drivers += 1
+
+    def _adopt_results(self, epoch: int) -> None:
+        self.ha.results_of = epoch
+
+    def _take_up(self, epoch: int) -> None:
+        """Results are adopted before plans are read: a job that is run must not get the result of an earlier driver."""
+        self._adopt_results(epoch)
+        self.ha.removals_of = epoch
+        self.ha.revision += 1
+        for number in sorted(self.ha.stale):
+            if number in self.ha.pointers and not self.files.missing(self.ha.pointers[number].checkpoint):
+                self.ha.stale.discard(number)
+        self.present = driver = Driver(self, self.ha.epoch)
+        self._known.append(driver)
+        self.note(driver, "leads")
+        self.checker.clients.in_force(driver)
+        self.checker.clients.settled()
+        self.checker.failures_found(driver)
+        self.loop.at(self.loop.now, driver.process, driver.start)
+
+    def crash_point(self, driver: Driver, name: str) -> None:
+        """Somewhere a process may die: by a number that was asked for, or as a fault."""
+        if not driver.process.alive:
+            raise DriverCrash
+        number = len(self.crash_points)
+        self.crash_points.append(name)
+        if number in self._crash_at or self.choices.fault(
+            "crash", 0.15 if name.endswith(("result", "removed")) else 0.004
+        ):
+            self.note(driver, f"crashes {name}")
+            raise DriverCrash
+
+    def crash(self, driver: Driver) -> None:
+        """From outside, between two steps."""
+        if driver.process.alive:
+            self.note(driver, "crashes")
+            self._on_crash(driver.process)
+
+    def _on_crash(self, process: SimulatedProcess) -> None:
+        driver = next(known for known in self._known if known.process is process)
+        if process.alive:
+            driver.die()
+            if driver is self.present:
+                self.driver_gone()
+
+    def driver_gone(self) -> None:
+        """Somebody starts another one."""
+        self.loop.at(self.loop.now + self.choices.delay("next driver", 10, 250), None, self._replace, self.present)
+
+    def pause(self, driver: Driver, millis: int) -> None:
+        """The process stops. Beyond its lease another one takes over, and it does not know."""
+        if driver.process.alive:
+            self.note(driver, f"pauses for {millis}")
+            driver.process.paused_until = max(driver.process.paused_until, self.loop.now + millis)
+            if millis > LEASE_MS:
+                self.loop.at(self.loop.now + LEASE_MS, None, self._take_over, driver)
+
+    def _take_over(self, driver: Driver) -> None:
+        if self.present is driver and driver.process.alive and driver.process.paused_until > self.loop.now:
+            self._lead()
+
+    def _replace(self, driver: Driver) -> None:
+        if self.present is driver and not driver.process.alive:
+            self._lead()
+
+    # --- what is durable
+
+    def add_pointer(self, driver: Driver, entry: RetainedCheckpoint) -> bool:
+        """Creates it; finding the same one is fine. Returns True: a pointer is refused to nobody."""
+        number = entry.checkpoint.id
+        if number in self._removed or not self.ha.job_is_stored:
+            return True  # a request that was overtaken by everything that came after
+        if number not in self.ha.pointers:
+            self.checker.pointer_added(driver, entry.checkpoint)
+            if not driver.leads:
+                self.ha.stale.add(number)
+            self.ha.pointers[number] = entry
+        return True
+
+    def remove_pointer(self, driver: Driver, number: int, disposal: str | None) -> bool:
+        """``disposal`` is noted in the same step: the directory that nobody would find after a crash."""
+        if driver.epoch >= self.ha.removals_of:
+            self.ha.pointers.pop(number, None)
+            self._removed.add(number)
+            if disposal is not None and self.ha.job_is_stored:
+                self.ha.disposals[number] = disposal
+        return True
+
+    def settle(self, number: int) -> bool:
+        self.ha.disposals.pop(number, None)
+        return True
+
+    def keep_failures(self, failures: tuple[int, ...], revision: int) -> bool:
+        """By compare-and-set."""
+        if self.ha.failures_revision != revision or not self.ha.job_is_stored:
+            return False
+        self.ha.failures = failures
+        self.ha.failures_revision += 1
+        return True
+
+    def next_failure(self) -> int:
+        """Of the job, over all drivers."""
+        self.failures += 1
+        return self.failures
+
+    def next_number(self) -> int:
+        """Of a deployment, over all drivers."""
+        self.deployments += 1
+        return self.deployments
+
+    def _make_origin(self) -> None:
+        """The snapshot of another job that this one was started from."""
+        if self.scenario.restored is None:
+            return
+        graph = self.scenario.graph
+        states = {}
+        files = {METADATA}
+        for vertex in graph.vertices:
+            for index in range(vertex.parallelism):
+                paths = (f"{vertex.id}-{index}", f"/origin/{vertex.id}-{index}")
+                files.add(paths[0])
+                handles = tuple(KeyedStateHandle(KeyGroupRange(0, 127), StateFile(p, 1, "x"), ()) for p in paths)
+                states[vertex.id, index] = SubtaskState({vertex.id: OperatorSubtaskState(handles)}, 1)
+                self.files.shared.add(paths[1])
+        vertices = tuple(VertexDescriptor.of(vertex) for vertex in graph.vertices)
+        self.origin = CompletedCheckpoint(ORIGIN_ID, "origin", 1, 2, "origin", CheckpointProperties(), vertices, states)
+        self.files.directories["origin"] = files
+        if self.scenario.restored is RestoreMode.NO_CLAIM:
+            self.files.user_owned["origin"] = frozenset(files)
+            self.files.user_shared = frozenset(self.files.shared)
+
+    # --- the trace
+
+    def note(self, driver: Driver, what: Any) -> None:
+        """A step: time, driver, and what happened."""
+        if self.tracing:
+            self.trace.append(f"{self.loop.now:>6} driver {driver.epoch}: {describe(what)}")
