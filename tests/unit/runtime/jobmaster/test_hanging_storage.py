@@ -16,7 +16,7 @@ from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.jobmaster import checkpoint_shell, snapshot_deletions
+from ckpt_runtime.jobmaster import snapshot_deletions, storage_effects
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
 from ckpt_runtime.storage.snapshot_metadata import read_metadata
@@ -52,8 +52,8 @@ def hangs() -> Iterator[list[Hang]]:
 
 @pytest.fixture(autouse=True)
 def hasty_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_shell, "_RETRY_BASE_S", 0.001)
-    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_S", 0.001)
+    monkeypatch.setattr(storage_effects, "RETRY_BASE_MS", 1)
+    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_MS", 1000 * 0.001)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_directory_that_cannot_be_made_in_time_aborts_the_checkpoint(
 
 def test_a_savepoint_directory_that_was_made_too_late_does_not_stay(tmp_path: Path, hang: Callable[..., Hang]) -> None:
     async def test(bench: Bench, pools: DriverPools) -> None:
-        late = hang(checkpoint_shell, "initialize_savepoint")
+        late = hang(storage_effects, "initialize_savepoint")
         target = tmp_path / "savepoints"
         assert await bench.trigger(CheckpointType.SAVEPOINT, str(target)) == (None, None)
         late.let_go.set()
@@ -113,7 +113,7 @@ def test_a_savepoint_directory_that_was_made_too_late_does_not_stay(tmp_path: Pa
 
 def test_metadata_that_is_written_too_late_is_settled_by_looking(tmp_path: Path, hang: Callable[..., Hang]) -> None:
     async def test(bench: Bench, pools: DriverPools) -> None:
-        late = hang(checkpoint_shell, "write_metadata")
+        late = hang(storage_effects, "write_metadata")
         checkpoint_id, options = await bench.trigger()
         bench.acknowledge(checkpoint_id, options.directory)
         while bench.shell._pools.own.hanging == 0:  # type: ignore[attr-defined]
@@ -130,8 +130,8 @@ def test_nobody_asks_again_what_became_of_a_call_while_it_hangs(tmp_path: Path, 
     """Each question would make one more thread hang."""
 
     async def test(bench: Bench, pools: DriverPools) -> None:
-        late = hang(checkpoint_shell, "write_metadata", calls=100)
-        asked = hang(checkpoint_shell, "has_metadata", calls=0)
+        late = hang(storage_effects, "write_metadata", calls=100)
+        asked = hang(storage_effects, "has_metadata", calls=0)
         checkpoint_id, options = await bench.trigger()
         bench.acknowledge(checkpoint_id, options.directory)
         own: Any = bench.shell._pools.own
@@ -161,7 +161,7 @@ def test_savepoints_to_storage_that_never_answers_leave_checkpoints_alone(
     tmp_path: Path, hang: Callable[..., Hang]
 ) -> None:
     async def test(bench: Bench, pools: DriverPools) -> None:
-        hang(checkpoint_shell, "initialize_savepoint", calls=1000)
+        hang(storage_effects, "initialize_savepoint", calls=1000)
         for _ in range(24):
             assert await bench.trigger(CheckpointType.SAVEPOINT, str(tmp_path / "savepoints")) == (None, None)
         assert "paths that users name have not come back" in failures(bench)[-1]
