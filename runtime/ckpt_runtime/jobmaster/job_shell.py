@@ -231,12 +231,15 @@ class JobShell:
                 return
             try:
                 event = result()
-            except (StorageError, ValueError) as error:  # ValueError: no document, too large or no JSON
+            except NotLeaderError as error:
+                logger.error("job %s: this driver lets go of it: %s", self._submission.job_id, error)
+                self.tell(core.LeadershipLost())
                 event = failed(error)
-                if isinstance(error, NotLeaderError):
-                    logger.error("job %s: this driver lets go of it: %s", self._submission.job_id, error)
-                    self.tell(core.LeadershipLost())
-                    return
+            except StorageError as error:
+                event = failed(error)
+            except Exception as error:  # no document, too large or no JSON; or a mistake, which must not go unanswered
+                logger.exception("job %s: storage", self._submission.job_id)
+                event = failed(error)
             self.tell(event)
 
         if delay_ms:
@@ -448,8 +451,10 @@ class JobShell:
                 case NotLeaderError():
                     text = f"another driver leads, ask it whether the change is stored: {error}"
                     return core.OverridesNotStored(request_id, text, gone=True)
-            text = f"the change could not be stored, nothing has changed: {error}"
-            return core.OverridesNotStored(request_id, text, gone=isinstance(error, NotFoundError))
+                case StorageError():
+                    text = f"the change could not be stored, nothing has changed: {error}"
+                    return core.OverridesNotStored(request_id, text, gone=isinstance(error, NotFoundError))
+            return core.OverridesUnknown(request_id, str(error))
 
         self._in_pool(store, failed, pause_ms)
 

@@ -127,7 +127,7 @@ class Bench:
         coordinator = NotedCoordinator(JOB, GRAPH, CheckpointConfiguration(**settings))
         coordinator.listener = self.listener
         plan = JobPlan(GRAPH, Configuration({}), CheckpointConfiguration(**settings))
-        pools = pools or DriverPools(own=pool, deletions=pool, paths=pool, planning=pool)
+        self.pools = pools or DriverPools(own=pool, deletions=pool, paths=pool, planning=pool)
         self.shell = JobShell(
             JobSubmission(
                 job_id=JOB,
@@ -142,7 +142,7 @@ class Bench:
                 record=self.pointers,
             ),
             JobCore(plan, JobMachine(subtasks_of(GRAPH), NoRestart()), coordinator),
-            LoopHost(cast(Any, None), pools),
+            LoopHost(cast(Any, None), self.pools),
             self.storage,
             self.listener,
         )

@@ -228,7 +228,7 @@ class TestFormerLeader:
             await world.until(refused.is_set)
             assert successor.results.list_ids() == []
             assert found_by(driver(tmp_path, 3)).submission is not None
-            assert job.status is JobStatus.CANCELLING
+            assert job.status is JobStatus.SUSPENDED
 
         run(tmp_path, test)
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,6 +18,7 @@ from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster import snapshot_deletions, storage_effects
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
+from ckpt_runtime.jobmaster.job_host import LoopHost
 from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
 from ckpt_runtime.storage.snapshot_metadata import read_metadata
 from tests.unit.runtime.jobmaster.shell_bench import JOB, TIMEOUT_S, Bench
@@ -53,7 +54,7 @@ def hangs() -> Iterator[list[Hang]]:
 @pytest.fixture(autouse=True)
 def hasty_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage_effects, "RETRY_BASE_MS", 1)
-    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_MS", 1000 * 0.001)
+    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_MS", 1)
 
 
 @pytest.fixture
@@ -116,7 +117,7 @@ def test_metadata_that_is_written_too_late_is_settled_by_looking(tmp_path: Path,
         late = hang(storage_effects, "write_metadata")
         checkpoint_id, options = await bench.trigger()
         bench.acknowledge(checkpoint_id, options.directory)
-        while bench.shell._pools.own.hanging == 0:  # type: ignore[attr-defined]
+        while cast(Any, bench.pools.own).hanging == 0:
             await asyncio.sleep(0.001)
         late.let_go.set()
         await bench.until(lambda: checkpoint_id in bench.listener.completed)
@@ -134,7 +135,7 @@ def test_nobody_asks_again_what_became_of_a_call_while_it_hangs(tmp_path: Path, 
         asked = hang(storage_effects, "has_metadata", calls=0)
         checkpoint_id, options = await bench.trigger()
         bench.acknowledge(checkpoint_id, options.directory)
-        own: Any = bench.shell._pools.own
+        own: Any = bench.pools.own
         while own.hanging == 0:
             await asyncio.sleep(0.001)
         unknown = 0
@@ -179,7 +180,7 @@ def test_a_deletion_that_hangs_is_tried_again(tmp_path: Path, hang: Callable[...
 
     async def inside() -> None:
         pools = DriverPools.create(Configuration({"jobmanager.storage.timeout": "10 ms"}))
-        deletions = SnapshotDeletions(pools.deletions)
+        deletions = SnapshotDeletions(LoopHost(cast(Any, None), pools))
         done, attempted = asyncio.Event(), asyncio.Event()
         deletions.submit("delete x", Hang(delete, 1), attempted.set)
         async with asyncio.timeout(TIMEOUT_S):

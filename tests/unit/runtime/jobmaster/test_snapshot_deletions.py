@@ -73,13 +73,13 @@ async def attempted(deletions: SnapshotDeletions, delete: Callable[[], None], wh
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No retry by the clock within a test."""
-    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_S", 1000.0)
-    monkeypatch.setattr(snapshot_deletions, "RETRY_MAX_S", 1000.0)
+    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_MS", 1_000_000)
+    monkeypatch.setattr(snapshot_deletions, "RETRY_MAX_MS", 1_000_000)
 
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_S", 0.001)
+    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_MS", 1)
 
 
 @pytest.mark.usefixtures("hasty")

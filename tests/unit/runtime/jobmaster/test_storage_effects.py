@@ -12,11 +12,13 @@ import pytest
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.configuration import CheckpointRetention
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.jobmaster import snapshot_deletions, storage_effects
 from ckpt_runtime.jobmaster.job_record import VolatileRecord
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.errors import (
     AmbiguousWriteError,
     CorruptFileError,
@@ -296,8 +298,8 @@ def test_files_that_cannot_be_deleted_do_not_stop_the_job_and_go_later(
         delete(*arguments)
 
     monkeypatch.setattr(storage_effects, "delete_checkpoint", refuse)
-    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_MS", 1000 * 1000.0)
-    monkeypatch.setattr(snapshot_deletions, "RETRY_MAX_S", 1000.0)
+    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_MS", 1_000_000)
+    monkeypatch.setattr(snapshot_deletions, "RETRY_MAX_MS", 1_000_000)
 
     async def test(bench: Bench) -> None:
         await bench.checkpoint()
@@ -321,14 +323,12 @@ def test_deletions_that_failed_go_on_after_the_end_of_the_job(tmp_path: Path, mo
         delete(*arguments)
 
     monkeypatch.setattr(storage_effects, "delete_checkpoint", refuse)
-    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_MS", 1000 * 0.001)
+    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_MS", 1)
 
     async def test(bench: Bench) -> None:
         await bench.checkpoint()
-        bench.shell.tell(on.Shutdown("FINISHED"))
+        bench.shell.clean_up_after(JobStatus.FINISHED)
         await bench.until(lambda: isinstance(bench.listener.answers[-1], out.ShutdownComplete))
-        assert bench.names() == ["chk-1"]
-        bench.shell.finish(clean_up=True)
         async with asyncio.timeout(TIMEOUT_S):
             while bench.directory.exists():
                 await asyncio.sleep(0.001)
@@ -338,8 +338,8 @@ def test_deletions_that_failed_go_on_after_the_end_of_the_job(tmp_path: Path, mo
 
 @pytest.fixture
 def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mount:
-    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_MS", 1000 * 0.001)
-    monkeypatch.setattr(snapshot_deletions, "RETRY_MAX_S", 0.01)
+    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_MS", 1)
+    monkeypatch.setattr(snapshot_deletions, "RETRY_MAX_MS", 10)
     (tmp_path / "mount").mkdir()
     return Mount(tmp_path / "mount")
 
@@ -374,18 +374,19 @@ class TestStorageThatIsAway:
         self, mount: Mount, keeps_nothing: bool
     ) -> None:
         async def test(bench: Bench) -> None:
-            bench.shell.prepare_storage()
+            bench.shell.storage.prepare()
             checkpoint_id, _ = await bench.trigger()
             mount.goes_away()
-            bench.shell.tell(on.Shutdown("CANCELED"))
+            bench.shell.clean_up_after(JobStatus.CANCELED)
             await bench.until(lambda: isinstance(bench.listener.answers[-1], out.ShutdownComplete))
-            bench.shell.finish(clean_up=True, keeps_nothing=keeps_nothing)
             await bench.settle()
             mount.comes_back()
             assert (bench.directory / f"chk-{checkpoint_id}").exists()
             await once(lambda: not bench.directory.exists())
 
-        run(mount.path, test, tolerable_failures=5)
+        retention = None if keeps_nothing else CheckpointRetention.RETAIN_ON_CANCELLATION
+        settings = {} if retention is None else {"retention": retention}
+        run(mount.path, test, tolerable_failures=5, **settings)
 
     def test_what_became_of_a_write_is_not_settled_before_it_is_back(
         self, mount: Mount, monkeypatch: pytest.MonkeyPatch
