@@ -139,14 +139,14 @@ def test_nobody_asks_again_what_became_of_a_call_while_it_hangs(tmp_path: Path, 
         while own.hanging == 0:
             await asyncio.sleep(0.001)
         unknown = 0
-        handle = bench.shell.handle
+        tell = bench.shell.tell
 
         def count(event: on.CoordinatorEvent) -> None:
             nonlocal unknown
             unknown += isinstance(event, on.MetadataUnknown)
-            handle(event)
+            tell(event)
 
-        bench.shell.handle = count  # type: ignore[method-assign]
+        bench.shell.storage._tell = count
         while unknown < 5:
             await asyncio.sleep(0.001)
         assert own.hanging == 1
