@@ -59,7 +59,7 @@ from ckpt_runtime.scheduler.job_status import JobState
 from ckpt_runtime.storage.crash_points import reach
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.leader_store import NotLeaderError
-from ckpt_runtime.task.deployment import Program
+from ckpt_runtime.scheduler.deployment import Program
 
 logger = logging.getLogger(__name__)
 
