@@ -1,4 +1,4 @@
-"""The schema of ``_metadata`` and of acknowledgements: the JSON forms of this room's values. Shapes only."""
+"""The schema of ``_metadata``: the JSON forms of this room's values. Shapes only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.checkpoint.state_handles import NO_PEER, OperatorStateMode, SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.job_graph import Partitioning
-from ckpt_runtime.graph.schema import DocumentError, NonNegative, Parallelism, check_levels, checked
+from ckpt_runtime.graph.schema import DocumentError, NonNegative, Parallelism, check_values, checked
 
 
 class _Properties(Struct):
@@ -105,12 +105,6 @@ class _Checkpoint(Struct):
     edges: list[_Edge] = []
 
 
-def subtask_state_of(document: dict[str, Any]) -> SubtaskState:
-    """The state that an acknowledgement carries. Raises :class:`DocumentError`."""
-    _check_state(checked(document, _SubtaskState), "the state")
-    return SubtaskState.of_checked(document)
-
-
 def check_checkpoint(document: object) -> None:
     """Raises :class:`DocumentError` unless it is the JSON form of a ``CompletedCheckpoint``, fitting together."""
     found = checked(document, _Checkpoint)
@@ -131,15 +125,16 @@ def check_checkpoint(document: object) -> None:
         where = f"the state of subtask {entry.subtask} of {entry.vertex[:100]!r}"
         for uid in entry.state.operators.keys() - uids[entry.vertex]:
             raise DocumentError(f"{where} is also one of operator {uid[:100]!r}, which the vertex has not")
-        _check_state(entry.state, where)
+        check_state(entry.state, where)
 
 
-def _check_state(state: _SubtaskState, where: str) -> None:
+def check_state(state: SubtaskState | _SubtaskState, where: str) -> None:
+    """Raises :class:`DocumentError` for values in it that no document can hold."""
     for operator in state.operators.values():
         for keyed in operator.keyed:
             for section in keyed.sections:
-                check_levels(section.descriptor, f"{where}: a descriptor")
+                check_values(section.descriptor, f"{where}: a descriptor")
         for listed in operator.lists:
-            check_levels(listed.items, f"{where}: a list state")
+            check_values(listed.items, f"{where}: a list state")
     if any(stream.peer < NO_PEER for stream in (*state.inputs, *state.outputs)):
         raise DocumentError(f"{where}: a peer is negative")

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.graph.schema import NonNegative
 
 
 class OperatorStateMode(StrEnum):
@@ -29,7 +30,7 @@ class StateFile:
     """
 
     path: str
-    length: int
+    length: NonNegative
     checksum: str
     inline: bytes | None = None
 
@@ -57,7 +58,7 @@ class KeyedSection:
 
     name: str
     descriptor: dict[str, Any]
-    key_group_offsets: tuple[tuple[int, int, int], ...]
+    key_group_offsets: tuple[tuple[NonNegative, NonNegative, NonNegative], ...]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -142,8 +143,8 @@ class ChannelStateSegment:
     """
 
     file: StateFile
-    offset: int
-    length: int
+    offset: NonNegative
+    length: NonNegative
     key_groups: KeyGroupRange | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -170,7 +171,7 @@ class ChannelStateStream:
     schema message in base64, empty when the stream has no rows.
     """
 
-    edge: int
+    edge: NonNegative
     peer: int
     schema: str
     segments: tuple[ChannelStateSegment, ...]
@@ -207,7 +208,7 @@ class SubtaskState:
     """
 
     operators: dict[str, OperatorSubtaskState] = field(default_factory=dict)
-    bytes: int = 0
+    bytes: NonNegative = 0
     inputs: tuple[ChannelStateStream, ...] = ()
     outputs: tuple[ChannelStateStream, ...] = ()
 

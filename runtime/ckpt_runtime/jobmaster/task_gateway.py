@@ -9,7 +9,7 @@ from typing import Any
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.properties import CheckpointOptions
 from ckpt_runtime.jobmaster.slot_pool import Slot
-from ckpt_runtime.task.deployment import Deployment
+from ckpt_runtime.scheduler.deployment import Deployment
 
 
 class TaskGateway:

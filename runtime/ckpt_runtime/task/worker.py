@@ -34,11 +34,12 @@ from ckpt_runtime.network.transport import DataTransport
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError
 from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.task.deployed_job import DeployedJob, PlanMismatchError, load_checked_plan
-from ckpt_runtime.task.deployment import Deployment
+from ckpt_runtime.scheduler.deployment import Deployment
 from ckpt_runtime.task.restore import StateRestoreError, UnsupportedBackendError
 from ckpt_runtime.task.restored_input import UnreadableInFlightDataError
 from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
-from ckpt_runtime.task.subtask import Subtask, TaskState
+from ckpt_runtime.checkpoint.executions import TaskState
+from ckpt_runtime.task.subtask import Subtask
 from ckpt_runtime.task.subtask_checkpoints import Snapshot, SnapshotMeasures
 
 logger = logging.getLogger(__name__)

@@ -29,8 +29,8 @@ from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
 from ckpt_runtime.scheduler.restart_strategies import Backoff, FixedDelay
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
-from ckpt_runtime.task.deployment import Program
-from ckpt_runtime.task.subtask import TaskState
+from ckpt_runtime.scheduler.deployment import Program
+from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.task.worker import describe_error
 from tests.simulation.jobs.checkers import CheckpointLedger
 from tests.simulation.jobs.file_system import ROOT

@@ -19,10 +19,11 @@ from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.operators.operator import Operator
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.task.deployed_job import DeployedJob
-from ckpt_runtime.task.deployment import Deployment, OutputDescriptor, SubtaskDescriptor
+from ckpt_runtime.scheduler.deployment import Deployment, OutputDescriptor, SubtaskDescriptor
 from ckpt_runtime.task.output import ResultPartition
 from ckpt_runtime.task.snapshot_writer import write_snapshot
-from ckpt_runtime.task.subtask import Subtask, TaskState
+from ckpt_runtime.checkpoint.executions import TaskState
+from ckpt_runtime.task.subtask import Subtask
 from ckpt_runtime.task.subtask_checkpoints import Snapshot
 from ckpt_runtime.task.task_thread import TaskThread
 from ckpt_runtime.task.wakeup import Wakeup

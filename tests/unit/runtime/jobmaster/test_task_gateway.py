@@ -16,7 +16,7 @@ from ckpt_runtime.jobmaster.deployment_planner import SlotPlacement, plan_deploy
 from ckpt_runtime.jobmaster.slot_pool import Slot, Worker
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.network.connections import message_length
-from ckpt_runtime.task.deployment import Program
+from ckpt_runtime.scheduler.deployment import Program
 
 GRAPH = JobGraph("job", (JobVertex("s", (OperatorNode("s", "s", "source"),), 2),), ())
 OPTIONS = CheckpointOptions(CheckpointProperties(), "file:///chk-1")

@@ -18,7 +18,7 @@ from ckpt_runtime.checkpoint.state_handles import (
 )
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.task.deployment import (
+from ckpt_runtime.scheduler.deployment import (
     Deployment,
     InputChannelDescriptor,
     OutputChannelDescriptor,

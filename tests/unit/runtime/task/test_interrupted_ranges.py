@@ -28,7 +28,8 @@ from ckpt_runtime.network.gate import InputGate
 from ckpt_runtime.operators.operator import MAX_WATERMARK, OperatorContext, OperatorStateStore, WaitingInput
 from ckpt_runtime.task.chain import ChainEnd, OperatorChain
 from ckpt_runtime.task.output import BufferLimits, ResultPartition
-from ckpt_runtime.task.subtask import Subtask, TaskState
+from ckpt_runtime.checkpoint.executions import TaskState
+from ckpt_runtime.task.subtask import Subtask
 from ckpt_runtime.task.waiting_input import waiting_input
 
 BATCH = 4

@@ -26,7 +26,7 @@ from ckpt_runtime.task.restored_input import (
     UnreadableInFlightDataError,
     check_schema,
 )
-from ckpt_runtime.task.subtask import TaskState
+from ckpt_runtime.checkpoint.executions import TaskState
 
 SCHEMA = pa.schema([("n", pa.int64())])
 KEYS = [EdgeKeys(("n",), 128)]

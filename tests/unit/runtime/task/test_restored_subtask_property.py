@@ -24,7 +24,7 @@ from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
 from ckpt_runtime.storage.filesystem import delete_tree, make_directory, resolve
 from ckpt_runtime.task.restored_input import EdgeKeys, RestoredInput
 from ckpt_runtime.task.snapshot_writer import write_snapshot
-from ckpt_runtime.task.subtask import TaskState
+from ckpt_runtime.checkpoint.executions import TaskState
 
 ALL = KeyGroupRange(0, 127)
 PER_CHANNEL = 1_000

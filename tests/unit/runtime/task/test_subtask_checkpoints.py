@@ -11,7 +11,7 @@ from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CancelCheckpoint, EndOfData, EndOfPartition, Watermark
 from ckpt_runtime.operators.operator import MAX_WATERMARK, SourceStatus
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
-from ckpt_runtime.task.subtask import TaskState
+from ckpt_runtime.checkpoint.executions import TaskState
 
 
 class TestSnapshot:

@@ -20,9 +20,9 @@ from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.network.connections import ChannelLostError, ControlConnection
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.state.errors import StateSchemaError
-from ckpt_runtime.task.deployment import Deployment, Program, SubtaskDescriptor
+from ckpt_runtime.scheduler.deployment import Deployment, Program, SubtaskDescriptor
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
-from ckpt_runtime.task.subtask import TaskState
+from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, Snapshot, SnapshotMeasures
 from ckpt_runtime.task.worker import TaskWorker, describe_error
 
