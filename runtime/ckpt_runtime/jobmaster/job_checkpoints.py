@@ -12,16 +12,14 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator, CoordinatorState
-from ckpt_runtime.checkpoint.documents import subtask_state_of
 from ckpt_runtime.checkpoint.effects import Effect
-from ckpt_runtime.checkpoint.events import CheckpointMetrics
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
@@ -55,6 +53,7 @@ from ckpt_runtime.jobmaster.sink_clean_up import sink_lineages, sink_outputs
 from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
+from ckpt_runtime.network.control_messages import AcknowledgeCheckpoint, DeclineCheckpoint, EndOfDataReached
 from ckpt_runtime.scheduler import job_effects, job_events
 from ckpt_runtime.scheduler.job_effects import JobEffect
 from ckpt_runtime.scheduler.job_events import FailureInfo, JobEvent
@@ -348,34 +347,34 @@ class JobCheckpoints:
 
     # --- messages of tasks
 
-    def task_message(self, execution: ExecutionId, message: dict[str, Any], *, deploying: bool) -> bool:
-        """Takes a worker's message; False when it is none about checkpoints.
-
-        The coordinator knows no tasks while they are being deployed (``deploying``): what comes early waits.
-        """
-        match message["type"]:
-            case "end_of_data":
+    def task_message(
+        self,
+        execution: ExecutionId,
+        message: EndOfDataReached | AcknowledgeCheckpoint | DeclineCheckpoint,
+        *,
+        deploying: bool,
+    ) -> None:
+        """The coordinator knows no tasks while they are being deployed (``deploying``): what comes early waits."""
+        match message:
+            case EndOfDataReached():
                 if deploying:
                     self._at_end_of_data.append(execution)
                 else:
                     self._shell.handle(on.EndOfDataReached(execution))
-            case "ack":
+            case AcknowledgeCheckpoint():
                 self._shell.handle(
                     on.Acknowledged(
-                        message["checkpoint_id"],
+                        message.checkpoint_id,
                         execution,
-                        message["directory"],
-                        subtask_state_of(message["state"]),
-                        CheckpointMetrics(**message["metrics"]),
-                        message["finished_operators"],
+                        message.directory,
+                        message.state,
+                        message.metrics,
+                        message.finished_operators,
                     )
                 )
-            case "decline":
-                reason = CheckpointFailureReason[message["reason"]]
-                self._shell.handle(on.Declined(message["checkpoint_id"], execution, reason, message["message"]))
-            case _:
-                return False
-        return True
+            case DeclineCheckpoint():
+                reason = CheckpointFailureReason[message.reason]
+                self._shell.handle(on.Declined(message.checkpoint_id, execution, reason, message.message))
 
     def task_finished(self, execution: ExecutionId) -> None:
         """Before the job machine hears of it."""

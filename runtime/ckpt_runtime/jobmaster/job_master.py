@@ -46,12 +46,22 @@ from ckpt_runtime.jobmaster.gateway import (
 from ckpt_runtime.jobmaster.job_checkpoints import JobCheckpoints
 from ckpt_runtime.jobmaster.operations import OperationFailed
 from ckpt_runtime.jobmaster.restart_strategy_factory import create_restart_strategy, strategy_type
-from ckpt_runtime.jobmaster.slot_pool import Slot, SlotPool, SlotsUnavailableError
+from ckpt_runtime.jobmaster.slot_pool import SlotPool
+from ckpt_runtime.jobmaster.slots import Slot, SlotsUnavailableError
 from ckpt_runtime.jobmaster.snapshot_references import References
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
+from ckpt_runtime.network.control_messages import (
+    Canceled,
+    DeploymentFailed,
+    DeploymentMessage,
+    TaskFailure,
+    TaskStateChanged,
+    WorkerHeartbeat,
+)
 from ckpt_runtime.scheduler import job_effects as effects
 from ckpt_runtime.scheduler import job_events as events
+from ckpt_runtime.scheduler.deployment import Program
 from ckpt_runtime.scheduler.job_effects import JobEffect
 from ckpt_runtime.scheduler.job_events import FailureInfo, JobEvent
 from ckpt_runtime.scheduler.job_machine import JobMachine
@@ -59,7 +69,6 @@ from ckpt_runtime.scheduler.job_status import JobState
 from ckpt_runtime.storage.crash_points import reach
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.leader_store import NotLeaderError
-from ckpt_runtime.scheduler.deployment import Program
 
 logger = logging.getLogger(__name__)
 
@@ -444,36 +453,30 @@ class JobMaster:
         self.worker_lost(slot, reason)
         self._slots = [known for known in self._slots if known is not slot]
 
-    def worker_message(self, slot: Slot, message: dict[str, Any]) -> None:
-        if message.get("deployment") != self._tasks.deployment:
+    def worker_message(self, slot: Slot, message: DeploymentMessage) -> None:
+        index = self._tasks.sender_of(slot, message)
+        if index is None:
             return
-        index = self._tasks.index_of(slot)
-        if index is None or not self._tasks.lives(index):
-            return
-        match message["type"]:
-            case "heartbeat":
-                self.executions.measured(message["tasks"])
-            case "deploy_failed":
-                self._reported_failure(index, [e for e in self._machine.tasks.alive if e.subtask == index], message)
-            case "canceled":
-                if not message["ended"]:
+        match message:
+            case WorkerHeartbeat():
+                self.executions.measured(message.tasks)
+            case DeploymentFailed():
+                alive = [e for e in self._machine.tasks.alive if e.subtask == index]
+                self._reported_failure(index, alive, message.failure)
+            case Canceled():
+                if not message.ended:
                     self._slot_pool.replace_worker(slot)
                 for execution in [e for e in self._machine.tasks.alive if e.subtask == index]:
                     self._task_canceled(execution)
+            case TaskStateChanged():
+                self._task_state(ExecutionId(message.vertex_id, message.subtask, self._machine.attempt), message)
             case _:
-                execution = ExecutionId(message["vertex_id"], message["subtask"], self._machine.attempt)
-                self._task_message(execution, message)
+                execution = ExecutionId(message.vertex_id, message.subtask, self._machine.attempt)
+                deploying = self._machine.state is JobState.DEPLOYING
+                self._checkpoints.task_message(execution, message, deploying=deploying)
 
-    def _task_message(self, execution: ExecutionId, message: dict[str, Any]) -> None:
-        if message["type"] == "state":
-            self._task_state(execution, message)
-        elif not self._checkpoints.task_message(
-            execution, message, deploying=self._machine.state is JobState.DEPLOYING
-        ):
-            logger.warning("job %s: unknown message %r of a worker", self._submission.job_id, message["type"])
-
-    def _task_state(self, execution: ExecutionId, message: dict[str, Any]) -> None:
-        state = ExecutionState(message["state"])
+    def _task_state(self, execution: ExecutionId, message: TaskStateChanged) -> None:
+        state = ExecutionState(message.state)
         match state:
             case ExecutionState.RUNNING:
                 self._enter(execution, state)
@@ -485,18 +488,17 @@ class JobMaster:
             case ExecutionState.CANCELED:
                 self._task_canceled(execution)
             case ExecutionState.FAILED:
-                self._reported_failure(execution.subtask, [execution], message)
+                assert message.failure is not None
+                self._reported_failure(execution.subtask, [execution], message.failure)
 
-    def _reported_failure(self, subtask: int, executions: list[ExecutionId], message: dict[str, Any]) -> None:
+    def _reported_failure(self, subtask: int, executions: list[ExecutionId], failure: TaskFailure) -> None:
         """A worker's failure. One that no restart can help ends the job, whatever the restart strategy says."""
-        error = dict(message["error"])
-        recoverable, is_consequence = error.pop("recoverable"), error.pop("consequence", False)
-        cause = FailureInfo(**error)
-        if is_consequence:
+        cause = failure.cause
+        if failure.consequence:
             self._consequences.hold(executions, cause)
             return
         self._tasks.note_failure(subtask)
-        if not recoverable:
+        if not failure.recoverable:
             self._note_failure(cause)
             self._handle(events.JobFailed(cause, recoverable=False))
         for execution in executions:

@@ -15,7 +15,7 @@ from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator, CoordinatorState
-from ckpt_runtime.checkpoint.executions import ExecutionId
+from ckpt_runtime.checkpoint.executions import ExecutionId, TaskState
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, RestoreMode
 from ckpt_runtime.checkpoint.state_assignment import assign_states
@@ -25,12 +25,11 @@ from ckpt_runtime.jobmaster.deployment_planner import RestoredState, SlotPlaceme
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler import job_events as job_on
+from ckpt_runtime.scheduler.deployment import Program
 from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
 from ckpt_runtime.scheduler.restart_strategies import Backoff, FixedDelay
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
-from ckpt_runtime.scheduler.deployment import Program
-from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.task.worker import describe_error
 from tests.simulation.jobs.checkers import CheckpointLedger
 from tests.simulation.jobs.file_system import ROOT
@@ -347,7 +346,7 @@ class JobMaster:
 
     def _check_recoverable(self, error: BaseException) -> None:
         """As in production, what no restart can help ends the job."""
-        if not describe_error(error)["recoverable"]:
+        if not describe_error(error).recoverable:
             self.world.note("hopeless: %s", error)
             self.tell_job(job_on.JobFailed(CAUSE, recoverable=False))
 

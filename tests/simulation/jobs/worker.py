@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from ckpt_runtime.checkpoint.events import CheckpointMetrics
-from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
+from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey, TaskState
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.configuration.state_options import StateOptions
 from ckpt_runtime.graph.compiler import CompiledPlan
@@ -17,12 +17,11 @@ from ckpt_runtime.graph.job_graph import JobEdge
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.operators.operator import Operator
+from ckpt_runtime.scheduler.deployment import Deployment, OutputDescriptor, SubtaskDescriptor
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.task.deployed_job import DeployedJob
-from ckpt_runtime.scheduler.deployment import Deployment, OutputDescriptor, SubtaskDescriptor
 from ckpt_runtime.task.output import ResultPartition
 from ckpt_runtime.task.snapshot_writer import write_snapshot
-from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.task.subtask import Subtask
 from ckpt_runtime.task.subtask_checkpoints import Snapshot
 from ckpt_runtime.task.task_thread import TaskThread

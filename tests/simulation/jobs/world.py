@@ -21,10 +21,10 @@ from ckpt_runtime.checkpoint.configuration import MINIMUM_MS, CheckpointRetentio
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.scheduler import job_events as job_on
+from ckpt_runtime.scheduler.deployment import Address
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.snapshot_metadata import read_metadata
-from ckpt_runtime.scheduler.deployment import Address
 from tests.simulation.jobs.checkers import Sink, Snapshots
 from tests.simulation.jobs.file_system import FileStore, SimulatedFileSystem, counted_names
 from tests.simulation.jobs.job_master import JobMaster
