@@ -18,6 +18,15 @@ class ExecutionView:
         self._at_end_of_data: set[SubtaskKey] = set()
         self._finished_on_restore: frozenset[str] = frozenset()
 
+    def replace_graph(self, graph: JobGraph) -> None:
+        """The next deployment is one of another graph. Only between deployments."""
+        self._graph = graph
+
+    @property
+    def is_deployed(self) -> bool:
+        """Whether a deployment runs, so that a failure can still reach it."""
+        return bool(self._executions)
+
     def deployed(self, event: JobRunning) -> None:
         """Raises ValueError unless there is exactly one execution for each subtask of the graph."""
         executions = {execution.key: execution for execution in event.executions}
@@ -65,5 +74,5 @@ class ExecutionView:
     def plan(self) -> CheckpointPlan:
         """For the present moment; nothing to wait for when no subtask runs."""
         if not self._executions:
-            return CheckpointPlan((), (), frozenset())
+            return CheckpointPlan(self._graph, (), (), frozenset())
         return calculate_plan(self._graph, self._executions, frozenset(self._finished), self._finished_on_restore)

@@ -11,8 +11,12 @@ from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, Partitioning
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
-    """``to_wait_for`` are the running subtasks, which are also the ones to notify; ``finished`` ended before."""
+    """``to_wait_for`` are the running subtasks, which are also the ones to notify; ``finished`` ended before.
 
+    ``graph`` is that of the deployment: the checkpoint is completed as one of this graph, whatever comes later.
+    """
+
+    graph: JobGraph
     to_trigger: tuple[ExecutionId, ...]
     to_wait_for: tuple[ExecutionId, ...]
     finished: frozenset[SubtaskKey]
@@ -42,7 +46,7 @@ def calculate_plan(
             to_wait_for.append(execution)
             if not any(_has_running_predecessor(edge, index, running_vertices) for edge in inputs):
                 to_trigger.append(execution)
-    return CheckpointPlan(tuple(to_trigger), tuple(to_wait_for), finished, finished_on_restore)
+    return CheckpointPlan(graph, tuple(to_trigger), tuple(to_wait_for), finished, finished_on_restore)
 
 
 def _has_running_predecessor(edge: JobEdge, index: int, running: Mapping[str, list[int]]) -> bool:

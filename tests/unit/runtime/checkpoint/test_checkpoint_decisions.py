@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ckpt_runtime.checkpoint.aborted_checkpoints import REMEMBERED, AbortedCheckpoints
-from ckpt_runtime.checkpoint.cleaner import CheckpointCleaner
+from ckpt_runtime.checkpoint.cleaner import CheckpointCleaner, UnaskedAnswerError
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.completed_checkpoint_store import CompletedCheckpointStore, RetainedCheckpoint
 from ckpt_runtime.checkpoint.effects import DiscardCheckpoint, DiscardLocation, RemoveFromStore
@@ -277,15 +276,17 @@ def test_cleaner_counts_what_is_under_way():
     cleaner.discard_location(3, "chk-3")
     assert cleaner.busy == 3
     assert not cleaner.pointers_are_gone
-    assert cleaner.remove_failed(1)
-    assert cleaner.removed(1)
-    assert cleaner.removed(2)
-    assert not cleaner.removed(2)
-    assert not cleaner.remove_failed(2)
+    cleaner.remove_failed(1)
+    cleaner.removed(1)
+    cleaner.removed(2)
+    for unasked in (cleaner.removed, cleaner.remove_failed):
+        with pytest.raises(UnaskedAnswerError):
+            unasked(2)
     assert cleaner.pointers_are_gone
-    assert cleaner.cleaned(1)
-    assert cleaner.cleaned(3)
-    assert not cleaner.cleaned(3)
+    cleaner.cleaned(1)
+    cleaner.cleaned(3)
+    with pytest.raises(UnaskedAnswerError):
+        cleaner.cleaned(3)
     assert cleaner.busy == 0
     assert effects == [
         RemoveFromStore(1, discards="chk-1"),
@@ -302,14 +303,6 @@ def test_ids():
     ids.advance_to(10)
     ids.advance_to(4)
     assert ids.next_id() == 10
-
-
-def test_aborted_ids_are_bounded():
-    aborted = AbortedCheckpoints()
-    for number in range(REMEMBERED + 1):
-        aborted.add(number)
-    assert 0 not in aborted
-    assert REMEMBERED in aborted
 
 
 def test_options_survive_json():

@@ -13,6 +13,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.executions import ExecutionId
+from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointType
@@ -92,7 +93,8 @@ class Bench:
         self.listener = Listener()
         self.pointers = Pointers()
         self.pool = pool
-        coordinator = CheckpointCoordinator(JOB, GRAPH, CheckpointConfiguration(**settings))
+        self.ids = CheckpointIdCounter()
+        coordinator = CheckpointCoordinator(JOB, GRAPH, CheckpointConfiguration(**settings), self.ids)
         self.shell = CheckpointShell(
             JOB,
             coordinator,
