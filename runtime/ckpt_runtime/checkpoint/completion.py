@@ -7,6 +7,7 @@ go last of all.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
@@ -21,7 +22,6 @@ from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.pending_checkpoint import AckResult, PendingCheckpoint, PendingCheckpoints, PendingState
 from ckpt_runtime.checkpoint.retention import Retention
 from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
-from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.checkpoint.statistics import SubtaskStats
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 
@@ -71,7 +71,7 @@ class Completion:
             self._failures.abort(pending, Reason.CHECKPOINT_ASYNC_EXCEPTION, now, conflict)
             return
         pending.acknowledge(event.execution, event.state, event.finished_operators)
-        self._report_subtask(event, now, completed=True)
+        self._report_subtask(event, now)
 
     def _on_late_acknowledgement(self, event: on.Acknowledged) -> None:
         """After an abort the state goes. An acknowledgement of a completed one is a repetition: its files are used."""
@@ -94,30 +94,17 @@ class Completion:
     def on_progress(self, event: on.ProgressReported, now: Instant) -> None:
         pending = self._pending.get(event.checkpoint_id)
         if pending is not None and event.execution in pending.awaited:
-            self._report_subtask(event, now, completed=False)
+            self._report_subtask(event, now)
 
-    def _report_subtask(self, event: on.Acknowledged | on.ProgressReported, now: Instant, completed: bool) -> None:
-        metrics = event.metrics
-        state = event.state if isinstance(event, on.Acknowledged) else SubtaskState()
-        self._stats.report_subtask(
-            event.checkpoint_id,
-            event.execution.vertex_id,
-            SubtaskStats(
-                index=event.execution.subtask,
-                ack_timestamp=now.abs_ms,
-                state_size=state.bytes,
-                checkpointed_size=metrics.checkpointed_size,
-                sync_duration=metrics.sync_duration,
-                async_duration=metrics.async_duration,
-                alignment_buffered=metrics.alignment_buffered,
-                processed_data=metrics.processed_data,
-                persisted_data=metrics.persisted_data,
-                alignment_duration=metrics.alignment_duration,
-                start_delay=metrics.start_delay,
-                unaligned=metrics.unaligned,
-                completed=completed,
-            ),
+    def _report_subtask(self, event: on.Acknowledged | on.ProgressReported, now: Instant) -> None:
+        subtask = SubtaskStats(
+            index=event.execution.subtask,
+            ack_timestamp=now.abs_ms,
+            state_size=event.state.bytes if isinstance(event, on.Acknowledged) else 0,
+            completed=isinstance(event, on.Acknowledged),
+            **asdict(event.metrics),
         )
+        self._stats.report_subtask(event.checkpoint_id, event.execution.vertex_id, subtask)
 
     # --- finalising
 

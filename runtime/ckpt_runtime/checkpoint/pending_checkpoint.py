@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, EdgeDescriptor, VertexDescriptor
+from ckpt_runtime.checkpoint.execution_view import CheckpointPlan
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
-from ckpt_runtime.checkpoint.plan_calculator import CheckpointPlan
 from ckpt_runtime.checkpoint.request_decider import TriggerRequest
 from ckpt_runtime.checkpoint.state_handles import OperatorStateMode, SubtaskState
 from ckpt_runtime.checkpoint.statistics import SubtaskStats

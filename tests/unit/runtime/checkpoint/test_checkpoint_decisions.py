@@ -10,11 +10,11 @@ from ckpt_runtime.checkpoint.cleaner import CheckpointCleaner, UnaskedAnswerErro
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.completed_checkpoint_store import CompletedCheckpointStore, RetainedCheckpoint
 from ckpt_runtime.checkpoint.effects import DiscardCheckpoint, DiscardLocation, RemoveFromStore
+from ckpt_runtime.checkpoint.execution_view import calculate_plan
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_manager import CheckpointFailureManager
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
-from ckpt_runtime.checkpoint.plan_calculator import calculate_plan
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.request_decider import (
     CAPACITY,
@@ -139,7 +139,7 @@ class TestFailureManager:
         manager = CheckpointFailureManager(2)
         results = [manager.on_failure(Reason.CHECKPOINT_EXPIRED, PLAIN, number) for number in (1, 2, 3)]
         assert results == [False, False, True]
-        assert manager.continuous_failures == 0
+        assert not manager.on_failure(Reason.CHECKPOINT_EXPIRED, PLAIN, 4)
 
     def test_success_resets_and_older_ids_no_longer_count(self):
         manager = CheckpointFailureManager(0)
@@ -153,7 +153,7 @@ class TestFailureManager:
             assert manager.on_failure(Reason.IO_EXCEPTION, PLAIN, number)
             manager.on_restart()
             assert manager.failed_jobs == number
-        assert manager.on_failure(Reason.TASK_FAILURE, SYNC_SAVEPOINT, 3, task_level=True)
+        assert manager.on_failure(Reason.TASK_CHECKPOINT_FAILURE, SYNC_SAVEPOINT, 3, task_level=True)
         assert manager.failed_jobs == 2
         manager.on_success(4)
         assert manager.failed_jobs == 0
@@ -186,7 +186,7 @@ class TestFailureManager:
         manager = CheckpointFailureManager(0)
         gone = {"task_level": True, "attempt_is_running": False}
         assert not manager.on_failure(Reason.CHECKPOINT_DECLINED, PLAIN, 1, **gone)
-        assert not manager.on_failure(Reason.TASK_FAILURE, SYNC_SAVEPOINT, 2, **gone)
+        assert not manager.on_failure(Reason.TASK_CHECKPOINT_FAILURE, SYNC_SAVEPOINT, 2, **gone)
 
 
 def completed(number, properties=PLAIN):
