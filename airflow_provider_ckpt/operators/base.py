@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import TaskDeferralTimeout
 from airflow_provider_ckpt import arguments, defaults
 from airflow_provider_ckpt.arguments import Duration
 from airflow_provider_ckpt.conditions.base import Absence, Condition, Status, Verdict
-from airflow_provider_ckpt.conditions.driver import Pacing, look, wait
+from airflow_provider_ckpt.conditions.driver import Wait, sure_look
 from airflow_provider_ckpt.conditions.progress import Log, Progress
 from airflow_provider_ckpt.exceptions import (
     CkptNotFound,
@@ -30,6 +30,7 @@ from airflow_provider_ckpt.outputs import Templated
 from airflow_provider_ckpt.triggers.base import CkptTrigger, event_payload
 from ckpt_runtime.client import BadRequest, CkptClient, CkptClientError, NotFound, Unauthorized, is_passing
 from ckpt_runtime.client.requests import Call
+from ckpt_runtime.client.waiting import Pause, Steps
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -152,22 +153,25 @@ class CkptOperator(BaseOperator):
 
         :raises CkptClientError: what the client raises once its patience is over.
         """
+        return client.run(self.asked(call), patience_s=client.patience_s)
+
+    def asked(self, call: Call[T]) -> Steps[T]:
+        """The steps of :meth:`ask`."""
         for _ in range(Absence.LIMIT - 1):
             try:
-                return client.execute(call)
+                answer: T = yield call
             except NotFound as error:
                 self.log.info("%s; looking again", error)
-                time.sleep(self.pause())
-        return client.execute(call)
+                yield Pause(self.pause())
+            else:
+                return answer
+        answer = yield call
+        return answer
 
     def look(self, client: CkptClient, condition: Condition) -> Verdict | None:
         """One look at a condition with the client's patience, and more where something seems to be missing."""
-        progress = Progress(self.log, condition.subject)
-        while True:
-            verdict = client.run(look(condition, progress), patience_s=client.patience_s)
-            if not condition.absence.in_doubt:
-                return verdict
-            time.sleep(self.pause())
+        steps = sure_look(condition, Progress(self.log, condition.subject), self.pause())
+        return client.run(steps, patience_s=client.patience_s)
 
     # -- waiting -----------------------------------------------------------------------------------------------
 
@@ -178,7 +182,7 @@ class CkptOperator(BaseOperator):
         until = earlier(time.time() + patience, trigger.deadline)
         if patience > 0:
             with self.connected() as client:
-                verdict = wait(trigger.condition(), client, until, Pacing(interval), self.log)
+                verdict = Wait(trigger.condition(), until, interval, self.log).in_a_worker(client)
             if verdict.status is not Status.TIMEOUT or until == trigger.deadline:
                 return self.execute_complete(context, event_payload(verdict, trigger))
         return self.defer(trigger=trigger, method_name="execute_complete", timeout=backstop(trigger.deadline))

@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import AirflowSensorTimeout
 from airflow_provider_ckpt import arguments, defaults
 from airflow_provider_ckpt.arguments import Duration
 from airflow_provider_ckpt.conditions.base import Condition, Status, Verdict
-from airflow_provider_ckpt.conditions.driver import Pacing, is_waited_out, look, wait
+from airflow_provider_ckpt.conditions.driver import Wait, is_waited_out, sure_look
 from airflow_provider_ckpt.conditions.progress import Progress
 from airflow_provider_ckpt.exceptions import (
     CkptArgumentInvalid,
@@ -28,7 +28,7 @@ from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.operators.base import FIRST_LOOKS_SECONDS, backstop, earlier, first_looks, tell_trace
 from airflow_provider_ckpt.outputs import Templated
 from airflow_provider_ckpt.triggers.base import CkptTrigger, event_payload
-from ckpt_runtime.client import CkptClient, CkptClientError, is_passing
+from ckpt_runtime.client import CkptClientError, is_passing
 from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S
 
 if TYPE_CHECKING:
@@ -115,9 +115,9 @@ class CkptSensor(BaseSensorOperator):
         if patience <= 0:
             return None
         until = earlier(time.time() + patience, trigger.deadline)
-        pacing = Pacing(min(self.poke_interval, FIRST_LOOKS_SECONDS))
+        interval = min(self.poke_interval, FIRST_LOOKS_SECONDS)
         with CkptHook(self.ckpt_conn_id).get_conn() as client:
-            verdict = wait(trigger.condition(), client, until, pacing, self.log)
+            verdict = Wait(trigger.condition(), until, interval, self.log).in_a_worker(client)
         return None if verdict.status is Status.TIMEOUT and until != trigger.deadline else verdict
 
     def poke(self, context: Context) -> bool | PokeReturnValue:
@@ -129,7 +129,9 @@ class CkptSensor(BaseSensorOperator):
                 self._condition = self.trigger(context, None).condition()
                 self._progress = Progress(self.log, self._condition.subject)
             with CkptHook(self.ckpt_conn_id).get_conn() as client:
-                verdict = self._look(self._condition, self._progress, client)
+                # A job that seems to be unknown is looked for again at once: the next poke may be another process.
+                pause = min(self.poke_interval, CONFIRMING_SECONDS)
+                verdict = client.run(sure_look(self._condition, self._progress, pause))
         except CkptClientError as error:
             if not is_waited_out(error):
                 raise CkptRequestRejected(str(error)) from error
@@ -142,14 +144,6 @@ class CkptSensor(BaseSensorOperator):
             self._fail(verdict.status, verdict.message)
         self.succeeded(context)
         return PokeReturnValue(is_done=True, xcom_value=verdict.result)
-
-    def _look(self, condition: Condition, progress: Progress, client: CkptClient) -> Verdict | None:
-        """A job that seems to be unknown is looked for again at once: the next poke may be another process."""
-        verdict = client.run(look(condition, progress))
-        while condition.absence.in_doubt:
-            time.sleep(min(self.poke_interval, CONFIRMING_SECONDS))
-            verdict = client.run(look(condition, progress))
-        return verdict
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> Any:
         """Go on after the trigger's event."""

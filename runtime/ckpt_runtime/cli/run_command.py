@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +16,7 @@ from ckpt_runtime.client import CkptClient, requests
 from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
 from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails, RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
-from ckpt_runtime.client.waiting import PollSchedule
+from ckpt_runtime.client.waiting import Steps, request, watch
 
 WATCH_INTERVAL_S = 1.0
 _PASS_THROUGH = {"allow_interspersed_args": False}
@@ -87,15 +86,15 @@ def run(  # noqa: PLR0913 -- one parameter for each option
 
 
 def _watch(cli: Cli, client: CkptClient, job: str) -> JobDetails:
-    schedule = PollSchedule(f"The end of job {job}", None, WATCH_INTERVAL_S)
     with cli.output.progress() as progress:
-        while True:
-            details = client.execute(requests.job_details(job), patience_s=schedule.patience_s)
-            statistics = client.execute(requests.checkpoint_statistics(job), patience_s=schedule.patience_s)
+
+        def look(patience_s: float) -> Steps[JobDetails | None]:
+            details = yield from request(requests.job_details(job), patience_s)
+            statistics = yield from request(requests.checkpoint_statistics(job), patience_s)
             progress.show(_progress_text(details, statistics, live=cli.output.decorated))
-            if details.state in TERMINAL_STATES:
-                return details
-            time.sleep(schedule.next_delay())
+            return details if details.state in TERMINAL_STATES else None
+
+        return client.run(watch(look, f"The end of job {job}", None, WATCH_INTERVAL_S))
 
 
 def _progress_text(details: JobDetails, statistics: CheckpointStatistics, *, live: bool) -> str:
