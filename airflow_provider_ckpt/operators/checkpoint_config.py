@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
 
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Duration
@@ -90,7 +91,7 @@ class PatchCheckpointConfigOperator(CkptJobOperator):
         )
         with self.connected(self.deadline()) as client:
             effective = self._apply(client, job_id, call)
-        result = asdict(effective) | {"overrides": list(effective.overrides)}
+        result = structs.asdict(effective) | {"overrides": list(effective.overrides)}
         self.log.info("Checkpoint configuration of job %s now: %s", job_id, result)
         return result
 

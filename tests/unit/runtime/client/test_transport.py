@@ -303,7 +303,7 @@ def test_an_operation_that_failed_and_a_job_that_ended_otherwise_are_errors() ->
     assert isinstance(steps.send(OperationStatus(done=False)), Pause)
     next(steps)
     with pytest.raises(OperationFailed) as error:
-        steps.send(OperationStatus(done=True, failure=RemoteFailure("E", "no room", "E: no room")))
+        steps.send(OperationStatus(done=True, failure=RemoteFailure("E", "E: no room")))
     assert (str(error.value), error.value.exception) == ("no room", "E")
 
 
