@@ -8,8 +8,9 @@ from typing import Any
 
 from airflow_provider_ckpt.conditions.base import Condition, Json, Poll, Status, Verdict
 from airflow_provider_ckpt.conditions.job_log import failure_of, progress_of
-from ckpt_runtime.client import NotFound, requests
+from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointStatistics
+from ckpt_runtime.client.errors import NotFound
 from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails
 
 

@@ -19,7 +19,8 @@ from tenacity.wait import wait_exponential
 
 from airflow_provider_ckpt.conditions.base import Condition, Poll, Status, Verdict
 from airflow_provider_ckpt.conditions.progress import Log, Progress
-from ckpt_runtime.client import AsyncCkptClient, CkptApiError, CkptClient, CkptClientError, is_passing
+from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
+from ckpt_runtime.client.errors import CkptApiError, CkptClientError, is_passing
 from ckpt_runtime.client.requests import Call
 from ckpt_runtime.client.waiting import Deadline, Pause, Steps, persistent, poll
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from airflow_provider_ckpt.conditions.base import Condition, Json, Poll, Status, Verdict
 from airflow_provider_ckpt.conditions.job_log import job_line, shortened
-from ckpt_runtime.client import NotFound, requests
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.errors import NotFound
 from ckpt_runtime.client.models import OperationStatus
 from ckpt_runtime.client.stack_traces import telling_line
 

@@ -28,7 +28,8 @@ from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.outputs import Templated
 from airflow_provider_ckpt.triggers.base import CkptTrigger, event_payload
-from ckpt_runtime.client import BadRequest, CkptClient, CkptClientError, NotFound, Unauthorized, is_passing
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import BadRequest, CkptClientError, NotFound, Unauthorized, is_passing
 from ckpt_runtime.client.requests import Call
 from ckpt_runtime.client.waiting import Pause, Steps
 

@@ -11,7 +11,8 @@ from airflow_provider_ckpt.exceptions import CkptJobFailed
 from airflow_provider_ckpt.operators.base import CkptJobOperator, Event
 from airflow_provider_ckpt.outputs import Templated
 from airflow_provider_ckpt.triggers.job import CkptJobTrigger
-from ckpt_runtime.client import Conflict, requests
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.errors import Conflict
 from ckpt_runtime.client.models import TERMINAL_STATES
 
 if TYPE_CHECKING:

@@ -13,8 +13,10 @@ from airflow_provider_ckpt.conditions.driver import Backoff
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed
 from airflow_provider_ckpt.operators.base import CkptJobOperator
 from airflow_provider_ckpt.outputs import Templated
-from ckpt_runtime.client import CkptClient, Conflict, requests
+from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import CheckpointConfig, CheckpointConfigPatch
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import Conflict
 from ckpt_runtime.client.models import TERMINAL_STATES
 from ckpt_runtime.client.requests import Call
 from ckpt_runtime.client.waiting import Deadline, Steps, persistent

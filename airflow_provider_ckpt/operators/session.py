@@ -20,7 +20,9 @@ from airflow_provider_ckpt.secret_values import hide, shown_command
 from airflow_provider_ckpt.session_process import SessionProcess
 from airflow_provider_ckpt.triggers.base import event_payload
 from airflow_provider_ckpt.triggers.session import CkptSessionTrigger
-from ckpt_runtime.client import CkptClient, CkptClientError, Unreachable, is_passing, requests
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import CkptClientError, Unreachable, is_passing
 from ckpt_runtime.client.private_files import write_private
 from ckpt_runtime.client.session_command import (
     TOKEN_VARIABLE,

@@ -14,7 +14,9 @@ from airflow_provider_ckpt.operators.journal import Journal
 from airflow_provider_ckpt.operators.operation import RECORD, CkptOperationOperator
 from airflow_provider_ckpt.operators.savepoint import checked_format
 from airflow_provider_ckpt.outputs import Templated
-from ckpt_runtime.client import CkptClient, NotFound, requests
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import NotFound
 from ckpt_runtime.client.models import TERMINAL_STATES
 from ckpt_runtime.client.requests import Call
 

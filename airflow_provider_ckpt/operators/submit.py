@@ -22,7 +22,9 @@ from airflow_provider_ckpt.outputs import Templated
 from airflow_provider_ckpt.secret_values import hide
 from airflow_provider_ckpt.triggers.base import ON_KILL_PATIENCE_SECONDS
 from airflow_provider_ckpt.triggers.job import CkptJobTrigger
-from ckpt_runtime.client import CkptClient, CkptClientError, NotFound, requests
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import CkptClientError, NotFound
 from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import PackagingError, pack_pipeline
 from ckpt_runtime.client.requests import job_details

@@ -28,7 +28,7 @@ from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.operators.base import FIRST_LOOKS_SECONDS, backstop, earlier, first_looks, tell_trace
 from airflow_provider_ckpt.outputs import Templated
 from airflow_provider_ckpt.triggers.base import CkptTrigger, event_payload
-from ckpt_runtime.client import CkptClientError, is_passing
+from ckpt_runtime.client.errors import CkptClientError, is_passing
 from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S
 
 if TYPE_CHECKING:

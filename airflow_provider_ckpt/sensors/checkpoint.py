@@ -17,7 +17,8 @@ from airflow_provider_ckpt.operators.journal import Journal
 from airflow_provider_ckpt.outputs import Templated
 from airflow_provider_ckpt.sensors.base import CkptSensor
 from airflow_provider_ckpt.triggers.checkpoint import CkptCheckpointTrigger
-from ckpt_runtime.client import NotFound, requests
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.errors import NotFound
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -10,16 +10,16 @@ import typer
 
 from ckpt_runtime.cli import values
 from ckpt_runtime.cli.exit_codes import ExitCode
-from ckpt_runtime.cli.framework import Cli, command
+from ckpt_runtime.cli.framework import Cli
 from ckpt_runtime.cli.output import size_text
-from ckpt_runtime.client import CkptClient, requests
+from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
+from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails, RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.client.waiting import Steps, request, watch
 
 WATCH_INTERVAL_S = 1.0
-_PASS_THROUGH = {"allow_interspersed_args": False}
 
 
 class ClaimChoice(StrEnum):
@@ -27,11 +27,6 @@ class ClaimChoice(StrEnum):
 
     NO_CLAIM = "no-claim"
     CLAIM = "claim"
-
-
-def add_run_command(app: typer.Typer) -> None:
-    """Register the command. What follows the pipeline goes to the pipeline."""
-    command(app, "run", context_settings=_PASS_THROUGH)(run)
 
 
 def run(  # noqa: PLR0913 -- one parameter for each option

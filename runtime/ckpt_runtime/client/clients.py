@@ -31,6 +31,8 @@ from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S, Pause, Steps
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Http = TypeVar("Http")
+Transport = TypeVar("Transport")
 
 
 class _Method(Generic[P, T]):
@@ -97,13 +99,8 @@ class _Methods:
     wait_for_state = _Method(waiting.wait_for_state)
 
 
-class CkptClient(_Methods):
-    """Blocking client.
-
-    ``url`` is ``host:port`` or a URL. ``verify`` is True, False, a CA file or an ``ssl.SSLContext``. ``timeout_s``
-    bounds each single request; for ``patience_s`` it is repeated while the server is away (0: never repeated), and
-    ``on_away`` is told each time. ``transport`` replaces the network.
-    """
+class _Client(_Methods, Generic[Http, Transport]):
+    """What the two have in common: where they send to, and how long they repeat it."""
 
     def __init__(
         self,
@@ -113,13 +110,31 @@ class CkptClient(_Methods):
         verify: bool | str | ssl.SSLContext = True,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         patience_s: float = DEFAULT_PATIENCE_S,
-        transport: httpx.BaseTransport | None = None,
+        transport: Transport | None = None,
         on_away: Callable[[CkptClientError], None] | None = None,
     ) -> None:
         self.url = normalise_url(url)
-        self._http = httpx.Client(**client_options(self.url, token, verify, timeout_s), transport=transport)
         self.patience_s = patience_s
         self._on_away = on_away
+        self._http = self._connect(**client_options(self.url, token, verify, timeout_s), transport=transport)
+
+    def _connect(self, **options: Any) -> Http:
+        raise NotImplementedError
+
+    def _patient(self, call: Call[T], patience_s: float | None) -> Steps[T]:
+        return waiting.request(call, self.patience_s if patience_s is None else patience_s, self._on_away)
+
+
+class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):
+    """Blocking client.
+
+    ``url`` is ``host:port`` or a URL. ``verify`` is True, False, a CA file or an ``ssl.SSLContext``. ``timeout_s``
+    bounds each single request; for ``patience_s`` it is repeated while the server is away (0: never repeated), and
+    ``on_away`` is told each time. ``transport`` replaces the network.
+    """
+
+    def _connect(self, **options: Any) -> httpx.Client:
+        return httpx.Client(**options)
 
     def __enter__(self) -> Self:
         return self
@@ -133,8 +148,7 @@ class CkptClient(_Methods):
 
     def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
         """Send one call of :mod:`ckpt_runtime.client.requests`. Raises the errors of ``client.errors``."""
-        patience_s = self.patience_s if patience_s is None else patience_s
-        return self.run(waiting.request(call, patience_s, self._on_away))
+        return self.run(self._patient(call, patience_s))
 
     def run(self, steps: Steps[T], *, patience_s: float = 0.0) -> T:
         """Carry out steps one by one, each call for ``patience_s`` while the server is away; gives their result."""
@@ -163,24 +177,11 @@ class CkptClient(_Methods):
         return read_answer(step, response)
 
 
-class AsyncCkptClient(_Methods):
+class AsyncCkptClient(_Client[httpx.AsyncClient, httpx.AsyncBaseTransport]):
     """Asynchronous client; the same methods, awaited. Parameters as of :class:`CkptClient`."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        token: str | None = None,
-        verify: bool | str | ssl.SSLContext = True,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-        patience_s: float = DEFAULT_PATIENCE_S,
-        transport: httpx.AsyncBaseTransport | None = None,
-        on_away: Callable[[CkptClientError], None] | None = None,
-    ) -> None:
-        self.url = normalise_url(url)
-        self._http = httpx.AsyncClient(**client_options(self.url, token, verify, timeout_s), transport=transport)
-        self.patience_s = patience_s
-        self._on_away = on_away
+    def _connect(self, **options: Any) -> httpx.AsyncClient:
+        return httpx.AsyncClient(**options)
 
     async def __aenter__(self) -> Self:
         return self
@@ -196,8 +197,7 @@ class AsyncCkptClient(_Methods):
 
     async def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
         """Send one call of :mod:`ckpt_runtime.client.requests`. Raises the errors of ``client.errors``."""
-        patience_s = self.patience_s if patience_s is None else patience_s
-        return await self.run(waiting.request(call, patience_s, self._on_away))
+        return await self.run(self._patient(call, patience_s))
 
     async def run(self, steps: Steps[T], *, patience_s: float = 0.0) -> T:
         """Carry out steps one by one, each call for ``patience_s`` while the server is away; gives their result."""

@@ -15,9 +15,11 @@ import pytest
 from ckpt_runtime.cli.exit_codes import ExitCode, code_of
 from ckpt_runtime.cli.framework import Cli, Settings
 from ckpt_runtime.cli.output import Output
-from ckpt_runtime.cli.waiting import wait_for_operation
-from ckpt_runtime.client import CkptApiError, CkptClient, Conflict, NotFound, NotServed, UnexpectedAnswer, requests
+from ckpt_runtime.cli.snapshot_commands import StartedOperation
+from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import CkptApiError, Conflict, NotFound, NotServed, UnexpectedAnswer
 from ckpt_runtime.client.stack_traces import telling_line
 
 DATA = Path(__file__).parents[3] / "data"
@@ -192,7 +194,7 @@ class TestOperationsOfJobsThatDoNotRun:
         cli = Cli(Settings(url="http://flink:8081"), Output(as_json=True))
         cli._client = answering(answer)
         try:
-            wait_for_operation(cli, "savepoint", TRIGGER, UNKNOWN, 30.0, "taking a savepoint")
+            StartedOperation(cli, "savepoint", TRIGGER, UNKNOWN).wait("taking a savepoint", False, 30.0)
         finally:
             cli.close()
 

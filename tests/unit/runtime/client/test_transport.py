@@ -12,8 +12,9 @@ from typing import TypeVar
 import httpx
 import pytest
 
-from ckpt_runtime.client import CkptApiError, CkptClient, requests
-from ckpt_runtime.client.errors import OperationFailed, Unreachable
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import CkptApiError, CkptClientError, OperationFailed, Unreachable
 from ckpt_runtime.client.models import OperationStatus, RemoteFailure
 from ckpt_runtime.client.stack_traces import root_message
 from ckpt_runtime.client.transport import InvalidUrl, client_options, normalise_url
@@ -272,7 +273,8 @@ def test_waits_that_make_no_sense(timeout_s: float | None, interval_s: float) ->
 
 @pytest.mark.parametrize("attempts", [1, 3])
 def test_a_passing_error_is_waited_out_until_the_patience_is_over(attempts: int) -> None:
-    clock, told, tries = Clock(), [], []
+    clock, tries = Clock(), list[float]()
+    told: list[CkptClientError] = []
 
     def attempt() -> Steps[None]:
         tries.append(clock.now)
@@ -290,11 +292,8 @@ def test_a_passing_error_is_waited_out_until_the_patience_is_over(attempts: int)
 
 def test_a_pause_may_be_slept_in_parts() -> None:
     clock = Clock()
-    pauses = [
-        step.seconds
-        for step in poll(lambda: found(None), Deadline(1.0, clock), iter([0.8]), lambda s: clock.parts(s, 0.5))
-    ]
-    assert pauses == [0.5, pytest.approx(0.3)]
+    steps = poll(lambda: found(None), Deadline(1.0, clock), iter([0.8]), lambda s: clock.parts(s, 0.5))
+    assert list(steps) == [Pause(0.5), Pause(pytest.approx(0.3))]
 
 
 def test_an_operation_that_failed_and_a_job_that_ended_otherwise_are_errors() -> None:
@@ -322,7 +321,7 @@ def test_the_package_loads_nothing_heavy() -> None:
     code = (
         "import sys; import ckpt_runtime.client, ckpt_runtime.client.errors, ckpt_runtime.client.models;"
         "assert 'httpx' not in sys.modules;"
-        "from ckpt_runtime.client import CkptClient;"
+        "from ckpt_runtime.client.clients import CkptClient;"
         "heavy = {'pyspark', 'pyarrow', 'numpy', 'pandas', 'fastapi', 'pydantic', 'numba'} & set(sys.modules);"
         "assert not heavy, heavy"
     )
