@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from airflow_provider_ckpt import arguments
-from airflow_provider_ckpt.arguments import Duration
+from airflow_provider_ckpt.arguments import Duration, Templated
 from airflow_provider_ckpt.conditions.driver import Backoff
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed
 from airflow_provider_ckpt.operators.base import CkptJobOperator
-from airflow_provider_ckpt.outputs import Templated
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import CheckpointConfig, CheckpointConfigPatch
 from ckpt_runtime.client.clients import CkptClient

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.configuration import conf
 
 from airflow_provider_ckpt import arguments, session_process
+from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.conditions.base import Json, Status, Verdict
 from airflow_provider_ckpt.conditions.session import SessionReadyCondition, session_facts
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptSessionFailed
 from airflow_provider_ckpt.hooks.connection import Endpoint
 from airflow_provider_ckpt.operators.base import CkptOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal, new_id
-from airflow_provider_ckpt.outputs import Templated
 from airflow_provider_ckpt.secret_values import hide, shown_command
 from airflow_provider_ckpt.session_process import SessionProcess
 from airflow_provider_ckpt.triggers.base import event_payload
