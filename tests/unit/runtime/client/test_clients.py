@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.client import (
-    AsyncCkptClient,
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
+from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
+from ckpt_runtime.client.errors import (
     BadRequest,
-    CkptClient,
     Conflict,
     JobEnded,
     NotFound,
@@ -22,9 +23,7 @@ from ckpt_runtime.client import (
     UnexpectedAnswer,
     Unreachable,
     WaitTimeout,
-    requests,
 )
-from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
 from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.jobmaster.gateway import ExceptionEntry, FailureCause, JobStatus
