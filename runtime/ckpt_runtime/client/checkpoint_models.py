@@ -153,6 +153,19 @@ def _optional(document: Json | None) -> Checkpoint | None:
     return None if document is None else Checkpoint.from_json(document)
 
 
+SETTINGS: Mapping[str, tuple[str, str]] = {
+    "interval_ms": ("interval", "checkpointInterval"),
+    "timeout_ms": ("timeout", "checkpointTimeout"),
+    "min_pause_ms": ("min_pause", "minPauseBetweenCheckpoints"),
+    "max_concurrent": ("max_concurrent", "maxConcurrentCheckpoints"),
+    "tolerable_failed_checkpoints": ("tolerable_failed_checkpoints", "tolerableCheckpointFailureNumber"),
+    "aligned_timeout_ms": ("aligned_checkpoint_timeout", "alignedCheckpointTimeout"),
+    "unaligned": ("unaligned_checkpoints", "unalignedEnabled"),
+    "max_inflight_data_bytes": ("max_inflight_data_bytes", "maxInflightDataBytes"),
+}
+"""Our names of settings: theirs in an answer and in a patch. A test compares them with the engine's table."""
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointConfig:
     """What holds now. ``interval_ms`` is None when periodic checkpoints are off; ``overrides`` are FLIP-571's."""
@@ -172,20 +185,16 @@ class CheckpointConfig:
 
     @classmethod
     def from_json(cls, document: Json) -> CheckpointConfig:
-        interval = document["interval"]
+        known = {"max_inflight_data_bytes": None, **document}  # which Flink does not have
+        settings = {attribute: known[shown] for attribute, (shown, _) in SETTINGS.items()}
+        if settings["interval_ms"] == PERIODIC_OFF:
+            settings["interval_ms"] = None
         return cls(
             mode=document["mode"],
-            interval_ms=None if interval == PERIODIC_OFF else interval,
-            timeout_ms=document["timeout"],
-            min_pause_ms=document["min_pause"],
-            max_concurrent=document["max_concurrent"],
-            tolerable_failed_checkpoints=document["tolerable_failed_checkpoints"],
-            unaligned=document["unaligned_checkpoints"],
-            aligned_timeout_ms=document["aligned_checkpoint_timeout"],
             state_backend=document["state_backend"],
             checkpoint_storage=document["checkpoint_storage"],
-            max_inflight_data_bytes=document.get("max_inflight_data_bytes"),
             overrides=tuple(document.get("overrides") or ()),
+            **settings,
         )
 
 
@@ -204,17 +213,5 @@ class CheckpointConfigPatch:
 
     def to_json(self) -> dict[str, Any]:
         """The request's body: the fields that are set, by their names on the wire."""
-        values = {name: getattr(self, attribute) for attribute, name in PATCH_FIELDS.items()}
+        values = {name: getattr(self, attribute) for attribute, (_, name) in SETTINGS.items()}
         return {name: value for name, value in values.items() if value is not None}
-
-
-PATCH_FIELDS: Mapping[str, str] = {
-    "interval_ms": "checkpointInterval",
-    "timeout_ms": "checkpointTimeout",
-    "min_pause_ms": "minPauseBetweenCheckpoints",
-    "max_concurrent": "maxConcurrentCheckpoints",
-    "tolerable_failed_checkpoints": "tolerableCheckpointFailureNumber",
-    "aligned_timeout_ms": "alignedCheckpointTimeout",
-    "unaligned": "unalignedEnabled",
-    "max_inflight_data_bytes": "maxInflightDataBytes",
-}

@@ -35,12 +35,11 @@ from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot, Checkpoi
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
-from ckpt_runtime.jobmaster.checkpoint_settings import overrides_of, shown_settings, submitted_settings
+from ckpt_runtime.jobmaster.checkpoint_settings import shown_settings, submitted_settings
 from ckpt_runtime.jobmaster.checkpoint_shell import CheckpointShell
 from ckpt_runtime.jobmaster.deployment_planner import RestoredState
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.gateway import (
-    CheckpointConfigPatch,
     CheckpointKind,
     EffectiveCheckpointConfig,
     InvalidRequest,
@@ -163,7 +162,7 @@ class JobCheckpoints:
         self._shell.handle(on.TriggerRequested(request_id, properties, directory))
         return await future
 
-    async def patch(self, patch: CheckpointConfigPatch | None) -> EffectiveCheckpointConfig:
+    async def patch(self, patch: CheckpointOverrides | None) -> EffectiveCheckpointConfig:
         """FLIP-571: persists, then applies, then returns what holds. None drops all overrides.
 
         Raises UpdateInProgress, InvalidRequest when the values clash with other settings, NotReady when the change
@@ -182,7 +181,7 @@ class JobCheckpoints:
             self._updating = self._settling is not None
         return self.effective_config()
 
-    async def _persist(self, patch: CheckpointConfigPatch | None) -> str | None:
+    async def _persist(self, patch: CheckpointOverrides | None) -> str | None:
         """Returns the stored text. An unknown outcome is settled by doing it again, which reads first."""
         unknown = False
         for attempt in range(_UNKNOWN_ATTEMPTS):
@@ -205,10 +204,10 @@ class JobCheckpoints:
             "it is; look at the configuration, or repeat the request then"
         )
 
-    def _changed(self, patch: CheckpointConfigPatch | None, text: str | None) -> str | None:
+    def _changed(self, patch: CheckpointOverrides | None, text: str | None) -> str | None:
         """In a pool thread. Nothing that would make the next start of the job fail is ever stored."""
         known = CheckpointOverrides.from_document(text)
-        overrides = CheckpointOverrides() if patch is None else known.merged_with(overrides_of(patch))
+        overrides = CheckpointOverrides() if patch is None else known.merged_with(patch)
         overrides.applied_to(self._submitted_settings)
         return overrides.to_document() if overrides.given else None
 

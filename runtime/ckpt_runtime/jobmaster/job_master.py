@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckpt_runtime.checkpoint.executions import ExecutionId
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat as SnapshotFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
 from ckpt_runtime.configuration.cluster_options import CpuPinning, JobManagerOptions, TaskManagerOptions
@@ -27,7 +28,6 @@ from ckpt_runtime.jobmaster.exceptions_history import FailureLog, cause_of
 from ckpt_runtime.jobmaster.executions import ExecutionGraph, wall_clock_ms
 from ckpt_runtime.jobmaster.gateway import (
     NOT_YET,
-    CheckpointConfigPatch,
     CheckpointKind,
     EffectiveCheckpointConfig,
     ExceptionEntry,
@@ -169,7 +169,7 @@ class JobMaster:
             self._handle(events.StopRequested(request_id, drain, directory, SnapshotFormat(savepoint_format.value)))
         return OperationStatus(True, location=await asyncio.shield(future))
 
-    async def patch_checkpoint_config(self, patch: CheckpointConfigPatch | None) -> EffectiveCheckpointConfig:
+    async def patch_checkpoint_config(self, patch: CheckpointOverrides | None) -> EffectiveCheckpointConfig:
         """FLIP-571; None drops all overrides. Raises as ``DispatcherGateway.patch_checkpoint_config``."""
         try:
             shown = await self._checkpoints.patch(patch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ from ckpt_runtime.client import (
     WaitTimeout,
     requests,
 )
-from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
+from ckpt_runtime.client.checkpoint_models import SETTINGS, CheckpointConfig, CheckpointConfigPatch
 from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE
 from ckpt_runtime.jobmaster.gateway import ExceptionEntry, FailureCause, JobStatus
 from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway
 
@@ -129,6 +131,14 @@ def test_checkpoint_configuration(client: Both) -> None:
     config = client.checkpoint_config(JOB)
     assert config.overrides == ("checkpointInterval", "unalignedEnabled")
     assert client.reset_checkpoint_config(JOB).overrides == ()
+
+
+def test_settings_are_those_of_the_engine() -> None:
+    assert list(SETTINGS.values()) == [(item.shown_as, name) for name, item in PATCHABLE.items()]
+    assert list(SETTINGS) == [field.name for field in fields(CheckpointConfigPatch)]
+    assert set(SETTINGS) <= {field.name for field in fields(CheckpointConfig)}
+    patch = CheckpointConfigPatch(**dict.fromkeys(SETTINGS, 1))  # type: ignore[arg-type]
+    assert patch.to_json() == dict.fromkeys(PATCHABLE, 1)
 
 
 def test_operations(client: Both, gateway: FakeGateway) -> None:
