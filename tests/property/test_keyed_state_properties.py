@@ -15,9 +15,9 @@ from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range
 from ckpt_runtime.graph.schemas import aggregate_type
 from ckpt_runtime.graph.specs import Aggregate
 from ckpt_runtime.state.backend import KeyedSnapshot, RestoreSource
-from ckpt_runtime.state.memory.accumulators import AggregateColumn
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
 from ckpt_runtime.state.memory.layered_dict import LayeredDict
+from ckpt_runtime.state.states import AggregateColumn
 from tests.support import reference_kernels as reference
 
 FUNCTIONS = ("count", "sum", "min", "max", "avg")

@@ -1,20 +1,46 @@
 """The keyed state backend interface: what operators ask of it and how a subtask snapshots and restores it.
 
-One backend serves one operator of one subtask and holds the key groups which that subtask owns. Backends:
-``state/memory`` (columnar tables and overlay maps). Others plug in here.
+One backend serves one operator of one subtask and holds the key groups which that subtask owns. ``state/registry.py``
+knows the backends by name; nobody else imports one.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, BinaryIO, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import BinaryIO, Protocol
 
 import pyarrow as pa
 
 from ckpt_runtime.checkpoint.state_handles import KeyedSection
 from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.state.states import (
+    AggregateColumn,
+    Key,
+    KeyedAggregates,
+    KeyedLists,
+    KeyedMaps,
+    KeyedRows,
+    KeyedTimers,
+    KeyedValues,
+    RowBufferSpec,
+    TimeToLive,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BackendParameters:
+    """What a backend is made from. ``uid`` is the operator's, for messages; ``configuration`` the job's options.
+
+    ``make_directory`` makes a new directory for local files, which goes with the worker's process, however that ends.
+    """
+
+    uid: str
+    key_groups: KeyGroupRange
+    max_parallelism: int
+    make_directory: Callable[[], str]
+    configuration: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,30 +83,39 @@ class KeyedStateBackend(ABC):
         """Loads a snapshot; called once, before any state is asked for."""
 
     @abstractmethod
-    def aggregate_table(self, name: str, key_schema: pa.Schema, columns: Sequence[Any]) -> Any:
+    def aggregate_table(self, name: str, key_schema: pa.Schema, columns: Sequence[AggregateColumn]) -> KeyedAggregates:
         """Columnar state for built-in aggregates: one row per key."""
 
     @abstractmethod
-    def value_state(self, name: str, key_schema: pa.Schema, value_schema: pa.Schema, ttl: Any = None) -> Any:
-        """One tuple per key. ``ttl`` (a ``TimeToLive``) says how long it lives after its last update."""
+    def value_state(
+        self, name: str, key_schema: pa.Schema, value_schema: pa.Schema, ttl: TimeToLive | None = None
+    ) -> KeyedValues:
+        """One tuple per key. ``ttl`` says how long it lives after its last update."""
 
     @abstractmethod
-    def list_state(self, name: str, key_schema: pa.Schema, value_schema: pa.Schema, ttl: Any = None) -> Any:
+    def list_state(
+        self, name: str, key_schema: pa.Schema, value_schema: pa.Schema, ttl: TimeToLive | None = None
+    ) -> KeyedLists:
         """A list of tuples per key; elements live on their own."""
 
     @abstractmethod
     def map_state(
-        self, name: str, key_schema: pa.Schema, user_key_schema: pa.Schema, value_schema: pa.Schema, ttl: Any = None
-    ) -> Any:
+        self,
+        name: str,
+        key_schema: pa.Schema,
+        user_key_schema: pa.Schema,
+        value_schema: pa.Schema,
+        ttl: TimeToLive | None = None,
+    ) -> KeyedMaps:
         """A map from tuple to tuple per key; entries live on their own."""
 
     @abstractmethod
-    def timers(self, name: str, key_schema: pa.Schema) -> Any:
+    def timers(self, name: str, key_schema: pa.Schema) -> KeyedTimers:
         """A priority queue of (time, key), each pair once."""
 
     @abstractmethod
-    def row_buffers(self, specs: Sequence[Any]) -> Any:
-        """Rows per key of several sides (``RowBufferSpec``) whose keys have equal types; each side is a state."""
+    def row_buffers(self, specs: Sequence[RowBufferSpec]) -> KeyedRows:
+        """Rows per key of several sides whose keys have equal types; each side is a state. To be asked for once."""
 
     @abstractmethod
     def restored_key_schema(self) -> pa.Schema | None:
@@ -93,6 +128,9 @@ class KeyedStateBackend(ABC):
     @abstractmethod
     def drop_state(self, name: str) -> None:
         """Forgets a state with all its content; snapshots in flight keep it."""
+
+    def prefetch(self, keys: Iterable[Key]) -> None:
+        """The keys, each once, that are read and written next; a backend that has everything at hand does nothing."""
 
     def maintain(self) -> None:
         """Housekeeping in small steps, called about once per buffer by the subtask's thread."""

@@ -7,11 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle
-from ckpt_runtime.configuration.state_options import StateBackendType
-from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.state.backend import KeyedStateBackend, RestoreSource
+from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend, RestoreSource
 from ckpt_runtime.state.errors import CorruptStateError
-from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
+from ckpt_runtime.state.registry import create_backend
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.state_file_reader import StateFileReader
@@ -32,28 +30,17 @@ _DAMAGED = (CorruptFileError, InvalidLocationError, CorruptStateError)
 """What no later attempt and no other host can read either: checksum, length, version, or a handle that leads astray."""
 
 
-class UnsupportedBackendError(ValueError):
-    """The configured state backend does not exist in this version."""
-
-
 def create_keyed_backend(
-    kind: StateBackendType,
-    uid: str,
-    key_groups: KeyGroupRange,
-    max_parallelism: int,
-    handles: Sequence[KeyedStateHandle],
-    directory: str,
+    name: str, parameters: BackendParameters, handles: Sequence[KeyedStateHandle], directory: str
 ) -> KeyedStateBackend:
-    """``uid`` names the operator in errors. ``directory`` is the restored snapshot's (URL).
+    """The backend that ``state.backend.type`` names. ``directory`` is the restored snapshot's (URL).
 
     Handles go whole to each subtask; the backend clips. Raises UnsupportedBackendError, StateSchemaError,
     StateRestoreError naming what is damaged, and StateUnavailableError naming what is missing or cannot be read.
     """
-    if kind is not StateBackendType.HASHMAP:
-        raise UnsupportedBackendError(f"state.backend.type: {kind.value!r} is not available, use 'hashmap'")
-    backend = MemoryKeyedStateBackend(key_groups, max_parallelism, uid)
+    backend = create_backend(name, parameters)
     if handles:
-        with naming_operator(uid, f"state from {directory}", directory):
+        with naming_operator(parameters.uid, f"state from {directory}", directory):
             _restore(backend, handles, directory)
     return backend
 
@@ -74,7 +61,7 @@ def _is_damage(error: StorageError | CorruptStateError) -> bool:
     return isinstance(error, _DAMAGED) or (isinstance(error, OSError) and error.errno == errno.EISDIR)
 
 
-def _restore(backend: MemoryKeyedStateBackend, handles: Sequence[KeyedStateHandle], directory: str) -> None:
+def _restore(backend: KeyedStateBackend, handles: Sequence[KeyedStateHandle], directory: str) -> None:
     with ExitStack() as open_files:
         location = resolve(directory)
         sources: list[RestoreSource] = []

@@ -31,11 +31,11 @@ from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.network.connections import ChannelLostError, ControlConnection
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.network.transport import DataTransport
-from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError
+from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError, UnsupportedBackendError
 from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.task.deployed_job import DeployedJob, PlanMismatchError, load_checked_plan
 from ckpt_runtime.task.deployment import Deployment
-from ckpt_runtime.task.restore import StateRestoreError, UnsupportedBackendError
+from ckpt_runtime.task.restore import StateRestoreError
 from ckpt_runtime.task.restored_input import UnreadableInFlightDataError
 from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
 from ckpt_runtime.task.subtask import Subtask, TaskState

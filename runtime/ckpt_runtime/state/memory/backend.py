@@ -17,14 +17,14 @@ from ckpt_runtime.state import native_format, values
 from ckpt_runtime.state.backend import KeyedSnapshot, KeyedStateBackend, RestoreSource
 from ckpt_runtime.state.errors import StateSchemaError, schema_mismatch
 from ckpt_runtime.state.hashing import check_key_types
-from ckpt_runtime.state.memory.accumulators import AggregateColumn
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable
-from ckpt_runtime.state.memory.keyed_state import KeyedState, StoredRow, TimeToLive
+from ckpt_runtime.state.memory.keyed_state import KeyedState, StoredRow
 from ckpt_runtime.state.memory.keyed_states import ListStateTable, MapStateTable, ValueStateTable
 from ckpt_runtime.state.memory.restored import RestoredState, restored_states
-from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers, RowBufferSpec, check_ends
+from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers, check_ends, stored_schema
 from ckpt_runtime.state.memory.timers import TimerQueue
 from ckpt_runtime.state.schema_evolution import check_evolution, evolve
+from ckpt_runtime.state.states import AggregateColumn, RowBufferSpec, TimeToLive
 
 S = TypeVar("S", bound=KeyedState)
 
@@ -127,11 +127,11 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
         for spec, side in zip(specs, buffers.sides, strict=True):
             known = self._states.get(spec.name)
             if known is not None:
-                raise schema_mismatch(self.uid, spec.name, "it is in use", _schema_of(known), spec.stored_schema())
+                raise schema_mismatch(self.uid, spec.name, "it is in use", _schema_of(known), stored_schema(spec))
             restored = self._claim(spec.name, "rows")
             if restored is not None:
                 check_ends(self.uid, spec, restored.descriptor)
-                wanted = spec.stored_schema()
+                wanted = stored_schema(spec)
                 check_evolution(self.uid, spec.name, restored.schema, wanted)
                 for batch in restored.batches():
                     buffers.load(side, evolve(spec.name, batch, wanted))

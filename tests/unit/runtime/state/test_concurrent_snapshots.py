@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.state.memory.accumulators import AggregateColumn
+from ckpt_runtime.state.states import AggregateColumn
 
 COLUMNS = [
     AggregateColumn("count", None, "n", None, pa.int64()),

@@ -13,7 +13,7 @@ from pyspark.sql import Row
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.state.backend import RestoreSource
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError
-from ckpt_runtime.state.memory.keyed_state import TimeToLive
+from ckpt_runtime.state.states import TimeToLive
 
 VALUE = pa.schema([("n", pa.int64()), ("s", pa.string())])
 USER_KEY = pa.schema([("u", pa.string())])

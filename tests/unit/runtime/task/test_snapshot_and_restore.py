@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,10 +15,10 @@ import pytest
 
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import KeyedSection, KeyedStateHandle, OperatorListState, OperatorStateMode
-from ckpt_runtime.configuration.state_options import StateBackendType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CheckpointBarrier
-from ckpt_runtime.state.errors import CorruptStateError
+from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
+from ckpt_runtime.state.errors import CorruptStateError, UnsupportedBackendError
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
 from ckpt_runtime.storage import state_file_reader
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, StorageError
@@ -24,7 +26,6 @@ from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
 from ckpt_runtime.task.restore import (
     StateRestoreError,
     StateUnavailableError,
-    UnsupportedBackendError,
     create_keyed_backend,
     naming_operator,
 )
@@ -36,7 +37,16 @@ ALL = KeyGroupRange(0, 127)
 KEY = pa.schema([("k", pa.int64())])
 VALUE = pa.schema([("v", pa.int64())])
 POSITIONS = (OperatorListState("position", OperatorStateMode.SPLIT, (1, 2)),)
-HASHMAP = StateBackendType.HASHMAP
+
+
+def parameters(key_groups: KeyGroupRange = ALL) -> BackendParameters:
+    return BackendParameters("op", key_groups, 128, tempfile.mkdtemp)
+
+
+def restored(
+    handles: Sequence[KeyedStateHandle], directory: Path | str, key_groups: KeyGroupRange = ALL
+) -> KeyedStateBackend:
+    return create_keyed_backend("hashmap", parameters(key_groups), handles, str(directory))
 
 
 class Frozen:
@@ -138,8 +148,8 @@ def test_what_was_written_is_restored_clipped_to_the_subtasks_key_groups(tmp_pat
     handles = written.state.operators["op"].keyed
     found: dict[int, Any] = {}
     for key_groups in (KeyGroupRange(0, 63), KeyGroupRange(64, 127)):
-        restored = create_keyed_backend(HASHMAP, "op", key_groups, 128, handles, str(tmp_path))
-        state = restored.value_state("s", KEY, VALUE)
+        found_again = restored(handles, tmp_path, key_groups)
+        state = found_again.value_state("s", KEY, VALUE)
         present = {key: state.get((key,))[0] for key in values if state.get((key,)) is not None}
         assert 0 < len(present) < 200
         assert not found.keys() & present.keys()
@@ -174,13 +184,13 @@ def test_a_damaged_file_is_named_with_its_operator(tmp_path: Path, damage: str) 
         file.unlink()
         file.mkdir()
     with pytest.raises(StateRestoreError, match=f"operator 'op' cannot restore its state from .*{file.name}") as caught:
-        create_keyed_backend(HASHMAP, "op", ALL, 128, first, str(tmp_path))
+        restored(first, tmp_path)
     assert file.name in caught.value.url
 
 
 def _fails_to_restore(handles: list[KeyedStateHandle], directory: Path) -> StateUnavailableError:
     with pytest.raises(StateUnavailableError, match="operator 'op' cannot restore its state from ") as caught:
-        create_keyed_backend(HASHMAP, "op", ALL, 128, handles, str(directory))
+        restored(handles, directory)
     assert describe_error(caught.value)["recoverable"]
     return caught.value
 
@@ -192,7 +202,7 @@ def test_a_file_that_is_missing_may_come_back_and_is_no_damage(tmp_path: Path) -
     snapshot.rename(away)
     assert handles[0].file.path in str(_fails_to_restore(handles, snapshot))
     away.rename(snapshot)
-    create_keyed_backend(HASHMAP, "op", ALL, 128, handles, str(snapshot))
+    restored(handles, snapshot)
 
 
 def test_storage_that_answers_an_error_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +230,7 @@ def test_damaged_inline_state_is_named_by_its_snapshot(tmp_path: Path) -> None:
     content[3] ^= 1
     broken = replace(handle, file=replace(handle.file, inline=bytes(content)))
     with pytest.raises(StateRestoreError, match=f"operator 'op' cannot restore its state from {tmp_path}"):
-        create_keyed_backend(HASHMAP, "op", ALL, 128, [broken], str(tmp_path))
+        restored([broken], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -234,9 +244,7 @@ def test_damaged_inline_state_is_named_by_its_snapshot(tmp_path: Path) -> None:
 def test_a_handle_that_points_elsewhere_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     (handle,) = _written(tmp_path)
     with pytest.raises(StateRestoreError, match="operator 'op'"):
-        create_keyed_backend(
-            HASHMAP, "op", ALL, 128, [replace(handle, file=replace(handle.file, **change))], str(tmp_path)
-        )
+        restored([replace(handle, file=replace(handle.file, **change))], tmp_path)
 
 
 def test_a_descriptor_of_a_later_version_is_refused(tmp_path: Path) -> None:
@@ -244,14 +252,14 @@ def test_a_descriptor_of_a_later_version_is_refused(tmp_path: Path) -> None:
     (section,) = handle.sections
     later = replace(handle, sections=(replace(section, descriptor={**section.descriptor, "format": 99}),))
     with pytest.raises(StateRestoreError, match="operator 'op'.*native format 99"):
-        create_keyed_backend(HASHMAP, "op", ALL, 128, [later], str(tmp_path))
+        restored([later], tmp_path)
 
 
 def test_without_handles_the_backend_starts_empty() -> None:
-    backend = create_keyed_backend(HASHMAP, "op", ALL, 128, (), "")
+    backend = restored((), "")
     assert backend.value_state("s", KEY, VALUE).get((1,)) is None
 
 
 def test_a_backend_that_does_not_exist_yet_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedBackendError, match=r"state\.backend\.type.*rocksdb.*hashmap"):
-        create_keyed_backend(StateBackendType.ROCKSDB, "op", ALL, 128, (), "")
+        create_keyed_backend("rocksdb", parameters(), (), "")
