@@ -6,7 +6,7 @@ import errno
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 
-from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle
+from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedStateHandle
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend, RestoreSource
 from ckpt_runtime.state.errors import CorruptStateError
 from ckpt_runtime.state.registry import create_backend
@@ -31,7 +31,7 @@ _DAMAGED = (CorruptFileError, InvalidLocationError, CorruptStateError)
 
 
 def create_keyed_backend(
-    name: str, parameters: BackendParameters, handles: Sequence[KeyedStateHandle], directory: str
+    name: str, parameters: BackendParameters, handles: Sequence[KeyedHandle], directory: str
 ) -> KeyedStateBackend:
     """The backend that ``state.backend.type`` names. ``directory`` is the restored snapshot's (URL).
 
@@ -61,7 +61,7 @@ def _is_damage(error: StorageError | CorruptStateError) -> bool:
     return isinstance(error, _DAMAGED) or (isinstance(error, OSError) and error.errno == errno.EISDIR)
 
 
-def _restore(backend: KeyedStateBackend, handles: Sequence[KeyedStateHandle], directory: str) -> None:
+def _restore(backend: KeyedStateBackend, handles: Sequence[KeyedHandle], directory: str) -> None:
     with ExitStack() as open_files:
         location = resolve(directory)
         sources: list[RestoreSource] = []

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 import pytest
+from msgspec import convert, to_builtins
 
 from ckpt_runtime.checkpoint.state_handles import KeyedSection
 from ckpt_runtime.graph.key_groups import KeyGroupRange
@@ -25,7 +26,7 @@ class Snapshots:
     def written(self, snapshot: KeyedSnapshot) -> list[RestoreSource]:
         stream = io.BytesIO()
         stream.write(b"header!")
-        sections = [KeyedSection.from_json(s.to_json()) for s in snapshot.write(stream, stream.tell())]
+        sections = [convert(to_builtins(s), KeyedSection) for s in snapshot.write(stream, stream.tell())]
         snapshot.release()
         data = stream.getvalue()
         return [RestoreSource(section, lambda offset, length: data[offset : offset + length]) for section in sections]

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pytest
+from msgspec import structs
 
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import KeyedSection, KeyedStateHandle, OperatorListState, OperatorStateMode
@@ -228,7 +229,7 @@ def test_damaged_inline_state_is_named_by_its_snapshot(tmp_path: Path) -> None:
     assert handle.file.inline is not None
     content = bytearray(handle.file.inline)
     content[3] ^= 1
-    broken = replace(handle, file=replace(handle.file, inline=bytes(content)))
+    broken = structs.replace(handle, file=structs.replace(handle.file, inline=bytes(content)))
     with pytest.raises(StateRestoreError, match=f"operator 'op' cannot restore its state from {tmp_path}"):
         restored([broken], tmp_path)
 
@@ -244,13 +245,13 @@ def test_damaged_inline_state_is_named_by_its_snapshot(tmp_path: Path) -> None:
 def test_a_handle_that_points_elsewhere_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     (handle,) = _written(tmp_path)
     with pytest.raises(StateRestoreError, match="operator 'op'"):
-        restored([replace(handle, file=replace(handle.file, **change))], tmp_path)
+        restored([structs.replace(handle, file=structs.replace(handle.file, **change))], tmp_path)
 
 
 def test_a_descriptor_of_a_later_version_is_refused(tmp_path: Path) -> None:
     (handle,) = _written(tmp_path)
     (section,) = handle.sections
-    later = replace(handle, sections=(replace(section, descriptor={**section.descriptor, "format": 99}),))
+    later = structs.replace(handle, sections=(replace(section, descriptor={**section.descriptor, "format": 99}),))
     with pytest.raises(StateRestoreError, match="operator 'op'.*native format 99"):
         restored([later], tmp_path)
 
