@@ -9,12 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import BinaryIO, Protocol
 
 import pyarrow as pa
 
-from ckpt_runtime.checkpoint.state_handles import KeyedSection
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.state_handles import KeyedHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.state.snapshots import KeyedSnapshot, SnapshotReader
 from ckpt_runtime.state.states import (
     AggregateColumn,
     Key,
@@ -43,30 +44,6 @@ class BackendParameters:
     configuration: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreSource:
-    """One section of a snapshot to load: only key groups inside the backend's own range are read.
-
-    ``read(offset, length)`` returns verified bytes of the section's file.
-    """
-
-    section: KeyedSection
-    read: Callable[[int, int], bytes | memoryview]
-
-
-class KeyedSnapshot(Protocol):
-    """The asynchronous part of a snapshot. The state in it does not change while the operator goes on."""
-
-    def write(self, stream: BinaryIO, base_offset: int) -> list[KeyedSection]:
-        """Writes all states to ``stream``, whose next byte is at ``base_offset`` of the file; runs in a pool thread.
-
-        Raises OSError as the storage does. Offsets in the sections count from the file's start.
-        """
-
-    def release(self) -> None:
-        """Gives up the frozen view; called once after ``write`` or instead of it, from any thread."""
-
-
 class KeyedStateBackend(ABC):
     """States by name. Asking for the same name twice returns the same object; another schema is an error.
 
@@ -79,8 +56,13 @@ class KeyedStateBackend(ABC):
     max_parallelism: int
 
     @abstractmethod
-    def restore(self, sources: Sequence[RestoreSource]) -> None:
-        """Loads a snapshot; called once, before any state is asked for."""
+    def restore(self, handles: Sequence[KeyedHandle], reader: SnapshotReader, *, owned: bool) -> None:
+        """Loads a snapshot; called once, before any state is asked for.
+
+        Handles come whole, of all subtasks whose key groups meet this backend's: it takes its own. Without ``owned``
+        the files stay the user's, and no snapshot may refer to them. Raises UnsupportedBackendError for state that
+        another backend has written.
+        """
 
     @abstractmethod
     def aggregate_table(self, name: str, key_schema: pa.Schema, columns: Sequence[AggregateColumn]) -> KeyedAggregates:
@@ -136,9 +118,19 @@ class KeyedStateBackend(ABC):
         """Housekeeping in small steps, called about once per buffer by the subtask's thread."""
 
     @abstractmethod
-    def snapshot(self, checkpoint_id: int) -> KeyedSnapshot:
-        """The synchronous part: freezes the state in (near) constant time."""
+    def snapshot(self, checkpoint_id: int, properties: CheckpointProperties) -> KeyedSnapshot:
+        """The synchronous part: freezes the state in (near) constant time. Several may be in flight.
+
+        ``properties`` say whether it is a savepoint, in which format, and with ``is_incremental`` whether it may refer
+        to files of checkpoints whose completion was notified.
+        """
+
+    def notify_complete(self, checkpoint_id: int) -> None:
+        """A checkpoint completed. Ids may be skipped and calls may come late; plain savepoints are not told of."""
+
+    def notify_aborted(self, checkpoint_id: int) -> None:
+        """A checkpoint was given up; its new files go. It may still be being written."""
 
     @abstractmethod
     def close(self) -> None:
-        """Frees memory and files."""
+        """Frees memory and local files. Snapshots in flight may still be written, and are released later."""

@@ -246,6 +246,7 @@ class DeployedJob:
                 ),
                 () if state is None else state.keyed,
                 self.deployment.snapshot_directory,
+                owned=self.deployment.snapshot_owned,
             )
         return OperatorContext(
             job_id=self.deployment.job_id,
