@@ -15,7 +15,8 @@ from ckpt_runtime.network.control_messages import (
     WorkerExited,
     WorkerMessage,
 )
-from ckpt_runtime.spark.slot_agent import AgentParameters, SlotAgent, WorkerStarter
+from ckpt_runtime.spark.slot_agent import AgentParameters, SlotAgent
+from ckpt_runtime.spark.worker_processes import WorkerStarter
 
 TIMEOUT_S = 60
 

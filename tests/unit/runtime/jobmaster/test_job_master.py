@@ -13,14 +13,9 @@ import pytest
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.executions import TaskState
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
-from ckpt_runtime.jobmaster.gateway import (
-    CheckpointConfigPatch,
-    CheckpointKind,
-    InvalidRequest,
-    JobStatus,
-    SavepointFormat,
-)
+from ckpt_runtime.jobmaster.gateway import CheckpointKind, InvalidRequest, JobStatus, SavepointFormat
 from ckpt_runtime.jobmaster.operations import OperationFailed
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slots import Slot
@@ -104,7 +99,7 @@ def test_a_job_that_ends_while_it_waits_for_slots_asks_for_none_any_more(tmp_pat
         await world.until(lambda: job.status is JobStatus.RESTARTING)
         job.cancel()
         await world.status(job, JobStatus.CANCELED)
-        await world.until(lambda: not job._background)
+        await world.until(lambda: not world.slot_pool._waiting_requests)
         assert all(slot.owner is None for slot in world.slot_pool.all())
         world.slots.launch = launch  # type: ignore[method-assign]
 
@@ -230,7 +225,7 @@ class TestFailures:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async def test(world: World) -> None:
-            monkeypatch.setattr("ckpt_runtime.jobmaster.consequences.GRACE_S", 0.01)
+            monkeypatch.setattr("ckpt_runtime.jobmaster.consequences.GRACE_MS", 10)
             job = world.start_job(**RESTARTING)
             await world.running(job)
             world.active()[1].state(TaskState.FAILED, LOST_CHANNEL)
@@ -546,22 +541,30 @@ class TestCheckpoints:
         async def test(world: World) -> None:
             job = world.start_job(execution__checkpointing__timeout="1 min")
             await world.running(job)
-            shown = await job.patch_checkpoint_config(CheckpointConfigPatch(timeout_ms=5000))
-            assert (shown.timeout_ms, shown.overrides) == (5000, ("timeout_ms",))
-            shown = await job.patch_checkpoint_config(CheckpointConfigPatch(min_pause_ms=7))
-            assert (shown.timeout_ms, shown.min_pause_ms) == (5000, 7)
+            shown = await job.patch_checkpoint_config(CheckpointOverrides(timeout_ms=5000))
+            assert (shown.settings.timeout_ms, shown.overrides) == (5000, ("timeout_ms",))
+            shown = await job.patch_checkpoint_config(CheckpointOverrides(min_pause_ms=7))
+            assert (shown.settings.timeout_ms, shown.settings.min_pause_ms) == (5000, 7)
             shown = await job.patch_checkpoint_config(
-                CheckpointConfigPatch(
-                    unaligned=True, aligned_timeout_ms=30, max_inflight_data_bytes=4096, max_concurrent=2
+                CheckpointOverrides(
+                    unaligned_enabled=True, aligned_timeout_ms=30, max_inflight_data_bytes=4096, max_concurrent=2
                 )
             )
-            assert (shown.unaligned, shown.aligned_timeout_ms, shown.max_inflight_data_bytes) == (True, 30, 4096)
+            assert (
+                shown.settings.unaligned_enabled,
+                shown.settings.aligned_timeout_ms,
+                shown.settings.max_inflight_data_bytes,
+            ) == (True, 30, 4096)
             with pytest.raises(InvalidRequest, match="at least 10"):
-                await job.patch_checkpoint_config(CheckpointConfigPatch(timeout_ms=1))
-            assert job.checkpoint_config().timeout_ms == 5000
+                await job.patch_checkpoint_config(CheckpointOverrides(timeout_ms=1))
+            assert job.checkpoint_config().settings.timeout_ms == 5000
             shown = await job.patch_checkpoint_config(None)
-            assert (shown.timeout_ms, shown.overrides) == (60_000, ())
-            assert (shown.unaligned, shown.aligned_timeout_ms, shown.max_inflight_data_bytes) == (False, 0, None)
+            assert (shown.settings.timeout_ms, shown.overrides) == (60_000, ())
+            assert (
+                shown.settings.unaligned_enabled,
+                shown.settings.aligned_timeout_ms,
+                shown.settings.max_inflight_data_bytes,
+            ) == (False, 0, None)
 
         run(tmp_path, test)
 
@@ -571,7 +574,7 @@ def test_suspending_tells_the_tasks_and_keeps_the_checkpoints(tmp_path: Path) ->
         job = world.start_job()
         await world.running(job)
         await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
-        await job.suspend()
+        job.suspend()
         assert job.status is JobStatus.SUSPENDED
         await world.until(lambda: all(worker.peer.of(Cancel) for worker in world.active()))
         assert (world.directory / "checkpoints" / JOB / "chk-1" / "_metadata").exists()

@@ -16,13 +16,12 @@ import pytest
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
-from ckpt_runtime.configuration import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.jobmaster import job_recovery, stored_submissions
+from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
+from ckpt_runtime.jobmaster import job_recovery, job_shell, stored_submissions
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.exceptions_history import MAX_STORED, MAX_STORED_CHARS, FailureLog, entry_of
 from ckpt_runtime.jobmaster.gateway import (
-    CheckpointConfigPatch,
     ClaimMode,
     ExceptionEntry,
     FailureCause,
@@ -33,14 +32,13 @@ from ckpt_runtime.jobmaster.gateway import (
     SavepointFormat,
     UpdateInProgress,
 )
-from ckpt_runtime.jobmaster.job_checkpoints import JobCheckpoints
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, OverridesChange
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs
 from ckpt_runtime.jobmaster.operations import OperationFailed
-from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.network.control_messages import Cancel, NotifyCheckpointComplete, TriggerCheckpoint
 from ckpt_runtime.rest.shapes import checkpoints as shapes
+from ckpt_runtime.scheduler.replacement import ReplacementRefusedError
 from ckpt_runtime.storage import disposal, job_store, snapshot_metadata, versioned_document
 from ckpt_runtime.storage.documents import encode_document
 from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
@@ -60,7 +58,7 @@ from tests.unit.runtime.jobmaster.drivers import (
 )
 from tests.unit.runtime.jobmaster.fake_slots import JOB, World
 
-PATCH = CheckpointConfigPatch(timeout_ms=77_000)
+PATCH = CheckpointOverrides(timeout_ms=77_000)
 RETAIN = {"execution__checkpointing__externalized_checkpoint_retention": "RETAIN_ON_CANCELLATION"}
 
 
@@ -74,7 +72,7 @@ def test_a_new_driver_goes_on_with_overrides_from_the_latest_checkpoint(tmp_path
     async def test(world: World) -> None:
         job = world.submit_durably(driver(tmp_path), execution__checkpointing__timeout="1 min")
         await world.running(job)
-        assert (await job.patch_checkpoint_config(PATCH)).timeout_ms == 77_000
+        assert (await job.patch_checkpoint_config(PATCH)).settings.timeout_ms == 77_000
         await checkpoint(job)
         latest = await checkpoint(job)
         await crash(job)
@@ -87,10 +85,10 @@ def test_a_new_driver_goes_on_with_overrides_from_the_latest_checkpoint(tmp_path
         assert world.active()[0].deployment.attempt == 1
         assert recovered.metrics()["numRestarts"] == "0"
         shown = recovered.checkpoint_config()
-        assert (shown.timeout_ms, shown.overrides) == (77_000, ("timeout_ms",))
+        assert (shown.settings.timeout_ms, shown.overrides) == (77_000, ("timeout_ms",))
         assert recovered.overview().start_time_ms == job.overview().start_time_ms
         assert await checkpoint(recovered) > latest
-        assert (await recovered.patch_checkpoint_config(None)).timeout_ms == 60_000
+        assert (await recovered.patch_checkpoint_config(None)).settings.timeout_ms == 60_000
         await crash(recovered)
         third = found_by(driver(tmp_path, 3)).submission
         assert third is not None
@@ -412,7 +410,7 @@ class TestCrashAtEveryWrite:
             assert "finished" not in told
             assert found.submission is not None
             overrides = CheckpointOverrides.from_document(found.submission.history.overrides)
-            assert overrides.timeout_ms == 77_000 or "patched" not in told
+            assert overrides.given == {"timeout_ms": 77_000} or "patched" not in told
             latest = max((entry.checkpoint.id for entry in found.submission.history.checkpoints), default=0)
             assert latest >= told.get("checkpoint", 0)
             recovered = world.recover_job(found.submission)
@@ -432,9 +430,7 @@ class TestCrashAtEveryWrite:
     async def finish(world: World, found: FoundJob) -> None:
         """What the dispatcher does with a job that ended and was not cleaned up."""
         assert found.submission is not None
-        checkpoints = JobCheckpoints(found.submission, TaskGateway(b""), lambda event: None, world.pool)
-        checkpoints.sweep(JobStatus.FINISHED)
-        checkpoints.shut_down(JobStatus.FINISHED)
+        world.finish_job(found.submission, JobStatus.FINISHED)
         store = driver(world.directory, 2)
         await world.until(lambda: not store.jobs.list_ids() and not store.results.list_ids(dirty_only=True))
 
@@ -491,21 +487,27 @@ class TestPatch:
         async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
             with pytest.raises(NotReady, match="nothing has changed: no space"):
                 await job.patch_checkpoint_config(PATCH)
-            assert job.checkpoint_config().timeout_ms == 60_000
+            assert job.checkpoint_config().settings.timeout_ms == 60_000
             assert store.jobs.get(JOB).checkpoint_overrides is None
-            assert (await job.patch_checkpoint_config(PATCH)).timeout_ms == 77_000
+            assert (await job.patch_checkpoint_config(PATCH)).settings.timeout_ms == 77_000
 
         self.with_record(tmp_path, lambda store: Record(store, StorageError("no space", "x")), test)
 
     @pytest.mark.row("571.6")
-    def test_after_a_crash_between_write_and_apply_the_next_driver_applies(self, tmp_path: Path) -> None:
+    def test_after_a_crash_between_write_and_apply_the_next_driver_applies(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(job_shell, "UNKNOWN_PAUSE_MS", 1_000_000)
+
         async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
-            with pytest.raises(RuntimeError, match="crash"):
-                await job.patch_checkpoint_config(PATCH)
-            assert job.checkpoint_config().timeout_ms == 60_000
+            patching = asyncio.ensure_future(job.patch_checkpoint_config(PATCH))
+            await world.until(lambda: not record.errors)
+            await world.until(lambda: store.jobs.get(JOB).checkpoint_overrides is not None)
+            assert job.checkpoint_config().settings.timeout_ms == 60_000
             await crash(job)
+            patching.cancel()
             recovered = await taken_over(world, driver(tmp_path, 2))
-            assert recovered.checkpoint_config().timeout_ms == 77_000
+            assert recovered.checkpoint_config().settings.timeout_ms == 77_000
 
         self.with_record(tmp_path, lambda store: Record(store, RuntimeError("crash"), happens=True), test)
 
@@ -513,7 +515,7 @@ class TestPatch:
     @pytest.mark.parametrize("happens", [True, False])
     def test_an_unknown_outcome_is_settled(self, tmp_path: Path, happens: bool) -> None:
         async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
-            assert (await job.patch_checkpoint_config(PATCH)).timeout_ms == 77_000
+            assert (await job.patch_checkpoint_config(PATCH)).settings.timeout_ms == 77_000
             assert store.jobs.get(JOB).checkpoint_overrides == '{"checkpointTimeout": 77000}'
 
         unknown = [AmbiguousWriteError("timeout", "x"), StorageError("away", "x"), AmbiguousWriteError("timeout", "x")]
@@ -531,14 +533,14 @@ class TestPatch:
                 await job.patch_checkpoint_config(PATCH)
             record.errors.clear()
             if happens:
-                await world.until(lambda: job.checkpoint_config().timeout_ms == 77_000)
-            later = CheckpointConfigPatch(min_pause_ms=5)
-            while job.checkpoint_config().min_pause_ms != 5:
+                await world.until(lambda: job.checkpoint_config().settings.timeout_ms == 77_000)
+            later = CheckpointOverrides(min_pause_ms=5)
+            while job.checkpoint_config().settings.min_pause_ms != 5:
                 try:
                     await job.patch_checkpoint_config(later)
                 except UpdateInProgress:
                     await asyncio.sleep(0.001)
-            assert job.checkpoint_config().timeout_ms == (77_000 if happens else 60_000)
+            assert job.checkpoint_config().settings.timeout_ms == (77_000 if happens else 60_000)
 
         unknown = [AmbiguousWriteError("timeout", "x")] * 1000
         self.with_record(tmp_path, lambda store: Record(store, *unknown, happens=happens), test)
@@ -549,10 +551,11 @@ class TestPatch:
                 await job.patch_checkpoint_config(PATCH)
             job.cancel()
             await world.until(lambda: store.jobs.list_ids() == [])
-            settling = job._checkpoints._settling
-            assert settling is not None
+            update = job._shell.core._update
+            with pytest.raises(ReplacementRefusedError):
+                update.check_idle()
             record.errors.clear()
-            await settling
+            await world.until(lambda: update._patch is None)
 
         self.with_record(tmp_path, lambda store: Record(store, *[AmbiguousWriteError("timeout", "x")] * 1000), test)
 
@@ -565,7 +568,7 @@ class TestPatch:
             with pytest.raises(UpdateInProgress, match=JOB):
                 await job.patch_checkpoint_config(None)
             record.gate.set()
-            assert (await first).timeout_ms == 77_000
+            assert (await first).settings.timeout_ms == 77_000
 
         self.with_record(tmp_path, Record, test)
 
@@ -587,7 +590,7 @@ class TestPatch:
     def test_what_would_break_the_next_start_is_never_stored(self, tmp_path: Path) -> None:
         async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
             with pytest.raises(InvalidRequest, match="timeout_ms is 3"):
-                await job.patch_checkpoint_config(CheckpointConfigPatch(timeout_ms=3))
+                await job.patch_checkpoint_config(CheckpointOverrides(timeout_ms=3))
             assert store.jobs.get(JOB).checkpoint_overrides is None
 
         self.with_record(tmp_path, Record, test)
@@ -640,8 +643,8 @@ class TestZombie:
             assert found_by(driver(tmp_path, 2)).submission is not None
             for worker in world.active():
                 worker.state(TaskState.FINISHED)
-            await world.until(lambda: set(job.executions.counts()) == {"FINISHED"} and not job._background)
-            assert job.status is JobStatus.RUNNING
+            await world.status(job, JobStatus.SUSPENDED)
+            assert set(job.executions.counts()) == {"FINISHED"}
             assert store.results.list_ids() == []
             again = found_by(driver(tmp_path, 3))
             assert again.submission is not None
@@ -669,7 +672,7 @@ class TestZombie:
             assert names(tmp_path) == ["chk-1"]
             found = found_by(driver(tmp_path, 2))
             assert found.result is None
-            assert job.status is JobStatus.CANCELLING
+            assert job.status is JobStatus.SUSPENDED
 
         run(tmp_path, test)
 
@@ -765,6 +768,23 @@ class TestResults:
             assert latest == replace(before, vertices={}, discarded=not retained)
             shown = shapes.statistics(EndedJob(result).checkpoint_statistics())
             assert shown["latest"]["completed"]["external_path"] == before.external_path
+            present = EndedJob(result).checkpoint_config()
+            settings = present.settings
+            earlier = {
+                **{name: getattr(settings, name) for name in ("interval_ms", "timeout_ms", "min_pause_ms")},
+                **{name: getattr(settings, name) for name in ("aligned_timeout_ms", "max_inflight_data_bytes")},
+                "max_concurrent": settings.max_concurrent,
+                "tolerable_failed_checkpoints": settings.tolerable_failures,
+                "unaligned": settings.unaligned_enabled,
+                "externalized": True,
+                "delete_on_cancellation": not retained,
+                "exactly_once": True,
+                "state_backend": present.state_backend,
+                "checkpoint_storage": present.checkpoint_storage,
+                "overrides": ["unaligned"],
+            }
+            read = EndedJob({**result, "checkpoint_config": earlier}).checkpoint_config()
+            assert read == replace(present, overrides=("unaligned_enabled",))
 
         run(tmp_path, test)
 

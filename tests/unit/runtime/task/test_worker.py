@@ -10,15 +10,16 @@ import zipfile
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import pytest
 
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
-from ckpt_runtime.checkpoint.state_handles import KeyedSection
+from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedSection, KeyedStateHandle
 from ckpt_runtime.connectors.tagged_values import UnreadableValueError, ValueNotCarriedError
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
+from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.connections import ChannelLostError, ControlConnection
 from ckpt_runtime.network.control_messages import (
     FROM_STRANGER,
@@ -41,6 +42,7 @@ from ckpt_runtime.network.control_messages import (
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.scheduler.deployment import Deployment, Program, SubtaskDescriptor
 from ckpt_runtime.state.errors import StateSchemaError
+from ckpt_runtime.state.snapshots import SnapshotFiles
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
 from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, Snapshot, SnapshotMeasures
 from ckpt_runtime.task.worker import TaskWorker, describe_error
@@ -266,10 +268,11 @@ class _Ending:
         self.persisted = PersistedBuffers()
         self.written = self.released = 0
 
-    def write(self, stream: BinaryIO, base_offset: int) -> list[KeyedSection]:
+    def write(self, files: SnapshotFiles) -> list[KeyedHandle]:
         self.state = TaskState.FINISHED
-        self.written = stream.write(b"x" * 100_000)
-        return [KeyedSection("state", {}, ((0, base_offset, self.written),))]
+        with files.private() as file:
+            self.written = file.stream.write(b"x" * 100_000)
+            return [KeyedStateHandle(KeyGroupRange(0, 127), file.finish(), ())]
 
     def release(self) -> None:
         self.released += 1
@@ -326,7 +329,7 @@ def test_an_error_that_is_hard_to_print_is_reported_all_the_same(driver: Driver,
 
 @pytest.mark.parametrize("error", [Unprintable(), ValueError("\ud800")])
 def test_a_snapshot_that_fails_with_such_an_error_is_declined(driver: Driver, tmp_path: Path, error: Exception) -> None:
-    def write(stream: BinaryIO, base_offset: int) -> NoReturn:
+    def write(files: SnapshotFiles) -> NoReturn:
         raise error
 
     answer = _snapshot_answer(driver, tmp_path, write)
@@ -338,15 +341,18 @@ def test_a_snapshot_that_fails_with_such_an_error_is_declined(driver: Driver, tm
 def test_a_snapshot_that_cannot_be_acknowledged_is_declined_and_leaves_no_file(
     driver: Driver, tmp_path: Path, value: Any
 ) -> None:
-    def write(stream: BinaryIO, base_offset: int) -> list[KeyedSection]:
-        return [KeyedSection("state", {"name": value}, ((0, base_offset, stream.write(b"x" * 100_000)),))]
+    def write(files: SnapshotFiles) -> list[KeyedHandle]:
+        with files.private() as file:
+            file.stream.write(b"x" * 100_000)
+            section = KeyedSection("state", {"name": value}, ((0, 0, 100_000),))
+            return [KeyedStateHandle(KeyGroupRange(0, 127), file.finish(), (section,))]
 
     _snapshot_answer(driver, tmp_path, write)
     assert list(tmp_path.iterdir()) == []
 
 
 def _snapshot_answer(
-    driver: Driver, directory: Path, write: Callable[[BinaryIO, int], list[KeyedSection]]
+    driver: Driver, directory: Path, write: Callable[[SnapshotFiles], list[KeyedHandle]]
 ) -> DeclineCheckpoint:
     subtask: Any = _Ending(ends_while_writing=True)
     subtask.write = write
