@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ckpt_runtime.network.control_messages import ProcessIdentity
+
 WORKER = "ckpt-worker"
 TEMPLATE = "ckpt-template"
 KEEPER = "ckpt-keeper"
@@ -59,10 +61,10 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def identity() -> dict[str, str | int]:
-    """What another process of the session needs to hold this one. ``started`` is 0 where it cannot."""
+def identity() -> ProcessIdentity:
+    """Of this process. ``started`` is 0 where nobody can hold it."""
     here = machine()
-    return {"machine": here, "pid": os.getpid(), "started": started(os.getpid()) if here else 0}
+    return ProcessIdentity(here, os.getpid(), started(os.getpid()) if here else 0)
 
 
 def hold(pid: int, began: int) -> int:
