@@ -13,8 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_runtime.network.control_messages import ProcessIdentity
-
 WORKER = "ckpt-worker"
 TEMPLATE = "ckpt-template"
 KEEPER = "ckpt-keeper"
@@ -59,12 +57,6 @@ def descendants(pid: int) -> list[int]:
         wanted = {child for child, parent in parents.items() if parent in wanted}
         found += sorted(wanted)
     return found
-
-
-def identity() -> ProcessIdentity:
-    """Of this process. ``started`` is 0 where nobody can hold it."""
-    here = machine()
-    return ProcessIdentity(here, os.getpid(), started(os.getpid()) if here else 0)
 
 
 def hold(pid: int, began: int) -> int:

@@ -30,7 +30,7 @@ from ckpt_runtime.network.control_messages import (
     WorkerExited,
 )
 from ckpt_runtime.spark import processes
-from ckpt_runtime.spark.worker_processes import Spawner, WorkerProcess, WorkerStart, WorkerStarter
+from ckpt_runtime.spark.worker_processes import Spawner, WorkerProcess, WorkerStart, WorkerStarter, own_identity
 from ckpt_runtime.spark.worker_template import Forker
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class SlotAgent:
         self._connection = connection
         try:
             cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
-            process, host = processes.identity(), connection.local_host
+            process, host = own_identity(), connection.local_host
             connection.send(RegisterAgent(self._slot, parameters.stage_id, host, tuple(cpus), process))
             while self._obey(connection.receive(TO_AGENT)):
                 pass

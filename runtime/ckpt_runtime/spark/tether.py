@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from ckpt_runtime.network.control_messages import ProcessIdentity
 from ckpt_runtime.spark import processes
+from ckpt_runtime.spark.worker_processes import own_identity
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class Tether:
 
     @property
     def identity(self) -> ProcessIdentity:
-        return processes.identity()
+        return own_identity()
 
     def begin_work(self) -> None:
         """From now on the worker ends with its agent. Ends it at once when there is none."""

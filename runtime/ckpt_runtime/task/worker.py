@@ -47,7 +47,6 @@ from ckpt_runtime.network.control_messages import (
     RegisterWorker,
     SubtaskMeasures,
     TaskFailure,
-    TaskMessage,
     TaskStateChanged,
     TriggerCheckpoint,
     WorkerCommand,
@@ -231,13 +230,23 @@ class TaskWorker:
         if error is not None:
             _log_error(f"subtask {subtask.name} failed", error)
         failure = None if error is None else describe_error(error)
-        self._report_subtask(subtask, lambda *task: TaskStateChanged(*task, subtask.state, failure))
+        if (sender := self._sender(subtask)) is not None:
+            self._report(TaskStateChanged(*sender, subtask.state, failure))
 
     def end_of_data(self, subtask: Subtask) -> None:
-        self._report_subtask(subtask, EndOfDataReached)
+        if (sender := self._sender(subtask)) is not None:
+            self._report(EndOfDataReached(*sender))
 
     def decline(self, subtask: Subtask, checkpoint_id: int, reason: str, message: str) -> None:
-        self._report_subtask(subtask, lambda *task: DeclineCheckpoint(*task, checkpoint_id, reason, message))
+        if (sender := self._sender(subtask)) is not None:
+            self._report(DeclineCheckpoint(*sender, checkpoint_id, reason, message))
+
+    def _sender(self, subtask: Subtask) -> tuple[int, str, int] | None:
+        """What its messages begin with; None for one of an earlier deployment, whose snapshot may still be written."""
+        job = self._job
+        if job is None or not _runs(job, subtask):
+            return None
+        return job.deployment.deployment, subtask.vertex_id, subtask.index
 
     def write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
         self._snapshots.submit(self._write_snapshot, subtask, snapshot)
@@ -257,14 +266,18 @@ class TaskWorker:
         except Exception as error:
             self._decline_failed(subtask, barrier.checkpoint_id, error)
             return
-        if not _is_awaited(self._job, subtask):
+        sender = self._sender(subtask)
+        if sender is None or not _is_awaited(self._job, subtask):
             written.discard()
             return
         async_ms = round((time.monotonic() - start) * 1000)
-        about = barrier.checkpoint_id, barrier.options.directory
-        what = written.state, _metrics(measures, written, async_ms), measures.finished_operators
+        metrics, directory = _metrics(measures, written, async_ms), barrier.options.directory
         try:
-            self._report_subtask(subtask, lambda *task: AcknowledgeCheckpoint(*task, *about, *what))
+            self._report(
+                AcknowledgeCheckpoint(
+                    *sender, barrier.checkpoint_id, directory, written.state, metrics, measures.finished_operators
+                )
+            )
         except ValueError as error:  # the state has what no document can hold, or is too large
             written.discard()
             self._decline_failed(subtask, barrier.checkpoint_id, error)
@@ -273,12 +286,6 @@ class TaskWorker:
         log_failure(logger, logging.WARNING, f"checkpoint {checkpoint_id} of {subtask.name} failed", error)
         reason = "IO_EXCEPTION" if isinstance(error, OSError) else "CHECKPOINT_ASYNC_EXCEPTION"
         self.decline(subtask, checkpoint_id, reason, summary_of(error))
-
-    def _report_subtask(self, subtask: Subtask, message_of: Callable[[int, str, int], TaskMessage]) -> None:
-        """Says nothing of a subtask of an earlier deployment, whose snapshot may still be written."""
-        job = self._job
-        if job is not None and _runs(job, subtask):
-            self._report(message_of(job.deployment.deployment, subtask.vertex_id, subtask.index))
 
     def _report(self, message: DeploymentMessage) -> None:
         try:

@@ -29,7 +29,6 @@ from ckpt_runtime.network.control_messages import (
     ProcessIdentity,
     RegisterAgent,
     RegisterWorker,
-    TaskMessage,
     TaskStateChanged,
     TriggerCheckpoint,
     WorkerCommand,
@@ -274,13 +273,16 @@ class SimulatedWorker:
         if subtask.state is TaskState.INITIALIZING:
             return
         failure = None if error is None else describe_error(error)
-        self._report_subtask(subtask, lambda *task: TaskStateChanged(*task, subtask.state, failure))
+        if (sender := self._sender(subtask)) is not None:
+            self._report(TaskStateChanged(*sender, subtask.state, failure))
 
     def end_of_data(self, subtask: Subtask) -> None:
-        self._report_subtask(subtask, EndOfDataReached)
+        if (sender := self._sender(subtask)) is not None:
+            self._report(EndOfDataReached(*sender))
 
     def decline(self, subtask: Subtask, checkpoint_id: int, reason: str, message: str) -> None:
-        self._report_subtask(subtask, lambda *task: DeclineCheckpoint(*task, checkpoint_id, reason, message))
+        if (sender := self._sender(subtask)) is not None:
+            self._report(DeclineCheckpoint(*sender, checkpoint_id, reason, message))
 
     def write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
         if (id(subtask), snapshot.barrier.checkpoint_id) in self._aborted:
@@ -312,17 +314,18 @@ class SimulatedWorker:
             start_delay=measures.start_delay_ms,
             unaligned=measures.unaligned,
         )
-        about = barrier.checkpoint_id, barrier.options.directory
-        what = written.state, metrics, measures.finished_operators
-        self._report_subtask(subtask, lambda *task: AcknowledgeCheckpoint(*task, *about, *what))
+        sender = self._sender(subtask)
+        if sender is not None:
+            where, state, finished = barrier.options.directory, written.state, measures.finished_operators
+            self._report(AcknowledgeCheckpoint(*sender, barrier.checkpoint_id, where, state, metrics, finished))
 
-    def _report_subtask(self, subtask: Subtask, message_of: Callable[[int, str, int], TaskMessage]) -> None:
-        """Says nothing of a subtask of an earlier deployment, whose snapshot may still be written."""
+    def _sender(self, subtask: Subtask) -> tuple[int, str, int] | None:
+        """None for a subtask of an earlier deployment, whose snapshot may still be written."""
         job = self.job
         key = (subtask.vertex_id, subtask.index)
         if job is None or (job.subtasks and job.subtasks.get(key) is not subtask):
-            return
-        self._report(message_of(job.deployment.deployment, *key))
+            return None
+        return job.deployment.deployment, *key
 
     def _report(self, message: DeploymentMessage) -> None:
         if self.alive:

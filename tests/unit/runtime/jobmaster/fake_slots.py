@@ -10,7 +10,7 @@ import struct
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -123,16 +123,20 @@ class FakeWorker:
     peer: FakePeer
     index: int
     behaviour: Callable[[FakeWorker, WorkerCommand], bool]
-    deployment: Deployment | None = None
+    deployments: list[Deployment] = field(default_factory=list)
+
+    @property
+    def deployment(self) -> Deployment:
+        """The newest."""
+        return self.deployments[-1]
 
     @property
     def number(self) -> int:
         """Of the deployment; -1 before the first."""
-        return -1 if self.deployment is None else self.deployment.deployment
+        return self.deployment.deployment if self.deployments else -1
 
     @property
     def subtasks(self) -> list[tuple[str, int]]:
-        assert self.deployment is not None
         return [(task.vertex_id, task.subtask_index) for task in self.deployment.subtasks]
 
     def state(self, state: TaskState, failure: TaskFailure | None = None, only: str | None = None) -> None:
@@ -155,7 +159,7 @@ class FakeWorker:
     def obey(self, message: WorkerCommand) -> None:
         match message:
             case Deploy():
-                self.deployment = message.deployment
+                self.deployments.append(message.deployment)
                 self.state(TaskState.INITIALIZING)
                 self.state(TaskState.RUNNING)
             case TriggerCheckpoint():
