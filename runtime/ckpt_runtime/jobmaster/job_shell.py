@@ -336,7 +336,7 @@ class JobShell:
         self._slots = [known for known in self._slots if known is not slot]
 
     def worker_message(self, slot: Slot, message: DeploymentMessage) -> None:
-        """Raises MalformedMessageError for a subtask that the worker was not given."""
+        """Raises MalformedMessageError when the message names a subtask that was not deployed to the slot."""
         index = self._tasks.sender_of(slot, message)
         if index is None:
             return
@@ -351,7 +351,8 @@ class JobShell:
                 for execution in self._alive_in(index):
                     self._task_canceled(execution)
             case _:
-                self._task_message(ExecutionId(message.vertex_id, message.subtask, self.core.machine.attempt), message)
+                attempt = self.core.machine.attempt
+                self._task_message(ExecutionId(message.vertex_id, message.subtask, attempt), message)
 
     def _task_message(self, execution: ExecutionId, message: TaskMessage) -> None:
         match message:
@@ -391,15 +392,14 @@ class JobShell:
 
     def _reported_failure(self, subtask: int, executions: list[ExecutionId], failure: TaskFailure) -> None:
         """A worker's failure. One that no restart can help ends the job, whatever the restart strategy says."""
-        cause = failure.cause
         if failure.consequence:
-            self._consequences.hold(executions, cause)
+            self._consequences.hold(executions, failure.cause)
             return
         self._tasks.note_failure(subtask)
         if not failure.recoverable:
-            self.tell(job_on.JobFailed(cause, recoverable=False))
+            self.tell(job_on.JobFailed(failure.cause, recoverable=False))
         for execution in executions:
-            self._task_failed(execution, cause)
+            self._task_failed(execution, failure.cause)
         self._consequences.release()
 
     def _deliver_consequence(self, execution: ExecutionId, cause: FailureInfo) -> None:
