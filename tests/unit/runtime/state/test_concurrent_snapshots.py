@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from ckpt_runtime.state.memory.accumulators import AggregateColumn
+from tests.unit.runtime.state.conftest import Snapshots
 
 COLUMNS = [
     AggregateColumn("count", None, "n", None, pa.int64()),
@@ -44,7 +45,7 @@ def content(backend: Any, int_key: pa.Schema) -> Any:
 
 
 @pytest.mark.parametrize("overlapping", [1, 3, 6])
-def test_writing_beside_updates(snapshots: Any, int_key: pa.Schema, overlapping: int) -> None:
+def test_writing_beside_updates(snapshots: Snapshots, int_key: pa.Schema, overlapping: int) -> None:
     backend = snapshots.backend()
     pending: list[tuple[int, Any]] = []
     with ThreadPoolExecutor(2) as pool:

@@ -14,13 +14,14 @@ from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.state.backend import RestoreSource
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError
 from ckpt_runtime.state.memory.keyed_state import TimeToLive
+from tests.unit.runtime.state.conftest import Snapshots
 
 VALUE = pa.schema([("n", pa.int64()), ("s", pa.string())])
 USER_KEY = pa.schema([("u", pa.string())])
 ONE = pa.schema([("n", pa.int64())])
 
 
-def filled(snapshots: Any, int_key: pa.Schema, keys: range) -> Any:
+def filled(snapshots: Snapshots, int_key: pa.Schema, keys: range) -> Any:
     backend = snapshots.backend()
     values = backend.value_state("v", int_key, VALUE)
     lists = backend.list_state("l", int_key, ONE)
@@ -48,7 +49,7 @@ def content(backend: Any, int_key: pa.Schema, keys: range) -> dict[int, Any]:
     }
 
 
-def test_rescaling_gives_each_part_its_keys_and_back(snapshots: Any, int_key: pa.Schema) -> None:
+def test_rescaling_gives_each_part_its_keys_and_back(snapshots: Snapshots, int_key: pa.Schema) -> None:
     keys = range(1, 300)
     whole = filled(snapshots, int_key, keys)
     expected = content(whole, int_key, keys)
@@ -64,7 +65,7 @@ def test_rescaling_gives_each_part_its_keys_and_back(snapshots: Any, int_key: pa
     assert merged.timers("$timers", int_key).next_time() == 5
 
 
-def test_snapshot_shows_the_moment_it_was_taken(snapshots: Any, int_key: pa.Schema) -> None:
+def test_snapshot_shows_the_moment_it_was_taken(snapshots: Snapshots, int_key: pa.Schema) -> None:
     keys = range(1, 50)
     backend = filled(snapshots, int_key, keys)
     before = content(backend, int_key, keys)
@@ -87,7 +88,7 @@ def test_snapshot_shows_the_moment_it_was_taken(snapshots: Any, int_key: pa.Sche
     assert content(backend, int_key, keys) == {}
 
 
-def test_state_nobody_asked_for_is_passed_on(snapshots: Any, int_key: pa.Schema) -> None:
+def test_state_nobody_asked_for_is_passed_on(snapshots: Snapshots, int_key: pa.Schema) -> None:
     keys = range(1, 50)
     backend = filled(snapshots, int_key, keys)
     expected = content(backend, int_key, keys)
@@ -99,7 +100,7 @@ def test_state_nobody_asked_for_is_passed_on(snapshots: Any, int_key: pa.Schema)
     assert dropped.value_state("v", int_key, VALUE).get((1,)) is None
 
 
-def test_fields_may_come_go_and_widen(snapshots: Any, int_key: pa.Schema) -> None:
+def test_fields_may_come_go_and_widen(snapshots: Snapshots, int_key: pa.Schema) -> None:
     backend = snapshots.backend()
     backend.value_state("v", int_key, pa.schema([("n", pa.int32()), ("gone", pa.string())])).put((1,), (5, "x"))
     wanted = pa.schema([("new", pa.string()), ("n", pa.int64())])
@@ -115,7 +116,7 @@ def test_fields_may_come_go_and_widen(snapshots: Any, int_key: pa.Schema) -> Non
     ],
 )
 def test_unsafe_evolution_names_state_and_schemas(
-    snapshots: Any, int_key: pa.Schema, wanted: pa.Schema, reason: str
+    snapshots: Snapshots, int_key: pa.Schema, wanted: pa.Schema, reason: str
 ) -> None:
     backend = snapshots.backend()
     backend.value_state("v", int_key, ONE).put((1,), (5,))
@@ -123,7 +124,7 @@ def test_unsafe_evolution_names_state_and_schemas(
         snapshots.restored(snapshots.of(backend)).value_state("v", int_key, wanted)
 
 
-def test_key_may_not_change(snapshots: Any, int_key: pa.Schema) -> None:
+def test_key_may_not_change(snapshots: Snapshots, int_key: pa.Schema) -> None:
     backend = snapshots.backend()
     backend.value_state("v", int_key, ONE).put((1,), (5,))
     for other in (pa.schema([("k", pa.int32())]), pa.schema([("j", pa.int64())])):
@@ -131,7 +132,7 @@ def test_key_may_not_change(snapshots: Any, int_key: pa.Schema) -> None:
             snapshots.restored(snapshots.of(backend)).value_state("v", other, ONE)
 
 
-def test_all_types_survive_a_snapshot(snapshots: Any) -> None:
+def test_all_types_survive_a_snapshot(snapshots: Snapshots) -> None:
     struct = pa.struct([("x", pa.int32()), ("tags", pa.list_(pa.string()))])
     schema = pa.schema(
         [
@@ -162,7 +163,7 @@ class Clock:
         return self.now
 
 
-def test_entries_expire_on_their_own_clock_and_are_removed(snapshots: Any, int_key: pa.Schema) -> None:
+def test_entries_expire_on_their_own_clock_and_are_removed(snapshots: Snapshots, int_key: pa.Schema) -> None:
     clock = Clock()
     ttl = TimeToLive(100, clock)
     backend = snapshots.backend()
@@ -194,7 +195,7 @@ def test_entries_expire_on_their_own_clock_and_are_removed(snapshots: Any, int_k
         assert not list(again.list_state("l", int_key, ONE, ttl)._entries.items())
 
 
-def test_ttl_may_be_added_and_removed(snapshots: Any, int_key: pa.Schema) -> None:
+def test_ttl_may_be_added_and_removed(snapshots: Snapshots, int_key: pa.Schema) -> None:
     clock = Clock()
     backend = snapshots.backend()
     backend.value_state("v", int_key, ONE).put((1,), (1,))
@@ -207,7 +208,7 @@ def test_ttl_may_be_added_and_removed(snapshots: Any, int_key: pa.Schema) -> Non
     assert without.get((1,)) == (1,)
 
 
-def test_timers_are_a_queue_with_deletion(snapshots: Any, int_key: pa.Schema) -> None:
+def test_timers_are_a_queue_with_deletion(snapshots: Snapshots, int_key: pa.Schema) -> None:
     timers = snapshots.backend().timers("$timers", int_key)
     for key, time in [(1, 30), (1, 10), (2, 20), (1, 10), (3, 5)]:
         timers.register((key,), time)
@@ -222,7 +223,7 @@ def test_timers_are_a_queue_with_deletion(snapshots: Any, int_key: pa.Schema) ->
     assert timers.next_time() == 30
 
 
-def test_damaged_bytes_are_named(snapshots: Any, int_key: pa.Schema) -> None:
+def test_damaged_bytes_are_named(snapshots: Snapshots, int_key: pa.Schema) -> None:
     (source,) = [s for s in snapshots.of(filled(snapshots, int_key, range(1, 9))) if s.section.name == "v"]
 
     def damaged(change: Any) -> RestoreSource:
@@ -233,7 +234,7 @@ def test_damaged_bytes_are_named(snapshots: Any, int_key: pa.Schema) -> None:
             snapshots.restored([damaged(change)]).value_state("v", int_key, VALUE)
 
 
-def test_unknown_format_version_is_refused(snapshots: Any, int_key: pa.Schema) -> None:
+def test_unknown_format_version_is_refused(snapshots: Snapshots, int_key: pa.Schema) -> None:
     source = snapshots.of(filled(snapshots, int_key, range(1, 3)))[0]
     source.section.descriptor["format"] = 99
     with pytest.raises(CorruptStateError, match="native format 99, this version reads 1"):
