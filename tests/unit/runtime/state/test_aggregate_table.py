@@ -12,7 +12,7 @@ import pytest
 from ckpt_runtime.graph.schemas import aggregate_type
 from ckpt_runtime.graph.specs import Aggregate
 from ckpt_runtime.state.errors import AggregateOverflowError, StateSchemaError
-from ckpt_runtime.state.memory.accumulators import AggregateColumn
+from ckpt_runtime.state.states import AggregateColumn
 from tests.unit.runtime.state.conftest import Snapshots
 
 
