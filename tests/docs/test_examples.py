@@ -352,9 +352,11 @@ def test_make_targets_that_are_named_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_files_that_are_named_exist(page: Path) -> None:
-    """Paths in code spans: from the root, or from the engine's package; on a room's page from that room."""
+    """Paths in code spans: from the root, or from the engine's package; on a page about one folder from that one."""
     package = ROOT / "runtime" / "ckpt_runtime"
     places = [ROOT, ROOT / "runtime", package]
+    if page.stem == "simulation":
+        places.append(ROOT / "tests" / "simulation")
     if page.parent.name == "rooms":
         places.append(PROVIDER if page.stem == "provider" else package / page.stem)
     shown = {"totals.py", "main.py"}

@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt_runtime.api.plan_result import PlanResult
+from ckpt_runtime.checkpoint.channel_state_assignment import StateAssignmentError
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, EdgeDescriptor, VertexDescriptor
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.documents import subtask_state_of
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_assignment import assign_states, restored_max_parallelism
-from ckpt_runtime.checkpoint.state_assignment_error import StateAssignmentError
 from ckpt_runtime.checkpoint.state_handles import (
     ChannelStateSegment,
     ChannelStateStream,
