@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckpt_runtime.jobmaster.gateway import NOT_YET, JobDetails, JobOverview, JobStatus, SlotAgent
+from ckpt_runtime.jobmaster.gateway import NOT_YET, JobDetails, JobOverview, SlotAgent
 from ckpt_runtime.rest.shapes.jobs import duration, job_line
+from ckpt_runtime.scheduler.job_status import JobStatus
 
 Json = dict[str, Any]
 

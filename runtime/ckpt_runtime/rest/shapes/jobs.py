@@ -18,12 +18,12 @@ from ckpt_runtime.jobmaster.gateway import (
     JobConfigInfo,
     JobDetails,
     JobOverview,
-    JobStatus,
     SubtaskDetails,
     VertexDetails,
     VertexPressure,
 )
 from ckpt_runtime.rest.serialized_throwable import serialized_throwable
+from ckpt_runtime.scheduler.job_status import JobStatus
 
 Json = dict[str, Any]
 
