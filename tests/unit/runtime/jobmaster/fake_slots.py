@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.events import CheckpointMetrics
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
+from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
