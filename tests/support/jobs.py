@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.jobmaster.gateway import ExecutionState, JobStatus
+from ckpt_runtime.jobmaster.gateway import ExecutionState
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.outputs import visible
 
