@@ -81,12 +81,12 @@ def run(  # noqa: PLR0913 -- one parameter for each option
 
 
 def _watch(cli: Cli, client: CkptClient, job: str) -> JobDetails:
-    with cli.output.progress() as progress:
+    with cli.output.progress() as show:
 
         def look(patience_s: float) -> Steps[JobDetails | None]:
             details = yield from request(requests.job_details(job), patience_s)
             statistics = yield from request(requests.checkpoint_statistics(job), patience_s)
-            progress.show(_progress_text(details, statistics, live=cli.output.decorated))
+            show(_progress_text(details, statistics, live=cli.output.decorated))
             return details if details.state in TERMINAL_STATES else None
 
         return client.run(watch(look, f"The end of job {job}", None, WATCH_INTERVAL_S))

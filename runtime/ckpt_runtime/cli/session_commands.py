@@ -10,7 +10,7 @@ import typer
 from ckpt_runtime.cli import values
 from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
 from ckpt_runtime.cli.framework import Cli
-from ckpt_runtime.cli.session_file import SessionRecord, log_path, session_path, work_path, write_session
+from ckpt_runtime.cli.session_file import SessionRecord, path_beside, session_path, write_session
 from ckpt_runtime.client.errors import Unreachable
 from ckpt_runtime.client.session_command import SessionCommandError
 from ckpt_runtime.configuration.rest_options import RestAuthentication
@@ -58,10 +58,10 @@ def start(  # noqa: PLR0913 -- one parameter for each option
     if known is not None and known.is_alive:
         raise CommandError(f"a session already runs at {known.rest_url} (pid {known.pid})", ExitCode.CONFLICT)
     path = session_path()
-    log = log_file or log_path(path)
+    log = log_file or path_beside(path, ".log")
     try:
-        with cli.output.progress() as progress:
-            progress.show(f"starting a session on {master}, log in {log}")
+        with cli.output.progress() as show:
+            show(f"starting a session on {master}, log in {log}")
             info = start_session(
                 master,
                 slots,
@@ -73,7 +73,7 @@ def start(  # noqa: PLR0913 -- one parameter for each option
                 log_file=log,
                 ready_timeout_s=timeout_s,
                 rest_host=rest_host,
-                work_directory=(work_dir or work_path(path)).absolute(),
+                work_directory=(work_dir or path_beside(path, ".work")).absolute(),
             )
     except (SessionStartError, SessionCommandError, OSError) as error:
         raise CommandError(str(error), ExitCode.FAILED) from error

@@ -61,16 +61,12 @@ class SessionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.info.leader.is_alive or self.info.driver.is_alive
 
 
-def state_directory() -> Path:
-    """Where the command line keeps its files: ``$XDG_STATE_HOME/ckpt`` or ``~/.local/state/ckpt``."""
-    base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "ckpt"
-
-
 def session_path() -> Path:
-    """``$CKPT_SESSION_FILE``, or ``session.json`` in the state directory."""
-    given = os.environ.get(PATH_VARIABLE)
-    return Path(given) if given else state_directory() / "session.json"
+    """``$CKPT_SESSION_FILE``, or ``ckpt/session.json`` in ``$XDG_STATE_HOME`` or ``~/.local/state``."""
+    if given := os.environ.get(PATH_VARIABLE):
+        return Path(given)
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "ckpt" / "session.json"
 
 
 def read_session(path: Path) -> SessionRecord | None:
@@ -92,11 +88,6 @@ def write_session(path: Path, record: SessionRecord) -> None:
     write_private(path, msgspec.json.encode(record))
 
 
-def log_path(path: Path) -> Path:
-    """The log of the session that ``path`` remembers: beside it, as all files of a session are."""
-    return path.with_name((path.stem if path.suffix == ".json" else path.name) + ".log")
-
-
-def work_path(path: Path) -> Path:
-    """The default directory for uploads and checkpoints of that session."""
-    return path.with_name((path.stem if path.suffix == ".json" else path.name) + ".work")
+def path_beside(path: Path, suffix: str) -> Path:
+    """The log or the default working directory of the session that ``path`` remembers: beside it, as all its files."""
+    return path.with_name((path.stem if path.suffix == ".json" else path.name) + suffix)
