@@ -15,8 +15,8 @@ import msgspec
 
 from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
 from ckpt_runtime.client.private_files import write_private
+from ckpt_runtime.client.process_id import ProcessId
 from ckpt_runtime.spark.launch import SessionInfo
-from ckpt_runtime.spark.processes import ProcessId
 
 PATH_VARIABLE = "CKPT_SESSION_FILE"
 _MAX_BYTES = 64 * 1024

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_runtime.client.private_files import PRIVATE_UMASK, append_private, write_private
+from ckpt_runtime.client.process_id import ProcessId
 from ckpt_runtime.client.session_command import (
     NO_AUTHENTICATION,
     TOKEN_VARIABLE,
@@ -22,7 +23,6 @@ from ckpt_runtime.client.session_command import (
     session_command,
     session_environment,
 )
-from ckpt_runtime.spark.processes import ProcessId
 
 POLL_S = 0.1
 STOP_TIMEOUT_S = 30.0

@@ -18,6 +18,7 @@ import warnings
 from functools import partial
 from typing import Any, NoReturn
 
+from ckpt_runtime.client.process_id import started
 from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.keeper import keep
 from ckpt_runtime.spark.worker_main import make_ready, prepare, work
@@ -132,7 +133,7 @@ def _told_pid(told: int) -> int:
 def _started(worker: int) -> int:
     """0 for one that has ended already: nobody can hold it."""
     try:
-        return processes.started(worker)
+        return started(worker)
     except ProcessLookupError:
         return 0
 

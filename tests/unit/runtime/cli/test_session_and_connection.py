@@ -16,9 +16,9 @@ import pytest
 from ckpt_runtime.cli import session_commands
 from ckpt_runtime.cli.main import main
 from ckpt_runtime.cli.session_file import SessionRecord, read_session, session_path, write_session
+from ckpt_runtime.client.process_id import ProcessId
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.spark.launch import SessionInfo, SessionStartError
-from ckpt_runtime.spark.processes import ProcessId
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 from tests.unit.runtime.rest.served import served
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from ckpt_runtime.client.process_id import started
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint, Message, Peer
 from ckpt_runtime.network.authentication import AuthenticationError
@@ -215,7 +216,7 @@ class TestTemporaryFiles:
 
         async def test(driver: Driver) -> None:
             for process, directory in zip(strangers, (own, other), strict=True):
-                began = processes.started(process.pid)
+                began = started(process.pid)
                 driver.send(type="adopt", worker="w", pid=process.pid, started=began, directory=str(directory))
                 driver.send(type="kill", worker="w")
                 assert await driver.next() == {"type": "exited", "worker": "w", "code": None}
@@ -270,7 +271,7 @@ class TestAdoption:
 
         async def test(driver: Driver) -> None:
             for number, process in enumerate(strangers):
-                began = processes.started(process.pid)
+                began = started(process.pid)
                 driver.send(type="adopt", worker=f"w{number}", pid=process.pid, started=began, directory="")
             driver.send(type="kill", worker="w0")
             assert await driver.next() == {"type": "exited", "worker": "w0", "code": None}
