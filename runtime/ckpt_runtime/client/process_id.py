@@ -6,6 +6,9 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
 
 
 def started(pid: int) -> int:
@@ -20,7 +23,8 @@ def started(pid: int) -> int:
 class ProcessId:
     """A process by pid and start time; ``started`` is None where the system does not tell it."""
 
-    pid: int
+    # One that may be signalled: 1 is init, and what is below stands for groups of processes.
+    pid: Annotated[int, Meta(gt=1)]
     started: int | None
 
     @classmethod
