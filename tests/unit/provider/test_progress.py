@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_ckpt.conditions import progress
-from airflow_provider_ckpt.conditions.driver import Wait
 from airflow_provider_ckpt.conditions.job import JobCondition
 from airflow_provider_ckpt.conditions.job_log import MAX_TRACE_CHARS, moment, shortened
 from airflow_provider_ckpt.conditions.progress import Progress
+from airflow_provider_ckpt.conditions.waiting import Wait
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.operators.cancel import CancelJobOperator
 from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
