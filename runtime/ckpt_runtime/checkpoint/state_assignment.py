@@ -20,7 +20,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.checkpoint.state_handles import (
     ChannelStateStream,
-    KeyedStateHandle,
+    KeyedHandle,
     OperatorListState,
     OperatorStateMode,
     OperatorSubtaskState,
@@ -96,7 +96,7 @@ class _OperatorState:
     subtasks: dict[int, OperatorSubtaskState] = field(default_factory=dict)
 
     @property
-    def handles(self) -> list[KeyedStateHandle]:
+    def handles(self) -> list[KeyedHandle]:
         return [handle for index in sorted(self.subtasks) for handle in self.subtasks[index].keyed]
 
     @property
