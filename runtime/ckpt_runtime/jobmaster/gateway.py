@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.properties import SavepointFormat as SavepointFormat  # noqa: PLC0414
 from ckpt_runtime.scheduler.job_status import JobStatus as JobStatus  # noqa: PLC0414
 
 if TYPE_CHECKING:
@@ -37,13 +38,6 @@ class ExecutionState(StrEnum):
     CANCELED = "CANCELED"
     FAILED = "FAILED"
     RECONCILING = "RECONCILING"
-
-
-class SavepointFormat(StrEnum):
-    """FLIP-203: the backend's own files, or the one form that all backends read."""
-
-    NATIVE = "NATIVE"
-    CANONICAL = "CANONICAL"
 
 
 class CheckpointKind(StrEnum):
@@ -186,7 +180,7 @@ class ClusterOverview:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotAgent:
+class SlotOverview:
     """A slot with the process that supervises it. ``data_port`` is -1 while no worker is ready."""
 
     slot_id: str
@@ -406,7 +400,7 @@ class DispatcherGateway(Protocol):
 
     async def cluster_overview(self) -> ClusterOverview: ...
 
-    async def slot_agents(self) -> tuple[SlotAgent, ...]:
+    async def slot_agents(self) -> tuple[SlotOverview, ...]:
         """Those that have been started, oldest first."""
         ...
 
