@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ckpt_runtime.client import requests
-from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
+from ckpt_runtime.client.checkpoint_models import CheckpointConfig, CheckpointConfigPatch
 from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
 from ckpt_runtime.client.errors import (
     BadRequest,
@@ -24,7 +25,6 @@ from ckpt_runtime.client.errors import (
     Unreachable,
     WaitTimeout,
 )
-from ckpt_runtime.client.checkpoint_models import CheckpointConfig, CheckpointConfigPatch
 from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE
@@ -207,7 +207,6 @@ def unused_port() -> Iterator[int]:
 
 def test_an_answer_of_something_else() -> None:
     import httpx
-import msgspec
 
     for status, content in [(200, b"<html>"), (200, b"[]"), (200, b"{}"), (200, b"null")]:
         transport = httpx.MockTransport(lambda _, s=status, c=content: httpx.Response(s, content=c))
