@@ -50,7 +50,7 @@ from ckpt_runtime.jobmaster.gateway import (
     OperationKind,
     OperationStatus,
     RunRequest,
-    SlotAgent,
+    SlotOverview,
     StoredPipeline,
     SubmissionFailed,
     VertexNotFound,
@@ -217,10 +217,10 @@ class Dispatcher:
         statuses = Counter(job.status for job in self._jobs.values())
         return ClusterOverview(self._slots.total, self._slots.available, len(self._slots.all()), statuses)
 
-    async def slot_agents(self) -> tuple[SlotAgent, ...]:
+    async def slot_agents(self) -> tuple[SlotOverview, ...]:
         epoch_ms = wall_clock_ms() - time.monotonic() * 1000
         return tuple(
-            SlotAgent(
+            SlotOverview(
                 slot_id=slot.slot_id,
                 endpoint=slot.endpoint,
                 data_port=-1 if slot.worker is None else slot.worker.data_address[1],

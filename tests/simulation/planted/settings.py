@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
-from ckpt_runtime.checkpoint.failure_manager import CheckpointFailureManager
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
-from ckpt_runtime.checkpoint.failures import CheckpointFailures
+from ckpt_runtime.checkpoint.failures import CheckpointFailureManager, CheckpointFailures
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.periodic_trigger import PeriodicTrigger
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
