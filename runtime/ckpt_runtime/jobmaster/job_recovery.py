@@ -22,6 +22,7 @@ from ckpt_runtime.jobmaster.exceptions_history import entry_of
 from ckpt_runtime.jobmaster.gateway import ExceptionEntry
 from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.submission import JobHistory, JobSubmission, request_of, submission_of
+from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage.checkpoint_pointer_store import CheckpointPointer
 from ckpt_runtime.storage.crash_points import reach
 from ckpt_runtime.storage.disposal import SnapshotDisposal
@@ -29,7 +30,6 @@ from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, 
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.job_store import StoredJob
 from ckpt_runtime.storage.leader_store import NotLeaderError
-from ckpt_runtime.storage.snapshot_metadata import read_foreign_metadata
 
 T = TypeVar("T")
 SnapshotReader = Callable[[str], CompletedCheckpoint]
@@ -193,12 +193,9 @@ def _savepoint(stored: StoredJob, read: SnapshotReader) -> CompletedCheckpoint |
 def read_snapshot(url: str) -> CompletedCheckpoint:
     """Raises RecoveryError naming the snapshot."""
     try:
-        found = _patiently(lambda: read_foreign_metadata(url))
-        return CompletedCheckpoint.from_json(found.document, found.directory.url)
+        return _patiently(lambda: open_snapshot(url)).metadata
     except StorageError as error:
         raise RecoveryError(str(error), may_pass=not isinstance(error, _LASTING)) from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise RecoveryError(f"the metadata of {url} has another shape: {error!r}", may_pass=False) from error
 
 
 def _patiently(read: Callable[[], T]) -> T:

@@ -14,6 +14,7 @@ from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.jobmaster.snapshot_clean_up import JobCleanUp, delete_file_of, delete_location, delete_shared_file
 from ckpt_runtime.jobmaster.snapshot_leftovers import find_unused_shared_files
+from ckpt_runtime.snapshots.snapshot import disposal_of
 from ckpt_runtime.storage.checkpoint_pointer_store import FIRST_CHECKPOINT_ID
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint
 from ckpt_runtime.storage.disposal import (
@@ -150,7 +151,7 @@ class StorageShell:
         if discards is not None and resolve(discards) != self._storage.checkpoint(checkpoint_id):
             with suppress(*_SETTLED):
                 try:
-                    self._disposals[checkpoint_id] = SnapshotDisposal.of(discards)
+                    self._disposals[checkpoint_id] = disposal_of(discards)
                 except StorageError as error:
                     if not isinstance(error, _SETTLED):
                         return on.StoreRemoveFailed(checkpoint_id, str(error))
@@ -180,7 +181,7 @@ class StorageShell:
             delete_checkpoint(self._storage, checkpoint.id)
             return
         disposal = self._disposals.get(checkpoint.id)
-        (disposal or SnapshotDisposal.of(checkpoint.directory)).execute()
+        (disposal or disposal_of(checkpoint.directory)).execute()
 
     def _repeat(self, call: Callable[[], None], answer: on.CoordinatorEvent | None = None) -> None:
         """The coordinator goes on after the first attempt; the deletion is repeated until it succeeds."""

@@ -887,14 +887,14 @@ class TestUnreadable:
             await checkpoint(job)
             await crash(job)
             errors = [StorageError("away", "x")] * 3
-            read = job_recovery.read_foreign_metadata
+            read = job_recovery.open_snapshot
 
             def refuse(url: str) -> Any:
                 if errors:
                     raise errors.pop()
                 return read(url)
 
-            monkeypatch.setattr(job_recovery, "read_foreign_metadata", refuse)
+            monkeypatch.setattr(job_recovery, "open_snapshot", refuse)
             assert found_by(driver(tmp_path, 2)).failure is None
 
         run(tmp_path, test)
