@@ -12,12 +12,14 @@ from typing import Any
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
+from ckpt_runtime.checkpoint.completed_checkpoint import EdgeDescriptor, VertexDescriptor
 from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator_base import CoordinatorState, UnexpectedEventError
 from ckpt_runtime.checkpoint.coordinator_completion import CompletionLayer
 from ckpt_runtime.checkpoint.effects import Effect
 from ckpt_runtime.checkpoint.events import CoordinatorEvent, TimerId, TimerKind
+from ckpt_runtime.checkpoint.execution_view import ExecutionView
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.id_counter import CheckpointIdSource
 from ckpt_runtime.checkpoint.instant import Instant
@@ -34,6 +36,7 @@ _ACCEPTED_IN: dict[type[Any], frozenset[CoordinatorState]] = {
     on.RestoreRequested: frozenset({CoordinatorState.CREATED, CoordinatorState.RESTORING}),
     on.PeriodicTriggerStopped: frozenset({CoordinatorState.CREATED, CoordinatorState.RUNNING}),
     on.PeriodicTriggerStarted: frozenset({CoordinatorState.RUNNING}),
+    on.GraphReplaced: frozenset({CoordinatorState.CREATED, CoordinatorState.RESTORING}),
     on.Shutdown: _OPEN | {CoordinatorState.CLOSING},
 }
 
@@ -66,6 +69,7 @@ class CheckpointCoordinator(CompletionLayer):
             on.PeriodicTriggerStarted: self._on_periodic_started,
             on.Shutdown: self._on_shutdown,
             on.ConfigurationPatched: self._on_configuration_patched,
+            on.GraphReplaced: self._on_graph_replaced,
             on.BacklogChanged: self._on_backlog_changed,
             on.TriggerRequested: self._on_trigger_requested,
             on.TimerFired: self._on_timer_fired,
@@ -118,6 +122,11 @@ class CheckpointCoordinator(CompletionLayer):
         self._failures.on_restart()
         self._final_requested = False
         self._start_periodic(now)
+
+    def _on_graph_replaced(self, event: on.GraphReplaced, now: Instant) -> None:
+        self._vertices = tuple(VertexDescriptor.of(vertex) for vertex in event.graph.vertices)
+        self._edges = tuple(EdgeDescriptor.of(edge) for edge in event.graph.edges)
+        self._executions = ExecutionView(event.graph)
 
     def _on_tasks_left_running(self, event: on.TasksLeftRunning, now: Instant) -> None:
         self._state = CoordinatorState.CREATED

@@ -15,6 +15,7 @@ from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
+from ckpt_runtime.graph.job_graph import JobGraph
 
 
 class TimerKind(StrEnum):
@@ -122,6 +123,13 @@ class ConfigurationPatched:
     """New effective settings, already persisted (FLIP-571)."""
 
     configuration: CheckpointConfiguration
+
+
+@dataclass(frozen=True, slots=True)
+class GraphReplaced:
+    """No deployment runs, and the next one runs this graph. What is being written keeps the one it was taken of."""
+
+    graph: JobGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +313,7 @@ CoordinatorEvent = (
     | PeriodicTriggerStarted
     | Shutdown
     | ConfigurationPatched
+    | GraphReplaced
     | BacklogChanged
     | TriggerRequested
     | TimerFired

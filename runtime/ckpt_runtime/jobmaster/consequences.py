@@ -6,29 +6,30 @@ most, so that the first failure of an attempt is its cause.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
 
 from ckpt_runtime.checkpoint.executions import ExecutionId
+from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost
 from ckpt_runtime.jobmaster.slot_pool import LOSS_GRACE_S
 from ckpt_runtime.scheduler.job_events import FailureInfo
 
-GRACE_S = LOSS_GRACE_S + 1.0
+GRACE_MS = (LOSS_GRACE_S + 1.0) * 1000
 """Longer than the notice of the loss itself may take."""
 
 
 class Consequences:
-    """``deliver`` gets each failure once, in order. Runs on the event loop."""
+    """``deliver`` gets each failure once, in order."""
 
-    def __init__(self, deliver: Callable[[ExecutionId, FailureInfo], None]) -> None:
+    def __init__(self, host: JobHost, deliver: Callable[[ExecutionId, FailureInfo], None]) -> None:
+        self._host = host
         self._deliver = deliver
         self._held: list[tuple[ExecutionId, FailureInfo]] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Cancellable | None = None
 
     def hold(self, executions: Iterable[ExecutionId], cause: FailureInfo) -> None:
         self._held += [(execution, cause) for execution in executions]
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(GRACE_S, self.release)
+            self._timer = self._host.call_later(GRACE_MS, self.release)
 
     def release(self) -> None:
         """The cause is known, or nobody knows one."""

@@ -7,13 +7,13 @@ producing subtasks and consuming subtasks, so both ends of a channel know it by 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.checkpoint.sink_state import SinkLineage
-from ckpt_runtime.checkpoint.state_handles import ChannelStateStream, OperatorSubtaskState
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, Partitioning
+from ckpt_runtime.scheduler.core_events import RestoredState
 from ckpt_runtime.task.deployment import (
     Address,
     Deployment,
@@ -31,22 +31,6 @@ class SlotPlacement:
 
     address: Address
     pin_cpu: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RestoredState:
-    """What a deployment starts from: state by subtask and operator uid, and the subtasks that had finished.
-
-    ``in_flight`` is what subtasks have to process first. Without ``owned`` the snapshot stays the user's: nothing new
-    may refer to its files.
-    """
-
-    checkpoint_id: int
-    directory: str
-    states: Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]
-    finished_vertices: frozenset[str] = frozenset()
-    in_flight: Mapping[SubtaskKey, tuple[ChannelStateStream, ...]] = field(default_factory=dict)
-    owned: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,6 @@ from ckpt_runtime.jobmaster.gateway import (
     VertexNotFound,
     VertexPressure,
 )
-from ckpt_runtime.jobmaster.job_checkpoints import JobCheckpoints
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, VolatileRecord
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_job, find_jobs, read_snapshot
@@ -79,9 +78,7 @@ from ckpt_runtime.jobmaster.snapshot_references import References, SnapshotRefer
 from ckpt_runtime.jobmaster.stored_submissions import forget_result, store_job
 from ckpt_runtime.jobmaster.stranded_jobs import StrandedJobs
 from ckpt_runtime.jobmaster.submission import JobSubmission, options_of_jobs
-from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.limited_process import ProcessLimits
-from ckpt_runtime.scheduler.job_events import JobEvent
 from ckpt_runtime.snapshots.snapshot import disposal_of, open_snapshot
 from ckpt_runtime.storage.errors import PoolExhaustedError, StorageError, StorageTimeoutError
 from ckpt_runtime.storage.filesystem import resolve
@@ -120,7 +117,7 @@ class Dispatcher:
         self._leader_elsewhere: LeaderInfo | None = None
         self._jobs: dict[str, JobMaster | EndedJob] = {}
         self._stranded = StrandedJobs(self._look_again, self._take_over_job)
-        self._cleaning: list[JobCheckpoints] = []
+        self._cleaning: list[JobMaster] = []
         self._submitting: dict[str, asyncio.Future[None]] = {}
         self._requests: dict[str, RunRequest] = {}
         self._operations = OperationStore()
@@ -132,13 +129,14 @@ class Dispatcher:
         self._closing = True
         self._stranded.close()
         await self._operations.stop()
-        await self._suspend_all(fenced=False)
+        self._suspend_all(fenced=False)
 
-    async def _suspend_all(self, *, fenced: bool) -> None:
-        for checkpoints in self._cleaning:
-            checkpoints.close()
-        jobs = [job for job in self._jobs.values() if isinstance(job, JobMaster)]
-        await asyncio.gather(*(job.suspend(fenced=fenced) for job in jobs))
+    def _suspend_all(self, *, fenced: bool) -> None:
+        for cleaning in self._cleaning:
+            cleaning.close()
+        for job in self._jobs.values():
+            if isinstance(job, JobMaster):
+                job.suspend(fenced=fenced)
 
     # --- high availability
 
@@ -192,10 +190,9 @@ class Dispatcher:
 
     def _finish_clean_up(self, submission: JobSubmission, status: JobStatus) -> None:
         """As at the end of the job, which its driver did not live to see."""
-        checkpoints = JobCheckpoints(submission, TaskGateway(b""), _nobody_hears, self._pools)
-        self._cleaning.append(checkpoints)
-        checkpoints.sweep(status)
-        checkpoints.shut_down(status)
+        job = JobMaster(submission, self._slots, self._pools)
+        self._cleaning.append(job)
+        job.clean_up_after(status)
 
     async def lose_leadership(self) -> None:
         """Another driver leads: nothing may be changed any more, and this session ends."""
@@ -203,7 +200,7 @@ class Dispatcher:
         self._closing = True
         self._stranded.close()
         await self._operations.stop()
-        await self._suspend_all(fenced=True)
+        self._suspend_all(fenced=True)
         self._on_shutdown()
 
     def _check_leads(self) -> None:
@@ -579,11 +576,6 @@ class Dispatcher:
 
 async def _fail(error: StorageError) -> OperationStatus:
     raise error
-
-
-def _nobody_hears(event: JobEvent) -> None:
-    """A job that has ended takes no events."""
-    logger.warning("%r comes after the end of its job", event)
 
 
 def _unrecovered(job_id: str) -> JobOverview:

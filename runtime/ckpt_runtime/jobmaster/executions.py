@@ -68,12 +68,12 @@ class ExecutionGraph:
     """All subtasks of a job, in their present attempt."""
 
     def __init__(self, graph: JobGraph) -> None:
-        self.graph = graph
         self.executions: dict[SubtaskKey, Execution] = {}
-        self.reset(0)
+        self.reset(0, graph)
 
-    def reset(self, attempt: int) -> None:
+    def reset(self, attempt: int, graph: JobGraph) -> None:
         """Starts a new attempt of every subtask."""
+        self.graph = graph
         self.executions = {
             (vertex.id, index): Execution(ExecutionId(vertex.id, index, attempt))
             for vertex in self.graph.vertices

@@ -7,20 +7,20 @@ end of the job. Decides nothing about what may be deleted: the coordinator does.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 
+from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost, Pool, Result
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
 from ckpt_runtime.storage.fenced_document import Fence, no_fence
 from ckpt_runtime.storage.leader_store import NotLeaderError
 
 logger = logging.getLogger(__name__)
 
-RETRY_BASE_S = 0.5
-RETRY_MAX_S = 30.0
+RETRY_BASE_MS = 500.0
+RETRY_MAX_MS = 30_000.0
 MAX_WAITING = 10_000
 """Deletions that are remembered; beyond it the oldest is given up, with its name in the log."""
 
@@ -34,18 +34,17 @@ class _Deletion:
 
 
 class SnapshotDeletions:
-    """One job's. Lives on one event loop; deletions run in ``pool``.
+    """One job's, on its host's loop and in its pool for deletions.
 
     ``fence`` is called in the pool before each one and raises when this driver may not delete anything (any more).
     """
 
-    def __init__(self, pool: Executor, fence: Fence = no_fence) -> None:
-        self._pool = pool
+    def __init__(self, host: JobHost, fence: Fence = no_fence) -> None:
+        self._host = host
         self._fence = fence
-        self._loop = asyncio.get_running_loop()
         self._running = 0
         self._waiting: list[_Deletion] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Cancellable | None = None
         self._when_done: Callable[[], None] | None = None
         self._closed = False
 
@@ -88,8 +87,7 @@ class SnapshotDeletions:
         if self._closed:
             return
         self._running += 1
-        future = self._loop.run_in_executor(self._pool, self._attempt, deletions)
-        future.add_done_callback(lambda done: self._attempted(deletions, done))
+        self._host.in_pool(Pool.DELETIONS, partial(self._attempt, deletions), partial(self._attempted, deletions))
 
     def _attempt(self, deletions: list[_Deletion]) -> list[_Deletion]:
         """In a pool thread. Returns those that failed and may succeed later."""
@@ -110,12 +108,12 @@ class SnapshotDeletions:
             logger.exception("will not %s", deletion.what)
         return True
 
-    def _attempted(self, deletions: list[_Deletion], done: asyncio.Future[list[_Deletion]]) -> None:
+    def _attempted(self, deletions: list[_Deletion], result: Result[list[_Deletion]]) -> None:
         self._running -= 1
-        if self._closed or done.cancelled():
+        if self._closed:
             return
         try:
-            failed = done.result()
+            failed = result()
         except StorageError as error:  # the pool's own: not begun, or still hanging
             logger.warning("will try %d deletions again: %s", len(deletions), error)
             failed = deletions
@@ -136,8 +134,8 @@ class SnapshotDeletions:
         del self._waiting[:-MAX_WAITING]
         if self._timer is None and not self._closed:
             least = min(deletion.failures for deletion in self._waiting)
-            pause = min(RETRY_MAX_S, RETRY_BASE_S * 2 ** min(least - 1, 16))
-            self._timer = self._loop.call_later(pause, self._fire)
+            pause = min(RETRY_MAX_MS, RETRY_BASE_MS * 2 ** min(least - 1, 16))
+            self._timer = self._host.call_later(pause, self._fire)
 
     def _fire(self) -> None:
         self._timer = None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.checkpoint.properties import SavepointFormat
+from ckpt_runtime.scheduler.restart_strategies import RestartStrategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,13 @@ class RedeployRequested:
     """Restart with another plan or configuration (FLIP-530), the restart strategy not asked."""
 
     subtasks: tuple[SubtaskKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RestartStrategyReplaced:
+    """From the next failure on another strategy decides, on the history of the present one (FLIP-530)."""
+
+    strategy: RestartStrategy
 
 
 # --- answers
@@ -160,6 +168,7 @@ JobEvent = (
     | SuspendRequested
     | StopRequested
     | RedeployRequested
+    | RestartStrategyReplaced
     | SlotsAcquired
     | SlotsFailed
     | StateRestored

@@ -18,7 +18,7 @@ from ckpt_runtime.scheduler.deployed_tasks import DeployedTasks, TaskState
 from ckpt_runtime.scheduler.job_effects import JobEffect
 from ckpt_runtime.scheduler.job_events import FailureInfo, JobEvent
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
-from ckpt_runtime.scheduler.restart_strategies import FAILED_CHECKPOINTS, Backoff, RestartStrategy
+from ckpt_runtime.scheduler.restart_strategies import FAILED_CHECKPOINTS, Backoff, Restarts, RestartStrategy
 
 _ONLY_IN: dict[type[Any], frozenset[JobState]] = {on.Start: frozenset({JobState.INITIALIZING})}
 
@@ -54,7 +54,7 @@ class JobMachine:
         backoff: Backoff = FAILED_CHECKPOINTS,
     ) -> None:
         self._subtasks = tuple(subtasks)
-        self._strategy = restart_strategy
+        self._restarts = Restarts(restart_strategy)
         self._backoff = backoff
         self._attempt = first_attempt - 1
         self._state = JobState.INITIALIZING
@@ -72,6 +72,7 @@ class JobMachine:
             on.SuspendRequested: self._on_suspend,
             on.StopRequested: self._on_stop,
             on.RedeployRequested: self._on_redeploy,
+            on.RestartStrategyReplaced: self._on_restart_strategy_replaced,
             on.SlotsAcquired: self._on_slots_acquired,
             on.SlotsFailed: self._on_slots_failed,
             on.StateRestored: self._on_state_restored,
@@ -218,7 +219,7 @@ class JobMachine:
             # The savepoint's effects are committed: restarting from an older checkpoint would commit them twice.
             recoverable = False
             self._cause = cause = _failed_after_savepoint(self._stop.location, cause)
-        delay = self._strategy.on_failure(now.rel_ms) if recoverable else None
+        delay = self._restarts.on_failure(now.rel_ms) if recoverable else None
         if delay is None:
             self._clear(JobState.FAILING, now, cause)
         else:
@@ -273,8 +274,12 @@ class JobMachine:
         if self._state in (JobState.DEPLOYING, JobState.RUNNING):
             self._restart_at = now.rel_ms
             self._clear(JobState.CLEARING, now)
-        elif self._state is JobState.RESTORING:
+        elif self._state in (JobState.ACQUIRING, JobState.RESTORING):
             self._acquire(now)
+
+    def _on_restart_strategy_replaced(self, event: on.RestartStrategyReplaced, now: Instant) -> None:
+        """The new one goes on with the failures so far. A restart that is planned stays where it is."""
+        self._restarts.strategy = event.strategy
 
     # --- end
 

@@ -7,16 +7,51 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+
+_MAX_FAILURES = 10_000
+"""Whose moments are kept. A strategy that allows more within its interval allows any number."""
+
+
+@dataclass(slots=True)
+class RestartHistory:
+    """What a job's failures so far mean for the next one: the state of its strategy, and of the one that replaces it.
+
+    ``attempts`` are restarts that count, ``failures`` the moments of the latest failures, ``restart_at`` the moment of
+    the last restart that was planned.
+    """
+
+    attempts: int = 0
+    failures: deque[int] = field(default_factory=lambda: deque(maxlen=_MAX_FAILURES))
+    restart_at: int | None = None
 
 
 class RestartStrategy(Protocol):
-    """Asked once for each failure that is to be survived."""
+    """Limits without a state of their own, so that one can take the place of another while a job lives (FLIP-530)."""
+
+    def delay(self, history: RestartHistory, now: int) -> int | None:
+        """Asked once for each failure that is to be survived, which ``history`` has already.
+
+        Returns milliseconds from ``now`` until the restart, or None when the job must fail for good.
+        """
+        ...
+
+
+class Restarts:
+    """Asks the job's strategy and keeps its history. ``strategy`` may be replaced at any time."""
+
+    def __init__(self, strategy: RestartStrategy) -> None:
+        self.strategy = strategy
+        self._history = RestartHistory()
 
     def on_failure(self, now: int) -> int | None:
         """Milliseconds from ``now`` until the restart, or None when the job must fail for good."""
-        ...
+        self._history.failures.append(now)
+        delay = self.strategy.delay(self._history, now)
+        if delay is not None:
+            self._history.restart_at = now + delay
+        return delay
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,43 +73,45 @@ FAILED_CHECKPOINTS = Backoff(1_000, 60_000, 1.5)
 """Least pauses of a job that fails because its checkpoints do, until one completes: Flink's exponential delay."""
 
 
+@dataclass(frozen=True, slots=True)
 class NoRestart:
     """``none``: the first failure is the last."""
 
-    def on_failure(self, now: int) -> int | None:
+    def delay(self, history: RestartHistory, now: int) -> int | None:
         return None
 
 
+@dataclass(frozen=True, slots=True)
 class FixedDelay:
     """``fixed-delay``: the same pause each time, a limited number of times over the job's whole life."""
 
-    def __init__(self, attempts: int = 1, delay_ms: int = 1_000) -> None:
-        self._remaining = attempts
-        self._delay_ms = delay_ms
+    attempts: int = 1
+    delay_ms: int = 1_000
 
-    def on_failure(self, now: int) -> int | None:
-        if self._remaining <= 0:
+    def delay(self, history: RestartHistory, now: int) -> int | None:
+        if history.attempts >= self.attempts:
             return None
-        self._remaining -= 1
-        return self._delay_ms
+        history.attempts += 1
+        return self.delay_ms
 
 
+@dataclass(frozen=True, slots=True)
 class FailureRate:
     """``failure-rate``: at most so many failures within any interval."""
 
-    def __init__(self, max_failures_per_interval: int = 1, interval_ms: int = 60_000, delay_ms: int = 1_000) -> None:
-        self._failures: deque[int] = deque(maxlen=max_failures_per_interval + 1)
-        self._interval_ms = interval_ms
-        self._delay_ms = delay_ms
+    max_failures_per_interval: int = 1
+    interval_ms: int = 60_000
+    delay_ms: int = 1_000
 
-    def on_failure(self, now: int) -> int | None:
-        self._failures.append(now)
-        is_full = len(self._failures) == self._failures.maxlen
-        if is_full and now - self._failures[0] <= self._interval_ms:
+    def delay(self, history: RestartHistory, now: int) -> int | None:
+        recent = sum(now - failure <= self.interval_ms for failure in history.failures)
+        if recent > self.max_failures_per_interval:
             return None
-        return self._delay_ms
+        history.attempts += 1
+        return self.delay_ms
 
 
+@dataclass(frozen=True, slots=True)
 class ExponentialDelay:
     """``exponential-delay``: each pause is longer than the one before, until the job has run well for a while.
 
@@ -82,39 +119,23 @@ class ExponentialDelay:
     ``jitter`` yields numbers in [-1, 1]; a pause is changed by that share of ``jitter_factor``.
     """
 
-    def __init__(
-        self,
-        initial_backoff_ms: int = 1_000,
-        max_backoff_ms: int = 60_000,
-        multiplier: float = 1.5,
-        reset_threshold_ms: int = 3_600_000,
-        jitter_factor: float = 0.1,
-        max_attempts: int | None = None,
-        jitter: Callable[[], float] | None = None,
-    ) -> None:
-        self._initial = initial_backoff_ms
-        self._max = max_backoff_ms
-        self._multiplier = multiplier
-        self._reset_threshold_ms = reset_threshold_ms
-        self._jitter_factor = jitter_factor
-        self._max_attempts = max_attempts
-        self._jitter = jitter
-        self._attempts = 0
-        self._backoff = float(initial_backoff_ms)
-        self._restart_at: int | None = None
+    initial_backoff_ms: int = 1_000
+    max_backoff_ms: int = 60_000
+    multiplier: float = 1.5
+    reset_threshold_ms: int = 3_600_000
+    jitter_factor: float = 0.1
+    max_attempts: int | None = None
+    jitter: Callable[[], float] | None = None
 
-    def on_failure(self, now: int) -> int | None:
-        if self._restart_at is not None:
-            if now < self._restart_at:
-                return self._restart_at - now
-            if now >= self._restart_at + self._reset_threshold_ms:
-                self._attempts = 0
-                self._backoff = float(self._initial)
-        self._attempts += 1
-        if self._max_attempts is not None and self._attempts > self._max_attempts:
+    def delay(self, history: RestartHistory, now: int) -> int | None:
+        if history.restart_at is not None:
+            if now < history.restart_at:
+                return history.restart_at - now
+            if now >= history.restart_at + self.reset_threshold_ms:
+                history.attempts = 0
+        history.attempts += 1
+        if self.max_attempts is not None and history.attempts > self.max_attempts:
             return None
-        share = 0.0 if self._jitter is None else self._jitter() * self._jitter_factor
-        delay = min(self._max, max(0, round(self._backoff * (1 + share))))
-        self._backoff = min(float(self._max), self._backoff * self._multiplier)
-        self._restart_at = now + delay
-        return delay
+        backoff = Backoff(self.initial_backoff_ms, self.max_backoff_ms, self.multiplier).pause_ms(history.attempts)
+        share = 0.0 if self.jitter is None else self.jitter() * self.jitter_factor
+        return min(self.max_backoff_ms, max(0, round(backoff * (1 + share))))

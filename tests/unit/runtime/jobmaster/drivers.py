@@ -11,11 +11,10 @@ import pytest
 
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster import (
-    checkpoint_shell,
-    job_checkpoints,
-    job_master,
     job_recovery,
+    job_shell,
     snapshot_deletions,
+    storage_effects,
     stored_submissions,
 )
 from ckpt_runtime.jobmaster.gateway import CheckpointKind
@@ -36,10 +35,9 @@ def run(directory: Path, test: Callable[[World], Coroutine[Any, Any, None]]) -> 
 
 def make_hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """All pauses before a retry are short."""
-    monkeypatch.setattr(checkpoint_shell, "_RETRY_BASE_S", 0.001)
-    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_S", 0.001)
-    monkeypatch.setattr(job_master, "_RETRY_BASE_S", 0.001)
-    monkeypatch.setattr(job_checkpoints, "_UNKNOWN_PAUSE_S", 0.001)
+    monkeypatch.setattr(storage_effects, "RETRY_BASE_MS", 1)
+    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_MS", 1)
+    monkeypatch.setattr(job_shell, "UNKNOWN_PAUSE_MS", 1)
     monkeypatch.setattr(stored_submissions, "_PAUSE_S", 0.001)
     monkeypatch.setattr(job_recovery, "_PAUSE_S", 0.001)
 
@@ -70,7 +68,7 @@ async def taken_over(world: World, store: HaStore) -> JobMaster:
 
 async def crash(job: JobMaster) -> None:
     """The driver is gone: nothing that it still wants to do happens."""
-    await job.suspend(fenced=True)
+    job.suspend(fenced=True)
 
 
 async def checkpoint(job: JobMaster) -> int:

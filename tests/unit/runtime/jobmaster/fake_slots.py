@@ -229,13 +229,15 @@ class World:
             world.slot_pool = SlotPool(world.slots, "secret", SlotTimes(**{**defaults, **times}))
             endpoint = ControlEndpoint("127.0.0.1", "secret", world.slot_pool.welcome)
             world.slot_pool.start(await endpoint.start())
-            world.jobs = []
+            world.jobs, world.closing = [], []
             try:
                 async with asyncio.timeout(TIMEOUT_S):
                     yield world
             finally:
                 for job in world.jobs:
-                    await job.suspend()
+                    job.suspend()
+                for job in world.closing:
+                    job.close()
                 if world.slot_pool._watch is not None:
                     world.slot_pool._watch.cancel()
                 await world.slots.stop()
@@ -243,6 +245,7 @@ class World:
 
     slot_pool: SlotPool
     jobs: list[JobMaster]
+    closing: list[JobMaster]
 
     def submission(
         self,
@@ -293,6 +296,12 @@ class World:
         self.jobs.append(job)
         job.start()
         return job
+
+    def finish_job(self, submission: JobSubmission, status: JobStatus) -> None:
+        """As a new driver does it with a job that ended before everything of it was cleaned up."""
+        job = JobMaster(submission, self.slot_pool, self.pool)
+        self.closing.append(job)
+        job.clean_up_after(status)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Lets the loop run until it holds; the test's own time limit ends it otherwise."""

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.executions import ExecutionId
+from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.jobmaster.checkpoint_shell import CheckpointShell
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
+from ckpt_runtime.jobmaster.job_host import LoopHost
 from ckpt_runtime.jobmaster.job_record import VolatileRecord
-from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
+from ckpt_runtime.jobmaster.job_shell import JobShell
+from ckpt_runtime.jobmaster.submission import JobSubmission
+from ckpt_runtime.jobmaster.task_gateway import TaskGateway
+from ckpt_runtime.scheduler.job_core import JobCore, JobPlan
+from ckpt_runtime.scheduler.job_machine import JobMachine
+from ckpt_runtime.scheduler.replacement import subtasks_of
+from ckpt_runtime.scheduler.restart_strategies import NoRestart
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.disposal import SnapshotDisposal
 
@@ -29,34 +38,57 @@ JOB = "0123456789abcdef" * 2
 GRAPH = JobGraph("job", (JobVertex("v", (OperatorNode("u", "Source", "source"),), 2),), ())
 TASKS = tuple(ExecutionId("v", index, 0) for index in range(2))
 TIMEOUT_S = 5
+ANSWERS = (
+    out.RequestCompleted,
+    out.RequestFailed,
+    out.RestoreFrom,
+    out.RestoreFailed,
+    out.FailJob,
+    out.ShutdownComplete,
+)
 
 
-class Listener:
-    """A job master that notes what it is told; ``changed`` is set each time."""
+class Listener(TaskGateway):
+    """Workers that are told nothing; notes what they would hear and what the coordinator decides.
+
+    ``changed`` is set each time.
+    """
 
     def __init__(self) -> None:
+        super().__init__(b"")
         self.triggers: list[tuple[int, Any]] = []
         self.completed: list[int] = []
         self.aborted: list[int] = []
         self.answers: list[Any] = []
         self.changed = asyncio.Event()
 
-    def send_trigger(self, checkpoint_id: int, timestamp: int, options: Any, tasks: tuple[ExecutionId, ...]) -> None:
+    def trigger(self, checkpoint_id: int, timestamp: int, options: Any, tasks: Iterable[ExecutionId]) -> bool:
         assert tasks == TASKS
         self.triggers.append((checkpoint_id, options))
         self.changed.set()
+        return True
 
-    def send_complete(self, checkpoint_id: int, tasks: tuple[ExecutionId, ...]) -> None:
+    def complete(self, checkpoint_id: int, tasks: Iterable[ExecutionId]) -> None:
         self.completed.append(checkpoint_id)
         self.changed.set()
 
-    def send_aborted(self, checkpoint_id: int, latest_completed: int, tasks: tuple[ExecutionId, ...]) -> None:
+    def abort(self, checkpoint_id: int, latest_completed: int, tasks: Iterable[ExecutionId]) -> None:
         self.aborted.append(checkpoint_id)
         self.changed.set()
 
-    def checkpoint_answer(self, effect: Any) -> None:
-        self.answers.append(effect)
-        self.changed.set()
+
+class NotedCoordinator(CheckpointCoordinator):
+    """Tells the listener of decisions that concern the job."""
+
+    listener: Listener
+
+    def handle(self, event: on.CoordinatorEvent, now: Instant) -> list[out.Effect]:
+        effects = super().handle(event, now)
+        answers = [effect for effect in effects if isinstance(effect, ANSWERS)]
+        if answers:
+            self.listener.answers += answers
+            self.listener.changed.set()
+        return effects
 
 
 class Pointers(VolatileRecord):
@@ -92,17 +124,29 @@ class Bench:
         self.listener = Listener()
         self.pointers = Pointers()
         self.pool = pool
-        coordinator = CheckpointCoordinator(JOB, GRAPH, CheckpointConfiguration(**settings))
-        self.shell = CheckpointShell(
-            JOB,
-            coordinator,
+        coordinator = NotedCoordinator(JOB, GRAPH, CheckpointConfiguration(**settings))
+        coordinator.listener = self.listener
+        plan = JobPlan(GRAPH, Configuration({}), CheckpointConfiguration(**settings))
+        self.pools = pools or DriverPools(own=pool, deletions=pool, paths=pool, planning=pool)
+        self.shell = JobShell(
+            JobSubmission(
+                job_id=JOB,
+                graph=GRAPH,
+                configuration=plan.configuration,
+                given=plan.configuration,
+                archive=b"",
+                program_id="program",
+                entry="module:pipeline",
+                arguments=(),
+                default_checkpoint_directory=str(directory),
+                record=self.pointers,
+            ),
+            JobCore(plan, JobMachine(subtasks_of(GRAPH), NoRestart()), coordinator),
+            LoopHost(cast(Any, None), self.pools),
             self.storage,
-            self.pointers,
             self.listener,
-            pools or DriverPools(own=pool, deletions=pool, paths=pool, planning=pool),
-            SnapshotDeletions(pool),
         )
-        self.shell.handle(on.JobRunning(TASKS))
+        self.shell.tell(on.JobRunning(TASKS))
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(TIMEOUT_S):
@@ -120,7 +164,7 @@ class Bench:
         """Up to the trigger message; gives id and options."""
         triggers, answers = self.listener.triggers, self.listener.answers
         known = len(triggers), len(answers)
-        self.shell.handle(on.TriggerRequested("r", CheckpointProperties(kind), target))
+        self.shell.tell(on.TriggerRequested("r", CheckpointProperties(kind), target))
         await self.until(lambda: (len(triggers), len(answers)) != known)
         return triggers[-1] if len(triggers) > known[0] else (None, None)
 
@@ -132,7 +176,7 @@ class Bench:
             file.write_bytes(b"state")
             handle = KeyedStateHandle(KeyGroupRange(0, 127), StateFile(file.name, 5, "xxh64:0"), ())
             state = SubtaskState({"u": OperatorSubtaskState((handle,))}, 5)
-            self.shell.handle(on.Acknowledged(checkpoint_id, task, directory, state))
+            self.shell.tell(on.Acknowledged(checkpoint_id, task, directory, state))
             files.append(file)
         return files
 

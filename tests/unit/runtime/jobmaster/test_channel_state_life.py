@@ -17,7 +17,8 @@ from ckpt_runtime.checkpoint.configuration import CheckpointRetention
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, RestoreMode
 from ckpt_runtime.checkpoint.state_handles import ChannelStateSegment, ChannelStateStream, StateFile, SubtaskState
-from ckpt_runtime.jobmaster import checkpoint_shell
+from ckpt_runtime.jobmaster import storage_effects
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.channel_state_frame import InFlightWatermark, PersistedElement
 from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
 from ckpt_runtime.storage.channel_state_writer import (
@@ -37,7 +38,7 @@ OTHER_JOB = "f" * 32
 
 @pytest.fixture(autouse=True)
 def hasty_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_shell, "_RETRY_BASE_S", 0.001)
+    monkeypatch.setattr(storage_effects, "RETRY_BASE_MS", 1)
 
 
 def rows(value: int) -> pa.RecordBatch:
@@ -58,7 +59,7 @@ def state_of(written: WrittenChannelState) -> SubtaskState:
 
 
 def acknowledge(bench: Bench, number: int, task: int, directory: str, written: WrittenChannelState) -> None:
-    bench.shell.handle(on.Acknowledged(number, TASKS[task], directory, state_of(written)))
+    bench.shell.tell(on.Acknowledged(number, TASKS[task], directory, state_of(written)))
 
 
 async def checkpoint(bench: Bench, *elements: Sequence[InFlightElement]) -> list[WrittenChannelState]:
@@ -100,12 +101,12 @@ def values(directory: str, streams: Sequence[ChannelStateStream]) -> list[object
 
 
 async def restore(bench: Bench, snapshot: CompletedCheckpoint | None, mode: RestoreMode) -> CompletedCheckpoint | None:
-    bench.shell.handle(on.TasksLeftRunning())
+    bench.shell.tell(on.TasksLeftRunning())
     bench.listener.answers.clear()
-    bench.shell.handle(on.RestoreRequested("restore", snapshot, mode))
+    bench.shell.tell(on.RestoreRequested("restore-0", snapshot, mode))
     await bench.until(lambda: bool(bench.listener.answers))
     await bench.settle()
-    bench.shell.handle(on.JobRunning(TASKS))
+    bench.shell.tell(on.JobRunning(TASKS))
     answer = next(entry for entry in bench.listener.answers if isinstance(entry, out.RestoreFrom))
     return answer.checkpoint
 
@@ -134,7 +135,7 @@ def test_with_two_retained_both_stay_restorable(tmp_path: Path) -> None:
         await checkpoint(bench, [], [rows(2)])
         third = await checkpoint(bench, [place(first[0])], [])
         await checkpoint(bench, [rows(4)], [])
-        for entry in bench.shell.coordinator.retained:
+        for entry in bench.shell.core.coordinator.retained:
             assert len(values(entry.checkpoint.directory, entry.checkpoint.states[TASKS[0].key].inputs)) == 1
         await checkpoint(bench, [], [])
         assert names(first[0])[0] not in shared(bench.directory)
@@ -148,7 +149,7 @@ def test_files_of_an_aborted_checkpoint_go_with_the_next_one_also_when_they_come
         number, options = await bench.trigger()
         early, late = write(options, [rows(1)]), write(options, [rows(2)])
         acknowledge(bench, number, 0, options.directory, early)
-        bench.shell.handle(on.Declined(number, TASKS[1], CheckpointFailureReason.CHECKPOINT_DECLINED, "no"))
+        bench.shell.tell(on.Declined(number, TASKS[1], CheckpointFailureReason.CHECKPOINT_DECLINED, "no"))
         acknowledge(bench, number, 1, options.directory, late)
         await bench.settle()
         await checkpoint(bench, [], [])
@@ -206,10 +207,8 @@ def test_after_the_end_of_the_job_only_what_its_kept_checkpoint_refers_to_is_lef
         first = await checkpoint(bench, [rows(1)], [rows(2)])
         _, options = await bench.trigger()
         write(options, [rows(9)])
-        bench.shell.handle(on.Shutdown("CANCELED"))
+        bench.shell.clean_up_after(JobStatus.CANCELED)
         await bench.until(lambda: any(isinstance(answer, out.ShutdownComplete) for answer in bench.listener.answers))
-        ended = next(answer for answer in bench.listener.answers if isinstance(answer, out.ShutdownComplete))
-        bench.shell.finish(clean_up=True, keeps_nothing=ended.keeps_nothing)
         await bench.settle()
         if retention is None:
             assert not bench.directory.exists()
@@ -253,7 +252,7 @@ def test_nothing_ever_refers_to_files_of_a_snapshot_that_stays_the_users(tmp_pat
 
     async def test(bench: Bench) -> None:
         assert await restore(bench, snapshot, RestoreMode.NO_CLAIM) == snapshot
-        assert not bench.shell.coordinator.latest_is_owned
+        assert not bench.shell.core.coordinator.latest_is_owned
         number, options = await bench.trigger()
         assert options.properties.full
         careless = write(replace(options, properties=CheckpointProperties()), [stored(snapshot, 0)])
@@ -263,7 +262,7 @@ def test_nothing_ever_refers_to_files_of_a_snapshot_that_stays_the_users(tmp_pat
         assert values("file:///", copied.inputs) == [1]
         assert copied.file is not None
         assert copied.referenced_bytes == 0
-        assert bench.shell.coordinator.latest_is_owned
+        assert bench.shell.core.coordinator.latest_is_owned
         _, options = await bench.trigger()
         assert not options.properties.full
 
@@ -310,13 +309,13 @@ def test_an_earlier_job_of_the_same_id_keeps_its_shared_files(tmp_path: Path) ->
     (tmp_path / JOB / "chk-3").mkdir()
 
     async def test(bench: Bench) -> None:
-        assert bench.shell.prepare_storage() == 4
-        bench.shell.coordinator._ids.advance_to(4)
+        assert bench.shell.storage.prepare() == 4
+        bench.shell.core.coordinator._ids.advance_to(4)
         await checkpoint(bench, [rows(1)], [])
-        bench.shell.handle(on.TasksLeftRunning())
-        bench.shell.handle(on.RestoreRequested("again"))
+        bench.shell.tell(on.TasksLeftRunning())
+        bench.shell.tell(on.RestoreRequested("restore-1"))
         await bench.settle()
-        bench.shell.handle(on.JobRunning(TASKS))
+        bench.shell.tell(on.JobRunning(TASKS))
         await checkpoint(bench, [], [])
         assert shared(bench.directory) == ["chk-3-theirs"]
 

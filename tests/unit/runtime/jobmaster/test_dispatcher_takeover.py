@@ -117,7 +117,7 @@ def test_it_goes_on_with_jobs_and_knows_their_requests_again(tmp_path: Path) -> 
     async def test(session: Session) -> None:
         job = await session.crashed_job()
         await job.patch_checkpoint_config(CheckpointConfigPatch(timeout_ms=77_000))
-        await job.suspend(fenced=True)
+        job.suspend(fenced=True)
         dispatcher = session.dispatcher
         await dispatcher.take_over(session.store(2))
         while await dispatcher.job_status(JOB) is not JobStatus.RUNNING:
@@ -136,9 +136,9 @@ def test_it_goes_on_with_jobs_and_knows_their_requests_again(tmp_path: Path) -> 
 def test_ended_jobs_are_listed_and_what_is_left_of_them_is_cleaned_up(tmp_path: Path) -> None:
     async def test(session: Session) -> None:
         job = await session.crashed_job()
-        result = job._result_document(replace_end(job))
+        result = job.view.result_to_store(replace_end(job), job.checkpoint_config(), job.checkpoint_statistics())
         session.store(1).results.create_dirty(JOB, result)
-        await job.suspend(fenced=True)
+        job.suspend(fenced=True)
         dispatcher, store = session.dispatcher, session.store(2)
         await dispatcher.take_over(store)
         assert await dispatcher.job_status(JOB) is JobStatus.FINISHED
@@ -172,7 +172,7 @@ def test_a_job_that_cannot_be_recovered_is_shown_with_the_reason_and_left_alone(
 
     async def test(session: Session) -> None:
         job = await session.crashed_job()
-        await job.suspend(fenced=True)
+        job.suspend(fenced=True)
         store = session.store(1)
         changes = {
             "plan": {"properties": {}},
@@ -194,7 +194,7 @@ def test_a_job_that_cannot_be_recovered_is_shown_with_the_reason_and_left_alone(
 def test_losing_the_leadership_suspends_the_jobs_and_ends_the_session(tmp_path: Path) -> None:
     async def test(session: Session) -> None:
         job = await session.crashed_job()
-        await job.suspend(fenced=True)
+        job.suspend(fenced=True)
         dispatcher = session.dispatcher
         await dispatcher.take_over(session.store(2))
         while await dispatcher.job_status(JOB) is not JobStatus.RUNNING:
@@ -223,7 +223,7 @@ def test_a_leadership_that_is_lost_while_jobs_are_looked_for_starts_none(
 
     async def test(session: Session) -> None:
         job = await session.crashed_job()
-        await job.suspend(fenced=True)
+        job.suspend(fenced=True)
         dispatcher = session.dispatcher
         taking_over = asyncio.create_task(dispatcher.take_over(session.store(2)))
         await session.world.until(looking.is_set)
@@ -258,7 +258,7 @@ def test_a_job_whose_storage_was_away_goes_on_when_it_is_back(tmp_path: Path, mo
 
     async def test(session: Session) -> None:
         job = await session.crashed_job()
-        await job.suspend(fenced=True)
+        job.suspend(fenced=True)
         snapshots = tmp_path / "ha" / "default" / "snapshots" / JOB
         snapshots.rename(tmp_path / "away")
         dispatcher = session.dispatcher
@@ -282,7 +282,7 @@ def test_a_job_that_turns_out_to_be_damaged_is_looked_for_no_longer(
 
     async def test(session: Session) -> None:
         job = await session.crashed_job()
-        await job.suspend(fenced=True)
+        job.suspend(fenced=True)
         (metadata,) = (tmp_path / "ha" / "default" / "snapshots" / JOB).glob("chk-*/_metadata")
         content = metadata.read_bytes()
         metadata.unlink()

@@ -12,12 +12,10 @@ import pytest
 
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
 from ckpt_runtime.graph.key_groups import key_group_range
-from ckpt_runtime.jobmaster import checkpoint_shell
+from ckpt_runtime.jobmaster import storage_effects
 from ckpt_runtime.jobmaster.gateway import CheckpointConfigPatch, JobStatus, NotReady, SavepointFormat
-from ckpt_runtime.jobmaster.job_checkpoints import JobCheckpoints
 from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.operations import OperationFailed
-from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.storage import versioned_document
 from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
 from ckpt_runtime.storage.ha_store import HaStore
@@ -230,7 +228,7 @@ class TestFormerLeader:
             await world.until(refused.is_set)
             assert successor.results.list_ids() == []
             assert found_by(driver(tmp_path, 3)).submission is not None
-            assert job.status is JobStatus.CANCELLING
+            assert job.status is JobStatus.SUSPENDED
 
         run(tmp_path, test)
 
@@ -333,7 +331,7 @@ class TestLeftovers:
         run(tmp_path, test)
 
     def test_storage_that_is_away_is_asked_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        find, errors = checkpoint_shell.find_leftovers, [StorageError("away", "x")] * 3
+        find, errors = storage_effects.find_leftovers, [StorageError("away", "x")] * 3
 
         def refuse(*arguments: Any) -> Any:
             if errors:
@@ -347,7 +345,7 @@ class TestLeftovers:
             await crash(job)
             (tmp_path / "checkpoints" / JOB / "chk-2").mkdir()
             driver(tmp_path).counters(JOB).reserve_checkpoint(2)
-            monkeypatch.setattr(checkpoint_shell, "find_leftovers", refuse)
+            monkeypatch.setattr(storage_effects, "find_leftovers", refuse)
             found = found_by(driver(tmp_path, 2))
             assert found.submission is not None
             recovered = world.recover_job(found.submission)
@@ -397,8 +395,7 @@ class TestDirectoryOfAnEndedJob:
             store.results.create_dirty(JOB, {"status": "FINISHED"})
             found = found_by(driver(tmp_path, 2))
             assert found.submission is not None
-            ended = JobCheckpoints(found.submission, TaskGateway(b""), lambda event: None, world.pool)
-            ended.shut_down(JobStatus.FINISHED)
+            world.finish_job(found.submission, JobStatus.FINISHED)
             await world.until(lambda: not store.jobs.list_ids() and not store.results.list_ids(dirty_only=True))
             assert not (tmp_path / "checkpoints" / JOB).exists()
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,8 +16,9 @@ from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.jobmaster import checkpoint_shell, snapshot_deletions
+from ckpt_runtime.jobmaster import snapshot_deletions, storage_effects
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
+from ckpt_runtime.jobmaster.job_host import LoopHost
 from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
 from ckpt_runtime.storage.snapshot_metadata import read_metadata
 from tests.unit.runtime.jobmaster.shell_bench import JOB, TIMEOUT_S, Bench
@@ -52,8 +53,8 @@ def hangs() -> Iterator[list[Hang]]:
 
 @pytest.fixture(autouse=True)
 def hasty_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_shell, "_RETRY_BASE_S", 0.001)
-    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_S", 0.001)
+    monkeypatch.setattr(storage_effects, "RETRY_BASE_MS", 1)
+    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_MS", 1)
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def test_a_directory_that_cannot_be_made_in_time_aborts_the_checkpoint(
 
 def test_a_savepoint_directory_that_was_made_too_late_does_not_stay(tmp_path: Path, hang: Callable[..., Hang]) -> None:
     async def test(bench: Bench, pools: DriverPools) -> None:
-        late = hang(checkpoint_shell, "initialize_savepoint")
+        late = hang(storage_effects, "initialize_savepoint")
         target = tmp_path / "savepoints"
         assert await bench.trigger(CheckpointType.SAVEPOINT, str(target)) == (None, None)
         late.let_go.set()
@@ -113,10 +114,10 @@ def test_a_savepoint_directory_that_was_made_too_late_does_not_stay(tmp_path: Pa
 
 def test_metadata_that_is_written_too_late_is_settled_by_looking(tmp_path: Path, hang: Callable[..., Hang]) -> None:
     async def test(bench: Bench, pools: DriverPools) -> None:
-        late = hang(checkpoint_shell, "write_metadata")
+        late = hang(storage_effects, "write_metadata")
         checkpoint_id, options = await bench.trigger()
         bench.acknowledge(checkpoint_id, options.directory)
-        while bench.shell._pools.own.hanging == 0:  # type: ignore[attr-defined]
+        while cast(Any, bench.pools.own).hanging == 0:
             await asyncio.sleep(0.001)
         late.let_go.set()
         await bench.until(lambda: checkpoint_id in bench.listener.completed)
@@ -130,22 +131,22 @@ def test_nobody_asks_again_what_became_of_a_call_while_it_hangs(tmp_path: Path, 
     """Each question would make one more thread hang."""
 
     async def test(bench: Bench, pools: DriverPools) -> None:
-        late = hang(checkpoint_shell, "write_metadata", calls=100)
-        asked = hang(checkpoint_shell, "has_metadata", calls=0)
+        late = hang(storage_effects, "write_metadata", calls=100)
+        asked = hang(storage_effects, "has_metadata", calls=0)
         checkpoint_id, options = await bench.trigger()
         bench.acknowledge(checkpoint_id, options.directory)
-        own: Any = bench.shell._pools.own
+        own: Any = bench.pools.own
         while own.hanging == 0:
             await asyncio.sleep(0.001)
         unknown = 0
-        handle = bench.shell.handle
+        tell = bench.shell.tell
 
         def count(event: on.CoordinatorEvent) -> None:
             nonlocal unknown
             unknown += isinstance(event, on.MetadataUnknown)
-            handle(event)
+            tell(event)
 
-        bench.shell.handle = count  # type: ignore[method-assign]
+        bench.shell.storage._tell = count
         while unknown < 5:
             await asyncio.sleep(0.001)
         assert own.hanging == 1
@@ -161,7 +162,7 @@ def test_savepoints_to_storage_that_never_answers_leave_checkpoints_alone(
     tmp_path: Path, hang: Callable[..., Hang]
 ) -> None:
     async def test(bench: Bench, pools: DriverPools) -> None:
-        hang(checkpoint_shell, "initialize_savepoint", calls=1000)
+        hang(storage_effects, "initialize_savepoint", calls=1000)
         for _ in range(24):
             assert await bench.trigger(CheckpointType.SAVEPOINT, str(tmp_path / "savepoints")) == (None, None)
         assert "paths that users name have not come back" in failures(bench)[-1]
@@ -179,7 +180,7 @@ def test_a_deletion_that_hangs_is_tried_again(tmp_path: Path, hang: Callable[...
 
     async def inside() -> None:
         pools = DriverPools.create(Configuration({"jobmanager.storage.timeout": "10 ms"}))
-        deletions = SnapshotDeletions(pools.deletions)
+        deletions = SnapshotDeletions(LoopHost(cast(Any, None), pools))
         done, attempted = asyncio.Event(), asyncio.Event()
         deletions.submit("delete x", Hang(delete, 1), attempted.set)
         async with asyncio.timeout(TIMEOUT_S):

@@ -89,7 +89,7 @@ def test_a_job_that_ends_while_it_waits_for_slots_asks_for_none_any_more(tmp_pat
         await world.until(lambda: job.status is JobStatus.RESTARTING)
         job.cancel()
         await world.status(job, JobStatus.CANCELED)
-        await world.until(lambda: not job._background)
+        await world.until(lambda: not world.slot_pool._waiting_requests)
         assert all(slot.owner is None for slot in world.slot_pool.all())
         world.slots.launch = launch  # type: ignore[method-assign]
 
@@ -215,7 +215,7 @@ class TestFailures:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async def test(world: World) -> None:
-            monkeypatch.setattr("ckpt_runtime.jobmaster.consequences.GRACE_S", 0.01)
+            monkeypatch.setattr("ckpt_runtime.jobmaster.consequences.GRACE_MS", 10)
             job = world.start_job(**RESTARTING)
             await world.running(job)
             world.active()[1].state("FAILED", LOST_CHANNEL)
@@ -509,7 +509,7 @@ def test_suspending_tells_the_tasks_and_keeps_the_checkpoints(tmp_path: Path) ->
         job = world.start_job()
         await world.running(job)
         await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
-        await job.suspend()
+        job.suspend()
         assert job.status is JobStatus.SUSPENDED
         await world.until(lambda: all(worker.peer.of("cancel") for worker in world.active()))
         assert (world.directory / "checkpoints" / JOB / "chk-1" / "_metadata").exists()

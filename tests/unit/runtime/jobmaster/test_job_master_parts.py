@@ -153,7 +153,7 @@ class TestExecutions:
 
     def test_a_new_attempt_starts_from_created(self, graph: ExecutionGraph) -> None:
         graph.enter_all(State.RUNNING)
-        graph.reset(3)
+        graph.reset(3, graph.graph)
         assert graph.all_in([State.CREATED])
         assert {execution.id.attempt for execution in graph.executions.values()} == {3}
 

@@ -17,7 +17,7 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.configuration import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.jobmaster import job_recovery, stored_submissions
+from ckpt_runtime.jobmaster import job_recovery, job_shell, stored_submissions
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.exceptions_history import MAX_STORED, MAX_STORED_CHARS, FailureLog, entry_of
 from ckpt_runtime.jobmaster.gateway import (
@@ -32,13 +32,12 @@ from ckpt_runtime.jobmaster.gateway import (
     SavepointFormat,
     UpdateInProgress,
 )
-from ckpt_runtime.jobmaster.job_checkpoints import JobCheckpoints
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, OverridesChange
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs
 from ckpt_runtime.jobmaster.operations import OperationFailed
-from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.rest.shapes import checkpoints as shapes
+from ckpt_runtime.scheduler.replacement import ReplacementRefusedError
 from ckpt_runtime.storage import disposal, job_store, snapshot_metadata, versioned_document
 from ckpt_runtime.storage.documents import encode_document
 from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
@@ -430,9 +429,7 @@ class TestCrashAtEveryWrite:
     async def finish(world: World, found: FoundJob) -> None:
         """What the dispatcher does with a job that ended and was not cleaned up."""
         assert found.submission is not None
-        checkpoints = JobCheckpoints(found.submission, TaskGateway(b""), lambda event: None, world.pool)
-        checkpoints.sweep(JobStatus.FINISHED)
-        checkpoints.shut_down(JobStatus.FINISHED)
+        world.finish_job(found.submission, JobStatus.FINISHED)
         store = driver(world.directory, 2)
         await world.until(lambda: not store.jobs.list_ids() and not store.results.list_ids(dirty_only=True))
 
@@ -496,12 +493,18 @@ class TestPatch:
         self.with_record(tmp_path, lambda store: Record(store, StorageError("no space", "x")), test)
 
     @pytest.mark.row("571.6")
-    def test_after_a_crash_between_write_and_apply_the_next_driver_applies(self, tmp_path: Path) -> None:
+    def test_after_a_crash_between_write_and_apply_the_next_driver_applies(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(job_shell, "UNKNOWN_PAUSE_MS", 1_000_000)
+
         async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
-            with pytest.raises(RuntimeError, match="crash"):
-                await job.patch_checkpoint_config(PATCH)
+            patching = asyncio.ensure_future(job.patch_checkpoint_config(PATCH))
+            await world.until(lambda: not record.errors)
+            await world.until(lambda: store.jobs.get(JOB).checkpoint_overrides is not None)
             assert job.checkpoint_config().timeout_ms == 60_000
             await crash(job)
+            patching.cancel()
             recovered = await taken_over(world, driver(tmp_path, 2))
             assert recovered.checkpoint_config().timeout_ms == 77_000
 
@@ -547,10 +550,11 @@ class TestPatch:
                 await job.patch_checkpoint_config(PATCH)
             job.cancel()
             await world.until(lambda: store.jobs.list_ids() == [])
-            settling = job._checkpoints._settling
-            assert settling is not None
+            update = job._shell.core._update
+            with pytest.raises(ReplacementRefusedError):
+                update.check_idle()
             record.errors.clear()
-            await settling
+            await world.until(lambda: update._patch is None)
 
         self.with_record(tmp_path, lambda store: Record(store, *[AmbiguousWriteError("timeout", "x")] * 1000), test)
 
@@ -638,8 +642,8 @@ class TestZombie:
             assert found_by(driver(tmp_path, 2)).submission is not None
             for worker in world.active():
                 worker.state("FINISHED")
-            await world.until(lambda: set(job.executions.counts()) == {"FINISHED"} and not job._background)
-            assert job.status is JobStatus.RUNNING
+            await world.status(job, JobStatus.SUSPENDED)
+            assert set(job.executions.counts()) == {"FINISHED"}
             assert store.results.list_ids() == []
             again = found_by(driver(tmp_path, 3))
             assert again.submission is not None
@@ -667,7 +671,7 @@ class TestZombie:
             assert names(tmp_path) == ["chk-1"]
             found = found_by(driver(tmp_path, 2))
             assert found.result is None
-            assert job.status is JobStatus.CANCELLING
+            assert job.status is JobStatus.SUSPENDED
 
         run(tmp_path, test)
 

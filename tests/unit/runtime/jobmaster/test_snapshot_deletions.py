@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from ckpt_runtime.jobmaster import snapshot_deletions
+from ckpt_runtime.jobmaster.driver_pools import DriverPools
+from ckpt_runtime.jobmaster.job_host import LoopHost
 from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
 from ckpt_runtime.storage.leader_store import NotLeaderError
@@ -44,7 +46,8 @@ def run(
 ) -> None:
     async def inside() -> None:
         with ThreadPoolExecutor(1) as pool:
-            deletions = SnapshotDeletions(pool) if fence is None else SnapshotDeletions(pool, fence)
+            host = LoopHost(cast(Any, None), DriverPools(own=pool, deletions=pool, paths=pool, planning=pool))
+            deletions = SnapshotDeletions(host) if fence is None else SnapshotDeletions(host, fence)
             try:
                 async with asyncio.timeout(TIMEOUT_S):
                     await test(deletions)
@@ -70,13 +73,13 @@ async def attempted(deletions: SnapshotDeletions, delete: Callable[[], None], wh
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No retry by the clock within a test."""
-    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_S", 1000.0)
-    monkeypatch.setattr(snapshot_deletions, "RETRY_MAX_S", 1000.0)
+    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_MS", 1_000_000)
+    monkeypatch.setattr(snapshot_deletions, "RETRY_MAX_MS", 1_000_000)
 
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_S", 0.001)
+    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_MS", 1)
 
 
 @pytest.mark.usefixtures("hasty")

@@ -1,40 +1,32 @@
-"""Runs the pure checkpoint coordinator: executes its effects (timers, storage, messages) and feeds the answers back.
+"""Carries out what a job core asks of storage: each effect is a call in a pool, its answer an event of the core.
 
-One event loop; blocking storage calls go to a pool thread and come back as events. What a storage error means for the
-protocol is decided here once: certainly failed, unknown, or that another driver leads. The last is never a failure,
-since a failure deletes files: this driver lets go of the job.
+What a storage error means for the protocol is decided here once: certainly failed, unknown, or that another driver
+leads. The last is never a failure, since a failure deletes files: this driver lets go of the job.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
-import time
-from collections.abc import Callable, Mapping, Set
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
-from ckpt_runtime.checkpoint.effects import Effect
-from ckpt_runtime.checkpoint.events import CoordinatorEvent, TimerId
-from ckpt_runtime.checkpoint.executions import ExecutionId
-from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
+from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
+from ckpt_runtime.checkpoint.events import CoordinatorEvent
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.shared_state_registry import is_shared
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
-from ckpt_runtime.jobmaster.driver_pools import DriverPools
+from ckpt_runtime.jobmaster.job_host import JobHost, Pool, Result
 from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.jobmaster.sink_clean_up import SinkOutput, clean_up_sinks
 from ckpt_runtime.jobmaster.snapshot_clean_up import JobCleanUp, delete_file_of, delete_location, delete_shared_file
 from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
 from ckpt_runtime.jobmaster.snapshot_leftovers import find_leftovers, find_unused_shared_files
-from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.scheduler.core_events import JobInput, LeadershipLost
 from ckpt_runtime.snapshots.snapshot import disposal_of
 from ckpt_runtime.storage.checkpoint_pointer_store import FIRST_CHECKPOINT_ID
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint
@@ -57,24 +49,8 @@ from ckpt_runtime.storage.snapshot_metadata import has_metadata, write_metadata
 
 logger = logging.getLogger(__name__)
 
-_SUSPENDED = JobStatus.SUSPENDED.value
-_RETRY_BASE_S = 0.2
-_RETRY_MAX_S = 30.0
-
-
-class CheckpointListener(Protocol):
-    """The job master: what reaches it of the coordinator's decisions."""
-
-    def send_trigger(
-        self, checkpoint_id: int, timestamp: int, options: CheckpointOptions, tasks: tuple[ExecutionId, ...]
-    ) -> None: ...
-
-    def send_complete(self, checkpoint_id: int, tasks: tuple[ExecutionId, ...]) -> None: ...
-
-    def send_aborted(self, checkpoint_id: int, latest_completed: int, tasks: tuple[ExecutionId, ...]) -> None: ...
-
-    def checkpoint_answer(self, effect: Effect) -> None:
-        """RequestCompleted, RequestFailed, RestoreFrom, RestoreFailed, FailJob or ShutdownComplete."""
+RETRY_BASE_MS = 200.0
+_RETRY_MAX_MS = 30_000.0
 
 
 class _StorageCall:
@@ -92,7 +68,7 @@ class _StorageCall:
         self.abandoned = threading.Event()
         self.returned = threading.Event()
 
-    def run(self, call: Callable[[], CoordinatorEvent]) -> CoordinatorEvent:
+    def run(self, call: Callable[[], JobInput]) -> JobInput:
         """In a pool thread."""
         try:
             return call()
@@ -100,13 +76,8 @@ class _StorageCall:
             self.returned.set()
 
 
-def present_instant() -> Instant:
-    """Now, on the monotonic and on the wall clock."""
-    return Instant(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)
-
-
-class CheckpointShell:
-    """One job's coordinator with its clock, storage and listener.
+class StorageEffects:
+    """Storage of one job's checkpoints. ``tell`` takes the answers; ``retained`` gives what the coordinator retains.
 
     ``earlier_ids``: checkpoints of earlier drivers have these. Those below its start, which counts for an empty range
     too, are of an earlier job of the same id and are left alone.
@@ -115,52 +86,32 @@ class CheckpointShell:
     def __init__(
         self,
         job_id: str,
-        coordinator: CheckpointCoordinator,
         storage: CheckpointStorage,
         record: JobRecord,
-        listener: CheckpointListener,
-        pools: DriverPools,
-        deletions: SnapshotDeletions,
+        host: JobHost,
+        tell: Callable[[JobInput], None],
+        retained: Callable[[], Iterable[RetainedCheckpoint]],
         earlier_ids: range = range(FIRST_CHECKPOINT_ID, FIRST_CHECKPOINT_ID),
     ) -> None:
-        self.coordinator = coordinator
-        self._deletions = deletions
         self._job_id = job_id
         self._storage = storage
         self._record = record
-        self._listener = listener
-        self._pools = pools
-        self._loop = asyncio.get_running_loop()
+        self._host = host
+        self._tell = tell
+        self._retained = retained
         self._earlier_ids = earlier_ids
-        self._timers: dict[TimerId, asyncio.TimerHandle] = {}
+        self._deletions = SnapshotDeletions(host, record.check)
         self._late: dict[int, _StorageCall] = {}
-        self._fenced = False
         self._disposals: dict[int, SnapshotDisposal] = {}
         self._directory_known = False
         self._closed = False
-
-    def handle(self, event: CoordinatorEvent) -> None:
-        """Hands one event to the coordinator and starts what it decides."""
-        self._fenced = self._fenced or (isinstance(event, on.Shutdown) and event.fenced)
-        for effect in self.coordinator.handle(event, present_instant()):
-            self._execute(effect)
 
     @property
     def directory(self) -> str:
         """The URL of the job's own checkpoint directory."""
         return self._storage.location.url
 
-    @property
-    def fenced(self) -> bool:
-        """Whether another driver leads, so that nothing of the job may be changed any more."""
-        return self._fenced
-
-    def lose_leadership(self) -> None:
-        """Another driver leads: nothing is written or deleted any more. After the end there is nothing to let go of."""
-        if not self._fenced and not self._closed:
-            self.handle(on.Shutdown(_SUSPENDED, fenced=True))
-
-    def prepare_storage(self) -> int:
+    def prepare(self) -> int:
         """Makes the job's checkpoint directory, in a pool thread. Raises StorageError when it cannot be used.
 
         Returns the first id that no checkpoint directory has: what an earlier job of this id left is not this one's.
@@ -207,8 +158,8 @@ class CheckpointShell:
         and no snapshot covers, then the job's directory, with everything of the job in it if it ``keeps_nothing``, and
         last what is recorded of the job.
         """
-        self._drop_timers()
-        if not clean_up or self._fenced:
+        self._closed = True
+        if not clean_up:
             self._deletions.close()
             return
 
@@ -233,47 +184,16 @@ class CheckpointShell:
         self._deletions.when_done(lambda: self._deletions.submit(what, self._record.forget))
 
     def close(self) -> None:
-        """Drops timers and deletions; storage answers that still come are ignored."""
-        self._drop_timers()
+        """Drops deletions; storage answers that still come are ignored."""
+        self._closed = True
         self._deletions.close()
 
-    def _drop_timers(self) -> None:
-        self._closed = True
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
+    def retry_deletions(self) -> None:
+        """Storage has just answered."""
+        self._deletions.retry()
 
-    def _execute(self, effect: Effect) -> None:
-        match effect:
-            case out.ScheduleTimer(timer, generation, at_rel_ms):
-                self._schedule(timer, generation, at_rel_ms)
-            case out.CancelTimer(timer):
-                handle = self._timers.pop(timer, None)
-                if handle is not None:
-                    handle.cancel()
-            case out.TriggerSources():
-                self._listener.send_trigger(effect.checkpoint_id, effect.timestamp, effect.options, effect.tasks)
-            case out.NotifyComplete():
-                self._deletions.retry()
-                reach("notify-before")
-                self._listener.send_complete(effect.checkpoint_id, effect.tasks)
-                reach("notify-after")
-            case out.NotifyAborted():
-                self._listener.send_aborted(effect.checkpoint_id, effect.latest_completed, effect.tasks)
-            case (
-                out.RequestCompleted()
-                | out.RequestFailed()
-                | out.RestoreFrom()
-                | out.RestoreFailed()
-                | out.FailJob()
-                | out.ShutdownComplete()
-            ):
-                self._listener.checkpoint_answer(effect)
-            case _:
-                self._execute_io(effect)
-
-    def _execute_io(self, effect: Effect) -> None:
-        """Each call comes with the answer for the case that it was not begun, or has not come back in time."""
+    def execute(self, effect: object) -> None:
+        """Starts one. Each call comes with the answer for the case that it was not begun, or does not come back."""
         match effect:
             case out.InitializeLocation(checkpoint_id, properties):
                 call = _StorageCall(checkpoint_id, on.LocationFailed, on.LocationFailed)
@@ -285,28 +205,27 @@ class CheckpointShell:
             case out.ResolveMetadata(checkpoint, attempt):
                 call = _StorageCall(checkpoint.id, on.MetadataUnknown, on.MetadataUnknown)
                 pool = self._pool_of(checkpoint.properties)
-                self._in_pool(call, lambda: self._resolve_metadata(checkpoint), _backoff(attempt), pool)
+                self._in_pool(call, lambda: self._resolve_metadata(checkpoint), backoff_ms(attempt), pool)
             case out.AddToStore(checkpoint, owned):
                 call = _StorageCall(checkpoint.id, on.StoreFailed, on.StoreUnknown)
                 self._in_pool(call, lambda: self._add_pointer(checkpoint, owned))
             case out.ResolveStore(checkpoint, attempt, owned):
                 call = _StorageCall(checkpoint.id, on.StoreUnknown, on.StoreUnknown)
-                self._in_pool(call, lambda: self._resolve_pointer(checkpoint, owned), _backoff(attempt))
+                self._in_pool(call, lambda: self._resolve_pointer(checkpoint, owned), backoff_ms(attempt))
             case out.RemoveFromStore(checkpoint_id, attempt, discards):
                 call = _StorageCall(checkpoint_id, on.StoreRemoveFailed, on.StoreRemoveFailed)
-                self._in_pool(call, lambda: self._remove_pointer(checkpoint_id, discards), _backoff(attempt))
+                self._in_pool(call, lambda: self._remove_pointer(checkpoint_id, discards), backoff_ms(attempt))
             case out.FindLeftovers(below):
-                retained = self.coordinator.retained
-                states = [state for entry in retained for state in entry.checkpoint.states.values()]
+                states = [state for entry in self._retained() for state in entry.checkpoint.states.values()]
                 self._look_for_leftovers(states, below, attempt=1)
             case _:
                 self._delete(effect)
 
-    def _pool_of(self, properties: CheckpointProperties) -> Executor:
+    def _pool_of(self, properties: CheckpointProperties) -> Pool:
         """A savepoint lies where a user wants it: storage that never answers there must not stop checkpoints."""
-        return self._pools.paths if properties.is_savepoint else self._pools.own
+        return Pool.PATHS if properties.is_savepoint else Pool.OWN
 
-    def _delete(self, effect: Effect) -> None:
+    def _delete(self, effect: object) -> None:
         """The coordinator goes on after the first attempt; the deletions see to the rest."""
         submit = self._deletions.submit
         match effect:
@@ -325,95 +244,82 @@ class CheckpointShell:
             case out.DeleteSharedFiles(paths):
                 for path in paths:
                     submit(f"delete {path}", partial(delete_shared_file, self._storage, path))
+            case _:
+                raise TypeError(f"{effect!r} is not for storage")
 
     def _cleaned(self, checkpoint_id: int) -> None:
         if not self._closed:
-            self.handle(on.CleanupDone(checkpoint_id))
-
-    def _schedule(self, timer: TimerId, generation: int, at_rel_ms: int) -> None:
-        known = self._timers.pop(timer, None)
-        if known is not None:
-            known.cancel()
-        delay = max(0.0, (at_rel_ms - present_instant().rel_ms) / 1000)
-        self._timers[timer] = self._loop.call_later(delay, self._fire, timer, generation)
-
-    def _fire(self, timer: TimerId, generation: int) -> None:
-        self._timers.pop(timer, None)
-        self.handle(on.TimerFired(timer, generation))
+            self._tell(on.CleanupDone(checkpoint_id))
 
     def _in_pool(
-        self,
-        call: _StorageCall,
-        run: Callable[[], CoordinatorEvent],
-        delay_s: float = 0.0,
-        pool: Executor | None = None,
+        self, call: _StorageCall, run: Callable[[], JobInput], delay_ms: float = 0.0, pool: Pool = Pool.OWN
     ) -> None:
-        if delay_s:
-            self._loop.call_later(delay_s, self._in_pool, call, run, 0.0, pool)
+        if delay_ms:
+            self._host.call_later(delay_ms, partial(self._in_pool, call, run, 0.0, pool))
             return
         if self._closed:
             return
         self._late = {key: late for key, late in self._late.items() if not late.returned.is_set()}
         if call.checkpoint_id in self._late:
             # Asking again would only make another thread hang.
-            self._loop.call_soon(self._failed, call, StorageTimeoutError("an earlier call hangs", "storage"))
+            hangs = StorageTimeoutError("an earlier call hangs", "storage")
+            self._host.call_later(0, partial(self._failed, call, hangs))
             return
-        future = self._loop.run_in_executor(self._pools.own if pool is None else pool, partial(call.run, run))
-        future.add_done_callback(partial(self._answered, call))
+        self._host.in_pool(pool, partial(call.run, run), partial(self._answered, call))
 
-    def _answered(self, call: _StorageCall, future: asyncio.Future[CoordinatorEvent]) -> None:
-        if self._closed or future.cancelled():
+    def _answered(self, call: _StorageCall, result: Result[JobInput]) -> None:
+        if self._closed:
             return
         try:
-            event = future.result()
+            event = result()
         except StorageError as error:  # the pool's own; a call answers whatever storage says
             if isinstance(error, StorageTimeoutError):
                 call.abandoned.set()
                 self._late[call.checkpoint_id] = call
             self._failed(call, error)
         else:
-            self.handle(event)
+            self._tell(event)
 
     def _failed(self, call: _StorageCall, error: StorageError) -> None:
         if self._closed:
             return
         logger.warning("job %s, checkpoint %d: %s", self._job_id, call.checkpoint_id, error)
         answer = call.unknown if isinstance(error, AmbiguousWriteError) else call.failed
-        self.handle(answer(call.checkpoint_id, str(error)))
+        self._tell(answer(call.checkpoint_id, str(error)))
 
     def _look_for_leftovers(self, states: list[SubtaskState], below: int | None, attempt: int) -> None:
         """Looks until storage answers; checkpoints go on meanwhile."""
         if self._closed:
             return
-        future = self._loop.run_in_executor(self._pools.deletions, self._find_leftovers, states, below)
 
-        def answered(done: asyncio.Future[CoordinatorEvent]) -> None:
-            if self._closed or done.cancelled():
+        def answered(result: Result[JobInput]) -> None:
+            if self._closed:
                 return
             try:
-                event = done.result()
+                event = result()
             except StorageError as error:
                 logger.warning("cannot see what was left behind, will try again: %s", error)
-                self._loop.call_later(_backoff(attempt), self._look_for_leftovers, states, below, attempt + 1)
+                again = partial(self._look_for_leftovers, states, below, attempt + 1)
+                self._host.call_later(backoff_ms(attempt), again)
             else:
-                self.handle(event)
+                self._tell(event)
 
-        future.add_done_callback(answered)
+        self._host.in_pool(Pool.DELETIONS, partial(self._find_leftovers, states, below), answered)
 
     # Pool threads, from here on. Whatever goes wrong there is an answer: the coordinator waits for it.
 
-    def _lost(self, error: NotLeaderError) -> CoordinatorEvent:
+    def _lost(self, error: NotLeaderError) -> JobInput:
         """Whatever was to be written: what counts is in the hands of the new leader, and no file may be touched."""
         logger.error("job %s: this driver lets go of it: %s", self._job_id, error)
-        return on.Shutdown(_SUSPENDED, fenced=True)
+        return LeadershipLost()
 
-    def _initialize(self, effect: out.InitializeLocation, call: _StorageCall) -> CoordinatorEvent:
+    def _initialize(self, effect: out.InitializeLocation, call: _StorageCall) -> JobInput:
         try:
             self._record.reserve(effect.checkpoint_id)
             reach("checkpoint-reserved")
             shared = ""
             if effect.properties.is_savepoint:
-                location = initialize_savepoint(effect.target_directory or "", self._job_id)
+                location = initialize_savepoint(effect.target_directory or "", self._job_id, self._host.token)
             else:
                 location = self._storage.initialize_checkpoint(effect.checkpoint_id)
                 self._directory_known = True
@@ -428,7 +334,7 @@ class CheckpointShell:
         reach("checkpoint-located")
         return on.LocationReady(effect.checkpoint_id, location.url, shared)
 
-    def _write_metadata(self, checkpoint: CompletedCheckpoint) -> CoordinatorEvent:
+    def _write_metadata(self, checkpoint: CompletedCheckpoint) -> JobInput:
         try:
             self._record.check()
             reach("metadata-before")
@@ -442,7 +348,7 @@ class CheckpointShell:
         reach("metadata-after")
         return on.MetadataWritten(checkpoint.id)
 
-    def _resolve_metadata(self, checkpoint: CompletedCheckpoint) -> CoordinatorEvent:
+    def _resolve_metadata(self, checkpoint: CompletedCheckpoint) -> JobInput:
         """That writing it again is refused does not tell what became of the first attempt, which may be on its way.
 
         Only a local disk has nothing on its way: there, no directory means no metadata, unless the disk is away.
@@ -462,7 +368,7 @@ class CheckpointShell:
             return on.MetadataUnknown(checkpoint.id, str(error))
         return on.MetadataWritten(checkpoint.id)
 
-    def _add_pointer(self, checkpoint: CompletedCheckpoint, owned: bool) -> CoordinatorEvent:
+    def _add_pointer(self, checkpoint: CompletedCheckpoint, owned: bool) -> JobInput:
         try:
             reach("pointer-before")
             self._record.add(checkpoint, owned)
@@ -475,7 +381,7 @@ class CheckpointShell:
         reach("pointer-after")
         return on.StoreAdded(checkpoint.id)
 
-    def _resolve_pointer(self, checkpoint: CompletedCheckpoint, owned: bool) -> CoordinatorEvent:
+    def _resolve_pointer(self, checkpoint: CompletedCheckpoint, owned: bool) -> JobInput:
         """That adding it again fails does not tell what became of the first attempt."""
         try:
             if self._record.contains(checkpoint.id):
@@ -487,7 +393,7 @@ class CheckpointShell:
         answer = self._add_pointer(checkpoint, owned)
         return on.StoreUnknown(checkpoint.id, answer.message) if isinstance(answer, on.StoreFailed) else answer
 
-    def _remove_pointer(self, checkpoint_id: int, discards: str | None) -> CoordinatorEvent:
+    def _remove_pointer(self, checkpoint_id: int, discards: str | None) -> JobInput:
         """What lies outside the job's own directory is noted first: nobody else would find it after a crash."""
         try:
             if discards is not None and resolve(discards) != self._storage.checkpoint(checkpoint_id):
@@ -502,7 +408,7 @@ class CheckpointShell:
         reach("removal-after")
         return on.StoreRemoved(checkpoint_id)
 
-    def _find_leftovers(self, states: list[SubtaskState], below: int | None) -> CoordinatorEvent:
+    def _find_leftovers(self, states: list[SubtaskState], below: int | None) -> JobInput:
         """Raises StorageError when it has to be tried again."""
         try:
             if below is not None:
@@ -529,5 +435,6 @@ class CheckpointShell:
         self._record.settle(checkpoint_id)
 
 
-def _backoff(attempt: int) -> float:
-    return 0.0 if attempt <= 0 else min(_RETRY_MAX_S, _RETRY_BASE_S * 2 ** (attempt - 1))
+def backoff_ms(attempt: int) -> float:
+    """The pause before a storage call is tried again; none before the first attempt, which is number 0."""
+    return 0.0 if attempt <= 0 else min(_RETRY_MAX_MS, RETRY_BASE_MS * 2 ** min(attempt - 1, 30))

@@ -12,11 +12,13 @@ import pytest
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.configuration import CheckpointRetention
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode
 from ckpt_runtime.checkpoint.statistics import CheckpointType
-from ckpt_runtime.jobmaster import checkpoint_shell, snapshot_deletions
+from ckpt_runtime.jobmaster import snapshot_deletions, storage_effects
 from ckpt_runtime.jobmaster.job_record import VolatileRecord
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.errors import (
     AmbiguousWriteError,
     CorruptFileError,
@@ -31,7 +33,7 @@ from tests.unit.runtime.jobmaster.shell_bench import JOB, TASKS, TIMEOUT_S, Benc
 
 @pytest.fixture(autouse=True)
 def hasty_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_shell, "_RETRY_BASE_S", 0.001)
+    monkeypatch.setattr(storage_effects, "RETRY_BASE_MS", 1)
 
 
 class Mount:
@@ -91,7 +93,7 @@ def test_a_declined_checkpoint_leaves_no_files(tmp_path: Path) -> None:
         checkpoint_id, options = await bench.trigger()
         (Path(options.directory.removeprefix("file://")) / "state-0").write_bytes(b"x")
         reason = CheckpointFailureReason.CHECKPOINT_DECLINED
-        bench.shell.handle(on.Declined(checkpoint_id, TASKS[1], reason, "no"))
+        bench.shell.tell(on.Declined(checkpoint_id, TASKS[1], reason, "no"))
         await bench.until(lambda: bool(bench.listener.aborted))
         await bench.settle()
         assert bench.names() == []
@@ -104,7 +106,7 @@ def test_state_that_comes_after_the_abort_is_deleted(tmp_path: Path) -> None:
     async def test(bench: Bench) -> None:
         checkpoint_id, options = await bench.trigger()
         reason = CheckpointFailureReason.CHECKPOINT_DECLINED
-        bench.shell.handle(on.Declined(checkpoint_id, TASKS[1], reason, "no"))
+        bench.shell.tell(on.Declined(checkpoint_id, TASKS[1], reason, "no"))
         await bench.settle()
         make_directory(resolve(options.directory))
         late = bench.acknowledge(checkpoint_id, options.directory)[0]
@@ -116,7 +118,7 @@ def test_state_that_comes_after_the_abort_is_deleted(tmp_path: Path) -> None:
 
 def test_a_checkpoint_expires_by_the_clock(tmp_path: Path) -> None:
     async def test(bench: Bench) -> None:
-        bench.shell.handle(on.TriggerRequested("r", CheckpointProperties()))
+        bench.shell.tell(on.TriggerRequested("r", CheckpointProperties()))
         await bench.until(lambda: bool(bench.listener.answers))
         (answer,) = bench.listener.answers
         assert isinstance(answer, out.RequestFailed)
@@ -174,7 +176,7 @@ def test_a_checkpoint_directory_that_cannot_be_made_fails_the_checkpoint(tmp_pat
 class TestMetadata:
     def write(self, monkeypatch: pytest.MonkeyPatch, *errors: Exception, happens: bool = False) -> None:
         """Writes of metadata fail with these errors in turn, having happened all the same or not."""
-        real, left = checkpoint_shell.write_metadata, list(errors)
+        real, left = storage_effects.write_metadata, list(errors)
 
         def write(*arguments: Any) -> str:
             if left:
@@ -183,7 +185,7 @@ class TestMetadata:
                 raise left.pop(0)
             return real(*arguments)
 
-        monkeypatch.setattr(checkpoint_shell, "write_metadata", write)
+        monkeypatch.setattr(storage_effects, "write_metadata", write)
 
     def test_a_write_that_failed_fails_the_checkpoint(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.write(monkeypatch, StorageError("full", "x"))
@@ -276,7 +278,7 @@ class TestPointers:
             await bench.checkpoint()
             bench.pointers.remove_errors = [StorageError("no", "x")] * 2
             second, _ = await bench.checkpoint()
-            bench.shell.handle(on.Shutdown("SUSPENDED"))
+            bench.shell.tell(on.Shutdown("SUSPENDED"))
             await bench.until(lambda: isinstance(bench.listener.answers[-1], out.ShutdownComplete))
             assert bench.names() == [f"chk-{second}"]
             assert list(bench.pointers.present) == [second]
@@ -287,7 +289,7 @@ class TestPointers:
 def test_files_that_cannot_be_deleted_do_not_stop_the_job_and_go_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    delete = checkpoint_shell.delete_checkpoint
+    delete = storage_effects.delete_checkpoint
     storage_is_away = [True]
 
     def refuse(*arguments: Any) -> None:
@@ -295,9 +297,9 @@ def test_files_that_cannot_be_deleted_do_not_stop_the_job_and_go_later(
             raise StorageError("read-only", "x")
         delete(*arguments)
 
-    monkeypatch.setattr(checkpoint_shell, "delete_checkpoint", refuse)
-    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_S", 1000.0)
-    monkeypatch.setattr(snapshot_deletions, "RETRY_MAX_S", 1000.0)
+    monkeypatch.setattr(storage_effects, "delete_checkpoint", refuse)
+    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_MS", 1_000_000)
+    monkeypatch.setattr(snapshot_deletions, "RETRY_MAX_MS", 1_000_000)
 
     async def test(bench: Bench) -> None:
         await bench.checkpoint()
@@ -312,7 +314,7 @@ def test_files_that_cannot_be_deleted_do_not_stop_the_job_and_go_later(
 
 
 def test_deletions_that_failed_go_on_after_the_end_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    delete = checkpoint_shell.delete_checkpoint
+    delete = storage_effects.delete_checkpoint
     refusals = [StorageError("away", "x")] * 5
 
     def refuse(*arguments: Any) -> None:
@@ -320,15 +322,13 @@ def test_deletions_that_failed_go_on_after_the_end_of_the_job(tmp_path: Path, mo
             raise refusals.pop()
         delete(*arguments)
 
-    monkeypatch.setattr(checkpoint_shell, "delete_checkpoint", refuse)
-    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_S", 0.001)
+    monkeypatch.setattr(storage_effects, "delete_checkpoint", refuse)
+    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_MS", 1)
 
     async def test(bench: Bench) -> None:
         await bench.checkpoint()
-        bench.shell.handle(on.Shutdown("FINISHED"))
+        bench.shell.clean_up_after(JobStatus.FINISHED)
         await bench.until(lambda: isinstance(bench.listener.answers[-1], out.ShutdownComplete))
-        assert bench.names() == ["chk-1"]
-        bench.shell.finish(clean_up=True)
         async with asyncio.timeout(TIMEOUT_S):
             while bench.directory.exists():
                 await asyncio.sleep(0.001)
@@ -338,8 +338,8 @@ def test_deletions_that_failed_go_on_after_the_end_of_the_job(tmp_path: Path, mo
 
 @pytest.fixture
 def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mount:
-    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_S", 0.001)
-    monkeypatch.setattr(snapshot_deletions, "RETRY_MAX_S", 0.01)
+    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_MS", 1)
+    monkeypatch.setattr(snapshot_deletions, "RETRY_MAX_MS", 10)
     (tmp_path / "mount").mkdir()
     return Mount(tmp_path / "mount")
 
@@ -352,7 +352,7 @@ class TestStorageThatIsAway:
             checkpoint_id, options = await bench.trigger()
             bench.acknowledge(checkpoint_id, options.directory)[0].touch()
             mount.goes_away()
-            bench.shell.handle(on.TasksLeftRunning())
+            bench.shell.tell(on.TasksLeftRunning())
             await bench.settle()
             mount.comes_back()
             await once(lambda: bench.names() == [])
@@ -374,32 +374,33 @@ class TestStorageThatIsAway:
         self, mount: Mount, keeps_nothing: bool
     ) -> None:
         async def test(bench: Bench) -> None:
-            bench.shell.prepare_storage()
+            bench.shell.storage.prepare()
             checkpoint_id, _ = await bench.trigger()
             mount.goes_away()
-            bench.shell.handle(on.Shutdown("CANCELED"))
+            bench.shell.clean_up_after(JobStatus.CANCELED)
             await bench.until(lambda: isinstance(bench.listener.answers[-1], out.ShutdownComplete))
-            bench.shell.finish(clean_up=True, keeps_nothing=keeps_nothing)
             await bench.settle()
             mount.comes_back()
             assert (bench.directory / f"chk-{checkpoint_id}").exists()
             await once(lambda: not bench.directory.exists())
 
-        run(mount.path, test, tolerable_failures=5)
+        retention = None if keeps_nothing else CheckpointRetention.RETAIN_ON_CANCELLATION
+        settings = {} if retention is None else {"retention": retention}
+        run(mount.path, test, tolerable_failures=5, **settings)
 
     def test_what_became_of_a_write_is_not_settled_before_it_is_back(
         self, mount: Mount, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        real = checkpoint_shell.write_metadata
-        monkeypatch.setattr(checkpoint_shell, "_RETRY_BASE_S", 0.001)
+        real = storage_effects.write_metadata
+        monkeypatch.setattr(storage_effects, "RETRY_BASE_MS", 1)
 
         def written_but_unknown(*arguments: Any) -> None:
-            monkeypatch.setattr(checkpoint_shell, "write_metadata", real)
+            monkeypatch.setattr(storage_effects, "write_metadata", real)
             real(*arguments)
             mount.goes_away()
             raise AmbiguousWriteError("no answer", "x")
 
-        monkeypatch.setattr(checkpoint_shell, "write_metadata", written_but_unknown)
+        monkeypatch.setattr(storage_effects, "write_metadata", written_but_unknown)
 
         async def test(bench: Bench) -> None:
             checkpoint_id, options = await bench.trigger()
@@ -416,13 +417,13 @@ class TestStorageThatIsAway:
             checkpoint_id, _ = await bench.trigger()
             left = bench.directory / "shared" / f"chk-{checkpoint_id}-left"
             left.touch()
-            bench.shell.handle(on.TasksLeftRunning())
+            bench.shell.tell(on.TasksLeftRunning())
             mount.goes_away()
             for attempt in range(2):
-                bench.shell.handle(on.RestoreRequested(f"restore-{attempt}", None, RestoreMode.NO_CLAIM))
+                bench.shell.tell(on.RestoreRequested(f"restore-{attempt}", None, RestoreMode.NO_CLAIM))
             await bench.settle()
             mount.comes_back()
-            bench.shell.handle(on.JobRunning(TASKS))
+            bench.shell.tell(on.JobRunning(TASKS))
             while left.exists():
                 await bench.checkpoint()
 
@@ -437,7 +438,7 @@ async def once(holds: Callable[[], bool]) -> None:
 
 def test_after_closing_nothing_is_answered_and_no_timer_fires(tmp_path: Path) -> None:
     async def test(bench: Bench) -> None:
-        bench.shell.handle(on.TriggerRequested("r", CheckpointProperties()))
+        bench.shell.tell(on.TriggerRequested("r", CheckpointProperties()))
         bench.shell.close()
         await bench.settle()
         assert bench.listener.triggers == []
@@ -448,8 +449,8 @@ def test_after_closing_nothing_is_answered_and_no_timer_fires(tmp_path: Path) ->
 
 
 def test_waits_between_retries_grow_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_shell, "_RETRY_BASE_S", 0.2)
-    assert [checkpoint_shell._backoff(attempt) for attempt in (0, 1, 2, 3, 100)] == [0.0, 0.2, 0.4, 0.8, 30.0]
+    monkeypatch.setattr(storage_effects, "RETRY_BASE_MS", 200)
+    assert [storage_effects.backoff_ms(attempt) for attempt in (0, 1, 2, 3, 100)] == [0, 200, 400, 800, 30_000]
 
 
 def test_without_high_availability_every_pointer_counts_as_there() -> None:

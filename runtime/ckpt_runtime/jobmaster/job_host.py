@@ -1,0 +1,119 @@
+"""What a job's shell may not have of its own: time, timers, threads and slots.
+
+The driver has :class:`LoopHost`. The simulation of whole jobs has one whose time and order of steps come from a seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Executor
+from enum import Enum
+from functools import partial
+from typing import Protocol, TypeVar
+
+from ckpt_runtime.checkpoint.instant import Instant
+from ckpt_runtime.jobmaster.driver_pools import DriverPools
+from ckpt_runtime.jobmaster.slot_pool import Slot, SlotOwner, SlotPool
+
+T = TypeVar("T")
+Result = Callable[[], T]
+"""Gives what a call has returned, or raises what it has raised."""
+
+
+class Pool(Enum):
+    """Threads for blocking calls, kept apart by whose storage they wait for."""
+
+    OWN = "the job's directories"
+    PATHS = "what users name"
+    DELETIONS = "deletions"
+
+
+class Cancellable(Protocol):
+    """A timer, or a request that nobody waits for any more."""
+
+    def cancel(self) -> object: ...
+
+
+class JobHost(Protocol):
+    """All callbacks come one at a time, and never inside of the call that asks for them."""
+
+    def now(self) -> Instant: ...
+
+    def token(self) -> str:
+        """Text for a name that nobody else has."""
+
+    def next_deployment(self) -> int:
+        """A number that no deployment of this driver has: late frames and messages are recognised by it."""
+
+    def call_later(self, delay_ms: float, call: Callable[[], None]) -> Cancellable: ...
+
+    def in_pool(self, pool: Pool, call: Callable[[], T], answer: Callable[[Result[T]], None]) -> None:
+        """Calls in a thread, then ``answer``. The result raises StorageError when the call was not begun or hangs."""
+
+    def acquire_slots(
+        self, owner: SlotOwner, count: int, held: list[Slot], answer: Callable[[Result[list[Slot]]], None]
+    ) -> Cancellable:
+        """As ``SlotPool.acquire``. Nothing is answered after a cancellation."""
+
+    def release_slot(self, slot: Slot) -> None: ...
+
+    def replace_worker(self, slot: Slot) -> None: ...
+
+    def slots_in_use(self, host: str) -> int: ...
+
+
+_deployments = itertools.count(1)
+
+
+class LoopHost:
+    """On the driver's event loop, with the pools of one job."""
+
+    def __init__(self, slots: SlotPool, pools: DriverPools) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._slots = slots
+        self._pools = {Pool.OWN: pools.own, Pool.PATHS: pools.paths, Pool.DELETIONS: pools.deletions}
+        self._tasks: set[asyncio.Task[list[Slot]]] = set()
+
+    def now(self) -> Instant:
+        return Instant(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)
+
+    def token(self) -> str:
+        return uuid.uuid4().hex[:12]
+
+    def next_deployment(self) -> int:
+        return next(_deployments)
+
+    def call_later(self, delay_ms: float, call: Callable[[], None]) -> Cancellable:
+        return self._loop.call_later(max(0.0, delay_ms / 1000), call)
+
+    def in_pool(self, pool: Pool, call: Callable[[], T], answer: Callable[[Result[T]], None]) -> None:
+        executor: Executor = self._pools[pool]
+        future = self._loop.run_in_executor(executor, call)
+        future.add_done_callback(partial(_pass_on, answer))
+
+    def acquire_slots(
+        self, owner: SlotOwner, count: int, held: list[Slot], answer: Callable[[Result[list[Slot]]], None]
+    ) -> Cancellable:
+        task = self._loop.create_task(self._slots.acquire(owner, count, held))
+        self._tasks.add(task)  # the loop itself keeps none
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(_pass_on, answer))
+        return task
+
+    def release_slot(self, slot: Slot) -> None:
+        self._slots.release(slot)
+
+    def replace_worker(self, slot: Slot) -> None:
+        self._slots.replace_worker(slot)
+
+    def slots_in_use(self, host: str) -> int:
+        return self._slots.in_use(host)
+
+
+def _pass_on(answer: Callable[[Result[T]], None], done: asyncio.Future[T]) -> None:
+    if not done.cancelled():
+        answer(done.result)

@@ -1,0 +1,552 @@
+"""Runs one job's pure core: executes its outputs and feeds the results back as events. Decides nothing.
+
+Everything that takes time or a thread goes through the host, so that the same shell runs on the driver's event loop
+and in the simulation of whole jobs. An event that comes up while outputs are being executed waits for its turn.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ckpt_runtime.checkpoint import effects as checkpoint_out
+from ckpt_runtime.checkpoint import events as checkpoint_on
+from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
+from ckpt_runtime.checkpoint.documents import subtask_state_of
+from ckpt_runtime.checkpoint.events import CheckpointMetrics, TimerId
+from ckpt_runtime.checkpoint.executions import ExecutionId
+from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
+from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
+from ckpt_runtime.configuration.cluster_options import CpuPinning, TaskManagerOptions
+from ckpt_runtime.jobmaster.checkpoint_settings import shown_settings
+from ckpt_runtime.jobmaster.consequences import Consequences
+from ckpt_runtime.jobmaster.deployment_planner import place, plan_deployments
+from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig, ExecutionState, JobStatus
+from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost, Pool, Result
+from ckpt_runtime.jobmaster.job_record import OverridesChange
+from ckpt_runtime.jobmaster.job_view import JobView
+from ckpt_runtime.jobmaster.sink_clean_up import sink_lineages, sink_outputs
+from ckpt_runtime.jobmaster.slot_pool import Slot, SlotsUnavailableError
+from ckpt_runtime.jobmaster.snapshot_references import References
+from ckpt_runtime.jobmaster.storage_effects import StorageEffects, backoff_ms
+from ckpt_runtime.jobmaster.submission import JobSubmission
+from ckpt_runtime.jobmaster.task_gateway import TaskGateway
+from ckpt_runtime.scheduler import core_events as core
+from ckpt_runtime.scheduler import job_effects as job_out
+from ckpt_runtime.scheduler import job_events as job_on
+from ckpt_runtime.scheduler.core_events import JobInput, JobOutput
+from ckpt_runtime.scheduler.job_core import JobCore
+from ckpt_runtime.scheduler.job_events import FailureInfo
+from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
+from ckpt_runtime.storage.crash_points import reach
+from ckpt_runtime.storage.errors import AmbiguousWriteError, NotFoundError, StorageError
+from ckpt_runtime.storage.leader_store import NotLeaderError
+from ckpt_runtime.task.deployment import Program
+
+logger = logging.getLogger(__name__)
+
+UNKNOWN_PAUSE_MS = 200.0
+_LOOK_UP_PAUSE_MS = 30_000.0
+
+Answer = Callable[[JobOutput], None]
+
+
+class JobShell:
+    """One job under one driver. Owns the job's slots; the slot pool and workers talk to it directly."""
+
+    def __init__(
+        self,
+        submission: JobSubmission,
+        job_core: JobCore,
+        host: JobHost,
+        storage: CheckpointStorage,
+        tasks: TaskGateway,
+    ) -> None:
+        self.core = job_core
+        self.view = JobView(submission)
+        self._submission = submission
+        self._host = host
+        self._tasks = tasks
+        self._record = submission.record
+        history = submission.history
+        earlier_ids = range(history.first_checkpoint_id, history.next_checkpoint_id)
+        self.storage = StorageEffects(
+            submission.job_id,
+            storage,
+            submission.record,
+            host,
+            self.tell,
+            lambda: job_core.coordinator.retained,
+            earlier_ids,
+        )
+        self.storage.dispose(history.disposals)
+        self._consequences = Consequences(host, self._deliver_consequence)
+        self._inbox: deque[JobInput] = deque()
+        self._busy = False
+        self._closed = False
+        self._slots: list[Slot] = []
+        self._acquiring: Cancellable | None = None
+        self._timers: dict[TimerId | str, Cancellable] = {}
+        self._answers: dict[str, Answer] = {}
+        self._failures_changed = False
+        self._keeping_failures = False
+        self._when_kept: Callable[[], None] | None = None
+        self._ends_as: JobStatus | None = None
+
+    # --- events in, outputs out
+
+    def tell(self, event: JobInput) -> None:
+        """Hands an event to the core, in its turn, and starts what is decided.
+
+        Raises as :meth:`JobCore.handle`.
+        """
+        self._inbox.append(event)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._inbox:
+                self.view.touched()
+                for output in self.core.handle(self._inbox.popleft(), self._host.now()):
+                    self._execute(output)
+        finally:
+            self._busy = False
+
+    def ask(self, request_id: str, event: JobInput, answer: Answer) -> None:
+        """As :meth:`tell`, for what is answered. A job that ends answers all that is left with a failure."""
+        self._answers[request_id] = answer
+        self.tell(event)
+
+    def clean_up_after(self, status: JobStatus) -> None:
+        """Of a job that ended as ``status`` under an earlier driver: what that one did not get to.
+
+        Where checkpoints are retained, those above the oldest with a pointer may be retained ones whose pointer is
+        gone; they stay.
+        """
+        self._ends_as = status
+        history = self._submission.history
+        keep = {entry.checkpoint.id for entry in history.checkpoints}
+        upper = history.next_checkpoint_id
+        if not self.core.coordinator.configuration.discards_on(status.value):
+            upper = min(keep, default=0)
+        self.storage.sweep(range(history.first_checkpoint_id, upper), keep)
+        self.tell(checkpoint_on.Shutdown(status.value))
+
+    def close(self) -> None:
+        """This driver ends: nothing is waited for."""
+        self._closed = True
+        self._stop_acquiring()
+        self._drop_timers()
+        self.storage.close()
+
+    def _execute(self, output: JobOutput) -> None:
+        match output:
+            case job_out.StatusChanged():
+                self.view.status_changed(output)
+            case job_out.AcquireSlots(attempt):
+                self._acquire_slots(attempt)
+            case core.DeployTasks():
+                self._deploy(output)
+            case job_out.CancelTasks(executions):
+                self._cancel_tasks(executions)
+            case job_out.JobEnded():
+                self._end(output)
+            case core.RecordFailure():
+                self._record_failure(output)
+            case core.RecordAttempt(attempt):
+                self._record_attempt(attempt)
+            case core.StoreResult():
+                self._store_result(output)
+            case core.StoreOverrides() | core.ReadOverrides():
+                self._store_overrides(output)
+            case checkpoint_out.ShutdownComplete(keeps_nothing):
+                self._shut_down(keeps_nothing)
+            case _:
+                self._execute_checkpoint_effect(output)
+
+    def _execute_checkpoint_effect(self, output: JobOutput) -> None:
+        match output:
+            case checkpoint_out.TriggerSources(checkpoint_id, timestamp, options, tasks):
+                if not self._tasks.trigger(checkpoint_id, timestamp, options, tasks):
+                    self.tell(checkpoint_on.TriggerFailed(checkpoint_id, "a worker to be triggered is gone"))
+            case checkpoint_out.NotifyComplete(checkpoint_id, _, tasks):
+                self.storage.retry_deletions()
+                reach("notify-before")
+                self._tasks.complete(checkpoint_id, tasks)
+                reach("notify-after")
+            case checkpoint_out.NotifyAborted(checkpoint_id, _, latest_completed, tasks):
+                self._tasks.abort(checkpoint_id, latest_completed, tasks)
+            case checkpoint_out.ScheduleTimer(timer, generation, at_rel_ms):
+                self._schedule(timer, at_rel_ms, checkpoint_on.TimerFired(timer, generation))
+            case checkpoint_out.CancelTimer(timer):
+                self._cancel_timer(timer)
+            case job_out.ScheduleRestart(generation, at_rel_ms):
+                self._schedule("restart", at_rel_ms, job_on.RestartTimerFired(generation))
+            case job_out.CancelRestart():
+                self._cancel_timer("restart")
+            case (
+                checkpoint_out.RequestCompleted()
+                | checkpoint_out.RequestFailed()
+                | job_out.StopCompleted()
+                | job_out.StopFailed()
+                | core.PatchAnswered()
+            ):
+                answer = self._answers.pop(output.request_id, None)
+                if answer is not None:
+                    answer(output)
+            case _:
+                self.storage.execute(output)
+
+    # --- timers and pools
+
+    def _schedule(self, timer: TimerId | str, at_rel_ms: int, event: JobInput) -> None:
+        self._cancel_timer(timer)
+        delay_ms = at_rel_ms - self._host.now().rel_ms
+        self._timers[timer] = self._host.call_later(max(0, delay_ms), partial(self._fire, timer, event))
+
+    def _fire(self, timer: TimerId | str, event: JobInput) -> None:
+        self._timers.pop(timer, None)
+        self.tell(event)
+
+    def _cancel_timer(self, timer: TimerId | str) -> None:
+        known = self._timers.pop(timer, None)
+        if known is not None:
+            known.cancel()
+
+    def _drop_timers(self) -> None:
+        for timer in list(self._timers):
+            self._cancel_timer(timer)
+
+    def _in_pool(
+        self, call: Callable[[], JobInput], failed: Callable[[Exception], JobInput], delay_ms: float = 0.0
+    ) -> None:
+        """For what is stored beside checkpoints: ``failed`` says what an error of storage, or of the pool, means."""
+
+        def answered(result: Result[JobInput]) -> None:
+            if self._closed:
+                return
+            try:
+                event = result()
+            except NotLeaderError as error:
+                logger.error("job %s: this driver lets go of it: %s", self._submission.job_id, error)
+                self.tell(core.LeadershipLost())
+                event = failed(error)
+            except StorageError as error:
+                event = failed(error)
+            except Exception as error:  # no document, too large or no JSON; or a mistake, which must not go unanswered
+                logger.exception("job %s: storage", self._submission.job_id)
+                event = failed(error)
+            self.tell(event)
+
+        if delay_ms:
+            self._host.call_later(delay_ms, partial(self._in_pool, call, failed))
+        elif not self._closed:
+            self._host.in_pool(Pool.OWN, call, answered)
+
+    # --- slots and deployment
+
+    def _acquire_slots(self, attempt: int) -> None:
+        self._stop_acquiring()
+        count = self.core.graph.slots
+        self._acquiring = self._host.acquire_slots(self, count, self._slots, partial(self._slots_answered, attempt))
+
+    def _slots_answered(self, attempt: int, result: Result[list[Slot]]) -> None:
+        self._acquiring = None
+        try:
+            self._slots = result()
+        except SlotsUnavailableError as error:
+            self._release_slots()
+            self.tell(job_on.SlotsFailed(attempt, FailureInfo("NoResourceAvailableException", str(error))))
+        else:
+            self.tell(job_on.SlotsAcquired(attempt))
+
+    def _deploy(self, order: core.DeployTasks) -> None:
+        self.view.deploying(order)
+        if any(slot.lost or slot.worker is None for slot in self._slots):
+            cause = FailureInfo("SlotLostException", "a slot was lost before the deployment")
+            for execution in order.executions:
+                self._task_failed(execution, cause)
+            return
+        submission = self._submission
+        crowded = any(self._host.slots_in_use(slot.host) > len(slot.cpus) for slot in self._slots)
+        pin = order.configuration.get(TaskManagerOptions.CPU_PINNING) is CpuPinning.AUTO and not crowded
+        workers = [(slot.host, slot.worker.data_address, slot.cpus) for slot in self._slots if slot.worker is not None]
+        deployments = plan_deployments(
+            submission.job_id,
+            order.graph,
+            Program(submission.program_id, submission.entry, submission.arguments),
+            place(workers, pin=pin),
+            deployment=self._host.next_deployment(),
+            attempt=order.attempt,
+            restored=order.restored,
+            sinks=sink_lineages(order.graph, submission.seed, order.lineage, submission.ended_jobs, order.savepoint_id),
+        )
+        reach("deploy-before")
+        self._tasks.deploy(self._slots, deployments)
+        self.view.deployed(self._slots)
+
+    def _cancel_tasks(self, executions: tuple[ExecutionId, ...]) -> None:
+        by_slot: dict[int, list[ExecutionId]] = {}
+        for execution in executions:
+            self.view.enter(execution, ExecutionState.CANCELING)
+            by_slot.setdefault(execution.subtask, []).append(execution)
+        for subtask, gone in by_slot.items():
+            if not self._tasks.cancel(subtask):
+                for execution in gone:
+                    self._task_canceled(execution)
+
+    def _stop_acquiring(self) -> None:
+        if self._acquiring is not None:
+            self._acquiring.cancel()
+            self._acquiring = None
+
+    def _release_slots(self) -> None:
+        slots, self._slots = self._slots, []
+        for slot in slots:
+            if not slot.lost:
+                self._host.release_slot(slot)
+
+    # --- the owner of slots: what becomes of workers, and what they say
+
+    def worker_lost(self, slot: Slot, reason: str) -> None:
+        """May come late: a deployment that has begun meanwhile has another worker there."""
+        index = self._tasks.index_of(slot)
+        if index is not None and not self._tasks.lives(index):
+            cause = FailureInfo("WorkerLostException", reason)
+            for execution in self._alive_in(index):
+                self._task_failed(execution, cause)
+        self._consequences.release()
+
+    def slot_lost(self, slot: Slot, reason: str) -> None:
+        self.worker_lost(slot, reason)
+        self._slots = [known for known in self._slots if known is not slot]
+
+    def worker_message(self, slot: Slot, message: dict[str, Any]) -> None:
+        if message.get("deployment") != self._tasks.deployment:
+            return
+        index = self._tasks.index_of(slot)
+        if index is None or not self._tasks.lives(index):
+            return
+        match message["type"]:
+            case "heartbeat":
+                self.view.executions.measured(message["tasks"])
+            case "deploy_failed":
+                self._reported_failure(index, self._alive_in(index), message)
+            case "canceled":
+                if not message["ended"]:
+                    self._host.replace_worker(slot)
+                for execution in self._alive_in(index):
+                    self._task_canceled(execution)
+            case _:
+                attempt = self.core.machine.attempt
+                self._task_message(ExecutionId(message["vertex_id"], message["subtask"], attempt), message)
+
+    def _task_message(self, execution: ExecutionId, message: dict[str, Any]) -> None:
+        match message["type"]:
+            case "state":
+                self._task_state(execution, message)
+            case "end_of_data":
+                self.tell(checkpoint_on.EndOfDataReached(execution))
+            case "ack":
+                self.tell(
+                    checkpoint_on.Acknowledged(
+                        message["checkpoint_id"],
+                        execution,
+                        message["directory"],
+                        subtask_state_of(message["state"]),
+                        CheckpointMetrics(**message["metrics"]),
+                        message["finished_operators"],
+                    )
+                )
+            case "decline":
+                reason = CheckpointFailureReason[message["reason"]]
+                self.tell(checkpoint_on.Declined(message["checkpoint_id"], execution, reason, message["message"]))
+            case _:
+                logger.warning("job %s: unknown message %r of a worker", self._submission.job_id, message["type"])
+
+    def _task_state(self, execution: ExecutionId, message: dict[str, Any]) -> None:
+        state = ExecutionState(message["state"])
+        match state:
+            case ExecutionState.RUNNING:
+                self.view.enter(execution, state)
+                self.tell(job_on.TaskRunning(execution))
+            case ExecutionState.FINISHED:
+                self.view.enter(execution, state)
+                self.tell(job_on.TaskFinished(execution))
+            case ExecutionState.CANCELED:
+                self._task_canceled(execution)
+            case ExecutionState.FAILED:
+                self._reported_failure(execution.subtask, [execution], message)
+
+    def _reported_failure(self, subtask: int, executions: list[ExecutionId], message: dict[str, Any]) -> None:
+        """A worker's failure. One that no restart can help ends the job, whatever the restart strategy says."""
+        error = dict(message["error"])
+        recoverable, is_consequence = error.pop("recoverable"), error.pop("consequence", False)
+        cause = FailureInfo(**error)
+        if is_consequence:
+            self._consequences.hold(executions, cause)
+            return
+        self._tasks.note_failure(subtask)
+        if not recoverable:
+            self.tell(job_on.JobFailed(cause, recoverable=False))
+        for execution in executions:
+            self._task_failed(execution, cause)
+        self._consequences.release()
+
+    def _deliver_consequence(self, execution: ExecutionId, cause: FailureInfo) -> None:
+        """Unless the subtask has ended otherwise meanwhile, or another attempt has begun."""
+        if execution in self.core.machine.tasks.alive:
+            self._task_failed(execution, cause)
+
+    def _alive_in(self, index: int) -> list[ExecutionId]:
+        return [execution for execution in self.core.machine.tasks.alive if execution.subtask == index]
+
+    def _task_canceled(self, execution: ExecutionId) -> None:
+        self.view.enter(execution, ExecutionState.CANCELED)
+        self.tell(job_on.TaskCanceled(execution))
+
+    def _task_failed(self, execution: ExecutionId, cause: FailureInfo) -> None:
+        self.view.enter(execution, ExecutionState.FAILED)
+        self.tell(job_on.TaskFailed(execution, cause))
+
+    # --- what is stored beside checkpoints
+
+    def _record_attempt(self, attempt: int) -> None:
+        def record() -> JobInput:
+            self._record.begin_attempt(attempt)
+            reach("attempt-recorded")
+            return core.AttemptRecorded(attempt)
+
+        def failed(error: Exception) -> JobInput:
+            cause = FailureInfo(type(error).__name__, f"the attempt could not be recorded: {error}")
+            return core.AttemptNotRecorded(attempt, cause)
+
+        self._in_pool(record, failed)
+
+    def _store_overrides(self, order: core.StoreOverrides | core.ReadOverrides) -> None:
+        request_id = order.request_id
+        if isinstance(order, core.StoreOverrides):
+            change: OverridesChange = order.change
+            pause_ms = order.attempt * UNKNOWN_PAUSE_MS
+        else:
+            change = _leave
+            pause_ms = min(_LOOK_UP_PAUSE_MS, UNKNOWN_PAUSE_MS * 2 ** min(order.attempt + 1, 10))
+
+        def store() -> JobInput:
+            reach("patch-before")
+            text = self._record.change_overrides(change)
+            reach("patch-persisted")
+            return core.OverridesStored(request_id, text)
+
+        def failed(error: Exception) -> JobInput:
+            match error:
+                case CheckpointConfigurationError():
+                    return core.OverridesRefused(request_id, str(error))
+                case AmbiguousWriteError():
+                    return core.OverridesUnknown(request_id, str(error))
+                case NotLeaderError():
+                    text = f"another driver leads, ask it whether the change is stored: {error}"
+                    return core.OverridesNotStored(request_id, text, gone=True)
+                case StorageError():
+                    text = f"the change could not be stored, nothing has changed: {error}"
+                    return core.OverridesNotStored(request_id, text, gone=isinstance(error, NotFoundError))
+            return core.OverridesUnknown(request_id, str(error))
+
+        self._in_pool(store, failed, pause_ms)
+
+    def _record_failure(self, failure: core.RecordFailure) -> None:
+        self.view.failed(failure)
+        self._failures_changed = failure.durable
+        if failure.durable and not self._keeping_failures:
+            self._keep_failures()
+
+    def _keep_failures(self) -> None:
+        """For a later driver. One that cannot be stored is tried again with the next failure."""
+        self._failures_changed = False
+        self._keeping_failures = True
+        stored = self.view.failures_to_store()
+        self._host.in_pool(Pool.OWN, lambda: self._record.keep_failures(stored), self._failures_kept)
+
+    def _failures_kept(self, result: Result[None]) -> None:
+        try:
+            result()
+        except (StorageError, ValueError) as error:  # ValueError: no document, too large or no JSON
+            logger.warning("the failures of job %s cannot be stored: %s", self._submission.job_id, error)
+        if self._failures_changed and not self._closed:
+            self._keep_failures()
+            return
+        self._keeping_failures = False
+        when_kept, self._when_kept = self._when_kept, None
+        if when_kept is not None:
+            when_kept()
+
+    # --- the end
+
+    def _store_result(self, order: core.StoreResult) -> None:
+        """After the failures that are on their way, which would be stored for a job that there is no more."""
+        if self._keeping_failures:
+            self._when_kept = partial(self._store_result, order)
+            return
+        result = self.view.result_to_store(
+            order.ended, self.checkpoint_config(), self._statistics_after(order.ended.status)
+        )
+
+        def store() -> JobInput:
+            reach("end-before")
+            self._record.end(result)
+            reach("end-stored")
+            return core.ResultStored()
+
+        def failed(error: Exception) -> JobInput:
+            logger.warning("the end of job %s cannot be stored yet: %s", self._submission.job_id, error)
+            return core.ResultNotStored()
+
+        self._in_pool(store, failed, backoff_ms(order.attempt))
+
+    def _end(self, ended: job_out.JobEnded) -> None:
+        self._ends_as = ended.status
+        self.view.ended(ended.cause)
+        self._stop_acquiring()
+        self._release_slots()
+        self._consequences.forget()
+        self._tasks.close()
+
+    def _shut_down(self, keeps_nothing: bool) -> None:
+        """The coordinator has nothing in flight any more."""
+        self._drop_timers()
+        submission, known = self._submission, self.core
+        lineages = sink_lineages(known.graph, submission.seed, known.lineage, submission.ended_jobs, known.savepoint_id)
+        self.storage.finish(
+            clean_up=self._ends_as is not None and self._ends_as.is_globally_terminal and not known.is_fenced,
+            keeps_nothing=keeps_nothing,
+            outputs=sink_outputs(submission.job_id, known.graph, lineages),
+            savepoint_id=known.savepoint_id,
+        )
+
+    # --- views
+
+    def checkpoint_config(self) -> EffectiveCheckpointConfig:
+        """What holds now."""
+        known = self.core
+        return shown_settings(known.coordinator.configuration, known.configuration, known.overrides)
+
+    def references(self) -> References:
+        """The snapshots that this job needs."""
+        return References(self._submission.job_id, self.view.status.value, self.storage.directory, self.core.referenced)
+
+    def _statistics_after(self, status: JobStatus) -> CheckpointStatsSnapshot:
+        """What will be true once the job has ended as ``status`` and its checkpoints are cleaned up."""
+        coordinator = self.core.coordinator
+        shown = coordinator.statistics()
+        latest = shown.latest_completed
+        if latest is None or not coordinator.configuration.discards_on(status.value):
+            return shown
+        return replace(shown, latest_completed=replace(latest, discarded=True))
+
+
+def _leave(text: str | None) -> str | None:
+    return text

@@ -1,0 +1,179 @@
+"""A living job as users see it: status, subtasks, failures, numbers. Filled by the job's shell, read by REST."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ckpt_runtime.checkpoint.executions import ExecutionId
+from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
+from ckpt_runtime.configuration.cluster_options import JobManagerOptions
+from ckpt_runtime.jobmaster.ended_job import result_document
+from ckpt_runtime.jobmaster.exceptions_history import FailureLog, cause_of
+from ckpt_runtime.jobmaster.executions import ExecutionGraph, wall_clock_ms
+from ckpt_runtime.jobmaster.gateway import (
+    NOT_YET,
+    EffectiveCheckpointConfig,
+    ExceptionEntry,
+    ExceptionHistory,
+    ExecutionResult,
+    ExecutionState,
+    JobConfigInfo,
+    JobDetails,
+    JobOverview,
+    JobStatus,
+)
+from ckpt_runtime.jobmaster.restart_strategy_factory import strategy_type
+from ckpt_runtime.jobmaster.slot_pool import Slot
+from ckpt_runtime.jobmaster.submission import JobSubmission
+from ckpt_runtime.scheduler.core_events import DeployTasks, RecordFailure
+from ckpt_runtime.scheduler.job_effects import JobEnded, StatusChanged
+from ckpt_runtime.scheduler.job_events import FailureInfo
+
+logger = logging.getLogger(__name__)
+
+
+class JobView:
+    """Of one job under one driver. A job has ended when that is stored, not before."""
+
+    def __init__(self, submission: JobSubmission) -> None:
+        self._submission = submission
+        self.graph = submission.graph
+        self.configuration = submission.configuration
+        self.executions = ExecutionGraph(submission.graph)
+        self.status = JobStatus.INITIALIZING
+        self._timestamps: dict[JobStatus, int] = {JobStatus.INITIALIZING: submission.submitted_at_ms}
+        self._last_modification = wall_clock_ms()
+        self._failures = FailureLog(
+            self.configuration.get(JobManagerOptions.EXCEPTION_HISTORY_SIZE), submission.history.failures
+        )
+        self._end_cause: FailureInfo | None = None
+        self._restarts = 0
+
+    # --- what the shell tells
+
+    def touched(self) -> None:
+        self._last_modification = wall_clock_ms()
+
+    def status_changed(self, change: StatusChanged) -> None:
+        logger.info("job %s is %s", self._submission.job_id, change.status.value)
+        self.status = change.status
+        self._timestamps[change.status] = change.timestamp
+
+    def deploying(self, order: DeployTasks) -> None:
+        """A new attempt of every subtask."""
+        self.graph, self.configuration = order.graph, order.configuration
+        self.executions.reset(order.attempt, order.graph)
+        self._restarts += order.attempt > self._submission.history.next_attempt
+
+    def deployed(self, slots: list[Slot]) -> None:
+        """Each slot has its part."""
+        for (_, subtask), known in self.executions.executions.items():
+            slot = slots[subtask]
+            known.slot, known.endpoint = slot.slot_id, slot.endpoint
+        self.executions.enter_all(ExecutionState.DEPLOYING)
+
+    def enter(self, execution: ExecutionId, state: ExecutionState) -> None:
+        """Unless another attempt has begun."""
+        known = self.executions.executions.get(execution.key)
+        if known is not None and known.id == execution:
+            known.enter(state)
+
+    def failed(self, failure: RecordFailure) -> None:
+        name = slot = endpoint = None
+        execution = failure.execution
+        if execution is not None:
+            vertex = self.graph.vertex(execution.vertex_id)
+            known = self.executions.executions[execution.key]
+            name = f"{vertex.name} ({execution.subtask + 1}/{vertex.parallelism})"
+            slot, endpoint = known.slot, known.endpoint
+        entry = ExceptionEntry(cause_of(failure.cause), wall_clock_ms(), name, endpoint, slot)
+        self._failures.add(entry, concurrent=failure.concurrent)
+
+    def ended(self, cause: FailureInfo | None) -> None:
+        self._end_cause = cause
+
+    # --- what is stored
+
+    def failures_to_store(self) -> list[dict[str, Any]]:
+        """For a later driver."""
+        return self._failures.to_stored()
+
+    def result_to_store(
+        self, ended: JobEnded, checkpoint_config: EffectiveCheckpointConfig, checkpoints: CheckpointStatsSnapshot
+    ) -> dict[str, Any]:
+        """The job as it will be shown once its end is stored."""
+        cause = ended.cause
+        return result_document(
+            job_id=self._submission.job_id,
+            status=ended.status,
+            graph=self.graph,
+            given=self._submission.given,
+            timestamps={**self._timestamps, ended.status: ended.timestamp},
+            failure=None if cause is None else cause_of(cause),
+            exceptions=self._failures.to_stored(),
+            restart_strategy=strategy_type(self.configuration).value,
+            checkpoint_config=checkpoint_config,
+            request=self._submission.request,
+            checkpoints=checkpoints,
+            restarts=self._restarts,
+        )
+
+    # --- what users see
+
+    def overview(self) -> JobOverview:
+        return JobOverview(
+            job_id=self._submission.job_id,
+            name=self.graph.name,
+            status=self.status,
+            start_time_ms=self._timestamps[JobStatus.INITIALIZING],
+            end_time_ms=self._timestamps[self.status] if self.status.is_globally_terminal else NOT_YET,
+            last_modification_ms=self._last_modification,
+            tasks_by_state=self.executions.counts(),
+        )
+
+    def details(self) -> JobDetails:
+        vertices = tuple(self.executions.vertex_details(vertex) for vertex in self.graph.vertices)
+        return JobDetails(self.overview(), dict(self._timestamps), vertices, self.graph)
+
+    def config_info(self) -> JobConfigInfo:
+        parallelism = max(vertex.parallelism for vertex in self.graph.vertices)
+        return JobConfigInfo(
+            self._submission.job_id,
+            self.graph.name,
+            strategy_type(self.configuration).value,
+            parallelism,
+            self._submission.given.displayed(),
+        )
+
+    def metrics(self, statistics: CheckpointStatsSnapshot) -> dict[str, str]:
+        """Flink's names of job metrics."""
+        running_since = self._timestamps.get(JobStatus.RUNNING, NOT_YET)
+        uptime = wall_clock_ms() - running_since if self.status is JobStatus.RUNNING else 0
+        latest = statistics.latest_completed
+        return {
+            "numRestarts": str(self._restarts),
+            "uptime": str(uptime),
+            "numberOfCompletedCheckpoints": str(statistics.counts.completed),
+            "numberOfFailedCheckpoints": str(statistics.counts.failed),
+            "numberOfInProgressCheckpoints": str(statistics.counts.in_progress),
+            "totalNumberOfCheckpoints": str(statistics.counts.total),
+            "lastCheckpointDuration": str(-1 if latest is None else latest.end_to_end_duration),
+            "lastCheckpointSize": str(-1 if latest is None else latest.checkpointed_size),
+            "lastCheckpointExternalPath": "n/a" if latest is None else str(latest.external_path),
+        }
+
+    def exception_history(self, limit: int) -> ExceptionHistory:
+        return self._failures.view(limit)
+
+    def result(self) -> ExecutionResult:
+        overview = self.overview()
+        cause = self._end_cause
+        return ExecutionResult(
+            job_id=overview.job_id,
+            name=overview.name,
+            status=overview.status if overview.status.is_globally_terminal else None,
+            start_time_ms=overview.start_time_ms,
+            end_time_ms=overview.end_time_ms,
+            failure=None if cause is None else cause_of(cause),
+        )

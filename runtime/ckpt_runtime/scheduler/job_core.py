@@ -1,0 +1,481 @@
+"""One job as one pure machine: its life (``job_machine``), its checkpoints (``coordinator``), and what joins them.
+
+One door, :meth:`JobCore.handle`. The two machines never see each other: what one says to the other passes an inner
+queue, and each takes one event to its end before the next one begins. Only I/O leaves. What a job runs, its graph,
+configuration, settings of checkpoints and restart strategy, is state of the core and replaced by events.
+
+Sources: Flink's adaptive scheduler and CheckpointCoordinator; FLIP-147, FLIP-530, FLIP-571.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, get_args
+
+from ckpt_runtime.checkpoint import effects as checkpoint_out
+from ckpt_runtime.checkpoint import events as checkpoint_on
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
+from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator, CoordinatorState
+from ckpt_runtime.checkpoint.executions import ExecutionId
+from ckpt_runtime.checkpoint.instant import Instant
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode
+from ckpt_runtime.checkpoint.state_assignment import assign_states
+from ckpt_runtime.checkpoint.state_assignment_error import StateAssignmentError
+from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.graph.job_graph import JobGraph
+from ckpt_runtime.scheduler import core_events as core
+from ckpt_runtime.scheduler import job_effects as job_out
+from ckpt_runtime.scheduler import job_events as job_on
+from ckpt_runtime.scheduler.core_events import JobInput, JobOutput, PatchOutcome, RestoredState
+from ckpt_runtime.scheduler.job_events import FailureInfo
+from ckpt_runtime.scheduler.job_machine import JobMachine
+from ckpt_runtime.scheduler.job_status import JobState, JobStatus
+from ckpt_runtime.scheduler.replacement import check_graph, check_replaceable, subtasks_of
+from ckpt_runtime.scheduler.settings_update import SettingsUpdate
+
+_JOB_EVENTS = frozenset(get_args(job_on.JobEvent))
+_CLEARING = (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING)
+_TELLS_OF_THE_END = (job_out.StatusChanged, job_out.StopCompleted, job_out.StopFailed, job_out.JobEnded)
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """What a job runs. ``settings`` are those of checkpoints in the configuration, before FLIP-571's overrides.
+
+    ``savepoint`` is what a new job starts from, in ``restore_mode``.
+    """
+
+    graph: JobGraph
+    configuration: Configuration
+    settings: CheckpointConfiguration
+    savepoint: CompletedCheckpoint | None = None
+    restore_mode: RestoreMode = RestoreMode.NO_CLAIM
+    allow_non_restored_state: bool = False
+
+
+class JobCore:
+    """``machine`` and ``coordinator`` are fresh ones for the same ``plan``, and are the core's alone from now on.
+
+    ``overrides`` are in force already. ``savepoint_id`` and ``lineage`` are what earlier drivers know, see
+    :class:`~ckpt_runtime.scheduler.core_events.DeployTasks`.
+    """
+
+    def __init__(
+        self,
+        plan: JobPlan,
+        machine: JobMachine,
+        coordinator: CheckpointCoordinator,
+        overrides: CheckpointOverrides | None = None,
+        savepoint_id: int = 0,
+        lineage: CompletedCheckpoint | None = None,
+    ) -> None:
+        self.machine = machine
+        self.coordinator = coordinator
+        self._plan = self._next_plan = plan
+        self._update = SettingsUpdate(CheckpointOverrides() if overrides is None else overrides)
+        self._savepoint_id = savepoint_id
+        self._lineage = lineage or plan.savepoint
+        self._restored: RestoredState | None = None
+        self._at_end_of_data: list[ExecutionId] = []
+        self._savepoint_requests: set[str] = set()
+        self._stop_request: str | None = None
+        self._untold: list[JobOutput] = []
+        self._end_is_stored = False
+        self._result_attempts = 0
+        self._fenced = False
+        self._queue: deque[Callable[[], None]] = deque()
+        self._outputs: list[JobOutput] = []
+        self._now = Instant(0, 0)
+        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+            job_on.TaskFinished: self._on_task_finished,
+            job_on.TaskFailed: self._on_task_failed,
+            job_on.SlotsFailed: self._on_slots_failed,
+            job_on.StateRestoreFailed: self._on_state_restore_failed,
+            job_on.JobFailed: self._on_job_failed,
+            checkpoint_on.TriggerRequested: self._on_trigger_requested,
+            checkpoint_on.EndOfDataReached: self._on_end_of_data,
+            checkpoint_on.GraphReplaced: self._on_graph_replaced,
+            core.AttemptRecorded: self._on_attempt_recorded,
+            core.AttemptNotRecorded: self._on_attempt_not_recorded,
+            core.PatchRequested: self._on_patch_requested,
+            core.OverridesStored: self._on_overrides_stored,
+            core.OverridesRefused: self._on_overrides_answer,
+            core.OverridesNotStored: self._on_overrides_answer,
+            core.OverridesUnknown: self._on_overrides_answer,
+            core.ResultStored: self._on_result_stored,
+            core.ResultNotStored: self._on_result_not_stored,
+            core.ConfigurationReplaced: self._on_configuration_replaced,
+            core.LeadershipLost: self._on_leadership_lost,
+        }
+        self._routes: dict[type[Any], Callable[[Any], None]] = {
+            job_out.AcquireSlots: self._acquire_slots,
+            job_out.RestoreState: lambda effect: self._emit(core.RecordAttempt(effect.attempt)),
+            job_out.Deploy: self._deploy,
+            job_out.AllTasksRunning: self._all_tasks_running,
+            job_out.TasksLeaveRunning: self._tasks_leave_running,
+            job_out.StopPeriodicTrigger: lambda _: self._tell(checkpoint_on.PeriodicTriggerStopped()),
+            job_out.StartPeriodicTrigger: lambda _: self._tell(checkpoint_on.PeriodicTriggerStarted()),
+            job_out.TriggerSavepoint: self._trigger_savepoint,
+            job_out.JobEnded: self._job_ended,
+            checkpoint_out.RequestCompleted: self._request_completed,
+            checkpoint_out.RequestFailed: self._request_failed,
+            checkpoint_out.RestoreFrom: self._restore_from,
+            checkpoint_out.RestoreFailed: self._restore_failed,
+            checkpoint_out.FailJob: self._fail_job,
+        }
+
+    # --- what is in force
+
+    @property
+    def graph(self) -> JobGraph:
+        """What the present deployment runs, and the next one unless it has been replaced."""
+        return self._plan.graph
+
+    @property
+    def configuration(self) -> Configuration:
+        """As :attr:`graph`."""
+        return self._plan.configuration
+
+    @property
+    def settings(self) -> CheckpointConfiguration:
+        """Those of checkpoints before overrides; the effective ones are the coordinator's."""
+        return self._plan.settings
+
+    @property
+    def overrides(self) -> CheckpointOverrides:
+        """FLIP-571's."""
+        return self._update.overrides
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether another driver leads, so that nothing of the job may be changed any more."""
+        return self._fenced
+
+    @property
+    def lineage(self) -> CompletedCheckpoint | None:
+        """The snapshot that says who the sinks are."""
+        return self._lineage
+
+    @property
+    def savepoint_id(self) -> int:
+        """The number of the last savepoint that a user has, 0 without one."""
+        return self._savepoint_id
+
+    @property
+    def referenced(self) -> tuple[str, ...]:
+        """Directories of the snapshots that the job may have to start from."""
+        origin = self._plan.savepoint
+        begins = () if origin is None or self.coordinator.latest_checkpoint is not None else (origin.directory,)
+        return (*begins, *self.coordinator.referenced)
+
+    # --- the door
+
+    def handle(self, event: JobInput, now: Instant) -> list[JobOutput]:
+        """Takes one event with all that follows from it; returns what is to be done, in order.
+
+        Raises :class:`~ckpt_runtime.scheduler.replacement.ReplacementRefusedError` for a replacement that the state
+        or the plan does not allow, and the machines' errors for events that they cannot take: bugs of the shell.
+        """
+        self._now = now
+        self._tell(event)
+        try:
+            while self._queue:
+                self._queue.popleft()()
+        except BaseException:
+            self._queue.clear()
+            self._outputs = []
+            raise
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def _take(self, event: JobInput) -> None:
+        handler = self._handlers.get(type(event))
+        if handler is not None:
+            handler(event)
+        elif type(event) in _JOB_EVENTS:
+            self._to_machine(event)
+        else:
+            self._to_coordinator(event)
+
+    def _to_machine(self, event: Any) -> None:
+        self._route(self.machine.handle(event, self._now))
+
+    def _to_coordinator(self, event: Any) -> None:
+        self._route(self.coordinator.handle(event, self._now))
+
+    def _route(self, effects: Iterable[Any]) -> None:
+        for effect in effects:
+            route = self._routes.get(type(effect))
+            if route is not None:
+                route(effect)
+            elif isinstance(effect, _TELLS_OF_THE_END) and self._has_untold_end:
+                self._untold.append(effect)
+            else:
+                self._emit(effect)
+
+    def _tell(self, event: JobInput) -> None:
+        """To a machine, behind what waits for one already."""
+        self._queue.append(partial(self._take, event))
+
+    def _emit(self, output: JobOutput) -> None:
+        self._outputs.append(output)
+
+    # --- from slots to running tasks
+
+    def _acquire_slots(self, effect: job_out.AcquireSlots) -> None:
+        """No task of an earlier deployment is left: what has been replaced comes into force."""
+        before, self._plan = self._plan, self._next_plan
+        if self._plan.graph is not before.graph:
+            self._queue.append(partial(self._to_coordinator, checkpoint_on.GraphReplaced(self._plan.graph)))
+        self._emit(effect)
+
+    def _on_attempt_recorded(self, event: core.AttemptRecorded) -> None:
+        restoring = self.machine.state is JobState.RESTORING and event.attempt == self.machine.attempt
+        if restoring and self.coordinator.state in (CoordinatorState.CREATED, CoordinatorState.RESTORING):
+            plan = self._plan
+            request = checkpoint_on.RestoreRequested(_restore_id(event.attempt), plan.savepoint, plan.restore_mode)
+            self._to_coordinator(request)
+
+    def _on_attempt_not_recorded(self, event: core.AttemptNotRecorded) -> None:
+        self._on_state_restore_failed(job_on.StateRestoreFailed(event.attempt, event.cause))
+
+    def _restore_from(self, effect: checkpoint_out.RestoreFrom) -> None:
+        attempt = _attempt_of(effect.request_id)
+        checkpoint = effect.checkpoint
+        self._lineage = checkpoint or self._lineage
+        try:
+            self._restored = None if checkpoint is None else self._assign(checkpoint)
+        except StateAssignmentError as error:
+            cause = FailureInfo(type(error).__name__, str(error))
+            self._tell(job_on.StateRestoreFailed(attempt, cause, recoverable=False))
+            return
+        self._tell(job_on.StateRestored(attempt))
+
+    def _assign(self, checkpoint: CompletedCheckpoint) -> RestoredState:
+        """A job's own checkpoint may lack operators of the savepoint it began with; that was decided at submission."""
+        allowed = self._plan.allow_non_restored_state or self._plan.savepoint is not checkpoint
+        assignment = assign_states(checkpoint, self._plan.graph, allowed)
+        return RestoredState(
+            checkpoint.id,
+            checkpoint.directory,
+            assignment.subtasks,
+            assignment.finished_vertices,
+            assignment.in_flight,
+            owned=self.coordinator.latest_is_owned,
+        )
+
+    def _restore_failed(self, effect: checkpoint_out.RestoreFailed) -> None:
+        cause = FailureInfo("StateRestoreException", effect.message)
+        self._tell(job_on.StateRestoreFailed(_attempt_of(effect.request_id), cause))
+
+    def _deploy(self, effect: job_out.Deploy) -> None:
+        plan = self._plan
+        self._emit(
+            core.DeployTasks(
+                self.machine.attempt,
+                effect.executions,
+                plan.graph,
+                plan.configuration,
+                self._restored,
+                self._lineage,
+                self._savepoint_id,
+            )
+        )
+
+    def _all_tasks_running(self, effect: job_out.AllTasksRunning) -> None:
+        """The coordinator knows no tasks while they are being deployed: what came early follows."""
+        finished_vertices = frozenset[str]() if self._restored is None else self._restored.finished_vertices
+        self._tell(checkpoint_on.JobRunning(effect.executions, effect.finished, finished_vertices))
+        waiting, self._at_end_of_data = self._at_end_of_data, []
+        for execution in waiting:
+            self._tell(checkpoint_on.EndOfDataReached(execution))
+
+    def _tasks_leave_running(self, effect: job_out.TasksLeaveRunning) -> None:
+        self._at_end_of_data = []
+        self._tell(checkpoint_on.TasksLeftRunning())
+
+    # --- tasks
+
+    def _on_end_of_data(self, event: checkpoint_on.EndOfDataReached) -> None:
+        if self.machine.state is not JobState.DEPLOYING:
+            self._to_coordinator(event)
+        elif event.execution in self.machine.tasks.alive:
+            self._at_end_of_data.append(event.execution)
+
+    def _on_task_finished(self, event: job_on.TaskFinished) -> None:
+        """The coordinator first: the machine may end the job with it, and then nothing more is asked of checkpoints."""
+        self._to_coordinator(checkpoint_on.SubtaskFinished(event.execution))
+        self._queue.append(partial(self._to_machine, event))
+
+    # --- failures
+
+    def _on_task_failed(self, event: job_on.TaskFailed) -> None:
+        if event.execution in self.machine.tasks.alive:
+            self._record_failure(event.cause, event.execution)
+        self._to_machine(event)
+
+    def _on_slots_failed(self, event: job_on.SlotsFailed) -> None:
+        if self.machine.state is JobState.ACQUIRING and self.machine.attempt == event.attempt:
+            self._record_failure(event.cause)
+        self._to_machine(event)
+
+    def _on_state_restore_failed(self, event: job_on.StateRestoreFailed) -> None:
+        if self.machine.state is JobState.RESTORING and self.machine.attempt == event.attempt:
+            self._record_failure(event.cause)
+        self._to_machine(event)
+
+    def _on_job_failed(self, event: job_on.JobFailed) -> None:
+        if not self.machine.state.is_terminal:
+            self._record_failure(event.cause)
+        self._to_machine(event)
+
+    def _fail_job(self, effect: checkpoint_out.FailJob) -> None:
+        text = f"Exceeded checkpoint tolerable failure threshold. The latest checkpoint failed: {effect.message}"
+        self._tell(job_on.JobFailed(FailureInfo("CheckpointException", text), failed_checkpoints=effect.times))
+
+    def _record_failure(self, cause: FailureInfo, execution: ExecutionId | None = None) -> None:
+        state = self.machine.state
+        self._emit(core.RecordFailure(cause, execution, state in _CLEARING, durable=not state.is_terminal))
+
+    # --- requested checkpoints and savepoints
+
+    def _on_trigger_requested(self, event: checkpoint_on.TriggerRequested) -> None:
+        if event.properties.is_savepoint and not event.properties.is_synchronous:
+            self._savepoint_requests.add(event.request_id)
+        self._to_coordinator(event)
+
+    def _trigger_savepoint(self, effect: job_out.TriggerSavepoint) -> None:
+        """Of a stop."""
+        self._stop_request = effect.request_id
+        properties = CheckpointProperties(CheckpointType.SYNC_SAVEPOINT, effect.savepoint_format, drain=effect.drain)
+        self._tell(checkpoint_on.TriggerRequested(effect.request_id, properties, effect.target_directory))
+
+    def _request_completed(self, effect: checkpoint_out.RequestCompleted) -> None:
+        if effect.request_id == self._stop_request:
+            self._tell(job_on.SavepointCompleted(effect.request_id, effect.external_path))
+            return
+        if effect.request_id in self._savepoint_requests:
+            self._savepoint_requests.remove(effect.request_id)
+            self._savepoint_id = max(self._savepoint_id, effect.checkpoint_id)
+        self._emit(effect)
+
+    def _request_failed(self, effect: checkpoint_out.RequestFailed) -> None:
+        self._savepoint_requests.discard(effect.request_id)
+        if effect.request_id == self._stop_request:
+            self._tell(job_on.SavepointFailed(effect.request_id, effect.message, effect.reached_tasks))
+        else:
+            self._emit(effect)
+
+    # --- settings of checkpoints (FLIP-571)
+
+    def _on_patch_requested(self, event: core.PatchRequested) -> None:
+        self._follow(self._update.requested(event, self._next_plan.settings))
+
+    def _on_overrides_answer(
+        self, event: core.OverridesRefused | core.OverridesNotStored | core.OverridesUnknown
+    ) -> None:
+        self._follow(self._update.answered(event))
+
+    def _on_overrides_stored(self, event: core.OverridesStored) -> None:
+        """What is stored comes into force, also when its sender was told that nobody knows."""
+        if self._update.concerns(event.request_id):
+            outputs = self._update.stored(event)
+            self._patch_coordinator()
+            self._follow(outputs)
+
+    def _follow(self, outputs: list[JobOutput]) -> None:
+        """A change that races with the end of the job is answered with the end, whether it was stored or not."""
+        for output in outputs:
+            if isinstance(output, core.PatchAnswered) and self.machine.status.is_globally_terminal:
+                self._emit(replace(output, outcome=PatchOutcome.JOB_ENDED))
+            else:
+                self._emit(output)
+
+    def _patch_coordinator(self) -> None:
+        effective = self._update.overrides.applied_to(self._next_plan.settings)
+        self._to_coordinator(checkpoint_on.ConfigurationPatched(effective))
+
+    # --- what the job runs (FLIP-530)
+
+    def _on_graph_replaced(self, event: checkpoint_on.GraphReplaced) -> None:
+        check_replaceable(self.machine.state, "graph")
+        check_graph(self._next_plan.graph, event.graph)
+        self._next_plan = replace(self._next_plan, graph=event.graph)
+        self._redeploy()
+
+    def _on_configuration_replaced(self, event: core.ConfigurationReplaced) -> None:
+        check_replaceable(self.machine.state, "configuration")
+        self._update.check_idle()
+        self._update.overrides.applied_to(event.settings)
+        self._next_plan = replace(self._next_plan, configuration=event.configuration, settings=event.settings)
+        self._patch_coordinator()
+        self._redeploy()
+
+    def _redeploy(self) -> None:
+        self._to_machine(job_on.RedeployRequested(subtasks_of(self._next_plan.graph)))
+
+    # --- the end
+
+    @property
+    def _has_untold_end(self) -> bool:
+        """Nobody hears of the end before it is stored: a job that was said to have ended must never run again."""
+        return self.machine.status.is_globally_terminal and not self._fenced and not self._end_is_stored
+
+    def _job_ended(self, effect: job_out.JobEnded) -> None:
+        if not self._has_untold_end:
+            self._emit(effect)
+            self._close(effect.status)
+            return
+        self._untold.append(effect)
+        if self.coordinator.state is CoordinatorState.RUNNING:
+            self._tell(checkpoint_on.TasksLeftRunning())
+        self._emit(core.StoreResult(effect, self._result_attempts))
+
+    def _on_result_stored(self, event: core.ResultStored) -> None:
+        if self._has_untold_end:
+            self._end_is_stored = True
+            self._outputs += self._untold
+            self._untold = []
+            self._close(self.machine.status)
+
+    def _on_result_not_stored(self, event: core.ResultNotStored) -> None:
+        if self._has_untold_end:
+            self._result_attempts += 1
+            ended = next(output for output in self._untold if isinstance(output, job_out.JobEnded))
+            self._emit(core.StoreResult(ended, self._result_attempts))
+
+    def _close(self, status: JobStatus) -> None:
+        if not self._fenced:
+            self._tell(checkpoint_on.Shutdown(status.value))
+
+    def _on_leadership_lost(self, event: core.LeadershipLost) -> None:
+        """This driver lets go of the job: what it was about to say or write is the next one's to say and write."""
+        if self._fenced:
+            return
+        had_ended = self._has_untold_end
+        self._fenced = True
+        if self.coordinator.state is not CoordinatorState.CLOSED:
+            self._to_coordinator(checkpoint_on.Shutdown(JobStatus.SUSPENDED.value, fenced=True))
+        if had_ended:
+            for output in self._untold:
+                if isinstance(output, job_out.StopCompleted | job_out.StopFailed):
+                    message = "Another driver leads the job before its end could be stored."
+                    self._emit(job_out.StopFailed(output.request_id, message, output.location))
+            self._emit(job_out.StatusChanged(JobStatus.SUSPENDED, self._now.abs_ms))
+            self._emit(job_out.JobEnded(JobStatus.SUSPENDED, self._now.abs_ms))
+        else:
+            self._tell(job_on.SuspendRequested())
+
+
+def _restore_id(attempt: int) -> str:
+    return f"restore-{attempt}"
+
+
+def _attempt_of(request_id: str) -> int:
+    return int(request_id.rpartition("-")[2])
