@@ -116,6 +116,7 @@ def submit(
     *,
     savepoint: str | None = None,
     parallelism: int = PARALLELISM,
+    job_id: str | None = None,
 ) -> str:
     """The job of a kind. One that starts from a savepoint runs as fast as it can."""
     rate, sleep_ms = (kind.rate, kind.sleep_ms) if savepoint is None else (0, 0)
@@ -129,12 +130,12 @@ def submit(
         **kind.configuration,
     }
     return cluster.submit(
-        PIPELINES,
-        entry="golden:pipeline",
+        PIPELINES / "golden.py",
         arguments=[str(directory), str(rate), str(sleep_ms)],
         configuration=configuration,
         parallelism=parallelism,
         savepoint=savepoint,
+        job_id=job_id,
     )
 
 
