@@ -17,11 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt_runtime.api.plan_result import PlanResult
+from ckpt_runtime.checkpoint.channel_state_assignment import StateAssignmentError
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, EdgeDescriptor, VertexDescriptor
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.documents import subtask_state_of
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_assignment import assign_states, restored_max_parallelism
-from ckpt_runtime.checkpoint.state_assignment_error import StateAssignmentError
 from ckpt_runtime.checkpoint.state_handles import (
     ChannelStateSegment,
     ChannelStateStream,
@@ -110,7 +111,7 @@ CHECKPOINT = CompletedCheckpoint(
     tuple(EdgeDescriptor.of(edge) for edge in GRAPH.edges),
 )
 FAILURE = FailureCause("E", "m", "t")
-CONFIG = EffectiveCheckpointConfig(True, 1, 1, 0, 1, 0, False, 0, None, True, True, "hashmap", "filesystem")
+CONFIG = EffectiveCheckpointConfig(CheckpointConfiguration(), True, "hashmap", "filesystem")
 REQUEST = RunRequest("p", "m:f", ("a",), 2, {"a": "b"}, "/s", job_id=JOB)
 RESULT = result_document(
     job_id=JOB,

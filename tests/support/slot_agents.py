@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint, Peer
-from ckpt_runtime.spark.slot_agent import AgentParameters, SlotAgent, WorkerStarter
+from ckpt_runtime.spark.slot_agent import AgentParameters, SlotAgent
+from ckpt_runtime.spark.worker_processes import WorkerStarter
 
 TIMEOUT_S = 60
 

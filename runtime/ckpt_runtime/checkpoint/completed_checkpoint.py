@@ -141,7 +141,7 @@ class CompletedCheckpoint:
 
         Raises :class:`DocumentError` on a document of another shape.
         """
-        check_checkpoint(document)
+        states = check_checkpoint(document)
         return cls(
             id=document["id"],
             job_id=document["job_id"],
@@ -150,10 +150,7 @@ class CompletedCheckpoint:
             directory=document["directory"] if directory is None else directory,
             properties=CheckpointProperties.from_json(document["properties"]),
             vertices=tuple(VertexDescriptor.from_json(vertex) for vertex in document["vertices"]),
-            states={
-                (entry["vertex"], entry["subtask"]): SubtaskState.of_checked(entry["state"])
-                for entry in document["states"]
-            },
+            states=states,
             finished=frozenset((vertex, subtask) for vertex, subtask in document["finished"]),
             edges=tuple(EdgeDescriptor.from_json(edge) for edge in document.get("edges", [])),
         )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct
 
+from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.checkpoint.properties import SavepointFormat
-from ckpt_runtime.checkpoint.state_handles import NO_PEER, OperatorStateMode, SubtaskState
+from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.schema import DocumentError, NonNegative, Parallelism, check_levels, checked
@@ -35,61 +37,14 @@ class _Edge(Struct):
     keys: list[str]
 
 
-class _File(Struct):
-    path: str
-    length: NonNegative
-    checksum: str
-    inline: bytes | None = None
-
-
-class _Section(Struct):
-    name: str
-    descriptor: dict[str, Any]
-    key_group_offsets: list[tuple[NonNegative, NonNegative, NonNegative]]
-
-
-class _Keyed(Struct):
-    key_groups: tuple[int, int]
-    file: _File
-    sections: list[_Section]
-
-
-class _ListState(Struct):
-    name: str
-    mode: OperatorStateMode
-    items: list[Any]
-
-
-class _Operator(Struct):
-    keyed: list[_Keyed]
-    lists: list[_ListState]
-
-
-class _Segment(Struct):
-    file: _File
-    offset: NonNegative
-    length: NonNegative
-    key_groups: tuple[int, int] | None
-
-
-class _Stream(Struct):
-    edge: NonNegative
-    peer: int
-    schema: str
-    segments: list[_Segment]
-
-
-class _SubtaskState(Struct):
-    operators: dict[str, _Operator]
-    bytes: NonNegative
-    inputs: list[_Stream] = []
-    outputs: list[_Stream] = []
-
-
 class _Entry(Struct):
     vertex: str
     subtask: NonNegative
-    state: _SubtaskState
+    state: SubtaskState
+
+    @property
+    def key(self) -> SubtaskKey:
+        return (self.vertex, self.subtask)
 
 
 class _Checkpoint(Struct):
@@ -107,20 +62,23 @@ class _Checkpoint(Struct):
 
 def subtask_state_of(document: dict[str, Any]) -> SubtaskState:
     """The state that an acknowledgement carries. Raises :class:`DocumentError`."""
-    _check_state(checked(document, _SubtaskState), "the state")
-    return SubtaskState.of_checked(document)
+    state = checked(document, SubtaskState)
+    _check_state(state, "the state")
+    return state
 
 
-def check_checkpoint(document: object) -> None:
-    """Raises :class:`DocumentError` unless it is the JSON form of a ``CompletedCheckpoint``, fitting together."""
+def check_checkpoint(document: object) -> dict[SubtaskKey, SubtaskState]:
+    """Raises :class:`DocumentError` unless it is the JSON form of a ``CompletedCheckpoint``, fitting together.
+
+    Returns its states.
+    """
     found = checked(document, _Checkpoint)
     parallelism = {vertex.id: vertex.parallelism for vertex in found.vertices}
     if len(parallelism) != len(found.vertices):
         raise DocumentError("two vertices have the same id")
     # One by one: a large document must not hold up the other threads of this process.
-    entries = [checked(entry, _Entry) for entry in found.states]
-    states = [(entry.vertex, entry.subtask) for entry in entries]
-    for name, subtasks in (("states", states), ("finished", found.finished)):
+    entries = [checked(_with_kinds(entry), _Entry) for entry in found.states]
+    for name, subtasks in (("states", [entry.key for entry in entries]), ("finished", found.finished)):
         if len(set(subtasks)) != len(subtasks):
             raise DocumentError(f"`{name}` names a subtask twice")
         for vertex, subtask in subtasks:
@@ -132,14 +90,25 @@ def check_checkpoint(document: object) -> None:
         for uid in entry.state.operators.keys() - uids[entry.vertex]:
             raise DocumentError(f"{where} is also one of operator {uid[:100]!r}, which the vertex has not")
         _check_state(entry.state, where)
+    return {entry.key: entry.state for entry in entries}
 
 
-def _check_state(state: _SubtaskState, where: str) -> None:
+def _with_kinds(entry: Any) -> Any:
+    """Before handles of keyed state said their kind there was one. What has another shape is refused afterwards."""
+    with suppress(LookupError, TypeError, AttributeError):
+        for operator in entry["state"]["operators"].values():
+            for handle in operator["keyed"]:
+                handle.setdefault("kind", "key_groups")
+    return entry
+
+
+def _check_state(state: SubtaskState, where: str) -> None:
     for operator in state.operators.values():
-        for keyed in operator.keyed:
-            for section in keyed.sections:
-                check_levels(section.descriptor, f"{where}: a descriptor")
+        for handle in operator.keyed:
+            if isinstance(handle, KeyedStateHandle):
+                for section in handle.sections:
+                    check_levels(section.descriptor, f"{where}: a descriptor")
+            else:
+                check_levels(handle.description, f"{where}: a description")
         for listed in operator.lists:
-            check_levels(listed.items, f"{where}: a list state")
-    if any(stream.peer < NO_PEER for stream in (*state.inputs, *state.outputs)):
-        raise DocumentError(f"{where}: a peer is negative")
+            check_levels(list(listed.items), f"{where}: a list state")

@@ -127,7 +127,10 @@ class ConfigurationPatched:
 
 @dataclass(frozen=True, slots=True)
 class GraphReplaced:
-    """No deployment runs, and the next one runs this graph. What is being written keeps the one it was taken of."""
+    """The next deployment is one of another job graph. Only while no deployment runs.
+
+    Checkpoints that are being written were triggered on the graph before; they are completed as such.
+    """
 
     graph: JobGraph
 

@@ -41,6 +41,11 @@ class CheckpointProperties:
         return self.type is CheckpointType.SYNC_SAVEPOINT
 
     @property
+    def is_incremental(self) -> bool:
+        """Whether it may refer to files of earlier checkpoints; a savepoint shares nothing."""
+        return not self.full and not self.is_savepoint
+
+    @property
     def notifies_and_subsumes(self) -> bool:
         """A plain savepoint tells no task that it is complete and replaces nothing."""
         return self.type is not CheckpointType.SAVEPOINT

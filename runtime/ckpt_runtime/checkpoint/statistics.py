@@ -7,8 +7,8 @@ since the epoch, durations milliseconds, sizes bytes. It never decides anything 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import TypedDict
 
@@ -206,22 +206,13 @@ class VertexStats(AcknowledgedTotals):
     def summary(self) -> VertexStatsSummary:
         """Over the acknowledged subtasks."""
         acknowledged = [subtask for subtask in self.subtasks if subtask is not None and subtask.completed]
-
-        def over(measure: Callable[[SubtaskStats], int]) -> StatsSummary:
-            return StatsSummary.of(measure(subtask) for subtask in acknowledged)
-
-        return VertexStatsSummary(
-            checkpointed_size=over(lambda subtask: subtask.checkpointed_size),
-            state_size=over(lambda subtask: subtask.state_size),
-            end_to_end_duration=over(lambda subtask: subtask.end_to_end_duration(self.trigger_timestamp)),
-            sync_duration=over(lambda subtask: subtask.sync_duration),
-            async_duration=over(lambda subtask: subtask.async_duration),
-            alignment_buffered=over(lambda subtask: subtask.alignment_buffered),
-            processed_data=over(lambda subtask: subtask.processed_data),
-            persisted_data=over(lambda subtask: subtask.persisted_data),
-            alignment_duration=over(lambda subtask: subtask.alignment_duration),
-            start_delay=over(lambda subtask: subtask.start_delay),
-        )
+        measured = {
+            measure.name: StatsSummary.of(getattr(subtask, measure.name) for subtask in acknowledged)
+            for measure in fields(VertexStatsSummary)
+            if measure.name != "end_to_end_duration"
+        }
+        durations = StatsSummary.of(subtask.end_to_end_duration(self.trigger_timestamp) for subtask in acknowledged)
+        return VertexStatsSummary(end_to_end_duration=durations, **measured)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

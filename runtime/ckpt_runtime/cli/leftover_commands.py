@@ -11,7 +11,7 @@ import typer
 
 from ckpt_runtime.cli import values
 from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
-from ckpt_runtime.cli.framework import Cli, command
+from ckpt_runtime.cli.framework import Cli
 from ckpt_runtime.cli.output import duration_text, size_text
 from ckpt_runtime.client.errors import NotFound
 
@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from ckpt_runtime.connectors.leftovers import HiddenFile
 
 _ENDED = ("FINISHED", "CANCELED", "FAILED")
-
-
-def add_leftover_commands(app: typer.Typer) -> None:
-    """Register the command."""
-    command(app, "leftovers")(leftovers)
 
 
 def leftovers(

@@ -9,9 +9,10 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass
 from datetime import datetime
 from typing import Any, Protocol
+
+from msgspec import Struct, structs
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -111,8 +112,8 @@ def _plain_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> No
 
 def plain(value: Any) -> Any:
     """Values and mappings of them as JSON types."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
+    if isinstance(value, Struct):
+        value = structs.asdict(value)
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -9,7 +9,7 @@ import typer
 
 from ckpt_runtime.cli import values
 from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
-from ckpt_runtime.cli.framework import Cli, command
+from ckpt_runtime.cli.framework import Cli
 from ckpt_runtime.cli.session_file import SessionRecord, log_path, session_path, work_path, write_session
 from ckpt_runtime.client.errors import Unreachable
 from ckpt_runtime.client.session_command import SessionCommandError
@@ -19,15 +19,6 @@ from ckpt_runtime.spark.protection import AUTHENTICATION_SECRET
 
 DEFAULT_READY_TIMEOUT = "2 min"
 LOOPBACK = "127.0.0.1"
-
-
-def add_session_commands(app: typer.Typer) -> None:
-    """Register the group."""
-    group = typer.Typer(help="Start, stop and look at a session cluster on Spark.", rich_markup_mode=None)
-    command(group, "start")(start)
-    command(group, "stop")(stop)
-    command(group, "status")(status)
-    app.add_typer(group, name="session")
 
 
 def start(  # noqa: PLR0913 -- one parameter for each option

@@ -6,15 +6,12 @@ of the session lie beside it, so that two sessions of one user never share one.
 
 from __future__ import annotations
 
-import json
 import os
 import stat
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from dataclasses import fields as dataclass_fields
 from pathlib import Path
-from types import NoneType
-from typing import Any
+from typing import Annotated
+
+import msgspec
 
 from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
 from ckpt_runtime.client.private_files import write_private
@@ -25,17 +22,20 @@ PATH_VARIABLE = "CKPT_SESSION_FILE"
 _MAX_BYTES = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class SessionRecord:
+Pid = Annotated[int, msgspec.Meta(gt=1)]
+"""Of a process that may be signalled: 1 is init, and what is below stands for groups of processes."""
+
+
+class SessionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where it answers, and its processes: ``pid`` leads their group, ``driver_pid`` is the Python driver.
 
     The times of their starts tell them from later processes with the same ids; None where a system does not tell.
     """
 
     rest_url: str
-    pid: int
+    pid: Pid
     process_started: int | None
-    driver_pid: int
+    driver_pid: Pid
     driver_started: int | None
     log_file: str
     ready_file: str
@@ -80,28 +80,16 @@ def read_session(path: Path) -> SessionRecord | None:
             info = os.fstat(file.fileno())
             if info.st_uid != os.getuid() or info.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
                 raise CommandError(f"{path} is not private to you; remove it or chmod 600 it", ExitCode.USAGE)
-            document = json.loads(file.read(_MAX_BYTES))
-        _check_types(document)
-        record = SessionRecord(**document)
+            return msgspec.json.decode(file.read(_MAX_BYTES), type=SessionRecord)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise CommandError(f"{path} is no session file: {error}", ExitCode.USAGE) from error
-    return record
-
-
-def _check_types(document: Mapping[str, Any]) -> None:
-    text = all(isinstance(document.get(name), str) for name in ("rest_url", "log_file", "ready_file"))
-    pids = all(type(document.get(name)) is int and document[name] > 1 for name in ("pid", "driver_pid"))
-    started = all(type(document.get(name)) in (int, NoneType) for name in ("process_started", "driver_started"))
-    if not (text and pids and started):
-        fields = ", ".join(field.name for field in dataclass_fields(SessionRecord) if field.name != "token")
-        raise TypeError(f"one of {fields} is missing or of the wrong type")
 
 
 def write_session(path: Path, record: SessionRecord) -> None:
     """Write atomically, readable by the owner alone."""
-    write_private(path, json.dumps(asdict(record)))
+    write_private(path, msgspec.json.encode(record))
 
 
 def log_path(path: Path) -> Path:

@@ -6,14 +6,13 @@ A key group is ``high 32 bits of the stable 64-bit key hash, scaled to [0, max_p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 DEFAULT_MAX_PARALLELISM = 128
 UPPER_BOUND_MAX_PARALLELISM = 32_768
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class KeyGroupRange:
+class KeyGroupRange(Struct, frozen=True, order=True, array_like=True, forbid_unknown_fields=True):
     """Key groups ``first`` to ``last``, both included. Empty when ``last < first``."""
 
     first: int

@@ -20,11 +20,10 @@ from ckpt_runtime.configuration.checkpointing_options import CheckpointingOption
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobGraph
-from ckpt_runtime.jobmaster.checkpoint_settings import overrides_of, submitted_settings
+from ckpt_runtime.jobmaster.checkpoint_settings import submitted_settings
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.executions import ExecutionGraph
 from ckpt_runtime.jobmaster.gateway import (
-    CheckpointConfigPatch,
     CheckpointKind,
     EffectiveCheckpointConfig,
     ExceptionHistory,
@@ -198,14 +197,13 @@ class JobMaster:
         suffix = "" if answer.location is None else f" (savepoint: {answer.location})"
         raise OperationFailed(answer.message + suffix)
 
-    async def patch_checkpoint_config(self, patch: CheckpointConfigPatch | None) -> EffectiveCheckpointConfig:
+    async def patch_checkpoint_config(self, patch: CheckpointOverrides | None) -> EffectiveCheckpointConfig:
         """FLIP-571: persists, then applies, then returns what holds. None drops all overrides.
 
         Raises as ``DispatcherGateway.patch_checkpoint_config``.
         """
         request_id = uuid.uuid4().hex
-        overrides = None if patch is None else overrides_of(patch)
-        answer = await self._ask(request_id, PatchRequested(request_id, overrides))
+        answer = await self._ask(request_id, PatchRequested(request_id, patch))
         assert isinstance(answer, PatchAnswered)
         match answer.outcome:
             case PatchOutcome.BUSY:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from ckpt_runtime.checkpoint.channel_state_assignment import StateAssignmentError
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.state_assignment import assign_states, restored_max_parallelism
-from ckpt_runtime.checkpoint.state_assignment_error import StateAssignmentError
 from ckpt_runtime.configuration.checkpointing_options import (
     CheckpointingOptions,
     RecoveryClaimMode,

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import convert, to_builtins
+
 from ckpt_runtime.checkpoint.sink_state import SinkLineage
 from ckpt_runtime.checkpoint.state_handles import ChannelStateStream, OperatorSubtaskState
 from ckpt_runtime.graph.job_graph import JobGraph, Partitioning
@@ -136,9 +138,9 @@ def _subtask_to_json(subtask: SubtaskDescriptor) -> dict[str, Any]:
             }
             for output in subtask.outputs
         ],
-        "state": {uid: state.to_json() for uid, state in subtask.state.items()},
+        "state": {uid: to_builtins(state) for uid, state in subtask.state.items()},
         "finished": subtask.finished,
-        "in_flight": [stream.to_json() for stream in subtask.in_flight],
+        "in_flight": [to_builtins(stream) for stream in subtask.in_flight],
     }
 
 
@@ -159,7 +161,7 @@ def _subtask_from_json(document: dict[str, Any]) -> SubtaskDescriptor:
             )
             for output in document["outputs"]
         ),
-        state={uid: OperatorSubtaskState.from_json(state) for uid, state in document["state"].items()},
+        state={uid: convert(state, OperatorSubtaskState) for uid, state in document["state"].items()},
         finished=document["finished"],
-        in_flight=tuple(ChannelStateStream.from_json(stream) for stream in document["in_flight"]),
+        in_flight=tuple(convert(stream, ChannelStateStream) for stream in document["in_flight"]),
     )

@@ -27,15 +27,14 @@ from ckpt_runtime.connectors.tagged_values import UnreadableValueError, ValueNot
 from ckpt_runtime.failure_report import log_failure, report_of, summary_of
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.network.connections import ChannelLostError, ControlConnection
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.network.transport import DataTransport
-from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError
+from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError, UnsupportedBackendError
 from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.task.deployed_job import DeployedJob, PlanMismatchError, load_checked_plan
 from ckpt_runtime.task.deployment import Deployment
-from ckpt_runtime.task.restore import StateRestoreError, UnsupportedBackendError
+from ckpt_runtime.task.restore import StateRestoreError
 from ckpt_runtime.task.restored_input import UnreadableInFlightDataError
 from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
 from ckpt_runtime.task.subtask import Subtask, TaskState
@@ -246,23 +245,21 @@ class TaskWorker:
             snapshot.release()
             return
         start = time.monotonic()
-        vertex = job.deployment.graph.vertex(subtask.vertex_id)
         threshold = Configuration(job.deployment.graph.configuration).get(StateOptions.FS_MEMORY_THRESHOLD)
-        key_groups = key_group_range(vertex.max_parallelism, vertex.parallelism, subtask.index)
         barrier, measures = snapshot.barrier, snapshot.measures
         try:
-            written = write_snapshot(snapshot, key_groups, threshold, subtask.checkpoints.persisted)
+            written = write_snapshot(snapshot, threshold, subtask.checkpoints.persisted)
         except Exception as error:
             self._decline_failed(subtask, barrier.checkpoint_id, error)
             return
         if not _is_awaited(self._job, subtask):
-            written.discard()
+            written.files.discard()
             return
         async_ms = round((time.monotonic() - start) * 1000)
         try:
             self._report_subtask(subtask, _acknowledgement(barrier, measures, written, async_ms))
         except (TypeError, ValueError) as error:  # the state has a text that is no Unicode, or is too large
-            written.discard()
+            written.files.discard()
             self._decline_failed(subtask, barrier.checkpoint_id, error)
 
     def _decline_failed(self, subtask: Subtask, checkpoint_id: int, error: Exception) -> None:

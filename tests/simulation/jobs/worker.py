@@ -14,7 +14,6 @@ from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.configuration.state_options import StateOptions
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.job_graph import JobEdge
-from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.operators.operator import Operator
 from ckpt_runtime.storage.errors import StorageError
@@ -242,13 +241,11 @@ class SimulatedWorker:
         if job is None or not current or subtask.state is not TaskState.RUNNING:
             snapshot.release()
             return
-        vertex = job.deployment.graph.vertex(subtask.vertex_id)
-        key_groups = key_group_range(vertex.max_parallelism, vertex.parallelism, subtask.index)
         barrier, measures = snapshot.barrier, snapshot.measures
         if not self.alive and barrier.options.properties.is_savepoint:
             return  # what a dead worker leaves in a user's directory is nobody's to delete
         try:
-            written = write_snapshot(snapshot, key_groups, job.inline_threshold, subtask.checkpoints.persisted)
+            written = write_snapshot(snapshot, job.inline_threshold, subtask.checkpoints.persisted)
         except StorageError as error:
             self.decline(subtask, barrier.checkpoint_id, "IO_EXCEPTION", str(error))
             return

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ckpt.conditions import progress
-from airflow_provider_ckpt.conditions.driver import Pacing, await_verdict, wait
+from airflow_provider_ckpt.conditions.driver import Wait
 from airflow_provider_ckpt.conditions.job import JobCondition
 from airflow_provider_ckpt.conditions.job_log import MAX_TRACE_CHARS, moment, shortened
 from airflow_provider_ckpt.conditions.progress import Progress
@@ -61,13 +61,13 @@ class Clock:
 
 def wait_in_a_worker(condition: JobCondition, seconds: float, log: Lines) -> None:
     with CkptHook().get_conn() as client:
-        wait(condition, client, time.time() + seconds, Pacing(0.01), log)
+        Wait(condition, time.time() + seconds, 0.01, log).in_a_worker(client)
 
 
 def wait_in_the_triggerer(condition: JobCondition, seconds: float, log: Lines) -> None:
     async def run() -> None:
         async with await CkptHook().aget_conn() as client:
-            await await_verdict(condition, client, time.time() + seconds, Pacing(0.01), log)
+            await Wait(condition, time.time() + seconds, 0.01, log).in_the_triggerer(client)
 
     asyncio.run(run())
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import fields
 from typing import Any
 
+from ckpt_runtime.checkpoint.configuration import CheckpointRetention
 from ckpt_runtime.checkpoint.statistics import (
     AcknowledgedTotals,
     CheckpointStats,
@@ -16,6 +17,7 @@ from ckpt_runtime.checkpoint.statistics import (
     SubtaskStats,
     VertexStats,
 )
+from ckpt_runtime.configuration.checkpoint_settings import CHECKPOINT_SETTINGS
 from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig, OperationKind, OperationStatus
 from ckpt_runtime.rest.shapes.jobs import failure
 
@@ -148,41 +150,24 @@ def _subtask(index: int, subtask: SubtaskStats | None, stats: CheckpointStats) -
 
 def config(effective: EffectiveCheckpointConfig) -> Json:
     """Flink's fields, then ``max_inflight_data_bytes`` and ``overrides`` (FLIP-571)."""
+    settings = effective.settings
+    shown = {item.shown_as: getattr(settings, item.field) for item in CHECKPOINT_SETTINGS if item.shown_as is not None}
+    names = {item.field: item.patched_as for item in CHECKPOINT_SETTINGS}
     return {
         "mode": "exactly_once" if effective.exactly_once else "at_least_once",
-        "interval": PERIODIC_OFF if effective.interval_ms is None else effective.interval_ms,
-        "timeout": effective.timeout_ms,
-        "min_pause": effective.min_pause_ms,
-        "max_concurrent": effective.max_concurrent,
+        **shown,
+        "interval": PERIODIC_OFF if settings.interval_ms is None else settings.interval_ms,
         "externalization": {
-            "enabled": effective.externalized,
-            "delete_on_cancellation": effective.delete_on_cancellation,
+            "enabled": settings.retention is not CheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS,
+            "delete_on_cancellation": settings.retention is not CheckpointRetention.RETAIN_ON_CANCELLATION,
         },
         "state_backend": effective.state_backend,
         "checkpoint_storage": effective.checkpoint_storage,
-        "unaligned_checkpoints": effective.unaligned,
-        "tolerable_failed_checkpoints": effective.tolerable_failed_checkpoints,
-        "aligned_checkpoint_timeout": effective.aligned_timeout_ms,
-        "checkpoints_after_tasks_finish": effective.checkpoints_after_tasks_finish,
         "state_changelog_enabled": False,
         "changelog_periodic_materialization_interval": 0,
         "changelog_storage": "none",
-        "max_inflight_data_bytes": effective.max_inflight_data_bytes,
-        "overrides": [OVERRIDE_NAMES.get(name, name) for name in effective.overrides],
+        "overrides": [names[field] for field in effective.overrides],
     }
-
-
-OVERRIDE_NAMES = {
-    "interval_ms": "checkpointInterval",
-    "timeout_ms": "checkpointTimeout",
-    "min_pause_ms": "minPauseBetweenCheckpoints",
-    "max_concurrent": "maxConcurrentCheckpoints",
-    "tolerable_failed_checkpoints": "tolerableCheckpointFailureNumber",
-    "aligned_timeout_ms": "alignedCheckpointTimeout",
-    "unaligned": "unalignedEnabled",
-    "max_inflight_data_bytes": "maxInflightDataBytes",
-}
-"""Fields of ``CheckpointConfigPatch`` and their names in FLIP-571's request."""
 
 
 def operation(kind: OperationKind, status: OperationStatus) -> Json:

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.jobmaster import storage_effects
-from ckpt_runtime.jobmaster.gateway import CheckpointConfigPatch, JobStatus, NotReady, SavepointFormat
+from ckpt_runtime.jobmaster.gateway import JobStatus, NotReady, SavepointFormat
 from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.operations import OperationFailed
 from ckpt_runtime.storage import versioned_document
@@ -23,7 +24,7 @@ from ckpt_runtime.storage.leader_store import NotLeaderError
 from tests.unit.runtime.jobmaster.drivers import checkpoint, crash, driver, found_by, make_hasty, names, run
 from tests.unit.runtime.jobmaster.fake_slots import JOB, FakeWorker, Message, World
 
-PATCH = CheckpointConfigPatch(timeout_ms=77_000)
+PATCH = CheckpointOverrides(timeout_ms=77_000)
 TOLERANT = {"execution__checkpointing__tolerable_failed_checkpoints": "9"}
 
 

@@ -12,14 +12,9 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
-from ckpt_runtime.jobmaster.gateway import (
-    CheckpointConfigPatch,
-    CheckpointKind,
-    InvalidRequest,
-    JobStatus,
-    SavepointFormat,
-)
+from ckpt_runtime.jobmaster.gateway import CheckpointKind, InvalidRequest, JobStatus, SavepointFormat
 from ckpt_runtime.jobmaster.operations import OperationFailed
 from ckpt_runtime.jobmaster.slot_pool import Slot, SlotPool
 from ckpt_runtime.storage.snapshot_metadata import read_metadata
@@ -484,22 +479,30 @@ class TestCheckpoints:
         async def test(world: World) -> None:
             job = world.start_job(execution__checkpointing__timeout="1 min")
             await world.running(job)
-            shown = await job.patch_checkpoint_config(CheckpointConfigPatch(timeout_ms=5000))
-            assert (shown.timeout_ms, shown.overrides) == (5000, ("timeout_ms",))
-            shown = await job.patch_checkpoint_config(CheckpointConfigPatch(min_pause_ms=7))
-            assert (shown.timeout_ms, shown.min_pause_ms) == (5000, 7)
+            shown = await job.patch_checkpoint_config(CheckpointOverrides(timeout_ms=5000))
+            assert (shown.settings.timeout_ms, shown.overrides) == (5000, ("timeout_ms",))
+            shown = await job.patch_checkpoint_config(CheckpointOverrides(min_pause_ms=7))
+            assert (shown.settings.timeout_ms, shown.settings.min_pause_ms) == (5000, 7)
             shown = await job.patch_checkpoint_config(
-                CheckpointConfigPatch(
-                    unaligned=True, aligned_timeout_ms=30, max_inflight_data_bytes=4096, max_concurrent=2
+                CheckpointOverrides(
+                    unaligned_enabled=True, aligned_timeout_ms=30, max_inflight_data_bytes=4096, max_concurrent=2
                 )
             )
-            assert (shown.unaligned, shown.aligned_timeout_ms, shown.max_inflight_data_bytes) == (True, 30, 4096)
+            assert (
+                shown.settings.unaligned_enabled,
+                shown.settings.aligned_timeout_ms,
+                shown.settings.max_inflight_data_bytes,
+            ) == (True, 30, 4096)
             with pytest.raises(InvalidRequest, match="at least 10"):
-                await job.patch_checkpoint_config(CheckpointConfigPatch(timeout_ms=1))
-            assert job.checkpoint_config().timeout_ms == 5000
+                await job.patch_checkpoint_config(CheckpointOverrides(timeout_ms=1))
+            assert job.checkpoint_config().settings.timeout_ms == 5000
             shown = await job.patch_checkpoint_config(None)
-            assert (shown.timeout_ms, shown.overrides) == (60_000, ())
-            assert (shown.unaligned, shown.aligned_timeout_ms, shown.max_inflight_data_bytes) == (False, 0, None)
+            assert (shown.settings.timeout_ms, shown.overrides) == (60_000, ())
+            assert (
+                shown.settings.unaligned_enabled,
+                shown.settings.aligned_timeout_ms,
+                shown.settings.max_inflight_data_bytes,
+            ) == (False, 0, None)
 
         run(tmp_path, test)
 

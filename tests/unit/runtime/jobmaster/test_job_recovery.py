@@ -15,13 +15,12 @@ import pytest
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
-from ckpt_runtime.configuration import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.jobmaster import job_recovery, job_shell, stored_submissions
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.exceptions_history import MAX_STORED, MAX_STORED_CHARS, FailureLog, entry_of
 from ckpt_runtime.jobmaster.gateway import (
-    CheckpointConfigPatch,
     ClaimMode,
     ExceptionEntry,
     FailureCause,
@@ -57,7 +56,7 @@ from tests.unit.runtime.jobmaster.drivers import (
 )
 from tests.unit.runtime.jobmaster.fake_slots import JOB, World
 
-PATCH = CheckpointConfigPatch(timeout_ms=77_000)
+PATCH = CheckpointOverrides(timeout_ms=77_000)
 RETAIN = {"execution__checkpointing__externalized_checkpoint_retention": "RETAIN_ON_CANCELLATION"}
 
 
@@ -71,7 +70,7 @@ def test_a_new_driver_goes_on_with_overrides_from_the_latest_checkpoint(tmp_path
     async def test(world: World) -> None:
         job = world.submit_durably(driver(tmp_path), execution__checkpointing__timeout="1 min")
         await world.running(job)
-        assert (await job.patch_checkpoint_config(PATCH)).timeout_ms == 77_000
+        assert (await job.patch_checkpoint_config(PATCH)).settings.timeout_ms == 77_000
         await checkpoint(job)
         latest = await checkpoint(job)
         await crash(job)
@@ -84,10 +83,10 @@ def test_a_new_driver_goes_on_with_overrides_from_the_latest_checkpoint(tmp_path
         assert world.active()[0].deployment["attempt"] == 1
         assert recovered.metrics()["numRestarts"] == "0"
         shown = recovered.checkpoint_config()
-        assert (shown.timeout_ms, shown.overrides) == (77_000, ("timeout_ms",))
+        assert (shown.settings.timeout_ms, shown.overrides) == (77_000, ("timeout_ms",))
         assert recovered.overview().start_time_ms == job.overview().start_time_ms
         assert await checkpoint(recovered) > latest
-        assert (await recovered.patch_checkpoint_config(None)).timeout_ms == 60_000
+        assert (await recovered.patch_checkpoint_config(None)).settings.timeout_ms == 60_000
         await crash(recovered)
         third = found_by(driver(tmp_path, 3)).submission
         assert third is not None
@@ -409,7 +408,7 @@ class TestCrashAtEveryWrite:
             assert "finished" not in told
             assert found.submission is not None
             overrides = CheckpointOverrides.from_document(found.submission.history.overrides)
-            assert overrides.timeout_ms == 77_000 or "patched" not in told
+            assert overrides.given == {"timeout_ms": 77_000} or "patched" not in told
             latest = max((entry.checkpoint.id for entry in found.submission.history.checkpoints), default=0)
             assert latest >= told.get("checkpoint", 0)
             recovered = world.recover_job(found.submission)
@@ -486,9 +485,9 @@ class TestPatch:
         async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
             with pytest.raises(NotReady, match="nothing has changed: no space"):
                 await job.patch_checkpoint_config(PATCH)
-            assert job.checkpoint_config().timeout_ms == 60_000
+            assert job.checkpoint_config().settings.timeout_ms == 60_000
             assert store.jobs.get(JOB).checkpoint_overrides is None
-            assert (await job.patch_checkpoint_config(PATCH)).timeout_ms == 77_000
+            assert (await job.patch_checkpoint_config(PATCH)).settings.timeout_ms == 77_000
 
         self.with_record(tmp_path, lambda store: Record(store, StorageError("no space", "x")), test)
 
@@ -502,11 +501,11 @@ class TestPatch:
             patching = asyncio.ensure_future(job.patch_checkpoint_config(PATCH))
             await world.until(lambda: not record.errors)
             await world.until(lambda: store.jobs.get(JOB).checkpoint_overrides is not None)
-            assert job.checkpoint_config().timeout_ms == 60_000
+            assert job.checkpoint_config().settings.timeout_ms == 60_000
             await crash(job)
             patching.cancel()
             recovered = await taken_over(world, driver(tmp_path, 2))
-            assert recovered.checkpoint_config().timeout_ms == 77_000
+            assert recovered.checkpoint_config().settings.timeout_ms == 77_000
 
         self.with_record(tmp_path, lambda store: Record(store, RuntimeError("crash"), happens=True), test)
 
@@ -514,7 +513,7 @@ class TestPatch:
     @pytest.mark.parametrize("happens", [True, False])
     def test_an_unknown_outcome_is_settled(self, tmp_path: Path, happens: bool) -> None:
         async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
-            assert (await job.patch_checkpoint_config(PATCH)).timeout_ms == 77_000
+            assert (await job.patch_checkpoint_config(PATCH)).settings.timeout_ms == 77_000
             assert store.jobs.get(JOB).checkpoint_overrides == '{"checkpointTimeout": 77000}'
 
         unknown = [AmbiguousWriteError("timeout", "x"), StorageError("away", "x"), AmbiguousWriteError("timeout", "x")]
@@ -532,14 +531,14 @@ class TestPatch:
                 await job.patch_checkpoint_config(PATCH)
             record.errors.clear()
             if happens:
-                await world.until(lambda: job.checkpoint_config().timeout_ms == 77_000)
-            later = CheckpointConfigPatch(min_pause_ms=5)
-            while job.checkpoint_config().min_pause_ms != 5:
+                await world.until(lambda: job.checkpoint_config().settings.timeout_ms == 77_000)
+            later = CheckpointOverrides(min_pause_ms=5)
+            while job.checkpoint_config().settings.min_pause_ms != 5:
                 try:
                     await job.patch_checkpoint_config(later)
                 except UpdateInProgress:
                     await asyncio.sleep(0.001)
-            assert job.checkpoint_config().timeout_ms == (77_000 if happens else 60_000)
+            assert job.checkpoint_config().settings.timeout_ms == (77_000 if happens else 60_000)
 
         unknown = [AmbiguousWriteError("timeout", "x")] * 1000
         self.with_record(tmp_path, lambda store: Record(store, *unknown, happens=happens), test)
@@ -567,7 +566,7 @@ class TestPatch:
             with pytest.raises(UpdateInProgress, match=JOB):
                 await job.patch_checkpoint_config(None)
             record.gate.set()
-            assert (await first).timeout_ms == 77_000
+            assert (await first).settings.timeout_ms == 77_000
 
         self.with_record(tmp_path, Record, test)
 
@@ -589,7 +588,7 @@ class TestPatch:
     def test_what_would_break_the_next_start_is_never_stored(self, tmp_path: Path) -> None:
         async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
             with pytest.raises(InvalidRequest, match="timeout_ms is 3"):
-                await job.patch_checkpoint_config(CheckpointConfigPatch(timeout_ms=3))
+                await job.patch_checkpoint_config(CheckpointOverrides(timeout_ms=3))
             assert store.jobs.get(JOB).checkpoint_overrides is None
 
         self.with_record(tmp_path, Record, test)
@@ -765,6 +764,23 @@ class TestResults:
             assert latest == replace(before, vertices={}, discarded=not retained)
             shown = shapes.statistics(EndedJob(result).checkpoint_statistics())
             assert shown["latest"]["completed"]["external_path"] == before.external_path
+            present = EndedJob(result).checkpoint_config()
+            settings = present.settings
+            earlier = {
+                **{name: getattr(settings, name) for name in ("interval_ms", "timeout_ms", "min_pause_ms")},
+                **{name: getattr(settings, name) for name in ("aligned_timeout_ms", "max_inflight_data_bytes")},
+                "max_concurrent": settings.max_concurrent,
+                "tolerable_failed_checkpoints": settings.tolerable_failures,
+                "unaligned": settings.unaligned_enabled,
+                "externalized": True,
+                "delete_on_cancellation": not retained,
+                "exactly_once": True,
+                "state_backend": present.state_backend,
+                "checkpoint_storage": present.checkpoint_storage,
+                "overrides": ["unaligned"],
+            }
+            read = EndedJob({**result, "checkpoint_config": earlier}).checkpoint_config()
+            assert read == replace(present, overrides=("unaligned_enabled",))
 
         run(tmp_path, test)
 

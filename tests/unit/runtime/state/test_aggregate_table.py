@@ -12,7 +12,7 @@ import pytest
 from ckpt_runtime.graph.schemas import aggregate_type
 from ckpt_runtime.graph.specs import Aggregate
 from ckpt_runtime.state.errors import AggregateOverflowError, StateSchemaError
-from ckpt_runtime.state.memory.accumulators import AggregateColumn
+from ckpt_runtime.state.states import AggregateColumn
 
 
 def column(function: str, name: str | None, alias: str, kind: pa.DataType | None) -> AggregateColumn:

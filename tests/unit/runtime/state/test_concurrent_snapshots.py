@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.state.memory.accumulators import AggregateColumn
+from ckpt_runtime.state.states import AggregateColumn
+from tests.support.inline_snapshots import CHECKPOINT
 
 COLUMNS = [
     AggregateColumn("count", None, "n", None, pa.int64()),
@@ -51,7 +52,7 @@ def test_writing_beside_updates(snapshots: Any, int_key: pa.Schema, overlapping:
         for seed in range(18):
             update(backend, int_key, seed)
             if seed % 3 == 0:
-                pending.append((seed, pool.submit(snapshots.written, backend.snapshot(seed))))
+                pending.append((seed, pool.submit(snapshots.written, backend.snapshot(seed, CHECKPOINT))))
             if len(pending) >= overlapping:
                 taken_at, sources = pending.pop(0)
                 self_made = snapshots.backend()

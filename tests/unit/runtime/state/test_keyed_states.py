@@ -10,10 +10,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 
+from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, StateFile
 from ckpt_runtime.graph.key_groups import key_group_range
-from ckpt_runtime.state.backend import RestoreSource
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError
-from ckpt_runtime.state.memory.keyed_state import TimeToLive
+from ckpt_runtime.state.states import TimeToLive
+from tests.support.inline_snapshots import CHECKPOINT, InlineReader
 
 VALUE = pa.schema([("n", pa.int64()), ("s", pa.string())])
 USER_KEY = pa.schema([("u", pa.string())])
@@ -68,7 +69,7 @@ def test_snapshot_shows_the_moment_it_was_taken(snapshots: Any, int_key: pa.Sche
     keys = range(1, 50)
     backend = filled(snapshots, int_key, keys)
     before = content(backend, int_key, keys)
-    first = backend.snapshot(1)
+    first = backend.snapshot(1, CHECKPOINT)
     for i in range(1, 50, 2):
         backend.value_state("v", int_key, VALUE).put((i,), (0, None))
         backend.list_state("l", int_key, ONE).append((i,), [(99,)])
@@ -76,7 +77,7 @@ def test_snapshot_shows_the_moment_it_was_taken(snapshots: Any, int_key: pa.Sche
         backend.map_state("m", int_key, USER_KEY, ONE).remove((i,), ("a",))
         backend.timers("$timers", int_key).delete((i,), 5)
     between = content(backend, int_key, keys)
-    second = backend.snapshot(2)
+    second = backend.snapshot(2, CHECKPOINT)
     for i in keys:
         backend.value_state("v", int_key, VALUE).clear((i,))
         backend.list_state("l", int_key, ONE).clear((i,))
@@ -223,18 +224,26 @@ def test_timers_are_a_queue_with_deletion(snapshots: Any, int_key: pa.Schema) ->
 
 
 def test_damaged_bytes_are_named(snapshots: Any, int_key: pa.Schema) -> None:
-    (source,) = [s for s in snapshots.of(filled(snapshots, int_key, range(1, 9))) if s.section.name == "v"]
+    (handle,) = snapshots.of(filled(snapshots, int_key, range(1, 9)))
+    sections = tuple(section for section in handle.sections if section.name == "v")
+    handle = KeyedStateHandle(handle.key_groups, handle.file, sections)
 
-    def damaged(change: Any) -> RestoreSource:
-        return RestoreSource(source.section, lambda offset, length: change(bytes(source.read(offset, length))))
+    class Damaged(InlineReader):
+        def __init__(self, change: Any) -> None:
+            self.change = change
+
+        def read(self, file: StateFile, offset: int, length: int) -> bytes:
+            return self.change(super().read(file, offset, length))
 
     for change in (lambda b: b[:-8] + b"", lambda b: b"\xff" * len(b), lambda b: b"", lambda b: b[:40]):
+        backend = snapshots.backend()
         with pytest.raises(CorruptStateError, match="'v'"):
-            snapshots.restored([damaged(change)]).value_state("v", int_key, VALUE)
+            backend.restore([handle], Damaged(change), owned=True)
+            backend.value_state("v", int_key, VALUE)
 
 
 def test_unknown_format_version_is_refused(snapshots: Any, int_key: pa.Schema) -> None:
-    source = snapshots.of(filled(snapshots, int_key, range(1, 3)))[0]
-    source.section.descriptor["format"] = 99
+    (handle,) = snapshots.of(filled(snapshots, int_key, range(1, 3)))
+    handle.sections[0].descriptor["format"] = 99
     with pytest.raises(CorruptStateError, match="native format 99, this version reads 1"):
-        snapshots.restored([source])
+        snapshots.restored([handle])

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError
-from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers, RowBufferSpec
+from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers
 from ckpt_runtime.state.memory.row_segments import RowSegments
+from ckpt_runtime.state.states import RowBufferSpec
 from tests.support import reference_kernels as reference
 
 SCHEMA = pa.schema(
@@ -155,7 +156,7 @@ def test_a_descriptor_that_does_not_say_how_rows_end_is_corrupt(snapshots: Any) 
     backend = snapshots.backend()
     buffers = backend.row_buffers([INTS])
     append(buffers, buffers.sides[0], pa.RecordBatch.from_pylist([{"k": 1, "t": 1}], INTS.schema))
-    [source] = snapshots.of(backend)
-    del source.section.descriptor["rows"]
+    [handle] = snapshots.of(backend)
+    del handle.sections[0].descriptor["rows"]
     with pytest.raises(CorruptStateError, match="state 'ints' has a descriptor that does not say how its rows end"):
-        snapshots.restored([source]).row_buffers([INTS])
+        snapshots.restored([handle]).row_buffers([INTS])

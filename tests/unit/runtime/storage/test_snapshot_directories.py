@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import convert, to_builtins
 
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint
 from ckpt_runtime.storage.disposal import (
@@ -40,7 +41,7 @@ def take_snapshot(directory: Location, **more: Any) -> dict[str, Any]:
     with StateFileWriter(directory, 0) as writer:
         writer.write(b"state")
         file = writer.finish()
-    document = {"id": 1, "states": [{"file": file.to_json()}], **more}
+    document = {"id": 1, "states": [{"file": to_builtins(file)}], **more}
     write_metadata(directory, document)
     return document
 
@@ -150,7 +151,7 @@ def test_a_moved_savepoint_is_read_where_it_lies(tmp_path: Path) -> None:
     assert not Path(document["states"][0]["file"]["path"]).is_absolute()
     from ckpt_runtime.checkpoint.state_handles import StateFile
 
-    reader = StateFileReader(found.directory, StateFile.from_json(document["states"][0]["file"]))
+    reader = StateFileReader(found.directory, convert(document["states"][0]["file"], StateFile))
     assert bytes(reader.read(0, 5)) == b"state"
     reader.close()
 

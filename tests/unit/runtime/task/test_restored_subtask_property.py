@@ -183,7 +183,7 @@ class Run:
             self._written += 1
             persisted = self.bench.subtask.checkpoints.persisted
             assert snapshot.barrier.checkpoint_id not in self.taken
-            self.taken[snapshot.barrier.checkpoint_id] = (snapshot, write_snapshot(snapshot, ALL, 100, persisted))
+            self.taken[snapshot.barrier.checkpoint_id] = (snapshot, write_snapshot(snapshot, 100, persisted))
         self.sent += self.wire.take()
 
     def to_the_end(self) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CancelCheckpoint, EndOfData, EndOfPartition, Watermark
@@ -356,8 +357,8 @@ class TestAbort:
         held: list[int] = []
         take = backend.snapshot
 
-        def snapshot(checkpoint_id: int) -> Any:
-            frozen = take(checkpoint_id)
+        def snapshot(checkpoint_id: int, properties: CheckpointProperties) -> Any:
+            frozen = take(checkpoint_id, properties)
             held.append(checkpoint_id)
             release = frozen.release
             object.__setattr__(frozen, "release", lambda: (held.remove(checkpoint_id), release()))

@@ -9,17 +9,19 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
-from ckpt_runtime.checkpoint.state_handles import KeyedSection
+from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedSection, KeyedStateHandle
 from ckpt_runtime.connectors.tagged_values import UnreadableValueError, ValueNotCarriedError
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
+from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.connections import ChannelLostError, ControlConnection
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.state.errors import StateSchemaError
+from ckpt_runtime.state.snapshots import SnapshotFiles
 from ckpt_runtime.task.deployment import Deployment, Program, SubtaskDescriptor
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
 from ckpt_runtime.task.subtask import TaskState
@@ -232,10 +234,11 @@ class _Ending:
         self.persisted = PersistedBuffers()
         self.written = self.released = 0
 
-    def write(self, stream: BinaryIO, base_offset: int) -> list[KeyedSection]:
+    def write(self, files: SnapshotFiles) -> list[KeyedHandle]:
         self.state = TaskState.FINISHED
-        self.written = stream.write(b"x" * 100_000)
-        return [KeyedSection("state", {}, ((0, base_offset, self.written),))]
+        with files.private() as file:
+            self.written = file.stream.write(b"x" * 100_000)
+            return [KeyedStateHandle(KeyGroupRange(0, 127), file.finish(), ())]
 
     def release(self) -> None:
         self.released += 1
@@ -291,7 +294,7 @@ def test_an_error_that_is_hard_to_print_is_reported_all_the_same(driver: Driver,
 
 @pytest.mark.parametrize("error", [Unprintable(), ValueError("\ud800")])
 def test_a_snapshot_that_fails_with_such_an_error_is_declined(driver: Driver, tmp_path: Path, error: Exception) -> None:
-    def write(stream: BinaryIO, base_offset: int) -> NoReturn:
+    def write(files: SnapshotFiles) -> NoReturn:
         raise error
 
     answer = _snapshot_answer(driver, tmp_path, write)
@@ -300,15 +303,18 @@ def test_a_snapshot_that_fails_with_such_an_error_is_declined(driver: Driver, tm
 
 
 def test_a_snapshot_that_cannot_be_acknowledged_is_declined_and_leaves_no_file(driver: Driver, tmp_path: Path) -> None:
-    def write(stream: BinaryIO, base_offset: int) -> list[KeyedSection]:
-        return [KeyedSection("state", {"name": "\ud800"}, ((0, base_offset, stream.write(b"x" * 100_000)),))]
+    def write(files: SnapshotFiles) -> list[KeyedHandle]:
+        with files.private() as file:
+            file.stream.write(b"x" * 100_000)
+            section = KeyedSection("state", {"name": "\ud800"}, ((0, 0, 100_000),))
+            return [KeyedStateHandle(KeyGroupRange(0, 127), file.finish(), (section,))]
 
     assert _snapshot_answer(driver, tmp_path, write)["type"] == "decline"
     assert list(tmp_path.iterdir()) == []
 
 
 def _snapshot_answer(
-    driver: Driver, directory: Path, write: Callable[[BinaryIO, int], list[KeyedSection]]
+    driver: Driver, directory: Path, write: Callable[[SnapshotFiles], list[KeyedHandle]]
 ) -> dict[str, Any]:
     subtask: Any = _Ending(ends_while_writing=True)
     subtask.write = write

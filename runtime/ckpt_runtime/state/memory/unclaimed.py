@@ -6,21 +6,23 @@ next snapshot while it is not, so that a state survives a run of the job that do
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedSection, KeyedStateHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import native_format
-from ckpt_runtime.state.backend import RestoreSource
-from ckpt_runtime.state.errors import CorruptStateError, schema_mismatch
+from ckpt_runtime.state.errors import CorruptStateError, UnsupportedBackendError, schema_mismatch
 from ckpt_runtime.state.native_format import SectionWriter
+from ckpt_runtime.state.snapshots import SnapshotReader
 
-Block = bytes | memoryview
+Block: TypeAlias = bytes | memoryview
 
 
-class RestoredState:
+class UnclaimedState:
     """One unclaimed state. Blocks of one key group come from one subtask, or from several after odd repairs."""
 
     def __init__(self, uid: str, name: str, descriptor: dict[str, Any]) -> None:
@@ -36,14 +38,14 @@ class RestoredState:
         """The kind of state."""
         return str(self.descriptor["kind"])
 
-    def add(self, source: RestoreSource, owned: KeyGroupRange) -> None:
+    def add(self, section: KeyedSection, read: Callable[[int, int], Block], owned: KeyGroupRange) -> None:
         """Reads the blocks inside ``owned``."""
-        if source.section.descriptor != self.descriptor:
-            other = native_format.schema_from_json(source.section.descriptor.get("schema"))
+        if section.descriptor != self.descriptor:
+            other = native_format.schema_from_json(section.descriptor.get("schema"))
             raise schema_mismatch(self.uid, self.name, "parts of the snapshot differ", self.schema, other)
-        for key_group, offset, length in source.section.key_group_offsets:
+        for key_group, offset, length in section.key_group_offsets:
             if key_group in owned:
-                block = source.read(offset, length)
+                block = read(offset, length)
                 if len(block) != length:
                     raise CorruptStateError(
                         f"state {self.name!r}: key group {key_group} has {len(block)} bytes at {offset}, not {length}"
@@ -56,7 +58,7 @@ class RestoredState:
             for block in self._blocks[key_group]:
                 yield from native_format.read_block(self.name, self.schema, block)
 
-    def freeze(self) -> RestoredState:
+    def freeze(self) -> UnclaimedState:
         """Blocks never change."""
         return self
 
@@ -68,18 +70,21 @@ class RestoredState:
     def release(self) -> None:
         """Nothing is held for a snapshot."""
 
-    def memory_bytes(self) -> int:
-        """Bytes of all blocks."""
-        return sum(len(block) for blocks in self._blocks.values() for block in blocks)
 
-
-def restored_states(uid: str, sources: Sequence[RestoreSource], owned: KeyGroupRange) -> dict[str, RestoredState]:
+def unclaimed_states(
+    uid: str, handles: Iterable[KeyedHandle], reader: SnapshotReader, owned: KeyGroupRange
+) -> dict[str, UnclaimedState]:
     """States by name from all parts of a snapshot that overlap ``owned``."""
-    found: dict[str, RestoredState] = {}
-    for source in sources:
-        section = source.section
-        state = found.get(section.name)
-        if state is None:
-            state = found[section.name] = RestoredState(uid, section.name, section.descriptor)
-        state.add(source, owned)
+    found: dict[str, UnclaimedState] = {}
+    for handle in handles:
+        if not isinstance(handle, KeyedStateHandle):
+            raise UnsupportedBackendError(
+                f"operator {uid!r}: its state was written by the backend {handle.backend!r}, which state.backend.type "
+                "has to name"
+            )
+        for section in handle.sections:
+            state = found.get(section.name)
+            if state is None:
+                state = found[section.name] = UnclaimedState(uid, section.name, section.descriptor)
+            state.add(section, partial(reader.read, handle.file), owned)
     return found
