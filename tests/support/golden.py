@@ -70,7 +70,7 @@ KINDS = {
 def whole_output(right_rows_per_source: int) -> Rows:
     """What the job writes from its beginning to its end."""
     numbers = [(source, n) for source in range(SOURCES) for n in range(PER_SOURCE)]
-    kept = [[source, n, n + 1, sum(range(max(0, n - 2), n + 1))] for source, n in numbers]
+    kept: list[list[int | None]] = [[source, n, n + 1, sum(range(max(0, n - 2), n + 1))] for source, n in numbers]
     for source, start in numbers:
         if start % GROUP == 0:
             group = range(start, min(start + GROUP, PER_SOURCE))

@@ -11,8 +11,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.jobmaster.exceptions_history import FailureLog
-from ckpt_runtime.jobmaster.gateway import CheckpointConfigPatch, ExceptionEntry, FailureCause, JobStatus
+from ckpt_runtime.jobmaster.gateway import ExceptionEntry, FailureCause, JobStatus
 from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.storage.disposal import SnapshotDisposal
 from ckpt_runtime.storage.filesystem import resolve
@@ -35,15 +36,11 @@ def main(directory: Path) -> None:
         with MiniCluster(configuration=options) as cluster:
             submit(cluster, Kind({}, rate=0), Path(scratch) / "finished", job_id=FINISHED)
             cluster.wait_for_status(FINISHED, JobStatus.FINISHED)
-            submit(
-                cluster,
-                Kind({"execution.checkpointing.interval": "1 s"}, rate=1),
-                Path(scratch) / "running",
-                job_id=RUNNING,
-            )
+            often = Kind({"execution.checkpointing.interval": "1 s"}, rate=1)
+            submit(cluster, often, Path(scratch) / "running", job_id=RUNNING)
             cluster.wait_for_status(RUNNING, JobStatus.RUNNING)
             cluster.wait_for_checkpoints(RUNNING, 1)
-            patch = CheckpointConfigPatch(timeout_ms=123_000, unaligned=True)
+            patch = CheckpointOverrides(timeout_ms=123_000, unaligned_enabled=True)
             cluster.call(cluster.dispatcher.patch_checkpoint_config(RUNNING, patch))
         store = HaStore(str(storage), epoch=1)
         record = DurableRecord(store, RUNNING)

@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.state_handles import ChannelStateStream, KeyedStateHandle, OperatorSubtaskState, StateFile
+from ckpt_runtime.checkpoint.state_handles import (
+    ChannelStateStream,
+    KeyedHandle,
+    KeyedStateHandle,
+    OperatorSubtaskState,
+    StateFile,
+)
 from ckpt_runtime.snapshots.trial import HARMLESS_TEXT_BYTES, parse_metadata, try_metadata
 from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
 from ckpt_runtime.storage.disposal import SnapshotDisposal
@@ -91,11 +97,12 @@ class Snapshot:
         files = (file.path for state in self.metadata.states.values() for file in state.files())
         return SnapshotDisposal.of(self.directory, sorted({path for path in files if path and is_relative(path)}))
 
-    def _verify_keyed(self, handle: KeyedStateHandle) -> None:
-        with closing(self.open(handle.file)) as reader:
-            reader.verify()
-            for section in handle.sections:
-                for _, offset, length in section.key_group_offsets:
+    def _verify_keyed(self, handle: KeyedHandle) -> None:
+        sections = handle.sections if isinstance(handle, KeyedStateHandle) else ()
+        for file in handle.state_files():
+            with closing(self.open(file)) as reader:
+                reader.verify()
+                for _, offset, length in (entry for section in sections for entry in section.key_group_offsets):
                     reader.check_range(offset, length)
 
     def _verify_stream(self, stream: ChannelStateStream) -> None:

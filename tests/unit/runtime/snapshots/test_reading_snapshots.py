@@ -11,7 +11,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.checkpoint.state_handles import ChannelStateSegment, ChannelStateStream, StateFile, SubtaskState
+from ckpt_runtime.checkpoint.state_handles import (
+    ChannelStateSegment,
+    ChannelStateStream,
+    IncrementalKeyedStateHandle,
+    OperatorSubtaskState,
+    StateFile,
+    SubtaskState,
+)
+from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.snapshots import trial
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
 from ckpt_runtime.storage.channel_state_frame import ElementKind, InFlightWatermark, frame_header, watermark_body
@@ -20,7 +28,8 @@ from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, 
 from ckpt_runtime.storage.filesystem import Location, make_directory, resolve
 from ckpt_runtime.storage.metadata import encode
 from ckpt_runtime.storage.publish import publish
-from ckpt_runtime.storage.snapshot_metadata import write_metadata
+from ckpt_runtime.storage.snapshot_metadata import read_metadata, write_metadata
+from ckpt_runtime.version import VERSION
 from tests.support.snapshots import UID, VERTEX, completed, keyed, write_file, write_snapshot
 
 
@@ -36,7 +45,8 @@ def path_of(directory: Location, file: StateFile) -> Path:
 
 
 def own_file(snapshot: Snapshot) -> StateFile:
-    return next(snapshot.states(UID)).keyed[0].file
+    (file, *_) = next(snapshot.states(UID)).keyed[0].state_files()
+    return file
 
 
 def in_flight(directory: Location, name: str = "") -> ChannelStateStream:
@@ -196,3 +206,42 @@ def test_a_stream_is_read_element_by_element(directory: Location) -> None:
         assert element is not None
         assert not isinstance(element.content, pa.Buffer)
         assert reader.read() is None
+
+
+def test_a_document_says_who_wrote_it_and_how(directory: Location) -> None:
+    write_snapshot(directory)
+    document = read_metadata(directory).document
+    said = {name: document[name] for name in ("version", "written_by", "state_backend", "format")}
+    assert said == {"version": 2, "written_by": VERSION, "state_backend": "hashmap", "format": "NATIVE"}
+    assert open_snapshot(directory).metadata.written_by == VERSION
+
+
+def test_a_document_from_before_that_was_said_is_read(directory: Location) -> None:
+    document = completed(directory, keyed(write_file(directory))).to_json()
+    for name in ("version", "written_by", "state_backend", "format"):
+        del document[name]
+    write_metadata(directory, document)
+    snapshot = open_snapshot(directory)
+    assert snapshot.metadata.written_by is None
+    assert snapshot.verify() == []
+
+
+@pytest.mark.parametrize("version", [3, 0, "2", None, True])
+def test_a_document_of_a_later_version_is_refused_with_both_versions(directory: Location, version: object) -> None:
+    write_metadata(directory, {"version": version, "written_by": "9.0"})
+    reason = f"has version .*, written by release 9.0; this release, {VERSION}, reads versions 1 to 2"
+    with pytest.raises(CorruptFileError, match=reason) as caught:
+        open_snapshot(directory)
+    assert "_metadata cannot be read" in str(caught.value)
+
+
+def test_the_backend_of_files_that_only_it_reads_is_named(directory: Location) -> None:
+    handle = IncrementalKeyedStateHandle(KeyGroupRange(0, 127), "mine", {"one": write_file(directory)})
+    state = SubtaskState({UID: OperatorSubtaskState((handle,))}, 5)
+    write_metadata(directory, completed(directory, state).to_json())
+    assert read_metadata(directory).document["state_backend"] == "mine"
+    snapshot = open_snapshot(directory)
+    assert snapshot.verify() == []
+    cut(path_of(directory, handle.files["one"]))
+    (problem,) = snapshot.verify()
+    assert "it has 4 bytes and not 5" in problem.reason
