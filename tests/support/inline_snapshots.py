@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable, Sequence
-from typing import Self
+from typing import Any, Self, cast
 
 from msgspec import convert, to_builtins
 
@@ -59,7 +59,8 @@ class InlineReader:
 def written(snapshot: KeyedSnapshot) -> list[KeyedHandle]:
     """What the snapshot holds. It is released."""
     handles = [
-        convert(json.loads(json.dumps(to_builtins(handle))), KeyedHandle) for handle in snapshot.write(InlineFiles())
+        convert(json.loads(json.dumps(to_builtins(handle))), KeyedHandle)
+        for handle in snapshot.write(cast(Any, InlineFiles()))
     ]
     snapshot.release()
     return handles
