@@ -57,7 +57,7 @@ from ckpt_runtime.jobmaster.gateway import (
     VertexPressure,
 )
 from ckpt_runtime.jobmaster.job_master import JobMaster
-from ckpt_runtime.jobmaster.job_record import DurableRecord, VolatileRecord
+from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_job, find_jobs, read_snapshot
 from ckpt_runtime.jobmaster.operations import OperationStore
 from ckpt_runtime.jobmaster.program_archive import DEFAULT_FUNCTION
@@ -314,7 +314,7 @@ class Dispatcher:
             allow_non_restored_state=request.allow_non_restored_state,
             default_checkpoint_directory=self._default_checkpoint_directory(),
             request=request,
-            record=VolatileRecord() if self._store is None else DurableRecord(self._store, job_id),
+            record=JobRecord() if self._store is None else DurableRecord(self._store, job_id),
             ended_jobs=self._ended_before(savepoint),
         )
         in_pool = asyncio.get_running_loop().run_in_executor
