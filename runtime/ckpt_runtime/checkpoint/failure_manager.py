@@ -20,10 +20,6 @@ class CheckpointFailureManager:
         self._last_success = 0
         self.failed_jobs = 0
 
-    @property
-    def continuous_failures(self) -> int:
-        return self._continuous
-
     def on_success(self, checkpoint_id: int) -> None:
         self._last_success = max(self._last_success, checkpoint_id)
         self._continuous = 0

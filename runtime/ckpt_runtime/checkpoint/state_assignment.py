@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ckpt_runtime.checkpoint.channel_state_assignment import (
+    StateAssignmentError,
     assign_channel_state,
     broadcast_origin,
     keyed_channel_targets,
 )
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.executions import SubtaskKey
-from ckpt_runtime.checkpoint.state_assignment_error import StateAssignmentError
 from ckpt_runtime.checkpoint.state_handles import (
     ChannelStateStream,
     KeyedHandle,

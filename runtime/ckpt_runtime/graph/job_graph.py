@@ -60,10 +60,6 @@ class JobVertex:
     def name(self) -> str:
         return " -> ".join(operator.name for operator in self.operators)
 
-    @property
-    def is_source(self) -> bool:
-        return self.operators[0].kind in ("source", "enumerator")
-
 
 @dataclass(frozen=True, slots=True)
 class JobEdge:

@@ -17,6 +17,8 @@ from ckpt_runtime.api.plan_process import PLAN_LIMITS, plan_in_process
 from ckpt_runtime.api.plan_result import PlanRequest
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
 from ckpt_runtime.configuration.checkpointing_options import (
     CheckpointingOptions,
@@ -31,7 +33,6 @@ from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway import (
     NOT_YET,
-    CheckpointConfigPatch,
     CheckpointKind,
     ClusterOverview,
     DashboardConfig,
@@ -44,13 +45,11 @@ from ckpt_runtime.jobmaster.gateway import (
     JobDetails,
     JobNotFound,
     JobOverview,
-    JobStatus,
     JobTerminated,
     NotReady,
     OperationKind,
     OperationStatus,
     RunRequest,
-    SavepointFormat,
     SlotAgent,
     StoredPipeline,
     SubmissionFailed,
@@ -80,6 +79,7 @@ from ckpt_runtime.jobmaster.stored_submissions import forget_result, store_job
 from ckpt_runtime.jobmaster.stranded_jobs import StrandedJobs
 from ckpt_runtime.jobmaster.submission import JobSubmission, options_of_jobs
 from ckpt_runtime.limited_process import ProcessLimits
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.disposal import dispose_snapshot
 from ckpt_runtime.storage.errors import PoolExhaustedError, StorageError, StorageTimeoutError
 from ckpt_runtime.storage.filesystem import resolve
@@ -487,8 +487,8 @@ class Dispatcher:
     async def checkpoint_config(self, job_id: str) -> EffectiveCheckpointConfig:
         return self._job(job_id).checkpoint_config()
 
-    async def patch_checkpoint_config(self, job_id: str, patch: CheckpointConfigPatch) -> EffectiveCheckpointConfig:
-        return await self._living_job(job_id).patch_checkpoint_config(patch)
+    async def patch_checkpoint_config(self, job_id: str, overrides: CheckpointOverrides) -> EffectiveCheckpointConfig:
+        return await self._living_job(job_id).patch_checkpoint_config(overrides)
 
     async def delete_checkpoint_config_overrides(self, job_id: str) -> EffectiveCheckpointConfig:
         return await self._living_job(job_id).patch_checkpoint_config(None)

@@ -14,6 +14,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.executions import ExecutionId
+from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
@@ -124,7 +125,8 @@ class Bench:
         self.listener = Listener()
         self.pointers = Pointers()
         self.pool = pool
-        coordinator = NotedCoordinator(JOB, GRAPH, CheckpointConfiguration(**settings))
+        self.ids = CheckpointIdCounter()
+        coordinator = NotedCoordinator(JOB, GRAPH, CheckpointConfiguration(**settings), self.ids)
         coordinator.listener = self.listener
         plan = JobPlan(GRAPH, Configuration({}), CheckpointConfiguration(**settings))
         self.pools = pools or DriverPools(own=pool, deletions=pool, paths=pool, planning=pool)

@@ -309,7 +309,7 @@ def test_an_earlier_job_of_the_same_id_keeps_its_shared_files(tmp_path: Path) ->
 
     async def test(bench: Bench) -> None:
         assert bench.shell.storage.prepare() == 4
-        bench.shell.core.coordinator._ids.advance_to(4)
+        bench.ids.advance_to(4)
         await checkpoint(bench, [rows(1)], [])
         bench.shell.tell(on.TasksLeftRunning())
         bench.shell.tell(on.RestoreRequested("restore-1"))

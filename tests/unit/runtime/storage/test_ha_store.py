@@ -12,7 +12,7 @@ import pytest
 from fsspec import AbstractFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from ckpt_runtime.configuration import JOB_CHECKPOINT_OVERRIDES
+from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.storage import leader_store, versioned_document
 from ckpt_runtime.storage.checkpoint_pointer_store import Counters
 from ckpt_runtime.storage.documents import decode_document, encode_document
