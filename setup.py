@@ -13,6 +13,7 @@ INSTALL_REQUIRES = [
     "apache-airflow-providers-apache-spark>=6.3.4",
     "fsspec>=2024.12.0",  # pipe_file(mode="create")
     "httpx>=0.27",
+    "msgspec>=0.19",
     "pyarrow>=18.0.0",
     "pyspark>=4.3,<4.4",
     "rich>=13.8",

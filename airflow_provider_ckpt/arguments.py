@@ -1,13 +1,25 @@
-"""Checks and conversions of operator arguments, after templates were rendered. Pure; raises ``CkptArgumentInvalid``."""
+"""Arguments of operators and sensors: what they may be, and their checks after templates were rendered.
+
+A property of an operator, such as ``submit.job_id``, is an output of one task. Airflow expands a task over whole
+results only; so the arguments that name a job, a savepoint or a checkpoint also take the result that has it. Pure;
+raises ``CkptArgumentInvalid``.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, TypeVar
+
+from airflow.sdk import XComArg
 
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
+
+T = TypeVar("T")
+
+Templated: TypeAlias = T | XComArg
+"""An argument that is a template field: a value, a template that renders to one, or another task's output."""
 
 Duration = float | str | timedelta
 """A number of seconds, as everywhere in Airflow; a text with a unit such as ``"90 s"`` or ``"250 ms"``, or with none,
@@ -46,6 +58,11 @@ def hex_id(name: str, value: object) -> str:
     if not isinstance(value, str) or not _HEX_ID.fullmatch(value.strip()):
         raise CkptArgumentInvalid(name, value, "it must be 32 hexadecimal digits")
     return value.strip().lower()
+
+
+def job_id(value: object) -> str:
+    """The argument ``job_id``: an id, or a task's result that has one."""
+    return hex_id("job_id", or_field("job_id", value, "job_id"))
 
 
 def millis(name: str, value: object, *, minimum: int = 1) -> int:

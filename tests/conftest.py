@@ -19,6 +19,21 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSeria
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What importing has made stays; without it a collection takes milliseconds."""
+    _collect_and_keep()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """What was still in use at the end of some module is looked at once more."""
+    gc.unfreeze()
+    gc.collect()
+
+
+def _collect_and_keep() -> None:
+    """Finds what is left open, and exempts what lives from the collections to come.
+
+    Tests import Airflow, PySpark and others as they go: looking through these after each module took a second and more,
+    longer than most modules.
+    """
     gc.collect()
     gc.freeze()
 
@@ -31,4 +46,4 @@ def nothing_is_left_open() -> Iterator[None]:
     another library leaves open, a module of its tests says so: ``pytest.mark.filterwarnings("ignore:unclosed")``.
     """
     yield
-    gc.collect()
+    _collect_and_keep()

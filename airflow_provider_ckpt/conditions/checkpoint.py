@@ -6,9 +6,10 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from airflow_provider_ckpt.conditions.base import Condition, Json, Poll, Status, Verdict
-from airflow_provider_ckpt.conditions.job_log import failure_of, progress_of
-from ckpt_runtime.client import NotFound, requests
+from airflow_provider_ckpt.conditions.base import Json, Poll, Status, Verdict
+from airflow_provider_ckpt.conditions.job import OfJob
+from airflow_provider_ckpt.conditions.job_log import failure_of
+from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointStatistics
 from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails
 
@@ -45,31 +46,25 @@ class CheckpointGoal:
         return " ".join(parts)
 
 
-class CheckpointCondition(Condition):
+class CheckpointCondition(OfJob):
     """Done when enough wanted checkpoints completed; FAILED when the job ended, or the wanted one failed.
 
     The job manager shows only the newest entries, so what was seen is remembered over the life of one instance.
     """
 
     def __init__(self, job_id: str, goal: CheckpointGoal) -> None:
-        super().__init__()
-        self._job_id = job_id
+        super().__init__(job_id)
         self._goal = goal
-        self._state = ""
         self._seen: dict[int, Checkpoint] = {}
 
     @property
     def subject(self) -> str:
         return f"{self._goal} of job {self._job_id}"
 
-    def poll(self) -> Poll:
-        try:
-            # The state first: a job that had ended before its history was read has all of its history written.
-            job: JobDetails = yield requests.job_details(self._job_id)
-            statistics: CheckpointStatistics = yield requests.checkpoint_statistics(self._job_id)
-        except NotFound as error:
-            return self.absence.missing(str(error))
-        self.absence.seen()
+    def look(self) -> Poll:
+        # The state first: a job that had ended before its history was read has all of its history written.
+        job: JobDetails = yield requests.job_details(self._job_id)
+        statistics: CheckpointStatistics = yield requests.checkpoint_statistics(self._job_id)
         self._seen.update({item.id: item for item in _entries(statistics) if self._goal.accepts(item)})
         if len(self._seen) >= self._goal.count:
             return Verdict(Status.DONE, result=self._result())
@@ -78,9 +73,6 @@ class CheckpointCondition(Condition):
         self._state = job.state
         self.standing = f"{len(self._seen)} of {self._goal.count} came, the job is {job.state}"
         return self._failed(statistics)
-
-    def detail(self) -> Generator[requests.Call[Any], Any, str]:
-        return (yield from progress_of(self._job_id, self._state))
 
     def _failed(self, statistics: CheckpointStatistics) -> Verdict | None:
         wanted = self._goal.checkpoint_id

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Generator
 from typing import Any, Final
 
 from airflow_provider_ckpt.conditions.base import Condition, Json, Poll, Status, Verdict
 from airflow_provider_ckpt.conditions.job_log import failure_of, progress_of
-from ckpt_runtime.client import NotFound, requests
+from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
+from ckpt_runtime.client.errors import NotFound
 from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails
+from ckpt_runtime.client.requests import Call
 
 STATES: Final = (
     *("INITIALIZING", "CREATED", "RUNNING", "RESTARTING", "RECONCILING", "FAILING", "CANCELLING", "SUSPENDED"),
@@ -18,7 +21,36 @@ STATES: Final = (
 _ON_THEIR_WAY: Final = ("CREATED", "SCHEDULED", "DEPLOYING", "INITIALIZING", "RECONCILING")
 
 
-class JobCondition(Condition):
+class OfJob(Condition):
+    """Base of what is waited for at one job. ``look`` may meet "not found" anywhere; ``_state`` is what it last saw."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__()
+        self._job_id = job_id
+        self._state = ""
+
+    def poll(self) -> Poll:
+        try:
+            verdict = yield from self.look()
+        except NotFound as error:
+            return self.absence.missing(str(error))
+        self.absence.seen()
+        return verdict
+
+    @abstractmethod
+    def look(self) -> Poll:
+        """One look at the job."""
+
+    def detail(self) -> Generator[Call[Any], Any, str]:
+        return (yield from progress_of(self._job_id, self._state))
+
+    def _details(self) -> Generator[Call[Any], Any, JobDetails]:
+        job: JobDetails = yield requests.job_details(self._job_id)
+        self.absence.seen()  # whatever becomes of the requests that follow
+        return job
+
+
+class JobCondition(OfJob):
     """Done when the job is in one of ``expected``; FAILED when it ended in another state, MISSING when it is unknown.
 
     With ``all_tasks``, RUNNING counts only when no task is still on its way: a job is RUNNING in name before its tasks
@@ -26,9 +58,7 @@ class JobCondition(Condition):
     """
 
     def __init__(self, job_id: str, expected: Collection[str], *, all_tasks: bool = False) -> None:
-        super().__init__()
-        self._job_id = job_id
-        self._state = ""
+        super().__init__(job_id)
         self._expected = frozenset(expected)
         self._all_tasks = all_tasks
 
@@ -36,12 +66,8 @@ class JobCondition(Condition):
     def subject(self) -> str:
         return f"job {self._job_id} to be {' or '.join(sorted(self._expected))}"
 
-    def poll(self) -> Poll:
-        try:
-            job: JobDetails = yield requests.job_details(self._job_id)
-        except NotFound as error:
-            return self.absence.missing(str(error))
-        self.absence.seen()
+    def look(self) -> Poll:
+        job = yield from self._details()
         if job.state in self._expected and not (job.state == "RUNNING" and self._all_tasks and _starting(job)):
             return Verdict(Status.DONE, result=job_facts(job))
         if job.state not in TERMINAL_STATES:
@@ -52,32 +78,20 @@ class JobCondition(Condition):
         text = f"job {self._job_id} is {job.state}, not {expected}{cause.clause}"
         return Verdict(Status.FAILED, text, job_facts(job), cause.trace)
 
-    def detail(self) -> Generator[requests.Call[Any], Any, str]:
-        return (yield from progress_of(self._job_id, self._state))
 
-
-class ReadyForSnapshotCondition(Condition):
+class ReadyForSnapshotCondition(OfJob):
     """Done when a savepoint or stop can succeed, or the job has ended; the result has the job's facts, and under
     ``running_since_ms`` the start of its present attempt. The message of a job that has FAILED ends a sentence.
 
     Not before: the job starts, is restarting or being recovered by a new driver, or another stop is in progress.
     """
 
-    def __init__(self, job_id: str) -> None:
-        super().__init__()
-        self._job_id = job_id
-        self._state = ""
-
     @property
     def subject(self) -> str:
         return f"job {self._job_id} to run without another stop in progress"
 
-    def poll(self) -> Poll:
-        try:
-            job: JobDetails = yield requests.job_details(self._job_id)
-        except NotFound as error:
-            return self.absence.missing(str(error))
-        self.absence.seen()
+    def look(self) -> Poll:
+        job = yield from self._details()
         running = job.state == "RUNNING" and not _starting(job)
         if job.state not in TERMINAL_STATES and (not running or (yield from _is_stopping(self._job_id))):
             self.standing = "another stop is in progress" if running else _standing(job)
@@ -87,11 +101,8 @@ class ReadyForSnapshotCondition(Condition):
         running_since = {"running_since_ms": job.timestamps_ms.get("RUNNING", 0)}
         return Verdict(Status.DONE, cause.clause, job_facts(job) | running_since, cause.trace)
 
-    def detail(self) -> Generator[requests.Call[Any], Any, str]:
-        return (yield from progress_of(self._job_id, self._state))
 
-
-def _is_stopping(job_id: str) -> Generator[requests.Call[Any], Any, bool]:
+def _is_stopping(job_id: str) -> Generator[Call[Any], Any, bool]:
     try:
         statistics: CheckpointStatistics = yield requests.checkpoint_statistics(job_id)
     except NotFound:  # a Flink job without checkpoints has no statistics

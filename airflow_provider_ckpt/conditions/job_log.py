@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from ckpt_runtime.client import NotFound, requests
+from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
+from ckpt_runtime.client.errors import NotFound
 from ckpt_runtime.client.models import ExceptionHistory, JobDetails
 from ckpt_runtime.client.requests import Call
 from ckpt_runtime.client.stack_traces import telling_line

@@ -6,9 +6,10 @@ from collections.abc import Generator
 from enum import StrEnum
 from typing import Any
 
-from airflow_provider_ckpt.conditions.base import Condition, Json, Poll, Status, Verdict
+from airflow_provider_ckpt.conditions.base import Json, Poll, Status, Verdict
+from airflow_provider_ckpt.conditions.job import OfJob
 from airflow_provider_ckpt.conditions.job_log import job_line, shortened
-from ckpt_runtime.client import NotFound, requests
+from ckpt_runtime.client import requests
 from ckpt_runtime.client.models import OperationStatus
 from ckpt_runtime.client.stack_traces import telling_line
 
@@ -31,25 +32,20 @@ class Operation(StrEnum):
         return "checkpoint" if self is Operation.CHECKPOINT else "savepoint"
 
 
-class OperationCondition(Condition):
+class OperationCondition(OfJob):
     """Done when the operation ended well; a failed operation is FAILED, an unknown trigger id is MISSING."""
 
     def __init__(self, operation: Operation, job_id: str, trigger_id: str) -> None:
-        super().__init__()
+        super().__init__(job_id)
         self._operation = operation
-        self._job_id = job_id
         self._trigger_id = trigger_id
 
     @property
     def subject(self) -> str:
         return f"{self._operation.noun} {self._trigger_id} of job {self._job_id}"
 
-    def poll(self) -> Poll:
-        try:
-            status = yield requests.operation_status(self._operation.polled_as, self._trigger_id, self._job_id)
-        except NotFound as error:
-            return self.absence.missing(str(error))
-        self.absence.seen()
+    def look(self) -> Poll:
+        status = yield requests.operation_status(self._operation.polled_as, self._trigger_id, self._job_id)
         self.standing = "it is in progress"
         return self._judge(status) if status.done else None
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from ckpt_runtime.client import Unreachable
+from ckpt_runtime.client.errors import Unreachable
 
 INTERVAL_SECONDS = 30.0
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from airflow_provider_ckpt.conditions.base import Condition, Json, Poll, Status, Verdict
-from ckpt_runtime.client import Unreachable, requests
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.errors import Unreachable
 from ckpt_runtime.client.models import ClusterOverview
 
 

@@ -13,7 +13,9 @@ from airflow.sdk import BaseHook
 
 from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
 from airflow_provider_ckpt.hooks.connection import Endpoint
-from ckpt_runtime.client import AsyncCkptClient, CkptClient, CkptClientError, requests
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
+from ckpt_runtime.client.errors import CkptClientError
 from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S
 
 

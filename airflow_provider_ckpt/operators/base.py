@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import TaskDeferralTimeout
 
 from airflow_provider_ckpt import arguments, defaults
-from airflow_provider_ckpt.arguments import Duration
+from airflow_provider_ckpt.arguments import Duration, Templated
 from airflow_provider_ckpt.conditions.base import Absence, Condition, Status, Verdict
-from airflow_provider_ckpt.conditions.driver import Pacing, look, wait
-from airflow_provider_ckpt.conditions.progress import Log, Progress
+from airflow_provider_ckpt.conditions.progress import Progress
+from airflow_provider_ckpt.conditions.waiting import look_until_sure
 from airflow_provider_ckpt.exceptions import (
     CkptNotFound,
     CkptOperationFailed,
@@ -26,10 +25,12 @@ from airflow_provider_ckpt.exceptions import (
 )
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.links import JOB_LINKS
-from airflow_provider_ckpt.outputs import Templated
+from airflow_provider_ckpt.tasks import FIRST_LOOKS_SECONDS, CkptTask, backstop, seconds_here, tell_trace, wait_here
 from airflow_provider_ckpt.triggers.base import CkptTrigger, event_payload
-from ckpt_runtime.client import BadRequest, CkptClient, CkptClientError, NotFound, Unauthorized, is_passing
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import BadRequest, CkptClientError, NotFound, Unauthorized, is_passing
 from ckpt_runtime.client.requests import Call
+from ckpt_runtime.client.waiting import Pause, Steps
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -39,35 +40,8 @@ Event = dict[str, Any]
 
 T = TypeVar("T")
 
-FIRST_LOOKS_SECONDS = 0.5
-"""Between two polls in a worker that is about to defer, at most."""
-_BACKSTOP_SECONDS = 120.0
-"""The trigger keeps the deadline; Airflow's deferral timeout comes so much later, for a triggerer that is down."""
 
-
-def earlier(moment: float, deadline: float | None) -> float:
-    """The earlier of two moments; a deadline of ``None`` never comes."""
-    return moment if deadline is None else min(moment, deadline)
-
-
-def backstop(deadline: float | None) -> timedelta | None:
-    """Airflow's own timeout of a deferral whose trigger keeps ``deadline``."""
-    return None if deadline is None else timedelta(seconds=max(deadline - time.time(), 0.0) + _BACKSTOP_SECONDS)
-
-
-def first_looks(defer_after: Templated[Duration] | None) -> float:
-    """Seconds that a task looks in its worker before it defers, ``defer_after`` being the author's argument."""
-    given = arguments.optional_seconds("defer_after", defer_after)
-    return defaults.defer_after() if given is None else given
-
-
-def tell_trace(log: Log, event: Event) -> None:
-    """The remote side's account of a failure, in the log of the task that fails for it."""
-    if event.get("trace"):
-        log.info("What the job manager tells of the failure:\n%s", event["trace"])
-
-
-class CkptOperator(BaseOperator):
+class CkptOperator(CkptTask, BaseOperator):
     """Base of the operators; not for use in DAGs.
 
     :param ckpt_conn_id: the Airflow connection of the job manager.
@@ -105,11 +79,6 @@ class CkptOperator(BaseOperator):
 
     # -- requests ----------------------------------------------------------------------------------------------
 
-    @property
-    def hook(self) -> CkptHook:
-        """The hook of the connection."""
-        return CkptHook(self.ckpt_conn_id)
-
     def deadline(self) -> float | None:
         """When this try gives up, in seconds since the epoch; ``None``: never."""
         given = arguments.optional_seconds("wait_timeout", self.wait_timeout)
@@ -131,12 +100,9 @@ class CkptOperator(BaseOperator):
 
         Its errors become exceptions that tell Airflow whether a retry makes sense.
         """
-        patience = defaults.request_patience()
-        if deadline is not None:
-            patience = max(0.0, min(patience, deadline - time.time()))
+        away = Progress(self.log, "the session to answer").away
         try:
-            away = Progress(self.log, "the session to answer").away
-            with self.hook.get_conn(patience=patience, on_away=away) as client:
+            with self.hook.get_conn(patience=self.request_patience(deadline), on_away=away) as client:
                 yield client
         except (BadRequest, Unauthorized) as error:
             raise CkptRequestRejected(str(error)) from error
@@ -152,34 +118,37 @@ class CkptOperator(BaseOperator):
 
         :raises CkptClientError: what the client raises once its patience is over.
         """
+        return client.run(self.asked(call), patience_s=client.patience_s)
+
+    def asked(self, call: Call[T]) -> Steps[T]:
+        """The steps of :meth:`ask`."""
         for _ in range(Absence.LIMIT - 1):
             try:
-                return client.execute(call)
+                answer: T = yield call
             except NotFound as error:
                 self.log.info("%s; looking again", error)
-                time.sleep(self.pause())
-        return client.execute(call)
+                yield Pause(self.pause())
+            else:
+                return answer
+        answer = yield call
+        return answer
 
     def look(self, client: CkptClient, condition: Condition) -> Verdict | None:
         """One look at a condition with the client's patience, and more where something seems to be missing."""
-        progress = Progress(self.log, condition.subject)
-        while True:
-            verdict = client.run(look(condition, progress), patience_s=client.patience_s)
-            if not condition.absence.in_doubt:
-                return verdict
-            time.sleep(self.pause())
+        steps = look_until_sure(condition, Progress(self.log, condition.subject), self.pause())
+        return client.run(steps, patience_s=client.patience_s)
 
     # -- waiting -----------------------------------------------------------------------------------------------
 
     def wait_for(self, context: Context, trigger: CkptTrigger) -> Any:
         """Wait for the trigger's condition, here for a while and then deferred; ends in ``execute_complete``."""
-        patience = first_looks(self.defer_after) if self.deferrable else math.inf
-        interval = min(self.pause(), FIRST_LOOKS_SECONDS) if self.deferrable else self.pause()
-        until = earlier(time.time() + patience, trigger.deadline)
-        if patience > 0:
+        seconds, interval = math.inf, self.pause()
+        if self.deferrable:
+            seconds, interval = seconds_here(self.defer_after), min(interval, FIRST_LOOKS_SECONDS)
+        if seconds > 0:
             with self.connected() as client:
-                verdict = wait(trigger.condition(), client, until, Pacing(interval), self.log)
-            if verdict.status is not Status.TIMEOUT or until == trigger.deadline:
+                verdict = wait_here(client, trigger, seconds, interval, self.log)
+            if verdict is not None:
                 return self.execute_complete(context, event_payload(verdict, trigger))
         return self.defer(trigger=trigger, method_name="execute_complete", timeout=backstop(trigger.deadline))
 
@@ -212,15 +181,6 @@ class CkptOperator(BaseOperator):
             return CkptNotFound(message)
         return CkptRequestRejected(message) if status is Status.REFUSED else failed(message)
 
-    # -- links -------------------------------------------------------------------------------------------------
-
-    def publish_links(self, context: Context, job_id: str, links: Sequence[Any] = JOB_LINKS) -> None:
-        """Store the links' addresses now, so that they work while the task is still deferred."""
-        base_url = self.hook.endpoint().base_url
-        for link in links:
-            self.link_addresses[link.xcom_key] = link.address(base_url, job_id)
-            context["ti"].xcom_push(key=link.xcom_key, value=self.link_addresses[link.xcom_key])
-
 
 class CkptJobOperator(CkptOperator):
     """Base of the operators that act on one existing job; not for use in DAGs.
@@ -240,4 +200,4 @@ class CkptJobOperator(CkptOperator):
 
         :raises CkptArgumentInvalid: when it is not one.
         """
-        return arguments.hex_id("job_id", arguments.or_field("job_id", self.job_id, "job_id"))
+        return arguments.job_id(self.job_id)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.conditions.base import Status
 from airflow_provider_ckpt.conditions.job import job_facts
 from airflow_provider_ckpt.exceptions import CkptJobFailed
 from airflow_provider_ckpt.operators.base import CkptJobOperator, Event
-from airflow_provider_ckpt.outputs import Templated
 from airflow_provider_ckpt.triggers.job import CkptJobTrigger
-from ckpt_runtime.client import Conflict, requests
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.errors import Conflict
 from ckpt_runtime.client.models import TERMINAL_STATES
 
 if TYPE_CHECKING:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from airflow_provider_ckpt import arguments
-from airflow_provider_ckpt.arguments import Duration
-from airflow_provider_ckpt.conditions.driver import Pacing
+from airflow_provider_ckpt.arguments import Duration, Templated
+from airflow_provider_ckpt.conditions.waiting import Backoff
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed
 from airflow_provider_ckpt.operators.base import CkptJobOperator
-from airflow_provider_ckpt.outputs import Templated
-from ckpt_runtime.client import CkptClient, Conflict, requests
+from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import CheckpointConfig, CheckpointConfigPatch
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import Conflict
 from ckpt_runtime.client.models import TERMINAL_STATES
 from ckpt_runtime.client.requests import Call
+from ckpt_runtime.client.waiting import Deadline, Steps, persistent
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -90,7 +92,7 @@ class PatchCheckpointConfigOperator(CkptJobOperator):
         )
         with self.connected(self.deadline()) as client:
             effective = self._apply(client, job_id, call)
-        result = asdict(effective) | {"overrides": list(effective.overrides)}
+        result = structs.asdict(effective) | {"overrides": list(effective.overrides)}
         self.log.info("Checkpoint configuration of job %s now: %s", job_id, result)
         return result
 
@@ -120,16 +122,23 @@ class PatchCheckpointConfigOperator(CkptJobOperator):
 
     def _apply(self, client: CkptClient, job_id: str, call: Call[CheckpointConfig]) -> CheckpointConfig:
         """Repeat the request while another change of the job is in progress: that passes, as a session that is away."""
-        pacing, until = Pacing(self.pause()), time.time() + client.patience_s
-        while True:
-            try:
-                return self.ask(client, call)
-            except Conflict as error:
-                state = self.ask(client, requests.job_details(job_id)).state
-                if state in TERMINAL_STATES:
-                    raise CkptJobFailed(f"job {job_id} is {state}, its configuration cannot change") from error
-                remaining = until - time.time()
-                if remaining <= 0:
-                    raise
-                self.log.info("Another change of job %s is in progress, trying again: %s", job_id, error)
-                time.sleep(min(pacing.after_failure(), remaining))
+        patience = Deadline.after(client.patience_s)
+        steps = persistent(
+            lambda: self._change(job_id, call),
+            patience,
+            passing=lambda error: isinstance(error, Conflict),
+            backoff=Backoff(self.pause(), patience),
+            on_away=lambda error: self.log.info(
+                "Another change of job %s is in progress, trying again: %s", job_id, error
+            ),
+        )
+        return client.run(steps, patience_s=client.patience_s)
+
+    def _change(self, job_id: str, call: Call[CheckpointConfig]) -> Steps[CheckpointConfig]:
+        try:
+            return (yield from self.asked(call))
+        except Conflict as error:
+            job = yield from self.asked(requests.job_details(job_id))
+            if job.state in TERMINAL_STATES:
+                raise CkptJobFailed(f"job {job_id} is {job.state}, its configuration cannot change") from error
+            raise

@@ -20,11 +20,13 @@ from airflow_provider_ckpt.conditions.base import Json, Status, Verdict
 from airflow_provider_ckpt.conditions.job import ReadyForSnapshotCondition
 from airflow_provider_ckpt.conditions.operation import Operation, OperationCondition
 from airflow_provider_ckpt.exceptions import CkptJobFailed
-from airflow_provider_ckpt.operators.base import CkptJobOperator, Event, tell_trace
+from airflow_provider_ckpt.operators.base import CkptJobOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal, new_id
+from airflow_provider_ckpt.tasks import tell_trace
 from airflow_provider_ckpt.triggers.base import event_payload
 from airflow_provider_ckpt.triggers.operation import CkptOperationTrigger, CkptReadyTrigger
-from ckpt_runtime.client import CkptClient, Conflict
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import Conflict
 from ckpt_runtime.client.models import TERMINAL_STATES
 from ckpt_runtime.client.requests import Call
 

@@ -8,39 +8,23 @@ from typing import Any, ClassVar, cast
 from airflow.sdk import XComArg
 
 from airflow_provider_ckpt import arguments
+from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.conditions.operation import Operation
 from airflow_provider_ckpt.operators.operation import CkptOperationOperator
-from airflow_provider_ckpt.outputs import Templated
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.requests import Call, Format
 
 SAVEPOINT_FORMATS = ("NATIVE", "CANONICAL")
 
 
-def checked_format(value: object) -> Format:
-    """``NATIVE`` or ``CANONICAL``, given in any case.
-
-    :raises CkptArgumentInvalid: for anything else.
-    """
-    return cast("Format", arguments.choice("savepoint_format", value, SAVEPOINT_FORMATS))
-
-
-class TakeSavepointOperator(CkptOperationOperator):
-    """Takes a savepoint of a running job, which goes on.
-
-    Returns ``{"job_id", "trigger_id", "savepoint_path"}``.
-
-    :param job_id: the job. (templated)
-    :param target_directory: where to put it; without one the job's default directory. (templated)
-    :param savepoint_format: ``NATIVE`` (the state backend's own files) or ``CANONICAL`` (any backend). (templated)
-    """
+class CkptSavepointOperator(CkptOperationOperator):
+    """Base of the operators whose result is a savepoint; not for use in DAGs."""
 
     template_fields: Collection[str] = (
         *CkptOperationOperator.template_fields,
         "target_directory",
         "savepoint_format",
     )
-    operation: ClassVar[Operation] = Operation.SAVEPOINT
 
     def __init__(
         self,
@@ -59,10 +43,31 @@ class TakeSavepointOperator(CkptOperationOperator):
         """The savepoint that this task takes, for arguments of other tasks."""
         return XComArg(self, "savepoint_path")
 
+    def checked_directory(self) -> str | None:
+        """Where the savepoint is to lie; ``None`` for the job's default directory."""
+        return arguments.optional_text("target_directory", self.target_directory)
+
+    def checked_format(self) -> Format:
+        """``NATIVE`` or ``CANONICAL``, given in any case.
+
+        :raises CkptArgumentInvalid: for anything else.
+        """
+        return cast("Format", arguments.choice("savepoint_format", self.savepoint_format, SAVEPOINT_FORMATS))
+
+
+class TakeSavepointOperator(CkptSavepointOperator):
+    """Takes a savepoint of a running job, which goes on.
+
+    Returns ``{"job_id", "trigger_id", "savepoint_path"}``.
+
+    :param job_id: the job. (templated)
+    :param target_directory: where to put it; without one the job's default directory. (templated)
+    :param savepoint_format: ``NATIVE`` (the state backend's own files) or ``CANONICAL`` (any backend). (templated)
+    """
+
+    operation: ClassVar[Operation] = Operation.SAVEPOINT
+
     def request(self, job_id: str, trigger_id: str) -> Call[str]:
         return requests.trigger_savepoint(
-            job_id,
-            arguments.optional_text("target_directory", self.target_directory),
-            savepoint_format=checked_format(self.savepoint_format),
-            trigger_id=trigger_id,
+            job_id, self.checked_directory(), savepoint_format=self.checked_format(), trigger_id=trigger_id
         )

@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.configuration import conf
 
 from airflow_provider_ckpt import arguments, session_process
+from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.conditions.base import Json, Status, Verdict
 from airflow_provider_ckpt.conditions.session import SessionReadyCondition, session_facts
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptSessionFailed
 from airflow_provider_ckpt.hooks.connection import Endpoint
 from airflow_provider_ckpt.operators.base import CkptOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal, new_id
-from airflow_provider_ckpt.outputs import Templated
 from airflow_provider_ckpt.secret_values import hide, shown_command
 from airflow_provider_ckpt.session_process import SessionProcess
 from airflow_provider_ckpt.triggers.base import event_payload
 from airflow_provider_ckpt.triggers.session import CkptSessionTrigger
-from ckpt_runtime.client import CkptClient, CkptClientError, Unreachable, is_passing, requests
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import CkptClientError, Unreachable, is_passing
 from ckpt_runtime.client.private_files import write_private
 from ckpt_runtime.client.session_command import (
     TOKEN_VARIABLE,

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow.sdk import XComArg
-
 from airflow_provider_ckpt import arguments
+from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.conditions.base import Json
 from airflow_provider_ckpt.conditions.operation import Operation
 from airflow_provider_ckpt.operators.journal import Journal
-from airflow_provider_ckpt.operators.operation import RECORD, CkptOperationOperator
-from airflow_provider_ckpt.operators.savepoint import checked_format
-from airflow_provider_ckpt.outputs import Templated
-from ckpt_runtime.client import CkptClient, NotFound, requests
+from airflow_provider_ckpt.operators.operation import RECORD
+from airflow_provider_ckpt.operators.savepoint import CkptSavepointOperator
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import NotFound
 from ckpt_runtime.client.models import TERMINAL_STATES
 from ckpt_runtime.client.requests import Call
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class StopWithSavepointOperator(CkptOperationOperator):
+class StopWithSavepointOperator(CkptSavepointOperator):
     """Ends a job gracefully: its last act is a savepoint, after which no further record is processed.
 
     Returns ``{"job_id", "trigger_id", "savepoint_path"}``; ``trigger_id`` is ``None`` when the result was recovered
@@ -35,38 +35,18 @@ class StopWithSavepointOperator(CkptOperationOperator):
         (templated)
     """
 
-    template_fields: Collection[str] = (
-        *CkptOperationOperator.template_fields,
-        "target_directory",
-        "savepoint_format",
-        "drain",
-    )
+    template_fields: Collection[str] = (*CkptSavepointOperator.template_fields, "drain")
     operation: ClassVar[Operation] = Operation.STOP
 
-    def __init__(
-        self,
-        *,
-        job_id: Templated[str],
-        target_directory: Templated[str] | None = None,
-        savepoint_format: Templated[str] = "NATIVE",
-        drain: Templated[bool | str] = False,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, job_id: Templated[str], drain: Templated[bool | str] = False, **kwargs: Any) -> None:
         super().__init__(job_id=job_id, **kwargs)
-        self.target_directory = target_directory
-        self.savepoint_format = savepoint_format
         self.drain = drain
-
-    @property
-    def savepoint_path(self) -> XComArg:
-        """The savepoint that ends the job, for arguments of other tasks."""
-        return XComArg(self, "savepoint_path")
 
     def request(self, job_id: str, trigger_id: str) -> Call[str]:
         return requests.stop_with_savepoint(
             job_id,
-            arguments.optional_text("target_directory", self.target_directory),
-            savepoint_format=checked_format(self.savepoint_format),
+            self.checked_directory(),
+            savepoint_format=self.checked_format(),
             drain=arguments.boolean("drain", self.drain),
             trigger_id=trigger_id,
         )

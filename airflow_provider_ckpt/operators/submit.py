@@ -11,18 +11,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import XComArg
 
 from airflow_provider_ckpt import arguments
+from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.conditions.base import Json, Status
 from airflow_provider_ckpt.conditions.job import job_facts
 from airflow_provider_ckpt.earlier_job import EarlierJob, Plan, Step, plan
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed
 from airflow_provider_ckpt.links import JOB_LINKS
-from airflow_provider_ckpt.operators.base import CkptOperator, Event, tell_trace
+from airflow_provider_ckpt.operators.base import CkptOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal, numbered_id, series_of
-from airflow_provider_ckpt.outputs import Templated
 from airflow_provider_ckpt.secret_values import hide
+from airflow_provider_ckpt.tasks import tell_trace
 from airflow_provider_ckpt.triggers.base import ON_KILL_PATIENCE_SECONDS
 from airflow_provider_ckpt.triggers.job import CkptJobTrigger
-from ckpt_runtime.client import CkptClient, CkptClientError, NotFound, requests
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import CkptClientError, NotFound
 from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import PackagingError, pack_pipeline
 from ckpt_runtime.client.requests import job_details

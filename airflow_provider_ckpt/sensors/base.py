@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -12,10 +12,10 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow.sdk.exceptions import AirflowSensorTimeout
 
 from airflow_provider_ckpt import arguments, defaults
-from airflow_provider_ckpt.arguments import Duration
+from airflow_provider_ckpt.arguments import Duration, Templated
 from airflow_provider_ckpt.conditions.base import Condition, Status, Verdict
-from airflow_provider_ckpt.conditions.driver import Pacing, is_waited_out, look, wait
 from airflow_provider_ckpt.conditions.progress import Progress
+from airflow_provider_ckpt.conditions.waiting import is_waited_out, look_until_sure
 from airflow_provider_ckpt.exceptions import (
     CkptArgumentInvalid,
     CkptJobFailed,
@@ -25,11 +25,9 @@ from airflow_provider_ckpt.exceptions import (
 )
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.links import JOB_LINKS
-from airflow_provider_ckpt.operators.base import FIRST_LOOKS_SECONDS, backstop, earlier, first_looks, tell_trace
-from airflow_provider_ckpt.outputs import Templated
+from airflow_provider_ckpt.tasks import FIRST_LOOKS_SECONDS, CkptTask, backstop, seconds_here, tell_trace, wait_here
 from airflow_provider_ckpt.triggers.base import CkptTrigger, event_payload
-from ckpt_runtime.client import CkptClient, CkptClientError, is_passing
-from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S
+from ckpt_runtime.client.errors import CkptClientError, is_passing
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -39,7 +37,7 @@ CONFIRMING_SECONDS = 1.0
 """Between two looks for a job that seems to be unknown, at most."""
 
 
-class CkptSensor(BaseSensorOperator):
+class CkptSensor(CkptTask, BaseSensorOperator):
     """Base of the sensors; not for use in DAGs. A sensor only watches: whatever becomes of it, the job goes on.
 
     :param job_id: the job, 32 hex digits, or a task's result that has one. (templated)
@@ -87,38 +85,29 @@ class CkptSensor(BaseSensorOperator):
         :raises CkptClientError: when that look fails. Without a deadline it is a short one, to be taken again.
         """
 
-    def patience(self, deadline: float | None) -> float:
-        """How long a request is repeated while the job manager is away."""
-        if deadline is None:
-            return DEFAULT_PATIENCE_S
-        return max(0.0, min(defaults.request_patience(), deadline - time.time()))
-
     def succeeded(self, context: Context) -> None:
         """Called once the condition holds."""
 
     def execute(self, context: Context) -> Any:
-        self.publish_links(context)
+        self.publish_links(context, self.checked_job_id())
         if not self.deferrable:
             return super().execute(context)
         try:
             trigger = self.trigger(context, time.time() + self.timeout)
         except CkptClientError as error:
             raise (CkptUnavailable if is_passing(error) else CkptRequestRejected)(str(error)) from error
-        verdict = self._first_looks(trigger)
+        verdict = self._wait_here(trigger)
         if verdict is not None:
             # By way of Airflow's own entry, which turns failures into skips where that is wanted.
             return self.resume_execution("execute_complete", {"event": event_payload(verdict, trigger)}, context)
         return self.defer(trigger=trigger, method_name="execute_complete", timeout=backstop(trigger.deadline))
 
-    def _first_looks(self, trigger: CkptTrigger) -> Verdict | None:
-        patience = first_looks(self.defer_after)
-        if patience <= 0:
+    def _wait_here(self, trigger: CkptTrigger) -> Verdict | None:
+        seconds = seconds_here(self.defer_after)
+        if seconds <= 0:
             return None
-        until = earlier(time.time() + patience, trigger.deadline)
-        pacing = Pacing(min(self.poke_interval, FIRST_LOOKS_SECONDS))
-        with CkptHook(self.ckpt_conn_id).get_conn() as client:
-            verdict = wait(trigger.condition(), client, until, pacing, self.log)
-        return None if verdict.status is Status.TIMEOUT and until != trigger.deadline else verdict
+        with self.hook.get_conn() as client:
+            return wait_here(client, trigger, seconds, min(self.poke_interval, FIRST_LOOKS_SECONDS), self.log)
 
     def poke(self, context: Context) -> bool | PokeReturnValue:
         """One look; a job manager that is away for a while does not fail the sensor."""
@@ -128,8 +117,10 @@ class CkptSensor(BaseSensorOperator):
             if self._condition is None:
                 self._condition = self.trigger(context, None).condition()
                 self._progress = Progress(self.log, self._condition.subject)
-            with CkptHook(self.ckpt_conn_id).get_conn() as client:
-                verdict = self._look(self._condition, self._progress, client)
+            with self.hook.get_conn() as client:
+                # A job that seems to be unknown is looked for again at once: the next poke may be another process.
+                pause = min(self.poke_interval, CONFIRMING_SECONDS)
+                verdict = client.run(look_until_sure(self._condition, self._progress, pause))
         except CkptClientError as error:
             if not is_waited_out(error):
                 raise CkptRequestRejected(str(error)) from error
@@ -143,18 +134,10 @@ class CkptSensor(BaseSensorOperator):
         self.succeeded(context)
         return PokeReturnValue(is_done=True, xcom_value=verdict.result)
 
-    def _look(self, condition: Condition, progress: Progress, client: CkptClient) -> Verdict | None:
-        """A job that seems to be unknown is looked for again at once: the next poke may be another process."""
-        verdict = client.run(look(condition, progress))
-        while condition.absence.in_doubt:
-            time.sleep(min(self.poke_interval, CONFIRMING_SECONDS))
-            verdict = client.run(look(condition, progress))
-        return verdict
-
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> Any:
         """Go on after the trigger's event."""
         event = event or {}
-        self.publish_links(context)
+        self.publish_links(context, self.checked_job_id())
         status = Status(event["status"])
         if status is not Status.DONE:
             tell_trace(self.log, event)
@@ -175,11 +158,4 @@ class CkptSensor(BaseSensorOperator):
 
         :raises CkptArgumentInvalid: when it is not one.
         """
-        return arguments.hex_id("job_id", arguments.or_field("job_id", self.job_id, "job_id"))
-
-    def publish_links(self, context: Context, links: Sequence[Any] = JOB_LINKS) -> None:
-        """Store the links' addresses now, so that they work while the task is still deferred."""
-        base_url = CkptHook(self.ckpt_conn_id).endpoint().base_url
-        for link in links:
-            self.link_addresses[link.xcom_key] = link.address(base_url, self.checked_job_id())
-            context["ti"].xcom_push(key=link.xcom_key, value=self.link_addresses[link.xcom_key])
+        return arguments.job_id(self.job_id)

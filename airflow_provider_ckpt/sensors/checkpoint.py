@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import XComArg
 
 from airflow_provider_ckpt import arguments
+from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.conditions.checkpoint import CheckpointGoal, newest_id
 from airflow_provider_ckpt.conditions.progress import Progress
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
-from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.operators.journal import Journal
-from airflow_provider_ckpt.outputs import Templated
 from airflow_provider_ckpt.sensors.base import CkptSensor
 from airflow_provider_ckpt.triggers.checkpoint import CkptCheckpointTrigger
-from ckpt_runtime.client import NotFound, requests
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.errors import NotFound
+from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -112,7 +113,9 @@ class CheckpointCompletedSensor(CkptSensor):
         record = journal.read()
         if record.get("job_id") != job_id:
             away = Progress(self.log, "the session to answer").away
-            with CkptHook(self.ckpt_conn_id).get_conn(patience=self.patience(deadline), on_away=away) as client:
+            # Without a deadline this is one of many pokes, each of which is a short one.
+            patience = DEFAULT_PATIENCE_S if deadline is None else self.request_patience(deadline)
+            with self.hook.get_conn(patience=patience, on_away=away) as client:
                 try:
                     since = newest_id(client.execute(requests.checkpoint_statistics(job_id)))
                 except NotFound:  # the condition finds out whether that is true

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ckpt import arguments
+from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.conditions.job import STATES
-from airflow_provider_ckpt.outputs import Templated
 from airflow_provider_ckpt.sensors.base import CkptSensor
 from airflow_provider_ckpt.triggers.job import CkptJobTrigger
 

@@ -17,7 +17,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_ckpt import defaults
 from airflow_provider_ckpt.conditions.base import Condition, Verdict
-from airflow_provider_ckpt.conditions.driver import Pacing, await_verdict
+from airflow_provider_ckpt.conditions.waiting import Wait
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 
 ON_KILL_PATIENCE_SECONDS = 20.0
@@ -68,9 +68,9 @@ class CkptTrigger(BaseTrigger):
         the second process, and fails the task.
         """
         earliest = time.monotonic() + defaults.min_deferral()
-        condition = self.condition()
+        wait = Wait(self.condition(), self.deadline, self.poll_interval, self.log)
         async with await CkptHook(self.ckpt_conn_id).aget_conn() as client:
-            verdict = await await_verdict(condition, client, self.deadline, Pacing(self.poll_interval), self.log)
+            verdict = await wait.in_the_triggerer(client)
         await asyncio.sleep(max(0.0, earliest - time.monotonic()))
         yield TriggerEvent(event_payload(verdict, self))  # type: ignore[no-untyped-call]
 

@@ -8,7 +8,8 @@ from typing import Any
 from airflow_provider_ckpt.conditions.job import JobCondition
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.triggers.base import ON_KILL_PATIENCE_SECONDS, CkptTrigger
-from ckpt_runtime.client import CkptClientError, requests
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.errors import CkptClientError
 
 
 class CkptJobTrigger(CkptTrigger):

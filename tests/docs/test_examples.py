@@ -27,9 +27,9 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.registry import find_option
 from ckpt_runtime.configuration.validation import validate
-from ckpt_runtime.jobmaster.checkpoint_settings import overrides_of
 from ckpt_runtime.jobmaster.gateway import JobStatus
-from ckpt_runtime.rest.handlers.checkpoint_config import parse_patch
+from ckpt_runtime.rest.bodies import checked
+from ckpt_runtime.rest.handlers.checkpoint_config import PatchBody, overrides_of
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.docs.markdown import DOCS, PAGES, ROOT, Block, anchors, blocks, links, spans
 
@@ -314,8 +314,8 @@ PATCHES = [block for block in blocks("json") if block.page.name == "unaligned-ch
 @pytest.mark.row("571.8")
 @pytest.mark.parametrize("block", PATCHES, ids=name_of)
 def test_a_patch_of_the_settings_is_accepted(block: Block) -> None:
-    patch = parse_patch(json.loads(block.text))
-    assert overrides_of(patch).applied_to(CheckpointConfiguration()).unaligned_enabled
+    overrides = overrides_of(checked(PatchBody, json.loads(block.text)))
+    assert overrides.applied_to(CheckpointConfiguration()).unaligned_enabled
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -352,9 +352,11 @@ def test_make_targets_that_are_named_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_files_that_are_named_exist(page: Path) -> None:
-    """Paths in code spans: from the root, or from the engine's package; on a room's page from that room."""
+    """Paths in code spans: from the root, or from the engine's package; on a page about one folder from that one."""
     package = ROOT / "runtime" / "ckpt_runtime"
     places = [ROOT, ROOT / "runtime", package]
+    if page.stem == "simulation":
+        places.append(ROOT / "tests" / "simulation")
     if page.parent.name == "rooms":
         places.append(PROVIDER if page.stem == "provider" else package / page.stem)
     shown = {"totals.py", "main.py"}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 
 
 def contents(gateway: FakeGateway) -> str:
     """All that a request could have changed."""
     jobs = {
-        job_id: (job.status, asdict(job.overrides), job.request, job.next_checkpoint, job.timestamps)
+        job_id: (job.status, job.overrides, job.request, job.next_checkpoint, job.timestamps)
         for job_id, job in gateway.jobs.items()
     }
     operations = sorted(gateway.operations)

@@ -7,7 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ckpt_runtime.jobmaster.gateway import CheckpointConfigPatch, JobStatus, SubmissionFailed
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.jobmaster.gateway import JobStatus, SubmissionFailed
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES
 
@@ -35,11 +36,11 @@ def test_they_reach_the_coordinator_and_the_restart_strategy(cluster: MiniCluste
         assert config.configuration["execution.checkpointing.interval"] == "200 ms"
         assert config.configuration["execution.checkpointing.timeout"] == "40 s"
         patched = cluster.call(
-            cluster.dispatcher.patch_checkpoint_config(job_id, CheckpointConfigPatch(interval_ms=77_000))
+            cluster.dispatcher.patch_checkpoint_config(job_id, CheckpointOverrides(interval_ms=77_000))
         )
-        assert patched.interval_ms == 77_000
+        assert patched.settings.interval_ms == 77_000
         submitted = cluster.call(cluster.dispatcher.delete_checkpoint_config_overrides(job_id))
-        assert (submitted.interval_ms, submitted.timeout_ms) == (200, 40_000)
+        assert (submitted.settings.interval_ms, submitted.settings.timeout_ms) == (200, 40_000)
     finally:
         cluster.call(cluster.dispatcher.cancel_job(job_id))
 
@@ -62,7 +63,7 @@ def test_they_win_over_the_clusters_and_survive_the_driver(tmp_path: Path) -> No
         first.wait_for_checkpoints(job_id, 1)
     with MiniCluster(configuration=configuration) as second:
         second.wait_for_status(job_id, JobStatus.RUNNING)
-        shown = second.call(second.dispatcher.checkpoint_config(job_id))
+        shown = second.call(second.dispatcher.checkpoint_config(job_id)).settings
         assert (shown.interval_ms, shown.timeout_ms, shown.min_pause_ms) == (200, 50_000, 5)
         assert second.call(second.dispatcher.job_config(job_id)).restart_strategy == "fixed-delay"
         second.wait_for_checkpoints(job_id, 1)

@@ -17,11 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt_runtime.api.plan_result import PlanResult
+from ckpt_runtime.checkpoint.channel_state_assignment import StateAssignmentError
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, EdgeDescriptor, VertexDescriptor
-from ckpt_runtime.checkpoint.documents import subtask_state_of
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
+from ckpt_runtime.checkpoint.documents import check_state
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_assignment import assign_states, restored_max_parallelism
-from ckpt_runtime.checkpoint.state_assignment_error import StateAssignmentError
 from ckpt_runtime.checkpoint.state_handles import (
     ChannelStateSegment,
     ChannelStateStream,
@@ -37,7 +38,7 @@ from ckpt_runtime.checkpoint.statistics import CheckpointCounts, CheckpointStats
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import MAX_SUBTASKS, JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.graph.schema import DocumentError
+from ckpt_runtime.graph.schema import DocumentError, checked
 from ckpt_runtime.jobmaster.ended_job import EndedJob, result_document
 from ckpt_runtime.jobmaster.gateway import (
     EffectiveCheckpointConfig,
@@ -47,12 +48,13 @@ from ckpt_runtime.jobmaster.gateway import (
 )
 from ckpt_runtime.jobmaster.program_archive import ProgramRefusedError, modules_of
 from ckpt_runtime.jobmaster.submission import request_of
+from ckpt_runtime.snapshots.snapshot import disposal_of, open_snapshot
 from ckpt_runtime.storage.disposal import SnapshotDisposal
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import make_directory, resolve
 from ckpt_runtime.storage.job_store import StoredJob
 from ckpt_runtime.storage.leader_store import LeaderInfo
-from ckpt_runtime.storage.snapshot_metadata import read_foreign_metadata, write_metadata
+from ckpt_runtime.storage.snapshot_metadata import write_metadata
 
 JOB = "0123456789abcdef" * 2
 SOURCE, SINK = "a" * 32, "b" * 32
@@ -109,7 +111,7 @@ CHECKPOINT = CompletedCheckpoint(
     tuple(EdgeDescriptor.of(edge) for edge in GRAPH.edges),
 )
 FAILURE = FailureCause("E", "m", "t")
-CONFIG = EffectiveCheckpointConfig(True, 1, 1, 0, 1, 0, False, 0, None, True, True, "hashmap", "filesystem")
+CONFIG = EffectiveCheckpointConfig(CheckpointConfiguration(), True, "hashmap", "filesystem")
 REQUEST = RunRequest("p", "m:f", ("a",), 2, {"a": "b"}, "/s", job_id=JOB)
 RESULT = result_document(
     job_id=JOB,
@@ -203,8 +205,8 @@ def test_metadata(document: Any) -> None:
 @settings(max_examples=200)
 @given(mutated(state(0).to_json()))
 def test_acknowledgements(document: Any) -> None:
-    found = refused(subtask_state_of, document)
-    if found is not None:
+    found = refused(lambda document: checked(document, SubtaskState), document)
+    if found is not None and refused(lambda state: check_state(state, "it") is None, found):
         found.files()
         json.dumps(found.to_json())
 
@@ -263,9 +265,8 @@ def test_files_of_forged_metadata(document: Any) -> None:
         write_metadata(directory, document)
     except (ValueError, AttributeError):  # not a document at all
         return
-    found = read_foreign_metadata(directory)
-    refused(lambda content: CompletedCheckpoint.from_json(content, directory.url), found.document)
-    refused(SnapshotDisposal.of, directory.url, StorageError)
+    refused(open_snapshot, directory.url, StorageError)
+    refused(disposal_of, directory.url, StorageError)
 
 
 ARCHIVE = io.BytesIO()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from typing import Any
 
@@ -14,11 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range
 from ckpt_runtime.graph.schemas import aggregate_type
 from ckpt_runtime.graph.specs import Aggregate
-from ckpt_runtime.state.backend import KeyedSnapshot, RestoreSource
-from ckpt_runtime.state.memory.accumulators import AggregateColumn
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
 from ckpt_runtime.state.memory.layered_dict import LayeredDict
+from ckpt_runtime.state.states import AggregateColumn
 from tests.support import reference_kernels as reference
+from tests.support.inline_snapshots import handles_of, restore
 
 FUNCTIONS = ("count", "sum", "min", "max", "avg")
 VALUES = {
@@ -40,14 +39,6 @@ def aggregates(kind: pa.DataType) -> list[AggregateColumn]:
 
 def same(left: Any, right: Any) -> bool:
     return left == right or (isinstance(left, float) and math.isnan(left) and math.isnan(right))
-
-
-def written(snapshot: KeyedSnapshot) -> list[RestoreSource]:
-    stream = io.BytesIO()
-    sections = snapshot.write(stream, 0)
-    snapshot.release()
-    data = stream.getvalue()
-    return [RestoreSource(section, lambda offset, length: data[offset : offset + length]) for section in sections]
 
 
 @st.composite
@@ -83,11 +74,11 @@ def rescaled(
     backends: list[MemoryKeyedStateBackend], parallelism: int, merge: bool = False
 ) -> list[MemoryKeyedStateBackend]:
     """The state split over ``parallelism`` backends, or merged into one after that."""
-    sources = [source for backend in backends for source in written(backend.snapshot(1))]
+    handles = handles_of(backends)
     found = []
     for index in range(parallelism):
         backend = MemoryKeyedStateBackend(key_group_range(16, parallelism, index), 16, "op")
-        backend.restore(sources)
+        restore(backend, handles)
         found.append(backend)
     return rescaled(found, 1) if merge else found
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
+
+from pipelines.prepare_flights import flights_table
 
 PIPELINES = Path(__file__).parents[2] / "pipelines"
 _DAY = pd.Timedelta(days=1)
@@ -15,18 +16,13 @@ _DAY = pd.Timedelta(days=1)
 
 def write_slice(path: Path, rows: int) -> Path:
     """The first flights of the year, as ``prepare_flights.py`` writes them."""
-    sys.path.insert(0, str(PIPELINES))
-    try:
-        from prepare_flights import flights_table
-    finally:
-        sys.path.remove(str(PIPELINES))
     pq.write_table(flights_table().slice(0, rows), path, row_group_size=8192)
     return path
 
 
 def read_flights(path: Path) -> pd.DataFrame:
     """The input, in row order; ``aircraft`` is never null."""
-    frame = pq.read_table(path).to_pandas().sort_values("row_id").reset_index(drop=True)
+    frame: pd.DataFrame = pq.read_table(path).to_pandas().sort_values("row_id").reset_index(drop=True)
     frame["aircraft"] = frame.tailnum.where(frame.tailnum.notna(), "row-" + frame.row_id.astype(str))
     return frame
 
@@ -40,7 +36,7 @@ def expected_rotations(flights: pd.DataFrame) -> pd.DataFrame:
     by_aircraft = frame.groupby("aircraft")
     frame["leg"] = by_aircraft.cumcount() + 1
     frame["previous_dest"] = by_aircraft.dest.shift()
-    frame["ground_minutes"] = (frame.departure - by_aircraft.arrival.shift()) // pd.Timedelta(minutes=1)
+    frame["ground_minutes"] = (frame.departure - by_aircraft.arrival.shift()).dt.total_seconds() // 60
     frame["visits_of_dest"] = frame.groupby(["aircraft", "dest"]).cumcount() + 1
     frame["legs_in_24h"] = 0
     scheduled = frame.event_time.dt.tz_convert(None).to_numpy()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,14 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckpt_runtime.checkpoint.state_handles import OperatorListState
+from ckpt_runtime.checkpoint.state_handles import KeyedHandle, OperatorListState
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.graph.specs import JoinSide, JoinSpec
 from ckpt_runtime.operators.join import JoinOperator
 from ckpt_runtime.operators.operator import OperatorContext, OperatorStateStore
-from ckpt_runtime.state.backend import RestoreSource
 from ckpt_runtime.state.hashing import hash_columns, split_by_owner
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
+from tests.support.inline_snapshots import handles_of, restore
 
 MAX_PARALLELISM = 16
 LEFT, RIGHT = 0, 1
@@ -53,7 +52,7 @@ class Subtask:
     spec: JoinSpec
     index: int = 0
     parallelism: int = 1
-    sources: tuple[RestoreSource, ...] = ()
+    handles: tuple[KeyedHandle, ...] = ()
     lists: tuple[OperatorListState, ...] = ()
     events: list[Any] = field(default_factory=list)
     sent: int | None = None
@@ -61,7 +60,7 @@ class Subtask:
     def __post_init__(self) -> None:
         groups = key_group_range(MAX_PARALLELISM, self.parallelism, self.index)
         self.backend = MemoryKeyedStateBackend(groups, MAX_PARALLELISM, "join")
-        self.backend.restore(self.sources)
+        restore(self.backend, self.handles)
         self.context = OperatorContext(
             job_id="j", uid="join", name="join", subtask_index=self.index, parallelism=self.parallelism,
             max_parallelism=MAX_PARALLELISM, attempt=0, key_groups=groups, now_ms=lambda: 0,
@@ -85,17 +84,9 @@ class Subtask:
         self.sent = timestamp_ms
         self.events.append(timestamp_ms)
 
-    def snapshot(self) -> tuple[list[RestoreSource], tuple[OperatorListState, ...]]:
+    def snapshot(self) -> tuple[list[KeyedHandle], tuple[OperatorListState, ...]]:
         self.operator.snapshot(1)
-        snapshot = self.backend.snapshot(1)
-        stream = io.BytesIO()
-        sections = snapshot.write(stream, 0)
-        snapshot.release()
-        data = stream.getvalue()
-        sources = [
-            RestoreSource(section, lambda offset, length: data[offset : offset + length]) for section in sections
-        ]
-        return sources, self.context.operator_state.snapshot()
+        return handles_of([self.backend]), self.context.operator_state.snapshot()
 
     def living(self) -> tuple[int, int]:
         """Rows kept of each side."""
@@ -148,10 +139,10 @@ class JoinJob:
         """Takes a snapshot and goes on from it."""
         self.late = self.late_rows
         parts = [subtask.snapshot() for subtask in self.subtasks]
-        sources = tuple(source for found, _ in parts for source in found)
+        handles = tuple(handle for found, _ in parts for handle in found)
         items = tuple(item for _, lists in parts for state in lists for item in state.items)
         lists = tuple(OperatorListState(s.name, s.mode, items) for s in parts[0][1])
-        self.subtasks = [Subtask(self.spec, index, parallelism, sources, lists) for index in range(parallelism)]
+        self.subtasks = [Subtask(self.spec, index, parallelism, handles, lists) for index in range(parallelism)]
 
     @property
     def late_rows(self) -> int:

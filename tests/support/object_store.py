@@ -140,7 +140,7 @@ def unfinished_uploads(location: Location) -> list[str]:
     return [upload["Key"] for upload in answer.get("Uploads", [])]
 
 
-class _Quiet(MotoRequestHandler):  # type: ignore[misc]
+class _Quiet(MotoRequestHandler):
     def log_request(self, *_: object) -> None:
         """The counts tell more."""
 

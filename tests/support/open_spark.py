@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pyspark import SparkConf, SparkContext
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _run(context: SparkContext, begun: str) -> None:
-    def task(rows: Iterator[int]) -> Iterator[int]:
+    def task(rows: Iterable[int]) -> Iterator[int]:
         with open(begun, "a") as file:
             file.write("begun\n")
         while True:

@@ -9,6 +9,7 @@ Life of a job, shell's view (events in capitals)::
     RESTORE_REQUESTED(savepoint?)  -> RestoreFrom(checkpoint | None)     ... assign state, deploy
     JOB_RUNNING(executions)        -> ScheduleTimer(periodic)            ... ticks, requests, acknowledgements
     TASKS_LEFT_RUNNING             -> aborts                             ... cancel tasks, then RESTORE_REQUESTED again
+    GRAPH_REPLACED(graph)          -> nothing                            ... between two deployments only
     SHUTDOWN(status)               -> ... -> ShutdownComplete
 
 One checkpoint::

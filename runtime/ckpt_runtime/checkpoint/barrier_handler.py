@@ -140,16 +140,15 @@ class ResumeChannels:
 class TriggerCheckpoint:
     """Take the snapshot now, before any other input.
 
-    ``alignment_started_at`` is the monotonic millisecond of the first sign of the barrier, ``alignment_duration`` the
-    milliseconds until now. Aligned: all barriers are consumed and there is no in-flight data of the inputs. Unaligned:
-    in ``captured`` channels record what is queued before the barrier (or the end); in ``recording`` ones the rest in
-    work and all that is polled until StopRecording. The other channels have nothing for this checkpoint.
+    ``alignment_duration`` are the milliseconds since the first sign of the barrier. Aligned: all barriers are consumed
+    and there is no in-flight data of the inputs. Unaligned: in ``captured`` channels record what is queued before the
+    barrier (or the end); in ``recording`` ones the rest in work and all that is polled until StopRecording. The other
+    channels have nothing for this checkpoint.
     """
 
     checkpoint_id: int
     timestamp: int
     options: CheckpointOptions
-    alignment_started_at: int
     alignment_duration: int
     unaligned: bool = False
     recording: tuple[Channel, ...] = ()
@@ -260,11 +259,6 @@ class BarrierHandler:
     @property
     def blocked_channels(self) -> tuple[Channel, ...]:
         return tuple(self._blocked)
-
-    @property
-    def latest_checkpoint(self) -> int:
-        """The greatest id that a channel has shown or that was triggered; -1 before the first."""
-        return self._latest
 
     @property
     def next_deadline_ms(self) -> int | None:
@@ -476,7 +470,6 @@ class BarrierHandler:
                 checkpoint_id,
                 pending.timestamp,
                 pending.options,
-                pending.started_at,
                 pending.duration(now),
                 unaligned,
                 tuple(sorted(pending.unseen)),

@@ -14,13 +14,16 @@ from dataclasses import replace
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, EdgeDescriptor, VertexDescriptor
 from ckpt_runtime.checkpoint.executions import SubtaskKey
-from ckpt_runtime.checkpoint.state_assignment_error import StateAssignmentError
 from ckpt_runtime.checkpoint.state_handles import NO_PEER, ChannelStateSegment, ChannelStateStream
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, Partitioning
 from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range, owner_of_key_group
 
 _SPREAD = frozenset({Partitioning.FORWARD, Partitioning.REBALANCE})
 """Any subtask may take these rows. A change of parallelism turns one into the other."""
+
+
+class StateAssignmentError(ValueError):
+    """A checkpoint does not fit a job graph; nothing may be deployed from it."""
 
 
 class UnalignedUpgradeError(StateAssignmentError):

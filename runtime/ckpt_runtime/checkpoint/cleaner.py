@@ -14,6 +14,10 @@ from ckpt_runtime.checkpoint.effects import DiscardCheckpoint, DiscardLocation, 
 _Discard = DiscardCheckpoint | DiscardLocation
 
 
+class UnaskedAnswerError(LookupError):
+    """An answer of the storage to something that is not under way. Nothing has changed."""
+
+
 class CheckpointCleaner:
     """``emit`` takes the effects."""
 
@@ -59,34 +63,32 @@ class CheckpointCleaner:
         self._deleting[checkpoint_id] += 1
         self._emit(DiscardLocation(checkpoint_id, directory))
 
-    def removed(self, checkpoint_id: int) -> bool:
-        """The pointer is gone. Returns False when no removal was under way."""
-        if checkpoint_id not in self._removing:
-            return False
-        discard, _ = self._removing.pop(checkpoint_id)
+    def removed(self, checkpoint_id: int) -> None:
+        """The pointer is gone. Raises :class:`UnaskedAnswerError` when no removal was under way."""
+        discard, _ = self._removal_of(checkpoint_id)
+        del self._removing[checkpoint_id]
         self._directories.pop(checkpoint_id, None)
         if discard is not None:
             self._deleting[checkpoint_id] += 1
             self._emit(discard)
-        return True
 
-    def remove_failed(self, checkpoint_id: int) -> bool:
-        """Tries the removal again. Returns False when none was under way."""
-        if checkpoint_id not in self._removing:
-            return False
-        discard, attempt = self._removing[checkpoint_id]
+    def remove_failed(self, checkpoint_id: int) -> None:
+        """Tries the removal again. Raises :class:`UnaskedAnswerError` when none was under way."""
+        discard, attempt = self._removal_of(checkpoint_id)
         self._removing[checkpoint_id] = (discard, attempt + 1)
         self._emit(_removal(checkpoint_id, discard, attempt + 1))
-        return True
 
-    def cleaned(self, checkpoint_id: int) -> bool:
-        """Files were deleted. Returns False when nothing was being deleted."""
-        if not self._deleting[checkpoint_id]:
-            del self._deleting[checkpoint_id]
-            return False
+    def _removal_of(self, checkpoint_id: int) -> tuple[_Discard | None, int]:
+        if checkpoint_id not in self._removing:
+            raise UnaskedAnswerError(checkpoint_id)
+        return self._removing[checkpoint_id]
+
+    def cleaned(self, checkpoint_id: int) -> None:
+        """Files were deleted. Raises :class:`UnaskedAnswerError` when nothing was being deleted."""
+        if checkpoint_id not in self._deleting:
+            raise UnaskedAnswerError(checkpoint_id)
         self._deleting[checkpoint_id] -= 1
         self._deleting += Counter()  # drops zeros
-        return True
 
 
 def _removal(checkpoint_id: int, then: _Discard | None, attempt: int) -> RemoveFromStore:

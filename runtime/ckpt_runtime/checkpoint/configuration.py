@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
-MINIMUM_MS = 10
-"""The least interval and timeout that a job accepts."""
+from ckpt_runtime.configuration.checkpoint_settings import CHECKPOINT_SETTINGS
+from ckpt_runtime.configuration.checkpointing_options import MINIMAL_CHECKPOINT_TIME_MS as MINIMUM_MS
+from ckpt_runtime.configuration.checkpointing_options import CheckpointRetention
+
+__all__ = ["MINIMUM_MS", "CheckpointConfiguration", "CheckpointConfigurationError", "CheckpointRetention"]
+
+_LEAST = {setting.field: setting.least for setting in CHECKPOINT_SETTINGS} | {"interval_during_backlog_ms": 0}
 
 
 class CheckpointConfigurationError(ValueError):
     """A setting outside its limits; names the setting, the value and what is allowed."""
-
-
-class CheckpointRetention(StrEnum):
-    """``execution.checkpointing.externalized-checkpoint-retention``: which checkpoints outlive the job."""
-
-    DELETE_ON_CANCELLATION = "DELETE_ON_CANCELLATION"
-    RETAIN_ON_CANCELLATION = "RETAIN_ON_CANCELLATION"
-    NO_EXTERNALIZED_CHECKPOINTS = "NO_EXTERNALIZED_CHECKPOINTS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +42,10 @@ class CheckpointConfiguration:
     checkpoints_after_tasks_finish: bool = True
 
     def __post_init__(self) -> None:
-        least = {
-            "interval_ms": MINIMUM_MS,
-            "timeout_ms": MINIMUM_MS,
-            "min_pause_ms": 0,
-            "max_concurrent": 1,
-            "tolerable_failures": 0,
-            "retained": 1,
-            "aligned_timeout_ms": 0,
-            "max_inflight_data_bytes": 0,
-            "interval_during_backlog_ms": 0,
-        }
-        for name, minimum in least.items():
+        for name, least in _LEAST.items():
             value = getattr(self, name)
-            if value is not None and value < minimum:
-                raise CheckpointConfigurationError(f"{name} is {value}; it must be at least {minimum}")
+            if least is not None and value is not None and value < least:
+                raise CheckpointConfigurationError(f"{name} is {value}; it must be at least {least}")
 
     def effective(self) -> CheckpointConfiguration:
         """The same with an interval of at least the minimum pause."""

@@ -3,45 +3,84 @@
 One door, :meth:`CheckpointCoordinator.handle`: an event and the present moment in, effects out. It has no clock, no
 thread and no I/O, and holds no lock because nothing runs beside it. The order of effects is the order in which the
 shell must start them. Sources: Flink's CheckpointCoordinator, FLIP-147, FLIP-203, FLIP-571.
+
+The work is that of its parts, none of which knows the coordinator or a part further down:
+
+* ``execution_view``: the graph and its present deployment
+* ``pending_checkpoint``: what has been triggered
+* ``schedule``: when a checkpoint is due
+* ``retention``: what is kept, and what is deleted when
+* ``failures``: what follows when a checkpoint or a request fails
+* ``triggering``: from a request to the trigger messages
+* ``completion``: from the messages of tasks to a published checkpoint
+* ``restoring``: what the next deployment starts from
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from enum import Enum
 from typing import Any
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
-from ckpt_runtime.checkpoint.completed_checkpoint import EdgeDescriptor, VertexDescriptor
+from ckpt_runtime.checkpoint.cleaner import UnaskedAnswerError
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
+from ckpt_runtime.checkpoint.completion import Completion
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
-from ckpt_runtime.checkpoint.coordinator_base import CoordinatorState, UnexpectedEventError
-from ckpt_runtime.checkpoint.coordinator_completion import CompletionLayer
 from ckpt_runtime.checkpoint.effects import Effect
-from ckpt_runtime.checkpoint.events import CoordinatorEvent, TimerId, TimerKind
+from ckpt_runtime.checkpoint.events import CoordinatorEvent
 from ckpt_runtime.checkpoint.execution_view import ExecutionView
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
-from ckpt_runtime.checkpoint.id_counter import CheckpointIdSource
+from ckpt_runtime.checkpoint.failures import CheckpointFailures
+from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter, CheckpointIdSource
 from ckpt_runtime.checkpoint.instant import Instant
+from ckpt_runtime.checkpoint.pending_checkpoint import PendingCheckpoints
+from ckpt_runtime.checkpoint.request_decider import TriggerRequest
+from ckpt_runtime.checkpoint.restoring import Restoring
+from ckpt_runtime.checkpoint.retention import Retention
+from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
+from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+from ckpt_runtime.checkpoint.triggering import Triggering
 from ckpt_runtime.graph.job_graph import JobGraph
 
-__all__ = ["CheckpointCoordinator", "CoordinatorState", "UnexpectedEventError"]
+SUSPENDED = "SUSPENDED"
+
+
+class CoordinatorState(Enum):
+    """CREATED: no deployment runs. RESTORING: waits for writes in flight. CLOSING: waits for clean-up."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    RESTORING = "restoring"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+class UnexpectedEventError(RuntimeError):
+    """An event that the coordinator cannot take in its state: a bug of its shell. Nothing has changed."""
+
+    def __init__(self, state: CoordinatorState, event: object) -> None:
+        super().__init__(f"{event!r} is not possible in state {state.value}")
+
 
 _OPEN = frozenset({CoordinatorState.CREATED, CoordinatorState.RUNNING, CoordinatorState.RESTORING})
+_ENDING = frozenset({CoordinatorState.CLOSING, CoordinatorState.CLOSED})
 _ANY = frozenset(CoordinatorState)
 _ACCEPTED_IN: dict[type[Any], frozenset[CoordinatorState]] = {
     on.JobRunning: frozenset({CoordinatorState.CREATED}),
     on.TasksLeftRunning: frozenset({CoordinatorState.CREATED, CoordinatorState.RUNNING}),
     on.RestoreRequested: frozenset({CoordinatorState.CREATED, CoordinatorState.RESTORING}),
+    on.GraphReplaced: frozenset({CoordinatorState.CREATED, CoordinatorState.RESTORING}),
     on.PeriodicTriggerStopped: frozenset({CoordinatorState.CREATED, CoordinatorState.RUNNING}),
     on.PeriodicTriggerStarted: frozenset({CoordinatorState.RUNNING}),
-    on.GraphReplaced: frozenset({CoordinatorState.CREATED, CoordinatorState.RESTORING}),
     on.Shutdown: _OPEN | {CoordinatorState.CLOSING},
 }
 
 
-class CheckpointCoordinator(CompletionLayer):
+class CheckpointCoordinator:
     """``recovered`` are the checkpoints whose pointers HA held at the start, in any order.
 
     ``first_delay_ms`` is how long after the first start of a deployment the first periodic checkpoint is due; it is
@@ -58,7 +97,27 @@ class CheckpointCoordinator(CompletionLayer):
         first_delay_ms: int | None = None,
         statistics: CheckpointStatsTracker | None = None,
     ) -> None:
-        super().__init__(job_id, graph, configuration, ids, recovered, first_delay_ms, statistics)
+        self._configuration = configuration = configuration.effective()
+        ids = CheckpointIdCounter() if ids is None else ids
+        stats = CheckpointStatsTracker() if statistics is None else statistics
+        self._stats = stats
+        self._state = CoordinatorState.CREATED
+        self._job_status = ""
+        self._fenced = False
+        self._effects: list[Effect] = []
+        emit = self._effects.append
+        self._executions = view = ExecutionView(graph)
+        self._pending = pending = PendingCheckpoints(stats)
+        self._schedule = schedule = CheckpointSchedule(configuration, first_delay_ms, view, emit)
+        self._retention = retention = Retention(job_id, configuration, recovered, stats, emit)
+        self._failures = failures = CheckpointFailures(
+            configuration.tolerable_failures, pending, view, schedule, retention, stats, emit
+        )
+        self._triggering = Triggering(configuration, ids, pending, view, schedule, retention, failures, emit)
+        self._completion = Completion(job_id, pending, schedule, retention, failures, stats, emit)
+        self._restoring = Restoring(ids, pending, retention, stats, emit)
+        for entry in retention.entries:
+            ids.advance_to(entry.checkpoint.id + 1)
         self._handlers: dict[type[Any], Callable[[Any, Instant], None]] = {
             on.JobRunning: self._on_job_running,
             on.TasksLeftRunning: self._on_tasks_left_running,
@@ -70,26 +129,72 @@ class CheckpointCoordinator(CompletionLayer):
             on.Shutdown: self._on_shutdown,
             on.ConfigurationPatched: self._on_configuration_patched,
             on.GraphReplaced: self._on_graph_replaced,
-            on.BacklogChanged: self._on_backlog_changed,
+            on.BacklogChanged: self._triggering.on_backlog_changed,
             on.TriggerRequested: self._on_trigger_requested,
-            on.TimerFired: self._on_timer_fired,
-            on.LocationReady: self._on_location_ready,
-            on.LocationFailed: self._on_location_failed,
-            on.TriggerFailed: self._on_trigger_failed,
-            on.Acknowledged: self._on_acknowledged,
-            on.Declined: self._on_declined,
-            on.ProgressReported: self._on_progress,
-            on.MetadataWritten: self._on_metadata_written,
-            on.MetadataFailed: self._on_metadata_failed,
-            on.MetadataUnknown: self._on_metadata_unknown,
+            on.TimerFired: self._triggering.on_timer_fired,
+            on.LocationReady: self._triggering.on_location_ready,
+            on.LocationFailed: self._triggering.on_location_failed,
+            on.TriggerFailed: self._triggering.on_trigger_failed,
+            on.Acknowledged: self._completion.on_acknowledged,
+            on.Declined: self._completion.on_declined,
+            on.ProgressReported: self._completion.on_progress,
+            on.MetadataWritten: self._completion.on_metadata_written,
+            on.MetadataFailed: self._completion.on_metadata_failed,
+            on.MetadataUnknown: self._completion.on_metadata_unknown,
             on.StoreAdded: self._on_store_added,
             on.StoreFailed: self._on_store_failed,
             on.StoreUnknown: self._on_store_unknown,
-            on.StoreRemoved: self._on_store_removed,
-            on.StoreRemoveFailed: self._on_store_remove_failed,
-            on.CleanupDone: self._on_cleanup_done,
+            on.StoreRemoved: self._retention.on_store_removed,
+            on.StoreRemoveFailed: self._retention.on_store_remove_failed,
+            on.CleanupDone: self._retention.on_cleanup_done,
             on.LeftoversFound: self._on_leftovers_found,
         }
+
+    @property
+    def state(self) -> CoordinatorState:
+        return self._state
+
+    @property
+    def configuration(self) -> CheckpointConfiguration:
+        """The effective settings."""
+        return self._configuration
+
+    @property
+    def latest_checkpoint(self) -> CompletedCheckpoint | None:
+        """What a restore would use now, writes in flight aside."""
+        return self._retention.latest
+
+    @property
+    def latest_is_owned(self) -> bool:
+        """False while what a restore would use is a snapshot that stays the user's."""
+        return self._retention.latest_is_owned
+
+    @property
+    def retained(self) -> tuple[RetainedCheckpoint, ...]:
+        """Oldest first."""
+        return self._retention.entries
+
+    @property
+    def referenced(self) -> tuple[str, ...]:
+        """Directories of the snapshots that a restore may need, here or by the next driver.
+
+        With those that are on their way to be retained, and those whose pointers are not certainly gone.
+        """
+        pending = (pending.directory for pending in self._pending if pending.directory is not None)
+        return (*self._retention.directories, *pending)
+
+    @property
+    def pending_ids(self) -> tuple[int, ...]:
+        return self._pending.ids
+
+    def pending_request(self, checkpoint_id: int) -> TriggerRequest | None:
+        """What a pending checkpoint was triggered for."""
+        pending = self._pending.get(checkpoint_id)
+        return None if pending is None else pending.request
+
+    def statistics(self) -> CheckpointStatsSnapshot:
+        """A frozen view for REST."""
+        return self._stats.snapshot()
 
     def handle(self, event: CoordinatorEvent, now: Instant) -> list[Effect]:
         """Takes one event and returns what is to be done, in order.
@@ -102,7 +207,11 @@ class CheckpointCoordinator(CompletionLayer):
         if self._state is CoordinatorState.CLOSED and self._fenced:
             self._refuse_when_fenced(event)
         elif self._state in _ACCEPTED_IN.get(type(event), _ANY):
-            handler(event, now)
+            try:
+                handler(event, now)
+            except UnaskedAnswerError:
+                raise UnexpectedEventError(self._state, event) from None
+            self._go_on(event, now)
         else:
             raise UnexpectedEventError(self._state, event)
         effects = list(self._effects)
@@ -112,52 +221,139 @@ class CheckpointCoordinator(CompletionLayer):
     def _refuse_when_fenced(self, event: CoordinatorEvent) -> None:
         """Another driver leads now: late messages change nothing here, and no file is touched."""
         if isinstance(event, on.TriggerRequested):
-            self._fail_request(event.request_id, Reason.CHECKPOINT_COORDINATOR_SHUTDOWN)
+            self._failures.fail_request(event.request_id, Reason.CHECKPOINT_COORDINATOR_SHUTDOWN)
+
+    def _go_on(self, event: CoordinatorEvent, now: Instant) -> None:
+        """With all that may have waited for what the event has changed; when it has changed nothing, nothing happens.
+
+        One place for it, so that no part has to know who waits for what it does.
+        """
+        self._completion.finalize_what_is_ready(now)
+        self._restoring.answer_when_known(now)
+        if self._state is CoordinatorState.RESTORING and not self._restoring.is_waiting:
+            self._state = CoordinatorState.CREATED
+        if self._state is CoordinatorState.CLOSING and isinstance(event, _CLOSING_WAITS_FOR):
+            self._continue_closing()
+        self._triggering.trigger_what_may_go(now)
 
     # --- the job's life
 
     def _on_job_running(self, event: on.JobRunning, now: Instant) -> None:
         self._executions.deployed(event)
         self._state = CoordinatorState.RUNNING
-        self._failures.on_restart()
-        self._final_requested = False
-        self._start_periodic(now)
-
-    def _on_graph_replaced(self, event: on.GraphReplaced, now: Instant) -> None:
-        self._vertices = tuple(VertexDescriptor.of(vertex) for vertex in event.graph.vertices)
-        self._edges = tuple(EdgeDescriptor.of(edge) for edge in event.graph.edges)
-        self._executions = ExecutionView(event.graph)
+        self._failures.deployed()
+        self._schedule.deployed()
+        self._schedule.start(now)
 
     def _on_tasks_left_running(self, event: on.TasksLeftRunning, now: Instant) -> None:
         self._state = CoordinatorState.CREATED
+        self._leave_deployment(Reason.CHECKPOINT_COORDINATOR_SUSPEND, now)
+
+    def _leave_deployment(self, reason: Reason, now: Instant) -> None:
         self._executions.gone()
-        self._emit(out.CancelTimer(TimerId(TimerKind.FINAL_CHECKPOINT)))
-        self._final_generation += 1
-        self._stop_periodic(Reason.CHECKPOINT_COORDINATOR_SUSPEND, now)
+        self._schedule.undeployed()
+        self._triggering.stop(reason, now)
 
     def _on_subtask_finished(self, event: on.SubtaskFinished, now: Instant) -> None:
-        if not self._executions.finished(event.execution):
-            return
-        for pending in self._abortable():
-            if event.execution in pending.awaited:
-                self._abort(
-                    pending, Reason.CHECKPOINT_DECLINED_TASK_CLOSING, now, "a subtask ended without acknowledging"
-                )
-        self._request_final_checkpoint_once(now)
-        self._decide(now)
+        if self._executions.finished(event.execution):
+            self._completion.subtask_finished(event.execution, now)
+            self._triggering.request_final(now)
 
     def _on_end_of_data(self, event: on.EndOfDataReached, now: Instant) -> None:
         if self._executions.end_of_data(event.execution):
-            self._request_final_checkpoint_once(now)
-            self._decide(now)
-
-    def _request_final_checkpoint_once(self, now: Instant) -> None:
-        if self._executions.all_wait_for_final_checkpoint and not self._final_requested:
-            self._request_final_checkpoint(now)
+            self._triggering.request_final(now)
 
     def _on_periodic_stopped(self, event: on.PeriodicTriggerStopped, now: Instant) -> None:
-        self._stop_periodic(Reason.CHECKPOINT_COORDINATOR_SUSPEND, now)
+        self._triggering.stop(Reason.CHECKPOINT_COORDINATOR_SUSPEND, now)
 
     def _on_periodic_started(self, event: on.PeriodicTriggerStarted, now: Instant) -> None:
-        if not self._periodic.running:
-            self._start_periodic(now)
+        if not self._schedule.is_running:
+            self._schedule.start(now)
+
+    def _on_trigger_requested(self, event: on.TriggerRequested, now: Instant) -> None:
+        if self._state in _ENDING:
+            self._failures.fail_request(event.request_id, Reason.CHECKPOINT_COORDINATOR_SHUTDOWN)
+        elif self._state is not CoordinatorState.RUNNING:
+            self._failures.tasks_not_running(event.request_id)
+        else:
+            self._triggering.request(event, now)
+
+    # --- what the job is
+
+    def _on_configuration_patched(self, event: on.ConfigurationPatched, now: Instant) -> None:
+        if self._state in _ENDING:
+            return  # the job ended while the settings were being persisted
+        self._configuration = event.configuration.effective()
+        self._failures.configure(self._configuration.tolerable_failures)
+        self._retention.configure(self._configuration)
+        self._triggering.configure(self._configuration, now)
+
+    def _on_graph_replaced(self, event: on.GraphReplaced, now: Instant) -> None:
+        self._executions.replace_graph(event.graph)
+
+    # --- restore
+
+    def _on_restore_requested(self, event: on.RestoreRequested, now: Instant) -> None:
+        self._retention.find_leftovers(self._pending.last_id)
+        self._state = CoordinatorState.RESTORING
+        self._restoring.request(event)
+
+    def _on_leftovers_found(self, event: on.LeftoversFound, now: Instant) -> None:
+        self._retention.leftovers_found(event, self._pending.first_id)
+
+    def _on_store_added(self, event: on.StoreAdded, now: Instant) -> None:
+        if not self._restoring.store_added(event.checkpoint_id):
+            self._completion.on_store_added(event, now)
+
+    def _on_store_failed(self, event: on.StoreFailed, now: Instant) -> None:
+        if not self._restoring.store_failed(event.checkpoint_id, event.message):
+            self._completion.on_store_failed(event, now)
+
+    def _on_store_unknown(self, event: on.StoreUnknown, now: Instant) -> None:
+        if not self._restoring.store_unknown(event.checkpoint_id):
+            self._completion.on_store_unknown(event, now)
+
+    # --- shutdown
+
+    def _on_shutdown(self, event: on.Shutdown, now: Instant) -> None:
+        if self._state is CoordinatorState.CLOSING and not event.fenced:
+            raise UnexpectedEventError(self._state, event)
+        self._state = CoordinatorState.CLOSING
+        self._job_status = event.job_status
+        self._fenced = event.fenced
+        if event.fenced:
+            self._retention.fence()
+        self._restoring.abandon()
+        self._leave_deployment(Reason.CHECKPOINT_COORDINATOR_SHUTDOWN, now)
+        if not event.fenced:
+            return
+        for pending in self._pending:
+            request_id = pending.request.request_id
+            self._failures.fail_request(request_id, Reason.CHECKPOINT_COORDINATOR_SHUTDOWN, pending=pending)
+        self._pending.clear()
+        self._state = CoordinatorState.CLOSED
+        self._effects.append(out.ShutdownComplete())
+
+    def _continue_closing(self) -> None:
+        """Once nothing is being written, lets go of the retained checkpoints; then waits for the clean-up."""
+        if self._pending or self._triggering.is_locating or self._restoring.is_adding:
+            return
+        if self._job_status != SUSPENDED:
+            self._retention.let_go(self._job_status)
+        if self._retention.cleaning == 0:
+            self._retention.delete_unused_shared_files()
+            self._state = CoordinatorState.CLOSED
+            self._effects.append(out.ShutdownComplete(self._retention.keeps_nothing))
+
+
+_CLOSING_WAITS_FOR = (
+    on.Shutdown,
+    on.LocationFailed,
+    on.MetadataWritten,
+    on.MetadataFailed,
+    on.StoreAdded,
+    on.StoreFailed,
+    on.StoreRemoved,
+    on.CleanupDone,
+)
+"""Not for a directory that was made too late: its deletion begins then, and is answered by CleanupDone."""

@@ -1,11 +1,27 @@
-"""What the coordinator knows of the running deployment: attempts, finished subtasks, ends of data. Keeps books only."""
+"""The running deployment, and whom a checkpoint triggers and awaits when some have finished (FLIP-147). Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from ckpt_runtime.checkpoint.events import JobRunning
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
-from ckpt_runtime.checkpoint.plan_calculator import CheckpointPlan, calculate_plan
-from ckpt_runtime.graph.job_graph import JobGraph
+from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, Partitioning
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPlan:
+    """``to_wait_for`` are the running subtasks, which are also the ones to notify; ``finished`` ended before.
+
+    ``graph`` is that of the deployment: the checkpoint is completed as one of this graph, whatever comes later.
+    """
+
+    graph: JobGraph
+    to_trigger: tuple[ExecutionId, ...]
+    to_wait_for: tuple[ExecutionId, ...]
+    finished: frozenset[SubtaskKey]
+    finished_on_restore: frozenset[str] = frozenset()
 
 
 class ExecutionView:
@@ -17,6 +33,15 @@ class ExecutionView:
         self._finished: set[SubtaskKey] = set()
         self._at_end_of_data: set[SubtaskKey] = set()
         self._finished_on_restore: frozenset[str] = frozenset()
+
+    def replace_graph(self, graph: JobGraph) -> None:
+        """The next deployment is one of another graph. Only between deployments."""
+        self._graph = graph
+
+    @property
+    def is_deployed(self) -> bool:
+        """Whether a deployment runs, so that a failure can still reach it."""
+        return bool(self._executions)
 
     def deployed(self, event: JobRunning) -> None:
         """Raises ValueError unless there is exactly one execution for each subtask of the graph."""
@@ -65,5 +90,38 @@ class ExecutionView:
     def plan(self) -> CheckpointPlan:
         """For the present moment; nothing to wait for when no subtask runs."""
         if not self._executions:
-            return CheckpointPlan((), (), frozenset())
+            return CheckpointPlan(self._graph, (), (), frozenset())
         return calculate_plan(self._graph, self._executions, frozenset(self._finished), self._finished_on_restore)
+
+
+def calculate_plan(
+    graph: JobGraph,
+    executions: Mapping[SubtaskKey, ExecutionId],
+    finished: frozenset[SubtaskKey],
+    finished_on_restore: frozenset[str] = frozenset(),
+) -> CheckpointPlan:
+    """Triggers every running subtask none of whose predecessors runs, and waits for all running ones.
+
+    ``executions`` are the present attempts of all subtasks, ``finished`` those in state FINISHED.
+    """
+    running_vertices = {
+        vertex.id: [index for index in range(vertex.parallelism) if (vertex.id, index) not in finished]
+        for vertex in graph.vertices
+    }
+    to_trigger: list[ExecutionId] = []
+    to_wait_for: list[ExecutionId] = []
+    for vertex in graph.vertices:
+        inputs = graph.inputs(vertex.id)
+        for index in running_vertices[vertex.id]:
+            execution = executions[vertex.id, index]
+            to_wait_for.append(execution)
+            if not any(_has_running_predecessor(edge, index, running_vertices) for edge in inputs):
+                to_trigger.append(execution)
+    return CheckpointPlan(graph, tuple(to_trigger), tuple(to_wait_for), finished, finished_on_restore)
+
+
+def _has_running_predecessor(edge: JobEdge, index: int, running: Mapping[str, list[int]]) -> bool:
+    upstream = running[edge.source]
+    if edge.partitioning is Partitioning.FORWARD:
+        return index in upstream
+    return bool(upstream)

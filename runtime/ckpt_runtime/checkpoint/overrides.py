@@ -9,46 +9,49 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import Any
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointConfigurationError
+from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 
-_DOCUMENT_NAMES = {
-    "interval_ms": "checkpointInterval",
-    "timeout_ms": "checkpointTimeout",
-    "min_pause_ms": "minPauseBetweenCheckpoints",
-    "max_concurrent": "maxConcurrentCheckpoints",
-    "tolerable_failures": "tolerableCheckpointFailureNumber",
-    "aligned_timeout_ms": "alignedCheckpointTimeout",
-    "unaligned_enabled": "unalignedEnabled",
-    "max_inflight_data_bytes": "maxInflightDataBytes",
-}
+_NAMES = {setting.field: name for name, setting in PATCHABLE.items()}
 
 
-@dataclass(frozen=True, slots=True)
 class CheckpointOverrides:
-    """None leaves the submitted value in force. Field names are those of :class:`CheckpointConfiguration`."""
+    """The overridden fields of :class:`CheckpointConfiguration` and their values; never changes.
 
-    interval_ms: int | None = None
-    timeout_ms: int | None = None
-    min_pause_ms: int | None = None
-    max_concurrent: int | None = None
-    tolerable_failures: int | None = None
-    aligned_timeout_ms: int | None = None
-    unaligned_enabled: bool | None = None
-    max_inflight_data_bytes: int | None = None
+    A field that is None or not given leaves the submitted value in force.
+    """
+
+    __slots__ = ("given",)
+    given: Mapping[str, int | bool]
+
+    def __init__(self, **fields: int | bool | None) -> None:
+        unknown = fields.keys() - _NAMES
+        if unknown:
+            raise TypeError(f"{', '.join(sorted(unknown))}: cannot be overridden; allowed are {', '.join(_NAMES)}")
+        # in the table's order, so that what is shown does not depend on the order of requests
+        self.given = {name: value for name in _NAMES if (value := fields.get(name)) is not None}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CheckpointOverrides) and self.given == other.given
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.given.items()))
+
+    def __repr__(self) -> str:
+        return f"CheckpointOverrides({', '.join(f'{name}={value}' for name, value in self.given.items())})"
 
     @property
-    def given(self) -> dict[str, int | bool]:
-        """The overridden fields and their values."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
+    def request_fields(self) -> dict[str, int | bool]:
+        """The same by the names of the REST request."""
+        return {_NAMES[name]: value for name, value in self.given.items()}
 
     def merged_with(self, later: CheckpointOverrides) -> CheckpointOverrides:
         """Both, where ``later`` wins."""
-        return CheckpointOverrides(**{**self.given, **later.given})  # type: ignore[arg-type]
+        return CheckpointOverrides(**{**self.given, **later.given})
 
     def applied_to(self, submitted: CheckpointConfiguration) -> CheckpointConfiguration:
         """The effective settings, within the limits of a submission.
@@ -56,12 +59,12 @@ class CheckpointOverrides:
         Raises :class:`CheckpointConfigurationError` when a value, or the combination, is outside them; what is stored
         must have passed this, or the next start of the job would fail.
         """
-        changes: dict[str, Any] = self.given
+        changes: dict[str, Any] = {**self.given}
         return replace(submitted, **changes).effective()
 
     def to_document(self) -> str:
         """The stored form, the same for equal overrides."""
-        return json.dumps({_DOCUMENT_NAMES[name]: value for name, value in self.given.items()}, sort_keys=True)
+        return json.dumps(self.request_fields, sort_keys=True)
 
     @classmethod
     def from_document(cls, document: str | None) -> CheckpointOverrides:
@@ -77,21 +80,10 @@ class CheckpointOverrides:
             raise CheckpointConfigurationError(f"{JOB_CHECKPOINT_OVERRIDES} is not JSON: {error}") from error
         if not isinstance(values, dict):
             raise CheckpointConfigurationError(f"{JOB_CHECKPOINT_OVERRIDES} is {values!r}; it must be an object")
-        return cls.from_fields(values)
-
-    @classmethod
-    def from_fields(cls, values: Mapping[str, Any]) -> CheckpointOverrides:
-        """From request field names. Raises :class:`CheckpointConfigurationError` naming the field and its value."""
-        attributes = {document: name for name, document in _DOCUMENT_NAMES.items()}
-        given: dict[str, Any] = {}
-        for document_name, value in values.items():
-            if document_name not in attributes:
-                allowed = ", ".join(attributes)
-                raise CheckpointConfigurationError(f"{document_name!r} is not a known field; allowed are {allowed}")
-            name = attributes[document_name]
-            expected = bool if name == "unaligned_enabled" else int
-            if type(value) is not expected:
-                kind = "true or false" if expected is bool else "an integer"
-                raise CheckpointConfigurationError(f"{document_name} is {value!r}; it must be {kind}")
-            given[name] = value
-        return cls(**given)
+        for name, value in values.items():
+            if name not in PATCHABLE:
+                raise CheckpointConfigurationError(f"{name!r} is not a known field; allowed are {', '.join(PATCHABLE)}")
+            if type(value) is not (bool if PATCHABLE[name].is_flag else int):
+                kind = "true or false" if PATCHABLE[name].is_flag else "an integer"
+                raise CheckpointConfigurationError(f"{name} is {value!r}; it must be {kind}")
+        return cls(**{PATCHABLE[name].field: value for name, value in values.items()})

@@ -1,4 +1,4 @@
-"""A checkpoint between its trigger and its end: who has acknowledged, and its deadline. Keeps books, decides nothing.
+"""Checkpoints between their trigger and their end: who has acknowledged, and until when. Decides nothing.
 
 States: LOCATING (its directory is being made) -> PENDING (acknowledgements, then its turn to be finalised) -> WRITING
 (metadata) -> STORING (the HA pointer; checkpoints only) -> gone. From WRITING on only a write that certainly failed
@@ -7,15 +7,20 @@ aborts it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, EdgeDescriptor, VertexDescriptor
+from ckpt_runtime.checkpoint.execution_view import CheckpointPlan
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
-from ckpt_runtime.checkpoint.plan_calculator import CheckpointPlan
 from ckpt_runtime.checkpoint.request_decider import TriggerRequest
 from ckpt_runtime.checkpoint.state_handles import OperatorStateMode, SubtaskState
+from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, SubtaskStats
+from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+
+ABORTED_REMEMBERED = 1_024
 
 
 class PendingState(Enum):
@@ -48,7 +53,6 @@ class PendingCheckpoint:
     generation: int = 0
     state: PendingState = PendingState.LOCATING
     directory: str | None = None
-    shared_directory: str = ""
     acknowledged: dict[ExecutionId, SubtaskState] = field(default_factory=dict)
     finished_operators: set[ExecutionId] = field(default_factory=set)
     awaited: set[ExecutionId] = field(init=False)
@@ -62,6 +66,11 @@ class PendingCheckpoint:
     def can_abort(self) -> bool:
         """Finalising ones can only be ended by the answer of the storage."""
         return self.state not in (PendingState.WRITING, PendingState.STORING)
+
+    @property
+    def deadline_timestamp(self) -> int:
+        """By the wall clock, to be shown."""
+        return self.timestamp + self.deadline - self.started_at
 
     @property
     def metadata(self) -> CompletedCheckpoint:
@@ -81,12 +90,12 @@ class PendingCheckpoint:
         if finished_operators:
             self.finished_operators.add(execution)
 
-    def partly_finished_union_state(self, vertices: Iterable[VertexDescriptor]) -> str | None:
+    def partly_finished_union_state(self) -> str | None:
         """Names a vertex whose union list state is incomplete because only some of its subtasks finished, if any.
 
         Union state is restored from all subtasks together, so a snapshot without some of them is wrong.
         """
-        for vertex in vertices:
+        for vertex in self.plan.graph.vertices:
             keys = {(vertex.id, index) for index in range(vertex.parallelism)}
             called_finish = {execution.key for execution in self.finished_operators} & keys
             ended = keys & self.plan.finished
@@ -99,15 +108,17 @@ class PendingCheckpoint:
                 return vertex.name
         return None
 
-    def complete(
-        self, job_id: str, vertices: tuple[VertexDescriptor, ...], edges: tuple[EdgeDescriptor, ...], now_abs: int
-    ) -> CompletedCheckpoint:
+    def complete(self, job_id: str, now_abs: int) -> CompletedCheckpoint:
         """The metadata of this checkpoint; of finished subtasks it has a marker, and in-flight data if there is any."""
         assert self.directory is not None
+        graph = self.plan.graph
         on_restore = self.plan.finished_on_restore
         finished: set[SubtaskKey] = set(self.plan.finished)
         finished.update(
-            (vertex.id, index) for vertex in vertices if vertex.id in on_restore for index in range(vertex.parallelism)
+            (vertex.id, index)
+            for vertex in graph.vertices
+            if vertex.id in on_restore
+            for index in range(vertex.parallelism)
         )
         self.completed = CompletedCheckpoint(
             id=self.id,
@@ -116,16 +127,103 @@ class PendingCheckpoint:
             completion_timestamp=now_abs,
             directory=self.directory,
             properties=self.request.properties,
-            vertices=vertices,
+            vertices=tuple(VertexDescriptor.of(vertex) for vertex in graph.vertices),
             states={
                 execution.key: _in_flight_only(state) if execution.key in finished else state
                 for execution, state in sorted(self.acknowledged.items())
                 if execution.key not in finished or state.has_channel_state
             },
             finished=frozenset(finished),
-            edges=edges,
+            edges=tuple(EdgeDescriptor.of(edge) for edge in graph.edges),
         )
         return self.completed
+
+
+class PendingCheckpoints:
+    """The pending checkpoints of a job, and which the most recent aborted ones were, to recognise late messages.
+
+    ``first_id`` and ``last_id`` are those that this driver has triggered so far. What becomes of each is reported to
+    ``statistics``.
+    """
+
+    def __init__(self, statistics: CheckpointStatsTracker) -> None:
+        self._stats = statistics
+        self._pending: dict[int, PendingCheckpoint] = {}
+        self._aborted: OrderedDict[int, None] = OrderedDict()
+        self.first_id: int | None = None
+        self.last_id = 0
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def __iter__(self) -> Iterator[PendingCheckpoint]:
+        return iter(self._pending.values())
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """In ascending order."""
+        return tuple(sorted(self._pending))
+
+    @property
+    def is_triggering(self) -> bool:
+        """Whether the directory of one is being made."""
+        return any(pending.state is PendingState.LOCATING for pending in self)
+
+    @property
+    def is_finalizing(self) -> bool:
+        """Whether a checkpoint that will enter the store, or a synchronous savepoint, is being written."""
+        return any(not pending.can_abort and pending.request.properties.notifies_and_subsumes for pending in self)
+
+    def get(self, checkpoint_id: int) -> PendingCheckpoint | None:
+        return self._pending.get(checkpoint_id)
+
+    def abortable(self) -> list[PendingCheckpoint]:
+        """Oldest first."""
+        return [self._pending[number] for number in self.ids if self._pending[number].can_abort]
+
+    def was_aborted(self, checkpoint_id: int) -> bool:
+        """An id that is forgotten, or completed, counts as not aborted."""
+        return checkpoint_id in self._aborted
+
+    def add(self, pending: PendingCheckpoint) -> None:
+        """One that has been triggered."""
+        self._pending[pending.id] = pending
+        if self.first_id is None:
+            self.first_id = pending.id
+        self.last_id = pending.id
+        properties = pending.request.properties
+        self._stats.report_pending(
+            pending.id,
+            pending.timestamp,
+            properties.type,
+            properties.savepoint_format,
+            {vertex.id: vertex.parallelism for vertex in pending.plan.graph.vertices},
+            pending.deadline_timestamp,
+        )
+        for vertex_id, subtask in sorted(pending.plan.finished):
+            nothing = SubtaskStats(subtask, pending.timestamp, 0, CheckpointMetrics())
+            self._stats.report_subtask(pending.id, vertex_id, nothing)
+
+    def move_deadline(self, pending: PendingCheckpoint, deadline: int) -> None:
+        """A timer for the old deadline does nothing from now on."""
+        pending.deadline = deadline
+        pending.generation += 1
+        self._stats.report_deadline(pending.id, pending.deadline_timestamp)
+
+    def completed(self, pending: PendingCheckpoint) -> None:
+        del self._pending[pending.id]
+        self._stats.report_completed(pending.id, pending.metadata.directory)
+
+    def aborted(self, pending: PendingCheckpoint, at_abs_ms: int, message: str) -> None:
+        del self._pending[pending.id]
+        self._stats.report_failed(pending.id, at_abs_ms, message)
+        self._aborted[pending.id] = None
+        if len(self._aborted) > ABORTED_REMEMBERED:
+            self._aborted.popitem(last=False)
+
+    def clear(self) -> None:
+        """Another driver decides now what becomes of them."""
+        self._pending.clear()
 
 
 def _in_flight_only(state: SubtaskState) -> SubtaskState:

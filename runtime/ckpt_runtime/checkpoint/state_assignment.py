@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ckpt_runtime.checkpoint.channel_state_assignment import (
+    StateAssignmentError,
     assign_channel_state,
     broadcast_origin,
     keyed_channel_targets,
 )
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.executions import SubtaskKey
-from ckpt_runtime.checkpoint.state_assignment_error import StateAssignmentError
 from ckpt_runtime.checkpoint.state_handles import (
     ChannelStateStream,
-    KeyedStateHandle,
+    KeyedHandle,
     OperatorListState,
     OperatorStateMode,
     OperatorSubtaskState,
@@ -96,7 +96,7 @@ class _OperatorState:
     subtasks: dict[int, OperatorSubtaskState] = field(default_factory=dict)
 
     @property
-    def handles(self) -> list[KeyedStateHandle]:
+    def handles(self) -> list[KeyedHandle]:
         return [handle for index in sorted(self.subtasks) for handle in self.subtasks[index].keyed]
 
     @property

@@ -1,17 +1,24 @@
 """Handles: where each piece of a snapshot lies. The metadata model that acknowledgements and ``_metadata`` carry.
 
-Pure data with a JSON form. Paths are relative to the snapshot's directory, or absolute URLs for files elsewhere.
+Pure data, which ``msgspec`` writes and reads (:mod:`ckpt_runtime.checkpoint.documents`). Paths are relative to the
+snapshot's directory, or absolute URLs for files elsewhere. Handles of keyed state say their kind and version.
 """
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, TypeAlias
+
+from msgspec import Meta, Struct, to_builtins
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.graph.schema import NonNegative
+
+_Version1 = Annotated[int, Meta(ge=1, le=1)]
+_FileName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9._-]{0,254}\Z")]
+"""A backend makes local files of these names when it restores what strangers may have written."""
 
 
 class OperatorStateMode(StrEnum):
@@ -22,8 +29,7 @@ class OperatorStateMode(StrEnum):
     BROADCAST = "BROADCAST"
 
 
-@dataclass(frozen=True, slots=True)
-class StateFile:
+class StateFile(Struct, frozen=True, omit_defaults=True):
     """One file of a snapshot, or its bytes when it is small enough to lie inside the metadata.
 
     ``path`` is empty when ``inline`` holds the content. ``checksum`` is ``"algorithm:hex"`` over the whole content.
@@ -33,19 +39,6 @@ class StateFile:
     length: NonNegative
     checksum: str
     inline: bytes | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = {"path": self.path, "length": self.length, "checksum": self.checksum}
-        if self.inline is not None:
-            document["inline"] = b64encode(self.inline).decode()
-        return document
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> StateFile:
-        inline = document.get("inline")
-        return cls(
-            document["path"], document["length"], document["checksum"], None if inline is None else b64decode(inline)
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,41 +53,36 @@ class KeyedSection:
     descriptor: dict[str, Any]
     key_group_offsets: tuple[tuple[NonNegative, NonNegative, NonNegative], ...]
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "descriptor": self.descriptor,
-            "key_group_offsets": [list(entry) for entry in self.key_group_offsets],
-        }
 
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> KeyedSection:
-        offsets = tuple((int(group), int(offset), int(size)) for group, offset, size in document["key_group_offsets"])
-        return cls(document["name"], document["descriptor"], offsets)
-
-
-@dataclass(frozen=True, slots=True)
-class KeyedStateHandle:
-    """The keyed state of one operator in one subtask."""
+class KeyedStateHandle(Struct, frozen=True, tag_field="kind", tag="key_groups"):
+    """The keyed state of one operator in one subtask: one file in key-group order (Flink's KeyGroupsStateHandle)."""
 
     key_groups: KeyGroupRange
     file: StateFile
     sections: tuple[KeyedSection, ...]
+    version: _Version1 = 1
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "key_groups": [self.key_groups.first, self.key_groups.last],
-            "file": self.file.to_json(),
-            "sections": [section.to_json() for section in self.sections],
-        }
+    def state_files(self) -> Iterable[StateFile]:
+        return (self.file,)
 
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> KeyedStateHandle:
-        return cls(
-            KeyGroupRange(*document["key_groups"]),
-            StateFile.from_json(document["file"]),
-            tuple(KeyedSection.from_json(section) for section in document["sections"]),
-        )
+
+class IncrementalKeyedStateHandle(Struct, frozen=True, tag_field="kind", tag="incremental"):
+    """The same as files that only the backend that wrote them reads, by the names that it has given them.
+
+    Some may be shared with other checkpoints. ``description`` is the backend's own, as JSON.
+    """
+
+    key_groups: KeyGroupRange
+    backend: str
+    files: dict[_FileName, StateFile]
+    description: dict[str, Any] = {}
+    version: _Version1 = 1
+
+    def state_files(self) -> Iterable[StateFile]:
+        return self.files.values()
+
+
+KeyedHandle: TypeAlias = KeyedStateHandle | IncrementalKeyedStateHandle
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,30 +93,13 @@ class OperatorListState:
     mode: OperatorStateMode
     items: tuple[Any, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "mode": self.mode.value, "items": list(self.items)}
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> OperatorListState:
-        return cls(document["name"], OperatorStateMode(document["mode"]), tuple(document["items"]))
-
 
 @dataclass(frozen=True, slots=True)
 class OperatorSubtaskState:
     """Everything that one operator keeps in one subtask."""
 
-    keyed: tuple[KeyedStateHandle, ...] = ()
+    keyed: tuple[KeyedHandle, ...] = ()
     lists: tuple[OperatorListState, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return {"keyed": [k.to_json() for k in self.keyed], "lists": [s.to_json() for s in self.lists]}
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> OperatorSubtaskState:
-        return cls(
-            tuple(KeyedStateHandle.from_json(handle) for handle in document["keyed"]),
-            tuple(OperatorListState.from_json(state) for state in document["lists"]),
-        )
 
 
 NO_PEER = -1
@@ -147,20 +118,6 @@ class ChannelStateSegment:
     length: NonNegative
     key_groups: KeyGroupRange | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        groups = None if self.key_groups is None else [self.key_groups.first, self.key_groups.last]
-        return {"file": self.file.to_json(), "offset": self.offset, "length": self.length, "key_groups": groups}
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> ChannelStateSegment:
-        groups = document["key_groups"]
-        return cls(
-            StateFile.from_json(document["file"]),
-            document["offset"],
-            document["length"],
-            None if groups is None else KeyGroupRange(*groups),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class ChannelStateStream:
@@ -172,30 +129,13 @@ class ChannelStateStream:
     """
 
     edge: NonNegative
-    peer: int
+    peer: Annotated[int, Meta(ge=NO_PEER)]
     schema: str
     segments: tuple[ChannelStateSegment, ...]
 
     @property
     def bytes(self) -> int:
         return sum(segment.length for segment in self.segments)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "edge": self.edge,
-            "peer": self.peer,
-            "schema": self.schema,
-            "segments": [segment.to_json() for segment in self.segments],
-        }
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> ChannelStateStream:
-        return cls(
-            document["edge"],
-            document["peer"],
-            document["schema"],
-            tuple(ChannelStateSegment.from_json(segment) for segment in document["segments"]),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,31 +162,11 @@ class SubtaskState:
 
     def files(self) -> list[StateFile]:
         """Files that this state refers to (inline content has none), in a stable order, each once."""
-        found: dict[str, StateFile] = {}
-        for operator in self.operators.values():
-            for handle in operator.keyed:
-                if handle.file.inline is None:
-                    found[handle.file.path] = handle.file
-        for stream in (*self.inputs, *self.outputs):
-            for segment in stream.segments:
-                if segment.file.inline is None:
-                    found[segment.file.path] = segment.file
-        return list(found.values())
+        handles = (handle for operator in self.operators.values() for handle in operator.keyed)
+        files = [file for handle in handles for file in handle.state_files()]
+        files += [segment.file for stream in (*self.inputs, *self.outputs) for segment in stream.segments]
+        return list({file.path: file for file in files if file.inline is None}.values())
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "operators": {uid: s.to_json() for uid, s in self.operators.items()},
-            "bytes": self.bytes,
-            "inputs": [stream.to_json() for stream in self.inputs],
-            "outputs": [stream.to_json() for stream in self.outputs],
-        }
-
-    @classmethod
-    def of_checked(cls, document: dict[str, Any]) -> SubtaskState:
-        """Of a document that :mod:`ckpt_runtime.checkpoint.documents` has checked."""
-        return cls(
-            {uid: OperatorSubtaskState.from_json(state) for uid, state in document["operators"].items()},
-            document["bytes"],
-            tuple(ChannelStateStream.from_json(stream) for stream in document.get("inputs", [])),
-            tuple(ChannelStateStream.from_json(stream) for stream in document.get("outputs", [])),
-        )
+        document: dict[str, Any] = to_builtins(self)
+        return document

@@ -8,15 +8,10 @@ import typer
 
 from ckpt_runtime.cli import values
 from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
-from ckpt_runtime.cli.framework import Cli, command
+from ckpt_runtime.cli.framework import Cli
 from ckpt_runtime.cli.job_commands import JobArgument
 from ckpt_runtime.cli.output import duration_text, size_text
 from ckpt_runtime.client.checkpoint_models import CheckpointConfig, CheckpointConfigPatch
-
-
-def add_config_commands(app: typer.Typer) -> None:
-    """Register the command."""
-    command(app, "patch-checkpoint-config")(patch_checkpoint_config)
 
 
 def patch_checkpoint_config(  # noqa: PLR0913 -- one parameter for each option

@@ -15,9 +15,10 @@ import typer
 
 from ckpt_runtime.cli.exit_codes import CommandError, ExitCode, code_of
 from ckpt_runtime.cli.output import Output
-from ckpt_runtime.cli.session_file import SessionRecord, read_session, session_path
-from ckpt_runtime.client import CkptClient
+from ckpt_runtime.cli.session_file import read_session, session_path
+from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError
+from ckpt_runtime.spark.launch import SessionInfo
 
 URL_VARIABLE = "CKPT_REST_URL"
 TOKEN_VARIABLE = "CKPT_REST_TOKEN"
@@ -63,7 +64,7 @@ class Cli:
                 raise CommandError(f"--ca-file: {self.settings.ca_file}: {error}", ExitCode.USAGE) from error
         return self._client
 
-    def session(self) -> SessionRecord | None:
+    def session(self) -> SessionInfo | None:
         """The last started session, if any."""
         return read_session(session_path())
 
@@ -107,28 +108,20 @@ def _parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
     ]
 
 
-def command(
-    app: typer.Typer, name: str, **options: Any
-) -> Callable[[Callable[..., ExitCode | None]], Callable[..., ExitCode | None]]:
-    """Register a function ``(cli, ...)`` as a command. It may return its exit code."""
+def add_command(app: typer.Typer, name: str, function: Callable[..., ExitCode | None], **options: Any) -> None:
+    """Make a function ``(cli, ...)`` a command. It may return its exit code."""
 
-    def register(function: Callable[..., ExitCode | None]) -> Callable[..., ExitCode | None]:
-        own = _parameters_of(function)[1:]
+    @wraps(function)
+    def invoke(ctx: typer.Context, **arguments: Any) -> None:
+        given = Settings(**{option: arguments.pop(option) for option in _NAMES})
+        outer = ctx.find_root().obj or Settings()
+        raise typer.Exit(_run(function, given.over(outer), arguments))
 
-        @wraps(function)
-        def invoke(ctx: typer.Context, **arguments: Any) -> None:
-            given = Settings(**{option: arguments.pop(option) for option in _NAMES})
-            outer = ctx.find_root().obj or Settings()
-            raise typer.Exit(_run(function, given.over(outer), arguments))
-
-        context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        parameters = [context, *own, *_parameters_of(_connection_options)]
-        invoke.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        invoke.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        app.command(name, **options)(invoke)
-        return function
-
-    return register
+    context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    parameters = [context, *_parameters_of(function)[1:], *_parameters_of(_connection_options)]
+    invoke.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    invoke.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    app.command(name, **options)(invoke)
 
 
 def _run(function: Callable[..., ExitCode | None], settings: Settings, arguments: dict[str, Any]) -> int:

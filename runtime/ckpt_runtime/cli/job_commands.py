@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ckpt_runtime.cli import values
-from ckpt_runtime.cli.framework import Cli, command
+from ckpt_runtime.cli.framework import Cli
 from ckpt_runtime.cli.output import duration_text, size_text, time_text
 from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointConfig, CheckpointStatistics
 from ckpt_runtime.client.models import TERMINAL_STATES, ExceptionHistory, JobDetails
@@ -17,13 +17,6 @@ JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Job id.", callb
 WaitTimeoutOption = Annotated[
     str | None, typer.Option("--wait-timeout", metavar="DURATION", help="Give up waiting after this, e.g. '5 min'.")
 ]
-
-
-def add_job_commands(app: typer.Typer) -> None:
-    """Register the commands."""
-    command(app, "list")(list_jobs)
-    command(app, "info")(info)
-    command(app, "cancel")(cancel)
 
 
 def list_jobs(

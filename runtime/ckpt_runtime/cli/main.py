@@ -10,13 +10,11 @@ from typing import Annotated
 
 import typer
 
-from ckpt_runtime.cli.config_commands import add_config_commands
-from ckpt_runtime.cli.framework import TOKEN_VARIABLE, URL_VARIABLE, Settings
-from ckpt_runtime.cli.job_commands import add_job_commands
-from ckpt_runtime.cli.leftover_commands import add_leftover_commands
-from ckpt_runtime.cli.run_command import add_run_command
-from ckpt_runtime.cli.session_commands import add_session_commands
-from ckpt_runtime.cli.snapshot_commands import add_snapshot_commands
+from ckpt_runtime.cli import job_commands, session_commands, snapshot_commands
+from ckpt_runtime.cli.config_commands import patch_checkpoint_config
+from ckpt_runtime.cli.framework import TOKEN_VARIABLE, URL_VARIABLE, Settings, add_command
+from ckpt_runtime.cli.leftover_commands import leftovers
+from ckpt_runtime.cli.run_command import run
 
 app = typer.Typer(
     name="ckpt",
@@ -46,15 +44,21 @@ def connection(
     ctx.obj = Settings(url or None, token or None, ca_file, insecure, as_json)
 
 
-for add_commands in (
-    add_session_commands,
-    add_run_command,
-    add_job_commands,
-    add_snapshot_commands,
-    add_config_commands,
-    add_leftover_commands,
-):
-    add_commands(app)
+session = typer.Typer(help="Start, stop and look at a session cluster on Spark.", rich_markup_mode=None)
+add_command(session, "start", session_commands.start)
+add_command(session, "stop", session_commands.stop)
+add_command(session, "status", session_commands.status)
+app.add_typer(session, name="session")
+# What follows the pipeline goes to the pipeline.
+add_command(app, "run", run, context_settings={"allow_interspersed_args": False})
+add_command(app, "list", job_commands.list_jobs)
+add_command(app, "info", job_commands.info)
+add_command(app, "cancel", job_commands.cancel)
+add_command(app, "savepoint", snapshot_commands.savepoint)
+add_command(app, "stop", snapshot_commands.stop)
+add_command(app, "checkpoint", snapshot_commands.checkpoint)
+add_command(app, "patch-checkpoint-config", patch_checkpoint_config)
+add_command(app, "leftovers", leftovers)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -11,16 +10,16 @@ import typer
 
 from ckpt_runtime.cli import values
 from ckpt_runtime.cli.exit_codes import ExitCode
-from ckpt_runtime.cli.framework import Cli, command
+from ckpt_runtime.cli.framework import Cli
 from ckpt_runtime.cli.output import size_text
-from ckpt_runtime.client import CkptClient, requests
+from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
+from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails, RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
-from ckpt_runtime.client.waiting import PollSchedule
+from ckpt_runtime.client.waiting import Steps, patiently, watch
 
 WATCH_INTERVAL_S = 1.0
-_PASS_THROUGH = {"allow_interspersed_args": False}
 
 
 class ClaimChoice(StrEnum):
@@ -28,11 +27,6 @@ class ClaimChoice(StrEnum):
 
     NO_CLAIM = "no-claim"
     CLAIM = "claim"
-
-
-def add_run_command(app: typer.Typer) -> None:
-    """Register the command. What follows the pipeline goes to the pipeline."""
-    command(app, "run", context_settings=_PASS_THROUGH)(run)
 
 
 def run(  # noqa: PLR0913 -- one parameter for each option
@@ -87,15 +81,15 @@ def run(  # noqa: PLR0913 -- one parameter for each option
 
 
 def _watch(cli: Cli, client: CkptClient, job: str) -> JobDetails:
-    schedule = PollSchedule(f"The end of job {job}", None, WATCH_INTERVAL_S)
-    with cli.output.progress() as progress:
-        while True:
-            details = client.execute(requests.job_details(job), patience_s=schedule.patience_s)
-            statistics = client.execute(requests.checkpoint_statistics(job), patience_s=schedule.patience_s)
-            progress.show(_progress_text(details, statistics, live=cli.output.decorated))
-            if details.state in TERMINAL_STATES:
-                return details
-            time.sleep(schedule.next_delay())
+    with cli.output.progress() as show:
+
+        def look(patience_s: float) -> Steps[JobDetails | None]:
+            details = yield from patiently(requests.job_details(job), patience_s)
+            statistics = yield from patiently(requests.checkpoint_statistics(job), patience_s)
+            show(_progress_text(details, statistics, live=cli.output.decorated))
+            return details if details.state in TERMINAL_STATES else None
+
+        return client.run(watch(look, f"The end of job {job}", None, WATCH_INTERVAL_S))
 
 
 def _progress_text(details: JobDetails, statistics: CheckpointStatistics, *, live: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
@@ -9,10 +10,12 @@ import typer
 
 from ckpt_runtime.cli import values
 from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
-from ckpt_runtime.cli.framework import Cli, command
+from ckpt_runtime.cli.framework import Cli
 from ckpt_runtime.cli.job_commands import JobArgument, WaitTimeoutOption
-from ckpt_runtime.cli.waiting import wait_for_operation
-from ckpt_runtime.client.requests import Format
+from ckpt_runtime.client.errors import UNKNOWN_JOB, CkptClientError, Conflict, NotFound, OperationFailed
+from ckpt_runtime.client.models import OperationStatus
+from ckpt_runtime.client.requests import Format, OperationKind
+from ckpt_runtime.client.stack_traces import telling_line
 
 
 class FormatChoice(StrEnum):
@@ -34,11 +37,45 @@ FormatOption = Annotated[
 DetachedOption = Annotated[bool, typer.Option("--detached", help="Print the trigger id and do not wait.")]
 
 
-def add_snapshot_commands(app: typer.Typer) -> None:
-    """Register the commands."""
-    command(app, "savepoint")(savepoint)
-    command(app, "stop")(stop)
-    command(app, "checkpoint")(checkpoint)
+@dataclass(frozen=True, slots=True)
+class StartedOperation:
+    """An operation that a command has started, of a job or of none."""
+
+    cli: Cli
+    kind: OperationKind
+    trigger_id: str
+    job_id: str | None
+
+    def wait(self, doing: str, detached: bool, timeout_s: float | None) -> OperationStatus | None:
+        """Wait for its end with something to look at meanwhile; detached, its trigger id is all there is to tell.
+
+        Ctrl-C and timeouts leave it running. Flink accepts an operation on any job id and lets it fail: that is
+        NotFound for an unknown job and Conflict for one that has ended, as a session answers at once.
+        """
+        if detached:
+            self.cli.output.result({"trigger_id": self.trigger_id}, self.trigger_id)
+            return None
+        try:
+            with self.cli.output.progress() as show:
+                show(doing)
+                client = self.cli.client()
+                return client.wait_for_operation(self.kind, self.trigger_id, self.job_id, timeout_s=timeout_s)
+        except OperationFailed as error:
+            if self.job_id is None or not telling_line(error.stack_trace).startswith(UNKNOWN_JOB):
+                raise
+            raise _about_the_job(self.cli, self.job_id) from error
+        except KeyboardInterrupt:
+            self.cli.output.note(f"the {self.kind} goes on as operation {self.trigger_id}")
+            raise
+
+
+def _about_the_job(cli: Cli, job_id: str) -> CkptClientError:
+    """Why there is no such running job."""
+    try:
+        state = cli.client().job_details(job_id).state
+    except NotFound as error:
+        return error
+    return Conflict(409, [f"job {job_id} is {state}"])
 
 
 def savepoint(
@@ -59,21 +96,14 @@ def savepoint(
     if dispose is not None:
         if job is not None:
             raise CommandError("--dispose takes the savepoint's path and no JOB", ExitCode.USAGE)
-        _dispose(cli, dispose, detached, timeout_s)
+        operation = StartedOperation(cli, "savepoint-disposal", cli.client().dispose_savepoint(dispose), None)
+        if operation.wait("deleting the savepoint", detached, timeout_s):
+            cli.output.result({"disposed": dispose}, f"Savepoint {dispose} is deleted.")
         return
     if job is None:
         raise CommandError("Missing argument 'JOB'", ExitCode.USAGE)
     trigger_id = cli.client().trigger_savepoint(job, directory, savepoint_format=type.on_the_wire)
-    _report_location(cli, job, trigger_id, detached, timeout_s, "taking a savepoint")
-
-
-def _dispose(cli: Cli, path: str, detached: bool, timeout_s: float | None) -> None:
-    trigger_id = cli.client().dispose_savepoint(path)
-    if detached:
-        cli.output.result({"trigger_id": trigger_id}, trigger_id)
-        return
-    wait_for_operation(cli, "savepoint-disposal", trigger_id, None, timeout_s, "deleting the savepoint")
-    cli.output.result({"disposed": path}, f"Savepoint {path} is deleted.")
+    _tell_location(StartedOperation(cli, "savepoint", trigger_id, job), "taking a savepoint", detached, timeout_s)
 
 
 def stop(
@@ -90,15 +120,15 @@ def stop(
     """Stop a job with a savepoint."""
     timeout_s = values.timeout_s("--wait-timeout", wait_timeout)
     trigger_id = cli.client().stop_with_savepoint(job, savepoint_path, savepoint_format=type.on_the_wire, drain=drain)
-    _report_location(cli, job, trigger_id, detached, timeout_s, "stopping with a savepoint")
+    _tell_location(
+        StartedOperation(cli, "savepoint", trigger_id, job), "stopping with a savepoint", detached, timeout_s
+    )
 
 
-def _report_location(cli: Cli, job: str, trigger_id: str, detached: bool, timeout_s: float | None, doing: str) -> None:
-    if detached:
-        cli.output.result({"trigger_id": trigger_id}, trigger_id)
-        return
-    status = wait_for_operation(cli, "savepoint", trigger_id, job, timeout_s, doing)
-    cli.output.result({"trigger_id": trigger_id, "location": status.location}, str(status.location))
+def _tell_location(operation: StartedOperation, doing: str, detached: bool, timeout_s: float | None) -> None:
+    if status := operation.wait(doing, detached, timeout_s):
+        document = {"trigger_id": operation.trigger_id, "location": status.location}
+        operation.cli.output.result(document, str(status.location))
 
 
 def checkpoint(
@@ -111,9 +141,6 @@ def checkpoint(
     """Trigger a checkpoint."""
     timeout_s = values.timeout_s("--wait-timeout", wait_timeout)
     trigger_id = cli.client().trigger_checkpoint(job, full=full)
-    if detached:
-        cli.output.result({"trigger_id": trigger_id}, trigger_id)
-        return
-    status = wait_for_operation(cli, "checkpoint", trigger_id, job, timeout_s, "taking a checkpoint")
-    document = {"trigger_id": trigger_id, "checkpoint_id": status.checkpoint_id}
-    cli.output.result(document, f"Checkpoint {status.checkpoint_id} is completed.")
+    if status := StartedOperation(cli, "checkpoint", trigger_id, job).wait("taking a checkpoint", detached, timeout_s):
+        document = {"trigger_id": trigger_id, "checkpoint_id": status.checkpoint_id}
+        cli.output.result(document, f"Checkpoint {status.checkpoint_id} is completed.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import typer
@@ -35,18 +35,17 @@ def duration_ms(option: str, text: str | None) -> int | None:
     number = text.strip()
     if number.isdecimal() and int(number) > 0:
         raise typer.BadParameter(f'{option}: {text!r} has no unit, write "{number} s", "{number} ms" or "{number} min"')
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{option}: {text!r} is not acceptable, it must be {error}") from None
+    return _parsed(option, text, parse_duration)
 
 
 def size_bytes(option: str, text: str | None) -> int | None:
     """Bytes of ``64 mb``, ...; None when not given."""
-    if text is None:
-        return None
+    return None if text is None else _parsed(option, text, parse_memory_size)
+
+
+def _parsed(option: str, text: str, parse: Callable[[str], int]) -> int:
     try:
-        return parse_memory_size(text)
+        return parse(text)
     except ValueError as error:
         raise typer.BadParameter(f"{option}: {text!r} is not acceptable, it must be {error}") from None
 

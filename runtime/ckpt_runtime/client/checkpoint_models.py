@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from typing import Any
 
-from ckpt_runtime.client.models import PERIODIC_OFF, Json
+from msgspec import Struct, field, structs, to_builtins
+
+from ckpt_runtime.client.models import read
+
+PERIODIC_OFF = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointCounts:
+class CheckpointCounts(Struct, frozen=True):
     """``failed`` and ``total`` include triggers that never got an id."""
 
     restored: int
@@ -19,40 +20,21 @@ class CheckpointCounts:
     completed: int
     failed: int
 
-    @classmethod
-    def from_json(cls, document: Json) -> CheckpointCounts:
-        return cls(**{item.name: document[item.name] for item in fields(cls)})
 
-
-@dataclass(frozen=True, slots=True)
-class TaskCheckpoint:
+class TaskCheckpoint(Struct, frozen=True):
     """One vertex of one checkpoint."""
 
     vertex_id: str
     status: str
-    latest_ack_ms: int
+    latest_ack_ms: int = field(name="latest_ack_timestamp")
     state_size: int
     checkpointed_size: int
-    duration_ms: int
+    duration_ms: int = field(name="end_to_end_duration")
     num_subtasks: int
-    num_acknowledged: int
-
-    @classmethod
-    def from_json(cls, vertex_id: str, document: Json) -> TaskCheckpoint:
-        return cls(
-            vertex_id=vertex_id,
-            status=document["status"],
-            latest_ack_ms=document["latest_ack_timestamp"],
-            state_size=document["state_size"],
-            checkpointed_size=document["checkpointed_size"],
-            duration_ms=document["end_to_end_duration"],
-            num_subtasks=document["num_subtasks"],
-            num_acknowledged=document["num_acknowledged_subtasks"],
-        )
+    num_acknowledged: int = field(name="num_acknowledged_subtasks")
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True, kw_only=True):
     """One checkpoint or savepoint. ``status`` is IN_PROGRESS, COMPLETED or FAILED.
 
     ``tasks`` is filled by ``checkpoint_details`` alone. ``deadline_ms`` is when a pending one would expire, where
@@ -61,160 +43,97 @@ class Checkpoint:
 
     id: int
     status: str
-    kind: str
+    kind: str = field(name="checkpoint_type")
     is_savepoint: bool
-    savepoint_format: str | None
-    triggered_at_ms: int
-    latest_ack_ms: int
+    savepoint_format: str | None = field(name="savepointFormat", default=None)
+    triggered_at_ms: int = field(name="trigger_timestamp")
+    latest_ack_ms: int = field(name="latest_ack_timestamp")
     state_size: int
     checkpointed_size: int
-    duration_ms: int
+    duration_ms: int = field(name="end_to_end_duration")
     num_subtasks: int
-    num_acknowledged: int
+    num_acknowledged: int = field(name="num_acknowledged_subtasks")
     processed_data: int
     persisted_data: int
     external_path: str | None = None
     discarded: bool = False
-    failed_at_ms: int | None = None
+    failed_at_ms: int | None = field(name="failure_timestamp", default=None)
     failure_message: str | None = None
-    deadline_ms: int | None = None
-    tasks: tuple[TaskCheckpoint, ...] = ()
-
-    @classmethod
-    def from_json(cls, document: Json) -> Checkpoint:
-        return cls(
-            id=document["id"],
-            status=document["status"],
-            kind=document["checkpoint_type"],
-            is_savepoint=document["is_savepoint"],
-            savepoint_format=document.get("savepointFormat"),
-            triggered_at_ms=document["trigger_timestamp"],
-            latest_ack_ms=document["latest_ack_timestamp"],
-            state_size=document["state_size"],
-            checkpointed_size=document["checkpointed_size"],
-            duration_ms=document["end_to_end_duration"],
-            num_subtasks=document["num_subtasks"],
-            num_acknowledged=document["num_acknowledged_subtasks"],
-            processed_data=document["processed_data"],
-            persisted_data=document["persisted_data"],
-            external_path=document.get("external_path"),
-            discarded=document.get("discarded", False),
-            failed_at_ms=document.get("failure_timestamp"),
-            failure_message=document.get("failure_message"),
-            deadline_ms=document.get("deadline_timestamp"),
-            tasks=tuple(TaskCheckpoint.from_json(key, task) for key, task in (document.get("tasks") or {}).items()),
-        )
+    deadline_ms: int | None = field(name="deadline_timestamp", default=None)
+    # On the wire ``tasks`` is a mapping of vertex ids, which read_checkpoint makes this of.
+    tasks: tuple[TaskCheckpoint, ...] = field(name="tasks by vertex", default=())
 
 
-@dataclass(frozen=True, slots=True)
-class RestoredCheckpoint:
+def read_checkpoint(document: Any) -> Checkpoint:
+    """With its tasks, each of which gets the vertex id that it lies under."""
+    tasks = [{**task, "vertex_id": key} for key, task in (document.get("tasks") or {}).items()]
+    return structs.replace(read(document, Checkpoint), tasks=read(tasks, tuple[TaskCheckpoint, ...]))
+
+
+class RestoredCheckpoint(Struct, frozen=True):
     """What the job's present attempt started from."""
 
     id: int
-    restored_at_ms: int
+    restored_at_ms: int = field(name="restore_timestamp")
     is_savepoint: bool
-    external_path: str | None
-
-    @classmethod
-    def from_json(cls, document: Json) -> RestoredCheckpoint:
-        return cls(
-            document["id"], document["restore_timestamp"], document["is_savepoint"], document.get("external_path")
-        )
+    external_path: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointStatistics:
+class CheckpointStatistics(Struct, frozen=True):
     """``summary`` maps a measure to its ``min``, ``max``, ``avg`` and percentiles; ``history`` is newest first."""
 
     counts: CheckpointCounts
-    summary: Mapping[str, Mapping[str, Any]]
+    summary: dict[str, dict[str, Any]]
     latest_completed: Checkpoint | None
     latest_savepoint: Checkpoint | None
     latest_failed: Checkpoint | None
     latest_restored: RestoredCheckpoint | None
     history: tuple[Checkpoint, ...]
 
-    @classmethod
-    def from_json(cls, document: Json) -> CheckpointStatistics:
-        latest = document["latest"]
-        restored = latest.get("restored")
-        return cls(
-            counts=CheckpointCounts.from_json(document["counts"]),
-            summary=document["summary"],
-            latest_completed=_optional(latest.get("completed")),
-            latest_savepoint=_optional(latest.get("savepoint")),
-            latest_failed=_optional(latest.get("failed")),
-            latest_restored=None if restored is None else RestoredCheckpoint.from_json(restored),
-            history=tuple(Checkpoint.from_json(item) for item in document["history"]),
-        )
+
+def read_statistics(document: Any) -> CheckpointStatistics:
+    """What lies below ``latest`` is taken up beside the rest."""
+    names = ("completed", "savepoint", "failed", "restored")
+    latest = {f"latest_{name}": document["latest"].get(name) for name in names}
+    return read({**document, **latest}, CheckpointStatistics)
 
 
-def _optional(document: Json | None) -> Checkpoint | None:
-    return None if document is None else Checkpoint.from_json(document)
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointConfig:
+class CheckpointConfig(Struct, frozen=True):
     """What holds now. ``interval_ms`` is None when periodic checkpoints are off; ``overrides`` are FLIP-571's."""
 
     mode: str
-    interval_ms: int | None
-    timeout_ms: int
-    min_pause_ms: int
+    interval_ms: int | None = field(name="interval")
+    timeout_ms: int = field(name="timeout")
+    min_pause_ms: int = field(name="min_pause")
     max_concurrent: int
     tolerable_failed_checkpoints: int
-    unaligned: bool
-    aligned_timeout_ms: int
+    unaligned: bool = field(name="unaligned_checkpoints")
+    aligned_timeout_ms: int = field(name="aligned_checkpoint_timeout")
     state_backend: str
     checkpoint_storage: str
-    max_inflight_data_bytes: int | None
-    overrides: tuple[str, ...]
-
-    @classmethod
-    def from_json(cls, document: Json) -> CheckpointConfig:
-        interval = document["interval"]
-        return cls(
-            mode=document["mode"],
-            interval_ms=None if interval == PERIODIC_OFF else interval,
-            timeout_ms=document["timeout"],
-            min_pause_ms=document["min_pause"],
-            max_concurrent=document["max_concurrent"],
-            tolerable_failed_checkpoints=document["tolerable_failed_checkpoints"],
-            unaligned=document["unaligned_checkpoints"],
-            aligned_timeout_ms=document["aligned_checkpoint_timeout"],
-            state_backend=document["state_backend"],
-            checkpoint_storage=document["checkpoint_storage"],
-            max_inflight_data_bytes=document.get("max_inflight_data_bytes"),
-            overrides=tuple(document.get("overrides") or ()),
-        )
+    max_inflight_data_bytes: int | None = None
+    overrides: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointConfigPatch:
+def read_config(document: Any) -> CheckpointConfig:
+    """Flink says by a number that there are no periodic checkpoints."""
+    interval = document["interval"]
+    return read({**document, "interval": None if interval == PERIODIC_OFF else interval}, CheckpointConfig)
+
+
+class CheckpointConfigPatch(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """FLIP-571: the fields to change; None leaves one alone. Durations in milliseconds."""
 
-    interval_ms: int | None = None
-    timeout_ms: int | None = None
-    min_pause_ms: int | None = None
-    max_concurrent: int | None = None
-    tolerable_failed_checkpoints: int | None = None
-    aligned_timeout_ms: int | None = None
-    unaligned: bool | None = None
-    max_inflight_data_bytes: int | None = None
+    interval_ms: int | None = field(name="checkpointInterval", default=None)
+    timeout_ms: int | None = field(name="checkpointTimeout", default=None)
+    min_pause_ms: int | None = field(name="minPauseBetweenCheckpoints", default=None)
+    max_concurrent: int | None = field(name="maxConcurrentCheckpoints", default=None)
+    tolerable_failed_checkpoints: int | None = field(name="tolerableCheckpointFailureNumber", default=None)
+    aligned_timeout_ms: int | None = field(name="alignedCheckpointTimeout", default=None)
+    unaligned: bool | None = field(name="unalignedEnabled", default=None)
+    max_inflight_data_bytes: int | None = field(name="maxInflightDataBytes", default=None)
 
     def to_json(self) -> dict[str, Any]:
         """The request's body: the fields that are set, by their names on the wire."""
-        values = {name: getattr(self, attribute) for attribute, name in PATCH_FIELDS.items()}
-        return {name: value for name, value in values.items() if value is not None}
-
-
-PATCH_FIELDS: Mapping[str, str] = {
-    "interval_ms": "checkpointInterval",
-    "timeout_ms": "checkpointTimeout",
-    "min_pause_ms": "minPauseBetweenCheckpoints",
-    "max_concurrent": "maxConcurrentCheckpoints",
-    "tolerable_failed_checkpoints": "tolerableCheckpointFailureNumber",
-    "aligned_timeout_ms": "alignedCheckpointTimeout",
-    "unaligned": "unalignedEnabled",
-    "max_inflight_data_bytes": "maxInflightDataBytes",
-}
+        body: dict[str, Any] = to_builtins(self)
+        return body

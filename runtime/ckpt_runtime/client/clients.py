@@ -1,8 +1,8 @@
 """The two clients over the one table of requests: :class:`CkptClient` blocks, :class:`AsyncCkptClient` is awaited.
 
-Every method that talks to the server is made from the function of the same name in
-:mod:`ckpt_runtime.client.requests`, with its parameters and result. Both clients are safe to share: the blocking one
-between threads, the asynchronous one between tasks of one loop.
+Every method that talks to the server is made, for both, from the function of the same name in
+:mod:`ckpt_runtime.client.requests` or :mod:`ckpt_runtime.client.waiting`, with its parameters and result. Both clients
+are safe to share: the blocking one between threads, the asynchronous one between tasks of one loop.
 """
 
 from __future__ import annotations
@@ -10,18 +10,15 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Callable, Collection, Coroutine, Generator
-from functools import wraps
+from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
 import httpx
-from tenacity import AsyncRetrying, Retrying
 
-from ckpt_runtime.client import requests
+from ckpt_runtime.client import requests, waiting
 from ckpt_runtime.client.errors import CkptClientError
-from ckpt_runtime.client.models import OperationStatus
-from ckpt_runtime.client.requests import Call, OperationKind
+from ckpt_runtime.client.requests import Call
 from ckpt_runtime.client.transport import (
     DEFAULT_TIMEOUT_S,
     client_options,
@@ -30,45 +27,80 @@ from ckpt_runtime.client.transport import (
     request_arguments,
     unreachable,
 )
-from ckpt_runtime.client.waiting import (
-    DEFAULT_PATIENCE_S,
-    Attempts,
-    PollSchedule,
-    arrived,
-    retry_options,
-    settled,
-)
+from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S, Pause, Steps
 
 P = ParamSpec("P")
 T = TypeVar("T")
-A = TypeVar("A")
-
-DEFAULT_POLL_INTERVAL_S = 1.0
-
-
-def _blocking(build: Callable[P, Call[T]]) -> Callable[Concatenate[CkptClient, P], T]:
-    @wraps(build)
-    def method(self: CkptClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.execute(build(*args, **kwargs))
-
-    return method
+Http = TypeVar("Http")
+Transport = TypeVar("Transport")
 
 
-def _awaitable(build: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncCkptClient, P], Coroutine[Any, Any, T]]:
-    @wraps(build)
-    async def method(self: AsyncCkptClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self.execute(build(*args, **kwargs))
+class _Method(Generic[P, T]):
+    """A method of both clients, from the function that makes what it carries out."""
 
-    return method
+    def __init__(self, build: Callable[P, Call[T] | Steps[T]]) -> None:
+        self._build = build
+
+    @overload
+    def __get__(self, client: None, owner: type) -> Callable[P, Call[T] | Steps[T]]: ...
+
+    @overload
+    def __get__(self, client: CkptClient, owner: type) -> Callable[P, T]: ...
+
+    @overload
+    def __get__(self, client: AsyncCkptClient, owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
+
+    def __get__(self, client: CkptClient | AsyncCkptClient | None, owner: type) -> Callable[P, Any]:
+        if client is None:
+            return self._build
+
+        def method(*args: P.args, **kwargs: P.kwargs) -> Any:
+            built = self._build(*args, **kwargs)
+            return client.execute(built) if isinstance(built, Call) else client.run(built)
+
+        return method
 
 
-class CkptClient:
-    """Blocking client.
+class _Methods:
+    """What both clients can be asked for."""
 
-    ``url`` is ``host:port`` or a URL. ``verify`` is True, False, a CA file or an ``ssl.SSLContext``. ``timeout_s``
-    bounds each single request; for ``patience_s`` it is repeated while the server is away (0: never repeated), and
-    ``on_away`` is told each time. ``transport`` replaces the network.
-    """
+    cluster_overview = _Method(requests.cluster_overview)
+    dashboard_config = _Method(requests.dashboard_config)
+    cluster_configuration = _Method(requests.cluster_configuration)
+    shutdown_cluster = _Method(requests.shutdown_cluster)
+    upload_pipeline = _Method(requests.upload_pipeline)
+    list_pipelines = _Method(requests.list_pipelines)
+    delete_pipeline = _Method(requests.delete_pipeline)
+    run_pipeline = _Method(requests.run_pipeline)
+    list_jobs = _Method(requests.list_jobs)
+    job_details = _Method(requests.job_details)
+    job_status = _Method(requests.job_status)
+    job_plan = _Method(requests.job_plan)
+    job_config = _Method(requests.job_config)
+    job_metrics = _Method(requests.job_metrics)
+    job_exceptions = _Method(requests.job_exceptions)
+    execution_result = _Method(requests.execution_result)
+    cancel_job = _Method(requests.cancel_job)
+    vertex_details = _Method(requests.vertex_details)
+    vertex_backpressure = _Method(requests.vertex_backpressure)
+    vertex_metrics = _Method(requests.vertex_metrics)
+    checkpoint_statistics = _Method(requests.checkpoint_statistics)
+    checkpoint_details = _Method(requests.checkpoint_details)
+    checkpoint_subtasks = _Method(requests.checkpoint_subtasks)
+    checkpoint_config = _Method(requests.checkpoint_config)
+    patch_checkpoint_config = _Method(requests.patch_checkpoint_config)
+    reset_checkpoint_config = _Method(requests.reset_checkpoint_config)
+    trigger_checkpoint = _Method(requests.trigger_checkpoint)
+    trigger_savepoint = _Method(requests.trigger_savepoint)
+    stop_with_savepoint = _Method(requests.stop_with_savepoint)
+    dispose_savepoint = _Method(requests.dispose_savepoint)
+    operation_status = _Method(requests.operation_status)
+    wait_for_operation = _Method(waiting.wait_for_operation)
+    wait_for_state = _Method(waiting.wait_for_state)
+
+
+class _Client(_Methods, Generic[Http, Transport]):
+    """What the two have in common: where they send to, and how long they repeat it."""
 
     def __init__(
         self,
@@ -78,13 +110,31 @@ class CkptClient:
         verify: bool | str | ssl.SSLContext = True,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         patience_s: float = DEFAULT_PATIENCE_S,
-        transport: httpx.BaseTransport | None = None,
+        transport: Transport | None = None,
         on_away: Callable[[CkptClientError], None] | None = None,
     ) -> None:
         self.url = normalise_url(url)
-        self._http = httpx.Client(**client_options(self.url, token, verify, timeout_s), transport=transport)
         self.patience_s = patience_s
         self._on_away = on_away
+        self._http = self._connect(**client_options(self.url, token, verify, timeout_s), transport=transport)
+
+    def _connect(self, **options: Any) -> Http:
+        raise NotImplementedError
+
+    def _patient(self, call: Call[T], patience_s: float | None) -> Steps[T]:
+        return waiting.patiently(call, self.patience_s if patience_s is None else patience_s, self._on_away)
+
+
+class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):
+    """Blocking client.
+
+    ``url`` is ``host:port`` or a URL. ``verify`` is True, False, a CA file or an ``ssl.SSLContext``. ``timeout_s``
+    bounds each single request; for ``patience_s`` it is repeated while the server is away (0: never repeated), and
+    ``on_away`` is told each time. ``transport`` replaces the network.
+    """
+
+    def _connect(self, **options: Any) -> httpx.Client:
+        return httpx.Client(**options)
 
     def __enter__(self) -> Self:
         return self
@@ -98,118 +148,40 @@ class CkptClient:
 
     def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
         """Send one call of :mod:`ckpt_runtime.client.requests`. Raises the errors of ``client.errors``."""
-        attempts = Attempts(call)
-        retrying = Retrying(**retry_options(self.patience_s if patience_s is None else patience_s, self._on_away))
-        answer: T = retrying(lambda: self.run(attempts.next()))
-        return answer
+        return self.run(self._patient(call, patience_s))
 
-    def run(self, steps: Generator[Call[Any], Any, T], *, patience_s: float = 0.0) -> T:
-        """Carry out calls as a generator yields them, each for ``patience_s`` while the server is away.
-
-        Returns the generator's result.
-        """
+    def run(self, steps: Steps[T], *, patience_s: float = 0.0) -> T:
+        """Carry out steps one by one, each call for ``patience_s`` while the server is away; gives their result."""
         try:
-            call = next(steps)
+            step = next(steps)
             while True:
                 try:
-                    answer = self.execute(call, patience_s=patience_s) if patience_s > 0 else self._send(call)
+                    answer = self._carry_out(step, patience_s)
                 except CkptClientError as error:
-                    call = steps.throw(error)
+                    step = steps.throw(error)
                 else:
-                    call = steps.send(answer)
+                    step = steps.send(answer)
         except StopIteration as end:
             result: T = end.value
             return result
 
-    def _send(self, call: Call[T]) -> T:
+    def _carry_out(self, step: Call[Any] | Pause, patience_s: float) -> Any:
+        if isinstance(step, Pause):
+            return time.sleep(step.seconds)
+        if patience_s > 0:
+            return self.execute(step, patience_s=patience_s)
         try:
-            response = self._http.request(**request_arguments(call))
+            response = self._http.request(**request_arguments(step))
         except httpx.TransportError as error:
             raise unreachable(self.url, error) from error
-        return read_answer(call, response)
-
-    cluster_overview = _blocking(requests.cluster_overview)
-    dashboard_config = _blocking(requests.dashboard_config)
-    cluster_configuration = _blocking(requests.cluster_configuration)
-    shutdown_cluster = _blocking(requests.shutdown_cluster)
-    upload_pipeline = _blocking(requests.upload_pipeline)
-    list_pipelines = _blocking(requests.list_pipelines)
-    delete_pipeline = _blocking(requests.delete_pipeline)
-    run_pipeline = _blocking(requests.run_pipeline)
-    list_jobs = _blocking(requests.list_jobs)
-    job_details = _blocking(requests.job_details)
-    job_status = _blocking(requests.job_status)
-    job_plan = _blocking(requests.job_plan)
-    job_config = _blocking(requests.job_config)
-    job_metrics = _blocking(requests.job_metrics)
-    job_exceptions = _blocking(requests.job_exceptions)
-    execution_result = _blocking(requests.execution_result)
-    cancel_job = _blocking(requests.cancel_job)
-    vertex_details = _blocking(requests.vertex_details)
-    vertex_backpressure = _blocking(requests.vertex_backpressure)
-    vertex_metrics = _blocking(requests.vertex_metrics)
-    checkpoint_statistics = _blocking(requests.checkpoint_statistics)
-    checkpoint_details = _blocking(requests.checkpoint_details)
-    checkpoint_subtasks = _blocking(requests.checkpoint_subtasks)
-    checkpoint_config = _blocking(requests.checkpoint_config)
-    patch_checkpoint_config = _blocking(requests.patch_checkpoint_config)
-    reset_checkpoint_config = _blocking(requests.reset_checkpoint_config)
-    trigger_checkpoint = _blocking(requests.trigger_checkpoint)
-    trigger_savepoint = _blocking(requests.trigger_savepoint)
-    stop_with_savepoint = _blocking(requests.stop_with_savepoint)
-    dispose_savepoint = _blocking(requests.dispose_savepoint)
-    operation_status = _blocking(requests.operation_status)
-
-    def wait_for_operation(
-        self,
-        kind: OperationKind,
-        trigger_id: str,
-        job_id: str | None = None,
-        *,
-        timeout_s: float | None,
-        poll_interval_s: float = DEFAULT_POLL_INTERVAL_S,
-    ) -> OperationStatus:
-        """Poll until the operation is done. Raises :class:`OperationFailed`, :class:`WaitTimeout`."""
-        schedule = PollSchedule(f"The {kind} operation {trigger_id}", timeout_s, poll_interval_s)
-        call = requests.operation_status(kind, trigger_id, job_id)
-        return self._wait(call, settled, schedule)
-
-    def wait_for_state(
-        self,
-        job_id: str,
-        states: Collection[str],
-        *,
-        timeout_s: float | None,
-        poll_interval_s: float = DEFAULT_POLL_INTERVAL_S,
-    ) -> str:
-        """Poll until the job is in one of ``states``. Raises :class:`JobEnded`, :class:`WaitTimeout`."""
-        schedule = PollSchedule(f"Job {job_id} being {' or '.join(sorted(states))}", timeout_s, poll_interval_s)
-        return self._wait(requests.job_status(job_id), lambda state: arrived(job_id, state, states), schedule)
-
-    def _wait(self, call: Call[A], judge: Callable[[A], T | None], schedule: PollSchedule) -> T:
-        while True:
-            found = judge(self.execute(call, patience_s=schedule.patience_s))
-            if found is not None:
-                return found
-            time.sleep(schedule.next_delay())
+        return read_answer(step, response)
 
 
-class AsyncCkptClient:
-    """Asynchronous client; the same methods, awaited. Parameters as of :class:`CkptClient`, but for ``on_away``."""
+class AsyncCkptClient(_Client[httpx.AsyncClient, httpx.AsyncBaseTransport]):
+    """Asynchronous client; the same methods, awaited. Parameters as of :class:`CkptClient`."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        token: str | None = None,
-        verify: bool | str | ssl.SSLContext = True,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-        patience_s: float = DEFAULT_PATIENCE_S,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
-        self.url = normalise_url(url)
-        self._http = httpx.AsyncClient(**client_options(self.url, token, verify, timeout_s), transport=transport)
-        self.patience_s = patience_s
+    def _connect(self, **options: Any) -> httpx.AsyncClient:
+        return httpx.AsyncClient(**options)
 
     async def __aenter__(self) -> Self:
         return self
@@ -225,98 +197,30 @@ class AsyncCkptClient:
 
     async def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
         """Send one call of :mod:`ckpt_runtime.client.requests`. Raises the errors of ``client.errors``."""
-        attempts = Attempts(call)
-        retrying = AsyncRetrying(**retry_options(self.patience_s if patience_s is None else patience_s))
+        return await self.run(self._patient(call, patience_s))
 
-        async def attempt() -> T:
-            return await self.run(attempts.next())
-
-        answer: T = await retrying(attempt)
-        return answer
-
-    async def run(self, steps: Generator[Call[Any], Any, T]) -> T:
-        """Carry out calls, each once, as a generator yields them; returns its result."""
+    async def run(self, steps: Steps[T], *, patience_s: float = 0.0) -> T:
+        """Carry out steps one by one, each call for ``patience_s`` while the server is away; gives their result."""
         try:
-            call = next(steps)
+            step = next(steps)
             while True:
                 try:
-                    answer = await self._send(call)
+                    answer = await self._carry_out(step, patience_s)
                 except CkptClientError as error:
-                    call = steps.throw(error)
+                    step = steps.throw(error)
                 else:
-                    call = steps.send(answer)
+                    step = steps.send(answer)
         except StopIteration as end:
             result: T = end.value
             return result
 
-    async def _send(self, call: Call[T]) -> T:
+    async def _carry_out(self, step: Call[Any] | Pause, patience_s: float) -> Any:
+        if isinstance(step, Pause):
+            return await asyncio.sleep(step.seconds)
+        if patience_s > 0:
+            return await self.execute(step, patience_s=patience_s)
         try:
-            response = await self._http.request(**request_arguments(call))
+            response = await self._http.request(**request_arguments(step))
         except httpx.TransportError as error:
             raise unreachable(self.url, error) from error
-        return read_answer(call, response)
-
-    cluster_overview = _awaitable(requests.cluster_overview)
-    dashboard_config = _awaitable(requests.dashboard_config)
-    cluster_configuration = _awaitable(requests.cluster_configuration)
-    shutdown_cluster = _awaitable(requests.shutdown_cluster)
-    upload_pipeline = _awaitable(requests.upload_pipeline)
-    list_pipelines = _awaitable(requests.list_pipelines)
-    delete_pipeline = _awaitable(requests.delete_pipeline)
-    run_pipeline = _awaitable(requests.run_pipeline)
-    list_jobs = _awaitable(requests.list_jobs)
-    job_details = _awaitable(requests.job_details)
-    job_status = _awaitable(requests.job_status)
-    job_plan = _awaitable(requests.job_plan)
-    job_config = _awaitable(requests.job_config)
-    job_metrics = _awaitable(requests.job_metrics)
-    job_exceptions = _awaitable(requests.job_exceptions)
-    execution_result = _awaitable(requests.execution_result)
-    cancel_job = _awaitable(requests.cancel_job)
-    vertex_details = _awaitable(requests.vertex_details)
-    vertex_backpressure = _awaitable(requests.vertex_backpressure)
-    vertex_metrics = _awaitable(requests.vertex_metrics)
-    checkpoint_statistics = _awaitable(requests.checkpoint_statistics)
-    checkpoint_details = _awaitable(requests.checkpoint_details)
-    checkpoint_subtasks = _awaitable(requests.checkpoint_subtasks)
-    checkpoint_config = _awaitable(requests.checkpoint_config)
-    patch_checkpoint_config = _awaitable(requests.patch_checkpoint_config)
-    reset_checkpoint_config = _awaitable(requests.reset_checkpoint_config)
-    trigger_checkpoint = _awaitable(requests.trigger_checkpoint)
-    trigger_savepoint = _awaitable(requests.trigger_savepoint)
-    stop_with_savepoint = _awaitable(requests.stop_with_savepoint)
-    dispose_savepoint = _awaitable(requests.dispose_savepoint)
-    operation_status = _awaitable(requests.operation_status)
-
-    async def wait_for_operation(
-        self,
-        kind: OperationKind,
-        trigger_id: str,
-        job_id: str | None = None,
-        *,
-        timeout_s: float | None,
-        poll_interval_s: float = DEFAULT_POLL_INTERVAL_S,
-    ) -> OperationStatus:
-        """Poll until the operation is done. Raises :class:`OperationFailed`, :class:`WaitTimeout`."""
-        schedule = PollSchedule(f"The {kind} operation {trigger_id}", timeout_s, poll_interval_s)
-        call = requests.operation_status(kind, trigger_id, job_id)
-        return await self._wait(call, settled, schedule)
-
-    async def wait_for_state(
-        self,
-        job_id: str,
-        states: Collection[str],
-        *,
-        timeout_s: float | None,
-        poll_interval_s: float = DEFAULT_POLL_INTERVAL_S,
-    ) -> str:
-        """Poll until the job is in one of ``states``. Raises :class:`JobEnded`, :class:`WaitTimeout`."""
-        schedule = PollSchedule(f"Job {job_id} being {' or '.join(sorted(states))}", timeout_s, poll_interval_s)
-        return await self._wait(requests.job_status(job_id), lambda state: arrived(job_id, state, states), schedule)
-
-    async def _wait(self, call: Call[A], judge: Callable[[A], T | None], schedule: PollSchedule) -> T:
-        while True:
-            found = judge(await self.execute(call, patience_s=schedule.patience_s))
-            if found is not None:
-                return found
-            await asyncio.sleep(schedule.next_delay())
+        return read_answer(step, response)

@@ -18,6 +18,9 @@ from ckpt_runtime.client.checkpoint_models import (
     CheckpointConfig,
     CheckpointConfigPatch,
     CheckpointStatistics,
+    read_checkpoint,
+    read_config,
+    read_statistics,
 )
 from ckpt_runtime.client.models import (
     Backpressure,
@@ -31,6 +34,10 @@ from ckpt_runtime.client.models import (
     Pipeline,
     RunOptions,
     Vertex,
+    read_backpressure,
+    read_execution_result,
+    read_operation_status,
+    reader,
 )
 
 T_co = TypeVar("T_co", covariant=True)
@@ -87,19 +94,17 @@ def _nothing(_: Any) -> None:
     return None
 
 
-def _request_id(document: Any) -> str:
-    found: str = document["request-id"]
-    return found
+_request_id = reader(str, "request-id")
 
 
 def cluster_overview() -> Call[ClusterOverview]:
     """Slots and jobs by state."""
-    return Call("GET", "/overview", ClusterOverview.from_json)
+    return Call("GET", "/overview", reader(ClusterOverview))
 
 
 def dashboard_config() -> Call[Mapping[str, Any]]:
     """The server's version and features, as it sends them."""
-    return Call("GET", "/config", dict)
+    return Call("GET", "/config", reader(dict[str, Any]))
 
 
 def cluster_configuration() -> Call[dict[str, str]]:
@@ -124,7 +129,7 @@ def _last_segment(path: str) -> str:
 
 def list_pipelines() -> Call[tuple[Pipeline, ...]]:
     """Uploaded pipelines, newest first."""
-    return Call("GET", "/jars", lambda document: tuple(Pipeline.from_json(item) for item in document["files"]))
+    return Call("GET", "/jars", reader(tuple[Pipeline, ...], "files"))
 
 
 def delete_pipeline(pipeline_id: str) -> Call[None]:
@@ -148,33 +153,33 @@ def run_pipeline(pipeline_id: str, options: RunOptions | None = None, *, job_id:
     if chosen.savepoint_path is not None:
         body |= {"savepointPath": chosen.savepoint_path, "claimMode": chosen.claim_mode}
     path = f"/jars/{_segment(pipeline_id)}/run"
-    started = Call("GET", _job(job_id), lambda document: str(document["jid"]))
-    return Call("POST", path, lambda document: str(document["jobid"]), body=body, lookup=started)
+    started = Call("GET", _job(job_id), reader(str, "jid"))
+    return Call("POST", path, reader(str, "jobid"), body=body, lookup=started)
 
 
 def list_jobs() -> Call[tuple[JobLine, ...]]:
     """Living and ended jobs."""
-    return Call("GET", "/jobs/overview", lambda document: tuple(JobLine.from_json(job) for job in document["jobs"]))
+    return Call("GET", "/jobs/overview", reader(tuple[JobLine, ...], "jobs"))
 
 
 def job_details(job_id: str) -> Call[JobDetails]:
     """Everything about one job."""
-    return Call("GET", _job(job_id), JobDetails.from_json)
+    return Call("GET", _job(job_id), reader(JobDetails))
 
 
 def job_status(job_id: str) -> Call[str]:
     """The job's state."""
-    return Call("GET", _job(job_id, "/status"), lambda document: str(document["status"]))
+    return Call("GET", _job(job_id, "/status"), reader(str, "status"))
 
 
 def job_plan(job_id: str) -> Call[Mapping[str, Any]]:
     """The vertices and their inputs, as the server sends them."""
-    return Call("GET", _job(job_id, "/plan"), lambda document: dict(document["plan"]))
+    return Call("GET", _job(job_id, "/plan"), reader(dict[str, Any], "plan"))
 
 
 def job_config(job_id: str) -> Call[JobConfig]:
     """The job's configuration and its version."""
-    return Call("GET", _job(job_id, "/config"), JobConfig.from_json)
+    return Call("GET", _job(job_id, "/config"), reader(JobConfig))
 
 
 def job_metrics(job_id: str, names: tuple[str, ...]) -> Call[dict[str, str]]:
@@ -189,12 +194,12 @@ def _metric_values(document: Any) -> dict[str, str]:
 def job_exceptions(job_id: str, max_entries: int = 20) -> Call[ExceptionHistory]:
     """Failures of the job, newest first."""
     query = {"maxExceptions": str(max_entries)}
-    return Call("GET", _job(job_id, "/exceptions"), ExceptionHistory.from_json, query=query)
+    return Call("GET", _job(job_id, "/exceptions"), reader(ExceptionHistory, "exceptionHistory"), query=query)
 
 
 def execution_result(job_id: str) -> Call[ExecutionResult]:
     """How the job ended, or that it has not."""
-    return Call("GET", _job(job_id, "/execution-result"), ExecutionResult.from_json)
+    return Call("GET", _job(job_id, "/execution-result"), read_execution_result)
 
 
 def cancel_job(job_id: str) -> Call[None]:
@@ -204,12 +209,12 @@ def cancel_job(job_id: str) -> Call[None]:
 
 def vertex_details(job_id: str, vertex_id: str) -> Call[Vertex]:
     """One vertex with its subtasks."""
-    return Call("GET", _job(job_id, f"/vertices/{_segment(vertex_id)}"), Vertex.from_json)
+    return Call("GET", _job(job_id, f"/vertices/{_segment(vertex_id)}"), reader(Vertex))
 
 
 def vertex_backpressure(job_id: str, vertex_id: str) -> Call[Backpressure]:
     """Backpressured, idle and busy shares of a vertex's subtasks."""
-    return Call("GET", _job(job_id, f"/vertices/{_segment(vertex_id)}/backpressure"), Backpressure.from_json)
+    return Call("GET", _job(job_id, f"/vertices/{_segment(vertex_id)}/backpressure"), read_backpressure)
 
 
 def vertex_metrics(job_id: str, vertex_id: str, names: tuple[str, ...]) -> Call[dict[str, str]]:
@@ -220,35 +225,35 @@ def vertex_metrics(job_id: str, vertex_id: str, names: tuple[str, ...]) -> Call[
 
 def checkpoint_statistics(job_id: str) -> Call[CheckpointStatistics]:
     """Counts, summary, the latest checkpoints and the history."""
-    return Call("GET", _job(job_id, "/checkpoints"), CheckpointStatistics.from_json)
+    return Call("GET", _job(job_id, "/checkpoints"), read_statistics)
 
 
 def checkpoint_details(job_id: str, checkpoint_id: int) -> Call[Checkpoint]:
     """One checkpoint with its vertices."""
-    return Call("GET", _job(job_id, f"/checkpoints/details/{int(checkpoint_id)}"), Checkpoint.from_json)
+    return Call("GET", _job(job_id, f"/checkpoints/details/{int(checkpoint_id)}"), read_checkpoint)
 
 
 def checkpoint_subtasks(job_id: str, checkpoint_id: int, vertex_id: str) -> Call[Mapping[str, Any]]:
     """One vertex of one checkpoint by subtask, as the server sends it."""
     path = _job(job_id, f"/checkpoints/details/{int(checkpoint_id)}/subtasks/{_segment(vertex_id)}")
-    return Call("GET", path, dict)
+    return Call("GET", path, reader(dict[str, Any]))
 
 
 def checkpoint_config(job_id: str) -> Call[CheckpointConfig]:
     """The checkpoint configuration that holds now."""
-    return Call("GET", _job(job_id, "/checkpoints/config"), CheckpointConfig.from_json)
+    return Call("GET", _job(job_id, "/checkpoints/config"), read_config)
 
 
 def patch_checkpoint_config(job_id: str, patch: CheckpointConfigPatch) -> Call[CheckpointConfig]:
     """Change the checkpoint configuration of a running job (FLIP-571); gives what holds then."""
     path = _job(job_id, "/checkpoints/configuration")
-    return Call("PATCH", path, CheckpointConfig.from_json, body=patch.to_json(), feature=_FLIP_571)
+    return Call("PATCH", path, read_config, body=patch.to_json(), feature=_FLIP_571)
 
 
 def reset_checkpoint_config(job_id: str) -> Call[CheckpointConfig]:
     """Return to the submitted checkpoint configuration."""
     path = _job(job_id, "/checkpoints/configuration")
-    return Call("DELETE", path, CheckpointConfig.from_json, feature=_FLIP_571)
+    return Call("DELETE", path, read_config, feature=_FLIP_571)
 
 
 def trigger_checkpoint(job_id: str, *, full: bool = False, trigger_id: str | None = None) -> Call[str]:
@@ -300,7 +305,7 @@ def dispose_savepoint(path: str, *, trigger_id: str | None = None) -> Call[str]:
 def operation_status(kind: OperationKind, trigger_id: str, job_id: str | None = None) -> Call[OperationStatus]:
     """Where an asynchronous operation stands. ``job_id`` is needed for all but disposals."""
     if kind == "savepoint-disposal":
-        return Call("GET", f"/savepoint-disposal/{_segment(trigger_id)}", OperationStatus.from_json)
+        return Call("GET", f"/savepoint-disposal/{_segment(trigger_id)}", read_operation_status)
     if job_id is None:
         raise ValueError(f"job_id: is needed for a {kind} operation")
-    return Call("GET", _job(job_id, f"/{kind}s/{_segment(trigger_id)}"), OperationStatus.from_json)
+    return Call("GET", _job(job_id, f"/{kind}s/{_segment(trigger_id)}"), read_operation_status)

@@ -1,18 +1,22 @@
-"""How both clients wait: what is sent again while a server is away, and when a poll is due.
+"""Waiting without doing it: what is asked next, when it is asked again, and when a wait is given up.
 
-Pure apart from the monotonic clock; the clients do the sending and the sleeping.
+A wait is a generator of :data:`Steps`. It yields calls to send and pauses to make, gets each call's answer or its error
+back, and returns what was waited for. ``CkptClient.run`` carries the steps out by blocking, ``AsyncCkptClient.run`` by
+awaiting; so the command line, operators, sensors and triggers wait in one way. Nothing here sends or sleeps.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from tenacity import RetryCallState, retry_if_exception, stop_after_attempt, stop_after_delay, stop_all
+from tenacity import RetryCallState, Retrying, retry_if_exception
 from tenacity.wait import wait_random_exponential
 
+from ckpt_runtime.client import requests
 from ckpt_runtime.client.errors import (
     CkptClientError,
     JobEnded,
@@ -23,7 +27,7 @@ from ckpt_runtime.client.errors import (
     is_passing,
 )
 from ckpt_runtime.client.models import TERMINAL_STATES, OperationStatus
-from ckpt_runtime.client.requests import Call
+from ckpt_runtime.client.requests import Call, OperationKind
 
 T = TypeVar("T")
 
@@ -31,49 +35,119 @@ DEFAULT_PATIENCE_S = 1.0
 """How long a request is repeated while the server is away, when nothing else is said."""
 POLL_PATIENCE_S = 30.0
 """How long one poll of a wait is repeated, so that the wait survives a new driver."""
+DEFAULT_POLL_INTERVAL_S = 1.0
 FIRST_DELAY_S = 0.02
-_MAX_PAUSE_S = 2.0
+_REQUEST_BACKOFF = wait_random_exponential(multiplier=0.1, max=2.0)
 
 
-def retry_options(patience_s: float, on_away: Callable[[CkptClientError], None] | None = None) -> dict[str, Any]:
-    """Tenacity's, for one request: twice at least, and for so long; with 0 once. The last error is raised.
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A step that is slept instead of sent."""
 
-    ``on_away`` is told the error before each pause.
+    seconds: float
+
+
+Steps: TypeAlias = Generator[Call[Any] | Pause, Any, T]
+
+
+class Deadline:
+    """A moment after which nothing is waited for; one at None never comes.
+
+    The clock is the caller's: a monotonic one within a process, that of the wall where processes share the moment.
     """
 
-    def before_sleep(state: RetryCallState) -> None:
+    def __init__(self, at: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._at = at
+        self._clock = clock
+
+    @classmethod
+    def after(cls, seconds: float | None) -> Deadline:
+        """So many seconds from now; None: never."""
+        return cls(None if seconds is None else time.monotonic() + seconds)
+
+    @property
+    def left(self) -> float:
+        """Seconds until then: none once it has passed."""
+        return math.inf if self._at is None else max(0.0, self._at - self._clock())
+
+
+def whole(seconds: float) -> Iterable[float]:
+    """A pause that nobody needs to hear of, slept in one go."""
+    return (seconds,)
+
+
+def persistent(
+    attempt: Callable[[], Steps[T]],
+    patience: Deadline,
+    *,
+    passing: Callable[[BaseException], bool] = is_passing,
+    backoff: Callable[[RetryCallState], float] = _REQUEST_BACKOFF,
+    attempts: int = 1,
+    on_away: Callable[[CkptClientError], None] | None = None,
+    pauses: Callable[[float], Iterable[float]] = whole,
+) -> Steps[T]:
+    """Repeat the attempt after a passing error: so many times at least, and until ``patience`` is over.
+
+    ``on_away`` is told the error before each pause; ``pauses`` parts one, to tell more meanwhile. The last error is
+    raised.
+    """
+
+    def tell(state: RetryCallState) -> None:
         error = None if state.outcome is None else state.outcome.exception()
         if on_away is not None and isinstance(error, CkptClientError):
             on_away(error)
 
-    return {
-        "before_sleep": before_sleep,
-        "stop": stop_all(stop_after_attempt(2 if patience_s > 0 else 1), stop_after_delay(patience_s)),
-        "wait": wait_random_exponential(multiplier=0.1, max=_MAX_PAUSE_S),
-        "retry": retry_if_exception(is_passing),
-        "retry_error_callback": _last_error,
-    }
+    # Tenacity decides and is never let sleep: what it would sleep is a step of its own.
+    due: list[float] = []
+    retrying = Retrying(
+        retry=retry_if_exception(passing),
+        stop=lambda state: state.attempt_number >= attempts and patience.left <= 0,
+        wait=backoff,
+        before_sleep=tell,
+        sleep=due.append,
+        reraise=True,
+    )
+    for trial in retrying:
+        if due:
+            yield from _paused(pauses(due.pop()))
+        with trial:
+            return (yield from attempt())
+    raise AssertionError("tenacity ends with an attempt's result or its error")
 
 
-def _last_error(state: RetryCallState) -> Any:
-    """The last attempt's own exception instead of tenacity's."""
-    assert state.outcome is not None
-    return state.outcome.result()
+def poll(
+    look: Callable[[], Steps[T | None]],
+    deadline: Deadline,
+    delays: Iterator[float],
+    pauses: Callable[[float], Iterable[float]] = whole,
+) -> Steps[T | None]:
+    """Look until something is found; None when the deadline comes first. The last look is at the deadline."""
+    while True:
+        found = yield from look()
+        left = deadline.left
+        if found is not None or left <= 0:
+            return found
+        yield from _paused(pauses(min(next(delays), left)))
+
+
+def _paused(parts: Iterable[float]) -> Steps[None]:
+    for seconds in parts:
+        yield Pause(seconds)
 
 
 @dataclass
-class Attempts(Generic[T]):
+class _Attempts(Generic[T]):
     """The attempts of one call. ``lost`` once an attempt may have been carried out without an answer."""
 
     call: Call[T]
     lost: bool = False
 
-    def next(self) -> Generator[Call[T], T, T]:
+    def next(self) -> Steps[T]:
         """The requests of one attempt; the outcome of a lost one is looked up where the call says how."""
         lookup: Call[T] | None = self.call.lookup
         if self.lost and lookup is not None:
             try:
-                answer = yield lookup
+                answer: T = yield lookup
             except NotFound:
                 pass  # it never arrived, or is still on its way
             else:
@@ -91,61 +165,72 @@ class Attempts(Generic[T]):
         return answer
 
 
-class PollSchedule:
-    """Delays that double from 20 ms up to the poll interval, until the deadline.
+def patiently(call: Call[T], patience_s: float, on_away: Callable[[CkptClientError], None] | None = None) -> Steps[T]:
+    """One call for so long while the server is away: twice at least, and with 0 once."""
+    attempts = 2 if patience_s > 0 else 1
+    return persistent(_Attempts(call).next, Deadline.after(patience_s), attempts=attempts, on_away=on_away)
+
+
+def watch(
+    look: Callable[[float], Steps[T | None]], what: str, timeout_s: float | None, poll_interval_s: float
+) -> Steps[T]:
+    """Look at growing intervals; each look is told for how long to repeat its requests. Raises :class:`WaitTimeout`.
 
     ``timeout_s`` None waits without an end.
     """
-
-    def __init__(
-        self,
-        what: str,
-        timeout_s: float | None,
-        poll_interval_s: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        if poll_interval_s <= 0:
-            raise ValueError(f"poll_interval_s: {poll_interval_s!r} is not acceptable, it must be > 0")
-        if timeout_s is not None and timeout_s < 0:
-            raise ValueError(f"timeout_s: {timeout_s!r} is not acceptable, it must be >= 0 or None")
-        self._what = what
-        self._timeout_s = timeout_s
-        self._interval_s = poll_interval_s
-        self._clock = clock
-        self._start = clock()
-        self._delay_s = min(FIRST_DELAY_S, poll_interval_s)
-
-    def next_delay(self) -> float:
-        """How long to sleep before asking again. Raises :class:`WaitTimeout` when the deadline has passed."""
-        delay, self._delay_s = self._delay_s, min(self._delay_s * 2, self._interval_s)
-        if self._timeout_s is None:
-            return delay
-        left = self._start + self._timeout_s - self._clock()
-        if left <= 0:
-            raise WaitTimeout(self._what, self._timeout_s)
-        return min(delay, left)
-
-    @property
-    def patience_s(self) -> float:
-        """How long the next poll may be repeated while the server is away."""
-        if self._timeout_s is None:
-            return POLL_PATIENCE_S
-        return min(POLL_PATIENCE_S, max(0.0, self._start + self._timeout_s - self._clock()))
+    if poll_interval_s <= 0:
+        raise ValueError(f"poll_interval_s: {poll_interval_s!r} is not acceptable, it must be > 0")
+    if timeout_s is not None and timeout_s < 0:
+        raise ValueError(f"timeout_s: {timeout_s!r} is not acceptable, it must be >= 0 or None")
+    deadline = Deadline.after(timeout_s)
+    delays = growing_delays(poll_interval_s)
+    found = yield from poll(lambda: look(min(POLL_PATIENCE_S, deadline.left)), deadline, delays)
+    if found is None:
+        raise WaitTimeout(what, timeout_s or 0.0)
+    return found
 
 
-def settled(status: OperationStatus) -> OperationStatus | None:
-    """The status when the operation is done, None while it runs. Raises :class:`OperationFailed`."""
-    if not status.done:
-        return None
-    if status.failure is not None:
-        raise OperationFailed(status.failure.exception, status.failure.message, status.failure.stack_trace)
-    return status
+def growing_delays(most: float) -> Iterator[float]:
+    """Delays that double from 20 ms up to ``most``: what takes moments is seen at once, what takes hours seldom."""
+    delay = min(FIRST_DELAY_S, most)
+    while True:
+        yield delay
+        delay = min(delay * 2, most)
 
 
-def arrived(job_id: str, state: str, wanted: Collection[str]) -> str | None:
-    """The state when it is wanted, None to go on. Raises :class:`JobEnded` in another terminal state."""
-    if state in wanted:
-        return state
-    if state in TERMINAL_STATES:
-        raise JobEnded(job_id, state)
-    return None
+def wait_for_operation(
+    kind: OperationKind,
+    trigger_id: str,
+    job_id: str | None = None,
+    *,
+    timeout_s: float | None,
+    poll_interval_s: float = DEFAULT_POLL_INTERVAL_S,
+) -> Steps[OperationStatus]:
+    """Poll until the operation is done. Raises :class:`OperationFailed`, :class:`WaitTimeout`."""
+    call = requests.operation_status(kind, trigger_id, job_id)
+
+    def look(patience_s: float) -> Steps[OperationStatus | None]:
+        status = yield from patiently(call, patience_s)
+        if status.failure is not None:
+            raise OperationFailed(status.failure.exception, status.failure.message, status.failure.stack_trace)
+        return status if status.done else None
+
+    return watch(look, f"The {kind} operation {trigger_id}", timeout_s, poll_interval_s)
+
+
+def wait_for_state(
+    job_id: str,
+    states: Collection[str],
+    *,
+    timeout_s: float | None,
+    poll_interval_s: float = DEFAULT_POLL_INTERVAL_S,
+) -> Steps[str]:
+    """Poll until the job is in one of ``states``. Raises :class:`JobEnded`, :class:`WaitTimeout`."""
+
+    def look(patience_s: float) -> Steps[str | None]:
+        state = yield from patiently(requests.job_status(job_id), patience_s)
+        if state not in states and state in TERMINAL_STATES:
+            raise JobEnded(job_id, state)
+        return state if state in states else None
+
+    return watch(look, f"Job {job_id} being {' or '.join(sorted(states))}", timeout_s, poll_interval_s)

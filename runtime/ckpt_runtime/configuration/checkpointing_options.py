@@ -25,7 +25,7 @@ class CheckpointingMode(StrEnum):
     AT_LEAST_ONCE = "AT_LEAST_ONCE"
 
 
-class ExternalizedCheckpointRetention(StrEnum):
+class CheckpointRetention(StrEnum):
     """What becomes of the retained checkpoints when a job is cancelled or fails for good."""
 
     RETAIN_ON_CANCELLATION = "RETAIN_ON_CANCELLATION"
@@ -131,8 +131,8 @@ class CheckpointingOptions:
     )
     EXTERNALIZED_RETENTION = ConfigOption(
         "execution.checkpointing.externalized-checkpoint-retention",
-        EnumType(ExternalizedCheckpointRetention),
-        ExternalizedCheckpointRetention.DELETE_ON_CANCELLATION,
+        EnumType(CheckpointRetention),
+        CheckpointRetention.DELETE_ON_CANCELLATION,
         "What becomes of the retained checkpoints when the job is cancelled or fails. Unlike in Flink, the default "
         "keeps them when it fails.",
     )

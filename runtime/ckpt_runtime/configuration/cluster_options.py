@@ -86,7 +86,7 @@ class TaskManagerOptions:
     )
     BUFFER_BYTES = ConfigOption(
         "taskmanager.network.buffer.max-bytes",
-        MemorySizeType(minimum_bytes=1 << 10, maximum_bytes=1 << 30),
+        MemorySizeType(minimum=1 << 10, maximum=1 << 30),
         1 << 19,
         "Bytes of a buffer at most; a larger row gets a buffer of its own.",
     )
@@ -172,7 +172,7 @@ class JobManagerOptions:
     )
     PLANNING_MEMORY = ConfigOption(
         "jobmanager.planning.memory",
-        MemorySizeType(minimum_bytes=64 << 20, maximum_bytes=1 << 40),
+        MemorySizeType(minimum=64 << 20, maximum=1 << 40),
         2 << 30,
         "Memory (address space) that the process which runs a pipeline function may use beside the engine's modules.",
         _CLUSTER,

@@ -11,7 +11,7 @@ class LoggingOptions:
 
     MAX_SIZE = ConfigOption(
         "env.log.max-size",
-        MemorySizeType(minimum_bytes=4_096),
+        MemorySizeType(minimum=4_096),
         64 << 20,
         "A log file that has grown beyond this size goes on empty; its last part of this size is kept beside it.",
         OptionScope.CLUSTER,

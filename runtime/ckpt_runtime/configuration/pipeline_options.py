@@ -85,7 +85,7 @@ class ExecutionOptions:
     )
     PROCESSOR_TRIGGER_INTERVAL = ConfigOption(
         "execution.stateful-processor.trigger.interval",
-        DurationType(minimum_ms=1),
+        DurationType(minimum=1),
         1_000,
         "Length of the intervals of PROCESSING_TIME triggers, counted from the epoch as Spark does.",
     )

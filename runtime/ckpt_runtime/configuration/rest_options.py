@@ -72,7 +72,7 @@ class RestOptions:
     )
     MAX_CONTENT_LENGTH = ConfigOption(
         "rest.server.max-content-length",
-        MemorySizeType(minimum_bytes=1 << 10),
+        MemorySizeType(minimum=1 << 10),
         100 << 20,
         "Greatest body of a request.",
         _CLUSTER,

@@ -28,7 +28,7 @@ class StateOptions:
     )
     FS_MEMORY_THRESHOLD = ConfigOption(
         "state.storage.fs.memory-threshold",
-        MemorySizeType(maximum_bytes=1 << 20),
+        MemorySizeType(maximum=1 << 20),
         20 << 10,
         "State below this size lies inside the checkpoint's metadata instead of in a file of its own.",
         fallback_keys=("execution.checkpointing.data-inline-threshold",),

@@ -20,6 +20,7 @@ T_co = TypeVar("T_co", covariant=True)
 E = TypeVar("E", bound=StrEnum)
 
 MAX_INT = (1 << 31) - 1
+MAX_LONG = (1 << 63) - 1
 
 
 class ValueType(Protocol[T_co]):
@@ -135,17 +136,17 @@ class FloatType:
 class DurationType:
     """Milliseconds, from text with a unit."""
 
-    minimum_ms: int = 0
+    minimum: int = 0
     name: str = "Duration"
 
     @property
     def allowed(self) -> str:
-        bound = f", at least {format_duration(self.minimum_ms)}" if self.minimum_ms else ""
+        bound = f", at least {format_duration(self.minimum)}" if self.minimum else ""
         return DURATION_FORM + bound
 
     def parse(self, text: str) -> int:
         value = parse_duration(text)
-        if value < self.minimum_ms:
+        if value < self.minimum:
             raise ValueError(self.allowed)
         return value
 
@@ -157,19 +158,19 @@ class DurationType:
 class MemorySizeType:
     """Bytes, from text with a unit."""
 
-    minimum_bytes: int = 0
-    maximum_bytes: int = (1 << 63) - 1
+    minimum: int = 0
+    maximum: int = MAX_LONG
     name: str = "MemorySize"
 
     @property
     def allowed(self) -> str:
-        lower = f", at least {format_memory_size(self.minimum_bytes)}" if self.minimum_bytes else ""
-        upper = "" if self.maximum_bytes == (1 << 63) - 1 else f", at most {format_memory_size(self.maximum_bytes)}"
+        lower = f", at least {format_memory_size(self.minimum)}" if self.minimum else ""
+        upper = "" if self.maximum == MAX_LONG else f", at most {format_memory_size(self.maximum)}"
         return SIZE_FORM + lower + upper
 
     def parse(self, text: str) -> int:
         value = parse_memory_size(text)
-        if not self.minimum_bytes <= value <= self.maximum_bytes:
+        if not self.minimum <= value <= self.maximum:
             raise ValueError(self.allowed)
         return value
 
@@ -211,4 +212,3 @@ STRING = StringType()
 NON_EMPTY_STRING = StringType(non_empty=True)
 BOOLEAN = BooleanType()
 DURATION = DurationType()
-MEMORY_SIZE = MemorySizeType()

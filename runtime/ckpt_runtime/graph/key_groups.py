@@ -6,14 +6,13 @@ A key group is ``high 32 bits of the stable 64-bit key hash, scaled to [0, max_p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 DEFAULT_MAX_PARALLELISM = 128
 UPPER_BOUND_MAX_PARALLELISM = 32_768
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class KeyGroupRange:
+class KeyGroupRange(Struct, frozen=True, order=True, array_like=True, forbid_unknown_fields=True):
     """Key groups ``first`` to ``last``, both included. Empty when ``last < first``."""
 
     first: int
@@ -39,8 +38,3 @@ def key_group_range(max_parallelism: int, parallelism: int, subtask_index: int) 
 def owner_of_key_group(key_group: int, max_parallelism: int, parallelism: int) -> int:
     """The subtask whose range holds ``key_group``; the inverse of :func:`key_group_range`."""
     return key_group * parallelism // max_parallelism
-
-
-def key_group_of_hash(key_hash: int, max_parallelism: int) -> int:
-    """The key group of one 64-bit hash; the vectorised form is in ``state/hashing.py``."""
-    return ((key_hash >> 32) * max_parallelism) >> 32

@@ -69,7 +69,7 @@ def plan_deployments(
             snapshot_directory="" if restored is None else restored.directory,
             snapshot_owned=restored is None or restored.owned,
             pin_cpu=placement.pin_cpu,
-            sinks=sinks,
+            sinks=dict(sinks),
         )
         for slot, placement in enumerate(slots)
     ]

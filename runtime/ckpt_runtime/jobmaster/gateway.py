@@ -13,7 +13,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
-from ckpt_runtime.scheduler.job_status import JobStatus as JobStatus  # noqa: PLC0414
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.properties import SavepointFormat
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
+from ckpt_runtime.scheduler.job_status import JobStatus
 
 if TYPE_CHECKING:
     from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
@@ -37,25 +41,11 @@ class ExecutionState(StrEnum):
     RECONCILING = "RECONCILING"
 
 
-class SavepointFormat(StrEnum):
-    """FLIP-203: the backend's own files, or the one form that all backends read."""
-
-    NATIVE = "NATIVE"
-    CANONICAL = "CANONICAL"
-
-
 class CheckpointKind(StrEnum):
     """What a triggered checkpoint writes: as configured, or everything."""
 
     CONFIGURED = "CONFIGURED"
     FULL = "FULL"
-
-
-class ClaimMode(StrEnum):
-    """FLIP-193: who owns the snapshot that a job is restored from."""
-
-    NO_CLAIM = "NO_CLAIM"
-    CLAIM = "CLAIM"
 
 
 class OperationKind(StrEnum):
@@ -184,7 +174,7 @@ class ClusterOverview:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotAgent:
+class SlotOverview:
     """A slot with the process that supervises it. ``data_port`` is -1 while no worker is ready."""
 
     slot_id: str
@@ -231,7 +221,7 @@ class RunRequest:
     configuration: Mapping[str, str] = field(default_factory=dict)
     savepoint_path: str | None = None
     allow_non_restored_state: bool = False
-    claim_mode: ClaimMode = ClaimMode.NO_CLAIM
+    claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
     job_id: str | None = None
 
 
@@ -317,41 +307,13 @@ class JobConfigInfo:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveCheckpointConfig:
-    """What holds now: submitted configuration, then updates, then overrides (FLIP-571).
+    """What holds now: submitted configuration, then overrides (FLIP-571), whose fields ``overrides`` names."""
 
-    ``interval_ms`` is None when periodic checkpoints are off; ``max_inflight_data_bytes`` is None for no bound.
-    ``overrides`` names the fields (as :class:`CheckpointConfigPatch` spells them) that an override rules now.
-    """
-
+    settings: CheckpointConfiguration
     exactly_once: bool
-    interval_ms: int | None
-    timeout_ms: int
-    min_pause_ms: int
-    max_concurrent: int
-    tolerable_failed_checkpoints: int
-    unaligned: bool
-    aligned_timeout_ms: int
-    max_inflight_data_bytes: int | None
-    externalized: bool
-    delete_on_cancellation: bool
     state_backend: str
     checkpoint_storage: str
-    checkpoints_after_tasks_finish: bool = True
     overrides: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointConfigPatch:
-    """FLIP-571: the fields to change; None leaves a field alone. At least one is set, all are in range."""
-
-    interval_ms: int | None = None
-    timeout_ms: int | None = None
-    min_pause_ms: int | None = None
-    max_concurrent: int | None = None
-    tolerable_failed_checkpoints: int | None = None
-    aligned_timeout_ms: int | None = None
-    unaligned: bool | None = None
-    max_inflight_data_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,7 +394,7 @@ class DispatcherGateway(Protocol):
 
     async def cluster_overview(self) -> ClusterOverview: ...
 
-    async def slot_agents(self) -> tuple[SlotAgent, ...]:
+    async def slot_agents(self) -> tuple[SlotOverview, ...]:
         """Those that have been started, oldest first."""
         ...
 
@@ -503,8 +465,8 @@ class DispatcherGateway(Protocol):
 
     async def checkpoint_config(self, job_id: str) -> EffectiveCheckpointConfig: ...
 
-    async def patch_checkpoint_config(self, job_id: str, patch: CheckpointConfigPatch) -> EffectiveCheckpointConfig:
-        """FLIP-571: persist, then apply, then return what holds now.
+    async def patch_checkpoint_config(self, job_id: str, overrides: CheckpointOverrides) -> EffectiveCheckpointConfig:
+        """FLIP-571: persist, then apply, then return what holds now. What is not given stays as it is.
 
         Raises :class:`UpdateInProgress`, :class:`JobTerminated`, and :class:`InvalidRequest` for values that only
         clash with the job's other settings.

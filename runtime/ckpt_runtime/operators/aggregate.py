@@ -9,8 +9,7 @@ from ckpt_runtime.graph.specs import AggregateSpec
 from ckpt_runtime.operators.errors import OperatorError, output_schema_error
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
 from ckpt_runtime.state.columns import decoded_type
-from ckpt_runtime.state.memory.accumulators import AggregateColumn
-from ckpt_runtime.state.memory.aggregate_table import AggregateTable
+from ckpt_runtime.state.states import AggregateColumn, KeyedAggregates
 
 STATE_NAME = "aggregates"
 
@@ -25,7 +24,7 @@ class AggregateOperator(Operator):
     def __init__(self, spec: AggregateSpec, input_schema: pa.Schema | None = None) -> None:
         self._spec = spec
         self._input_schema = input_schema
-        self._table: AggregateTable | None = None
+        self._table: KeyedAggregates | None = None
         self._schema: pa.Schema | None = None
 
     @staticmethod
@@ -52,7 +51,7 @@ class AggregateOperator(Operator):
             raise output_schema_error(self.context.uid, batch.schema, self._schema) from error
         self.output.emit(result)
 
-    def _open_table(self, input_schema: pa.Schema) -> AggregateTable:
+    def _open_table(self, input_schema: pa.Schema) -> KeyedAggregates:
         self._schema = aggregate_output_schema(input_schema, self._spec)
         columns = []
         for aggregate in self._spec.aggregates:
@@ -62,5 +61,4 @@ class AggregateOperator(Operator):
             columns.append(AggregateColumn(aggregate.function, column, aggregate.alias, input_type, result_type))
         key_schema = pa.schema([input_schema.field(name) for name in self._spec.keys])
         assert self.context.keyed_state is not None
-        table: AggregateTable = self.context.keyed_state.aggregate_table(STATE_NAME, key_schema, columns)
-        return table
+        return self.context.keyed_state.aggregate_table(STATE_NAME, key_schema, columns)

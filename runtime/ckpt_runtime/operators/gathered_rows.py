@@ -13,7 +13,7 @@ import pyarrow as pa
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.rows import RowGroups
 from ckpt_runtime.state.backend import KeyedStateBackend
-from ckpt_runtime.state.memory.row_buffer import RowBuffers, RowBufferSpec
+from ckpt_runtime.state.states import RowBufferSpec
 
 STATE = "$rows"
 PART_ROWS = 4_096
@@ -27,7 +27,7 @@ class GatheredRows:
         self._schema = schema
         self._keys = tuple(keys)
         self._groups = RowGroups(keys)
-        self._buffers: RowBuffers = backend.row_buffers([RowBufferSpec(STATE, schema, self._keys)])
+        self._buffers = backend.row_buffers([RowBufferSpec(STATE, schema, self._keys)])
 
     @property
     def is_empty(self) -> bool:

@@ -26,7 +26,7 @@ from ckpt_runtime.operators.join_output import LEFT, RIGHT, JoinOutput
 from ckpt_runtime.operators.late_rows import LateRows, in_unit
 from ckpt_runtime.operators.operator import MAX_WATERMARK, Operator, OperatorContext, Output
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, int64_column
-from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers, RowBufferSpec
+from ckpt_runtime.state.states import KeyedRowBuffer, RowBufferSpec
 
 STATE_NAMES = ("left", "right")
 WATERMARK = "watermark"
@@ -63,7 +63,7 @@ class JoinOperator(Operator):
         if context.keyed_state is None:
             raise OperatorError(f"operator {context.uid!r} joins by key but has no keyed state")
         self._watermark = self._watermark_to_keep = min(context.operator_state.restored(WATERMARK), default=None)
-        self._buffers: RowBuffers = context.keyed_state.row_buffers([side.buffer_spec for side in self._sides])
+        self._buffers = context.keyed_state.row_buffers([side.buffer_spec for side in self._sides])
         for side, buffer in zip(self._sides, self._buffers.sides, strict=True):
             side.buffer = buffer
 
@@ -163,7 +163,7 @@ class JoinOperator(Operator):
 class _Side:
     """What one side is, and its rows. ``bounds`` are of the other side's event time minus this side's, in its unit."""
 
-    buffer: RowBuffer
+    buffer: KeyedRowBuffer
 
     def __init__(self, spec: JoinSpec, number: int, outer: bool) -> None:
         self.spec: JoinSide = spec.sides[number]

@@ -26,8 +26,7 @@ from ckpt_runtime.operators.processor_states import (
 )
 from ckpt_runtime.state.backend import KeyedStateBackend
 from ckpt_runtime.state.errors import StateSchemaError
-from ckpt_runtime.state.memory.keyed_state import TimeToLive
-from ckpt_runtime.state.memory.timers import TimerQueue
+from ckpt_runtime.state.states import KeyedTimers, TimeToLive
 
 RESERVED_PREFIX = "$"
 TIMERS = "$timers"
@@ -75,7 +74,7 @@ class HostedHandle(StatefulProcessorHandle):
         self._names: set[str] = set()
         self._variables: dict[str, HostedState] = {}
         self._initialising = True
-        self.timers: TimerQueue | None = None
+        self.timers: KeyedTimers | None = None
         if time_mode != "none":
             self.timers = backend.timers(TIMERS, key_schema)
 
@@ -162,7 +161,7 @@ class HostedHandle(StatefulProcessorHandle):
         if not self._initialising:
             raise ProcessorUsageError(f"operator {self._uid!r}, state {name!r}: {what} is possible in init() only")
 
-    def _timers(self, what: str) -> TimerQueue:
+    def _timers(self, what: str) -> KeyedTimers:
         if self.timers is None:
             raise ProcessorUsageError(f"operator {self._uid!r}: {what} needs timeMode ProcessingTime or EventTime")
         return self.timers

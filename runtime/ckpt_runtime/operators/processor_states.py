@@ -18,11 +18,8 @@ from pyspark.sql.types import Row
 from ckpt_runtime.operators.errors import ProcessorTypeError, ProcessorUsageError, ProcessorValueError
 from ckpt_runtime.operators.rows import row_class
 from ckpt_runtime.state.errors import StateError, StateValueTypeError
-from ckpt_runtime.state.memory.keyed_states import ListStateTable, MapStateTable, ValueStateTable
+from ckpt_runtime.state.states import Key, KeyedLists, KeyedMaps, KeyedValues, Value
 from ckpt_runtime.state.values import row_coercer, row_copier, user_key_maker
-
-Key = tuple[Any, ...]
-Value = tuple[Any, ...]
 
 
 class KeyCursor:
@@ -86,7 +83,7 @@ def _checked(coerce: Callable[[Any], Value]) -> Callable[[Any], Value]:
 class HostedValueState(HostedState, ValueState):
     """One tuple per key. Its methods are the hot path of user code, so what they call is bound once."""
 
-    def __init__(self, cursor: KeyCursor, table: ValueStateTable) -> None:
+    def __init__(self, cursor: KeyCursor, table: KeyedValues) -> None:
         self._cursor = cursor
         self._coerce = row_coercer(table.name, table.value_schema)
         self._copy = row_copier(table.value_schema)
@@ -121,7 +118,7 @@ class HostedValueState(HostedState, ValueState):
 class HostedListState(HostedState, ListState):
     """A list of tuples per key."""
 
-    def __init__(self, cursor: KeyCursor, table: ListStateTable) -> None:
+    def __init__(self, cursor: KeyCursor, table: KeyedLists) -> None:
         self._cursor = cursor
         self._table = table
         self._coerce = _checked(row_coercer(table.name, table.value_schema))
@@ -160,7 +157,7 @@ class HostedListState(HostedState, ListState):
 class HostedMapState(HostedState, MapState):
     """A map from tuple to tuple per key. Iterates in order of first insertion, over a copy."""
 
-    def __init__(self, cursor: KeyCursor, table: MapStateTable) -> None:
+    def __init__(self, cursor: KeyCursor, table: KeyedMaps) -> None:
         self._cursor = cursor
         self._table = table
         self._coerce_key = _checked(row_coercer(table.name, table.user_key_schema))

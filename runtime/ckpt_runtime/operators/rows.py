@@ -8,7 +8,7 @@ collector looks. Does not import pandas.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from operator import itemgetter
@@ -20,8 +20,7 @@ from pyspark.sql.types import Row
 
 from ckpt_runtime.operators.errors import OutputSchemaError, UserFunctionError
 from ckpt_runtime.state import columns, values
-
-Key = tuple[Any, ...]
+from ckpt_runtime.state.states import Key
 
 
 def row_class(names: Sequence[str]) -> type[Row]:
@@ -42,9 +41,11 @@ class RowGroups:
         self._new_row: Any = None
         self._floating_key = False
 
-    def of(self, batch: pa.RecordBatch) -> Iterator[tuple[Key, list[Row]]]:
-        """Each key with its rows (all columns, in order), keys in order of first appearance."""
+    def of(self, batch: pa.RecordBatch, prefetch: Callable[[Iterable[Key]], None]) -> Iterator[tuple[Key, list[Row]]]:
+        """Each key with its rows (all columns, in order), keys in order of first appearance, and all of them at once
+        to ``prefetch`` beforehand."""
         ids, numbers = self._numbered(batch)
+        prefetch(ids)
         if len(ids) == len(numbers):
             return self._single(ids, batch)
         batch, sizes = _adjacent(batch, numbers, len(ids))

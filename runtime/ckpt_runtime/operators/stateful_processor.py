@@ -30,8 +30,9 @@ from ckpt_runtime.operators.late_rows import LateRows
 from ckpt_runtime.operators.operator import MAX_WATERMARK, Operator, OperatorContext, Output
 from ckpt_runtime.operators.processor_handle import HostedHandle
 from ckpt_runtime.operators.processor_states import KeyCursor
-from ckpt_runtime.operators.rows import Key, RowGroups, RowsToBatch, row_class
+from ckpt_runtime.operators.rows import RowGroups, RowsToBatch, row_class
 from ckpt_runtime.state.columns import decoded_type
+from ckpt_runtime.state.states import Key
 
 OUTPUT_ROWS = 8_192
 PENDING_ROWS = 512
@@ -82,6 +83,7 @@ class StatefulProcessorOperator(Operator):
         super().open(context, output)
         if context.keyed_state is None:
             raise OperatorError(f"operator {context.uid!r} hosts a StatefulProcessor but has no keyed state")
+        self._backend = context.keyed_state
         self._results = RowsToBatch(context.uid, self._spec.output_schema)
         self._watermark = self._watermark_to_keep = min(context.operator_state.restored(WATERMARK), default=0)
         configuration = Configuration(context.configuration)
@@ -92,7 +94,7 @@ class StatefulProcessorOperator(Operator):
         if self._input_schema is not None:
             self._initialise(self._key_schema(self._input_schema))
             self._gather(self._input_schema)
-        elif (key_schema := context.keyed_state.restored_key_schema()) is not None:
+        elif (key_schema := self._backend.restored_key_schema()) is not None:
             self._initialise(key_schema)
 
     def _key_schema(self, input_schema: pa.Schema) -> pa.Schema:
@@ -100,10 +102,8 @@ class StatefulProcessorOperator(Operator):
         return pa.schema([pa.field(name, decoded.field(name).type) for name in self._spec.keys])
 
     def _initialise(self, key_schema: pa.Schema) -> None:
-        backend = self.context.keyed_state
-        assert backend is not None
         handle = HostedHandle(
-            self.context.uid, backend, key_schema, self._cursor, self._time_mode, now_ms=lambda: self._now
+            self.context.uid, self._backend, key_schema, self._cursor, self._time_mode, now_ms=lambda: self._now
         )
         zoned = [pa.types.is_timestamp(field.type) and field.type.tz is not None for field in key_schema]
         self._zoned_keys = zoned if any(zoned) else None
@@ -116,8 +116,7 @@ class StatefulProcessorOperator(Operator):
 
     def _gather(self, schema: pa.Schema) -> None:
         """From here on rows are gathered, if the trigger wants it. Rows gathered before a restore wait for it too."""
-        backend = self.context.keyed_state
-        assert backend is not None
+        backend = self._backend
         if self._trigger is ProcessorTrigger.BUFFER and not backend.is_restored(GATHERED):
             return
         self._gathered = GatheredRows(backend, self.context.uid, _decoded(schema), self._spec.keys)
@@ -149,8 +148,7 @@ class StatefulProcessorOperator(Operator):
             self._handle_rows(batch, self._timer_values())
             self._fire()
             self._flush()
-        assert self.context.keyed_state is not None
-        self.context.keyed_state.maintain()
+        self._backend.maintain()
 
     def _hand_over(self) -> None:
         """The trigger: gathered rows, then the watermark and the timers that waited behind them."""
@@ -182,7 +180,7 @@ class StatefulProcessorOperator(Operator):
         handle_input_rows: Callable[..., Any] = self._processor.handleInputRows
         key: Key | None = None
         try:
-            for key, rows in self._groups.of(batch):
+            for key, rows in self._groups.of(batch, self._backend.prefetch):
                 cursor.key = key
                 result = handle_input_rows(key, iter(rows), timer_values)
                 try:
@@ -278,6 +276,7 @@ class StatefulProcessorOperator(Operator):
         timer_values = self._timer_values()
         callbacks = 0
         while callbacks < MOST_CALLBACKS and (due := timers.due(min(until, MAX_WATERMARK - 1))):
+            self._backend.prefetch(dict.fromkeys(key for _, key in due))
             for time, key in due:
                 if time in timers.times_of(key):
                     self._fire_one(time, key, timer_values)

@@ -1,4 +1,4 @@
-"""The OpenAPI document: the framework's, plus bodies that handlers parse by hand, plus examples and their schemas.
+"""The OpenAPI document: the framework's, plus bodies that are read by hand, plus examples and their schemas.
 
 ``examples.json`` holds real answers by path and situation; ``make docs`` writes it.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 
 from ckpt_runtime.rest.response_schemas import schema_of
 
@@ -19,14 +20,6 @@ ERROR_SCHEMA: dict[str, Any] = {
     "required": ["errors"],
     "properties": {"errors": {"type": "array", "items": {"type": "string"}}},
 }
-HEX_ID_SCHEMA: dict[str, Any] = {"type": "string", "pattern": "^[0-9a-fA-F]{32}$"}
-PATH_SCHEMA: dict[str, Any] = {
-    "type": "string",
-    "minLength": 1,
-    "maxLength": 4096,
-    "description": "an absolute path or a URL, without control characters and '..'",
-}
-
 _MEANINGS = {
     308: "The mode `stop` is gone; there is no `Location`.",
     400: "The request is malformed or a value is not acceptable; nothing has changed.",
@@ -41,7 +34,7 @@ _MEANINGS = {
 
 _EXAMPLES_OF_ERRORS = {
     308: "The termination mode 'stop' has been removed; use /jobs/fa461ac280c9aa36bde4a060aa97618c/stop.",
-    400: "checkpointInterval: 0 is not acceptable, it must be an integer from 1 to 315360000000",
+    400: "checkpointInterval: 0 is not acceptable, it must be an integer from 10 to 315360000000",
     401: "A valid bearer token is required.",
     403: "Requests from other origins are not accepted.",
     404: "Job fa461ac280c9aa36bde4a060aa97618c not found",
@@ -65,24 +58,23 @@ def _error(status: int) -> dict[str, Any]:
     }
 
 
-def json_body(
-    properties: dict[str, Any],
-    examples: dict[str, dict[str, Any]],
-    *,
-    required: tuple[str, ...] = (),
-    closed: bool = False,
-) -> dict[str, Any]:
-    """The ``openapi_extra`` of a route that takes a JSON object; ``closed`` ones refuse unknown fields.
-
-    ``examples`` are bodies by what they show. A body is optional unless a field of it is required or it is closed.
-    """
-    schema: dict[str, Any] = {"type": "object", "properties": properties}
-    if required:
-        schema["required"] = list(required)
-    if closed:
-        schema |= {"additionalProperties": False, "minProperties": 1}
+def json_body(model: type[BaseModel], examples: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The ``openapi_extra`` of a route whose body ``model`` describes; ``examples`` are bodies by what they show."""
+    schema = _plain(model.model_json_schema())
+    required = "required" in schema or "minProperties" in schema
     content = {"schema": schema, "examples": _named(examples)}
-    return {"requestBody": {"required": bool(required) or closed, "content": {"application/json": content}}}
+    return {"requestBody": {"required": required, "content": {"application/json": content}}}
+
+
+def _plain(schema: Any) -> Any:
+    """Without titles and defaults, and without null, which counts as absent or is refused."""
+    if isinstance(schema, list):
+        return [_plain(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "anyOf" in schema:
+        return _plain(next(item for item in schema["anyOf"] if item != {"type": "null"}))
+    return {key: _plain(value) for key, value in schema.items() if key not in ("title", "default")}
 
 
 def _named(examples: dict[str, Any]) -> dict[str, Any]:

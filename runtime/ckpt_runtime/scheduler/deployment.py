@@ -5,7 +5,6 @@ Every channel of a deployment has one index, the same on both ends; with the dep
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ckpt_runtime.checkpoint.sink_state import SinkLineage
@@ -86,4 +85,4 @@ class Deployment:
     snapshot_directory: str = ""
     snapshot_owned: bool = True
     pin_cpu: int | None = None
-    sinks: Mapping[str, SinkLineage] = field(default_factory=dict)
+    sinks: dict[str, SinkLineage] = field(default_factory=dict)

@@ -1,44 +1,47 @@
 """The keyed state backend interface: what operators ask of it and how a subtask snapshots and restores it.
 
-One backend serves one operator of one subtask and holds the key groups which that subtask owns. Backends:
-``state/memory`` (columnar tables and overlay maps). Others plug in here.
+One backend serves one operator of one subtask and holds the key groups which that subtask owns. ``state/registry.py``
+knows the backends by name; nobody else imports one.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, BinaryIO, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from ckpt_runtime.checkpoint.state_handles import KeyedSection
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.state_handles import KeyedHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.state.snapshots import KeyedSnapshot, SnapshotReader
+from ckpt_runtime.state.states import (
+    AggregateColumn,
+    Key,
+    KeyedAggregates,
+    KeyedLists,
+    KeyedMaps,
+    KeyedRows,
+    KeyedTimers,
+    KeyedValues,
+    RowBufferSpec,
+    TimeToLive,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class RestoreSource:
-    """One section of a snapshot to load: only key groups inside the backend's own range are read.
+class BackendParameters:
+    """What a backend is made from. ``uid`` is the operator's, for messages; ``configuration`` the job's options.
 
-    ``read(offset, length)`` returns verified bytes of the section's file.
+    ``make_directory`` makes a new directory for local files, which goes with the worker's process, however that ends.
     """
 
-    section: KeyedSection
-    read: Callable[[int, int], bytes | memoryview]
-
-
-class KeyedSnapshot(Protocol):
-    """The asynchronous part of a snapshot. The state in it does not change while the operator goes on."""
-
-    def write(self, stream: BinaryIO, base_offset: int) -> list[KeyedSection]:
-        """Writes all states to ``stream``, whose next byte is at ``base_offset`` of the file; runs in a pool thread.
-
-        Raises OSError as the storage does. Offsets in the sections count from the file's start.
-        """
-
-    def release(self) -> None:
-        """Gives up the frozen view; called once after ``write`` or instead of it, from any thread."""
+    uid: str
+    key_groups: KeyGroupRange
+    max_parallelism: int
+    make_directory: Callable[[], str]
+    configuration: Mapping[str, str] = field(default_factory=dict)
 
 
 class KeyedStateBackend(ABC):
@@ -53,34 +56,48 @@ class KeyedStateBackend(ABC):
     max_parallelism: int
 
     @abstractmethod
-    def restore(self, sources: Sequence[RestoreSource]) -> None:
-        """Loads a snapshot; called once, before any state is asked for."""
+    def restore(self, handles: Sequence[KeyedHandle], reader: SnapshotReader, *, owned: bool) -> None:
+        """Loads a snapshot; called once, before any state is asked for.
+
+        Handles come whole, of all subtasks whose key groups meet this backend's: it takes its own. Without ``owned``
+        the files stay the user's, and no snapshot may refer to them. Raises UnsupportedBackendError for state that
+        another backend has written.
+        """
 
     @abstractmethod
-    def aggregate_table(self, name: str, key_schema: pa.Schema, columns: Sequence[Any]) -> Any:
+    def aggregate_table(self, name: str, key_schema: pa.Schema, columns: Sequence[AggregateColumn]) -> KeyedAggregates:
         """Columnar state for built-in aggregates: one row per key."""
 
     @abstractmethod
-    def value_state(self, name: str, key_schema: pa.Schema, value_schema: pa.Schema, ttl: Any = None) -> Any:
-        """One tuple per key. ``ttl`` (a ``TimeToLive``) says how long it lives after its last update."""
+    def value_state(
+        self, name: str, key_schema: pa.Schema, value_schema: pa.Schema, ttl: TimeToLive | None = None
+    ) -> KeyedValues:
+        """One tuple per key. ``ttl`` says how long it lives after its last update."""
 
     @abstractmethod
-    def list_state(self, name: str, key_schema: pa.Schema, value_schema: pa.Schema, ttl: Any = None) -> Any:
+    def list_state(
+        self, name: str, key_schema: pa.Schema, value_schema: pa.Schema, ttl: TimeToLive | None = None
+    ) -> KeyedLists:
         """A list of tuples per key; elements live on their own."""
 
     @abstractmethod
     def map_state(
-        self, name: str, key_schema: pa.Schema, user_key_schema: pa.Schema, value_schema: pa.Schema, ttl: Any = None
-    ) -> Any:
+        self,
+        name: str,
+        key_schema: pa.Schema,
+        user_key_schema: pa.Schema,
+        value_schema: pa.Schema,
+        ttl: TimeToLive | None = None,
+    ) -> KeyedMaps:
         """A map from tuple to tuple per key; entries live on their own."""
 
     @abstractmethod
-    def timers(self, name: str, key_schema: pa.Schema) -> Any:
+    def timers(self, name: str, key_schema: pa.Schema) -> KeyedTimers:
         """A priority queue of (time, key), each pair once."""
 
     @abstractmethod
-    def row_buffers(self, specs: Sequence[Any]) -> Any:
-        """Rows per key of several sides (``RowBufferSpec``) whose keys have equal types; each side is a state."""
+    def row_buffers(self, specs: Sequence[RowBufferSpec]) -> KeyedRows:
+        """Rows per key of several sides whose keys have equal types; each side is a state. To be asked for once."""
 
     @abstractmethod
     def restored_key_schema(self) -> pa.Schema | None:
@@ -94,13 +111,26 @@ class KeyedStateBackend(ABC):
     def drop_state(self, name: str) -> None:
         """Forgets a state with all its content; snapshots in flight keep it."""
 
+    def prefetch(self, keys: Iterable[Key]) -> None:
+        """The keys, each once, that are read and written next; a backend that has everything at hand does nothing."""
+
     def maintain(self) -> None:
         """Housekeeping in small steps, called about once per buffer by the subtask's thread."""
 
     @abstractmethod
-    def snapshot(self, checkpoint_id: int) -> KeyedSnapshot:
-        """The synchronous part: freezes the state in (near) constant time."""
+    def snapshot(self, checkpoint_id: int, properties: CheckpointProperties) -> KeyedSnapshot:
+        """The synchronous part: freezes the state in (near) constant time. Several may be in flight.
+
+        ``properties`` say whether it is a savepoint, in which format, and with ``is_incremental`` whether it may refer
+        to files of checkpoints whose completion was notified.
+        """
+
+    def notify_complete(self, checkpoint_id: int) -> None:
+        """A checkpoint completed. Ids may be skipped and calls may come late; plain savepoints are not told of."""
+
+    def notify_aborted(self, checkpoint_id: int) -> None:
+        """A checkpoint was given up; its new files go. It may still be being written."""
 
     @abstractmethod
     def close(self) -> None:
-        """Frees memory and files."""
+        """Frees memory and local files. Snapshots in flight may still be written, and are released later."""

@@ -9,6 +9,14 @@ class StateError(Exception):
     """Base of everything that this room raises on purpose."""
 
 
+class UnsupportedBackendError(StateError, ValueError):
+    """The configured state backend does not exist in this version."""
+
+
+class SharedFileError(StateError, RuntimeError):
+    """A backend refers to files of other snapshots in one that has to stand alone."""
+
+
 class UnsupportedKeyTypeError(StateError, TypeError):
     """A key column has a type without a stable hash (lists, maps, unions, structs)."""
 

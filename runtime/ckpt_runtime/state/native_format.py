@@ -101,9 +101,9 @@ def check_descriptor(name: str, descriptor: dict[str, Any]) -> None:
 class SectionWriter:
     """Writes sections to a stream one after another and remembers where each block went."""
 
-    def __init__(self, stream: BinaryIO, base_offset: int) -> None:
+    def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
-        self._offset = base_offset
+        self._offset = 0
         self.sections: list[KeyedSection] = []
 
     def write_blocks(self, name: str, descriptor: dict[str, Any], blocks: Iterable[tuple[int, Iterable[Any]]]) -> None:

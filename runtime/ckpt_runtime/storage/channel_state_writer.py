@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import pyarrow as pa
+from msgspec import structs
 
 from ckpt_runtime.checkpoint.shared_state_registry import is_shared
 from ckpt_runtime.checkpoint.state_handles import ChannelStateSegment, ChannelStateStream, StateFile
@@ -90,7 +91,7 @@ def write_channel_state(
         return _result(placed, len(inputs), None)
     with StateFileWriter(shared, 0, f"{snapshot_directory.name}-") as writer:
         placed = _place(captured, snapshot_directory, writer, full)
-        file = replace(writer.finish(), path=writer.location.url)
+        file = structs.replace(writer.finish(), path=writer.location.url)
     return _result(placed, len(inputs), file)
 
 

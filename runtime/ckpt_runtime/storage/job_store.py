@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpt_runtime.configuration import JOB_CHECKPOINT_OVERRIDES
+from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.storage.checkpoint_storage import check_job_id, is_job_id
 from ckpt_runtime.storage.checksums import checksum_of

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement
 from ckpt_runtime.operators.operator import Operator, OperatorContext
+from ckpt_runtime.state.backend import KeyedStateBackend
 from ckpt_runtime.task.in_flight import CapturedChannel
 from ckpt_runtime.task.output import ResultPartition
 
@@ -139,6 +140,8 @@ class OperatorChain:
         self.contexts = list(contexts)
         self.end = end
         self._outputs: list[_NextOperator | ChainEnd] = [*map(_NextOperator, self.operators[1:]), end]
+        backends = [context.keyed_state for context in contexts if context.keyed_state is not None]
+        self._notified: list[Operator | KeyedStateBackend] = [*self.operators, *backends]
         self._opened = 0
 
     @property
@@ -171,12 +174,12 @@ class OperatorChain:
             operator.finish()
 
     def notify_complete(self, checkpoint_id: int) -> None:
-        for operator in self.operators:
-            operator.notify_complete(checkpoint_id)
+        for part in self._notified:
+            part.notify_complete(checkpoint_id)
 
     def notify_aborted(self, checkpoint_id: int) -> None:
-        for operator in self.operators:
-            operator.notify_aborted(checkpoint_id)
+        for part in self._notified:
+            part.notify_aborted(checkpoint_id)
 
     def close(self) -> list[BaseException]:
         """Closes whatever was opened, each operator once; returns what went wrong instead of stopping at it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,11 +25,11 @@ from ckpt_runtime.network.framing import channel_id
 from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.network.transport import DataTransport, RemoteSubpartition
 from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore
-from ckpt_runtime.state.backend import KeyedStateBackend
+from ckpt_runtime.scheduler.deployment import Deployment, OutputDescriptor, Program, SubtaskDescriptor
+from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
 from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.task.chain import ChainEnd, OperatorChain
-from ckpt_runtime.scheduler.deployment import Deployment, OutputDescriptor, Program, SubtaskDescriptor
 from ckpt_runtime.task.input_debloating import input_debloating
 from ckpt_runtime.task.operator_factory import create_operator, is_keyed
 from ckpt_runtime.task.output import BufferLimits, LocalSubpartition, ResultPartition
@@ -235,11 +236,17 @@ class DeployedJob:
         if is_keyed(self._plan.specs[node.uid]) and not descriptor.finished:
             backend = create_keyed_backend(
                 self._configuration.get(StateOptions.BACKEND_TYPE),
-                node.uid,
-                key_groups,
-                vertex.max_parallelism,
+                BackendParameters(
+                    node.uid,
+                    key_groups,
+                    vertex.max_parallelism,
+                    # The worker's agent removes the temporary directory of a worker that has ended, a killed one too.
+                    partial(tempfile.mkdtemp, prefix="ckpt-state-"),
+                    self.deployment.graph.configuration,
+                ),
                 () if state is None else state.keyed,
                 self.deployment.snapshot_directory,
+                owned=self.deployment.snapshot_owned,
             )
         return OperatorContext(
             job_id=self.deployment.job_id,

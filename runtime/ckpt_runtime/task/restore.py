@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 
-from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle
-from ckpt_runtime.configuration.state_options import StateBackendType
-from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.state.backend import KeyedStateBackend, RestoreSource
+from ckpt_runtime.checkpoint.state_handles import KeyedHandle, StateFile
+from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
 from ckpt_runtime.state.errors import CorruptStateError
-from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
+from ckpt_runtime.state.registry import create_backend
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.state_file_reader import StateFileReader
+
+_CHUNK_BYTES = 4 << 20
 
 
 class StateRestoreError(StorageError):
@@ -32,29 +32,20 @@ _DAMAGED = (CorruptFileError, InvalidLocationError, CorruptStateError)
 """What no later attempt and no other host can read either: checksum, length, version, or a handle that leads astray."""
 
 
-class UnsupportedBackendError(ValueError):
-    """The configured state backend does not exist in this version."""
-
-
 def create_keyed_backend(
-    kind: StateBackendType,
-    uid: str,
-    key_groups: KeyGroupRange,
-    max_parallelism: int,
-    handles: Sequence[KeyedStateHandle],
-    directory: str,
+    name: str, parameters: BackendParameters, handles: Sequence[KeyedHandle], directory: str, *, owned: bool
 ) -> KeyedStateBackend:
-    """``uid`` names the operator in errors. ``directory`` is the restored snapshot's (URL).
+    """The backend that ``state.backend.type`` names. ``directory`` is the restored snapshot's (URL), which
+    the job owns or not.
 
     Handles go whole to each subtask; the backend clips. Raises UnsupportedBackendError, StateSchemaError,
     StateRestoreError naming what is damaged, and StateUnavailableError naming what is missing or cannot be read.
     """
-    if kind is not StateBackendType.HASHMAP:
-        raise UnsupportedBackendError(f"state.backend.type: {kind.value!r} is not available, use 'hashmap'")
-    backend = MemoryKeyedStateBackend(key_groups, max_parallelism, uid)
+    backend = create_backend(name, parameters)
     if handles:
-        with naming_operator(uid, f"state from {directory}", directory):
-            _restore(backend, handles, directory)
+        named = naming_operator(parameters.uid, f"state from {directory}", directory)
+        with named, closing(_Reader(directory)) as reader:
+            backend.restore(handles, reader, owned=owned)
     return backend
 
 
@@ -74,11 +65,30 @@ def _is_damage(error: StorageError | CorruptStateError) -> bool:
     return isinstance(error, _DAMAGED) or (isinstance(error, OSError) and error.errno == errno.EISDIR)
 
 
-def _restore(backend: MemoryKeyedStateBackend, handles: Sequence[KeyedStateHandle], directory: str) -> None:
-    with ExitStack() as open_files:
-        location = resolve(directory)
-        sources: list[RestoreSource] = []
-        for handle in handles:
-            reader = open_files.enter_context(closing(StateFileReader(location, handle.file)))
-            sources.extend(RestoreSource(section, reader.read) for section in handle.sections)
-        backend.restore(sources)
+class _Reader:
+    """The files of a snapshot in ``directory``, each opened and verified once. One thread; close it after use."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = resolve(directory)
+        self._open: dict[StateFile, StateFileReader] = {}
+
+    def read(self, file: StateFile, offset: int, length: int) -> bytes | memoryview:
+        return self._reader(file).read(offset, length)
+
+    def fetch(self, file: StateFile, path: str) -> None:
+        reader = self._reader(file)
+        with open(path, "xb") as target:
+            for offset in range(0, file.length, _CHUNK_BYTES):
+                target.write(reader.read(offset, min(_CHUNK_BYTES, file.length - offset)))
+        # A backend has many files, and reads none of them twice.
+        self._open.pop(file).close()
+
+    def _reader(self, file: StateFile) -> StateFileReader:
+        reader = self._open.get(file)
+        if reader is None:
+            reader = self._open[file] = StateFileReader(self._directory, file)
+        return reader
+
+    def close(self) -> None:
+        for reader in self._open.values():
+            reader.close()

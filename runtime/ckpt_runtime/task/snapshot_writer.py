@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from ckpt_runtime.checkpoint.state_handles import (
-    KeyedStateHandle,
-    OperatorSubtaskState,
-    SubtaskState,
-)
-from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.checkpoint.shared_state_registry import is_shared
+from ckpt_runtime.checkpoint.state_handles import KeyedHandle, OperatorSubtaskState, SubtaskState
 from ckpt_runtime.network.elements import Watermark
+from ckpt_runtime.state.errors import SharedFileError
 from ckpt_runtime.storage.channel_state_frame import InFlightWatermark, PersistedElement
 from ckpt_runtime.storage.channel_state_writer import CapturedStream, WrittenChannelState, write_channel_state
-from ckpt_runtime.storage.errors import StorageError
-from ckpt_runtime.storage.filesystem import Location, delete_file, resolve
-from ckpt_runtime.storage.state_file_writer import StateFileWriter
+from ckpt_runtime.storage.filesystem import Location, resolve
 from ckpt_runtime.task.in_flight import CapturedChannel, PersistedBuffers
-from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, Snapshot
+from ckpt_runtime.task.snapshot_files import NewFiles
+from ckpt_runtime.task.subtask_checkpoints import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,71 +24,58 @@ class WrittenSnapshot:
     """What the acknowledgement carries.
 
     ``written_bytes`` is what this snapshot added to the storage or metadata, ``in_flight_bytes`` the part of it that is
-    in-flight data; ``files`` are new.
+    in-flight data; ``files`` are new, to be discarded when nobody waits for the snapshot.
     """
 
     state: SubtaskState
     written_bytes: int
-    in_flight_bytes: int = 0
-    files: tuple[Location, ...] = ()
-
-    def discard(self) -> None:
-        """Deletes the new files of a snapshot that nobody waits for; what cannot be deleted stays."""
-        _delete(self.files)
+    in_flight_bytes: int
+    files: NewFiles
 
 
-def write_snapshot(
-    snapshot: Snapshot,
-    key_groups: KeyGroupRange,
-    inline_threshold: int,
-    persisted: PersistedBuffers,
-) -> WrittenSnapshot:
-    """Writes all keyed states of a subtask into one file, its in-flight data into another; small ones into the handles.
+def write_snapshot(snapshot: Snapshot, inline_threshold: int, persisted: PersistedBuffers) -> WrittenSnapshot:
+    """Has the backends write the keyed states of a subtask, and writes its in-flight data; small files into handles.
 
     In-flight data that ``persisted`` knows in files of completed checkpoints is referred to. Releases the frozen states
     whatever happens. Raises what the storage raises; nothing is left behind then.
     """
+    options = snapshot.barrier.options
     states: dict[str, OperatorSubtaskState] = {}
-    files: list[Location] = []
-    total = 0
+    in_flight = WrittenChannelState((), (), (), ())
+    files: NewFiles | None = None
     try:
-        directory = resolve(snapshot.barrier.options.directory)
+        files = NewFiles(options, inline_threshold)
         for operator in snapshot.operators:
-            handles, length = _write_keyed(directory, operator, key_groups, inline_threshold)
-            total += length
-            files += [directory.child(handle.file.path) for handle in handles if handle.file.inline is None]
+            handles = () if operator.keyed is None else tuple(operator.keyed.write(files))
+            if not options.properties.is_incremental:
+                _check_full(operator.uid, handles, files)
             if handles or operator.lists:
                 states[operator.uid] = OperatorSubtaskState(handles, operator.lists)
-        if snapshot.in_flight.is_empty:
-            return WrittenSnapshot(SubtaskState(states, total), total, files=tuple(files))
-        written = _write_in_flight(directory, snapshot, inline_threshold, persisted)
+        if not snapshot.in_flight.is_empty:
+            in_flight = _write_in_flight(files.directory, snapshot, inline_threshold, persisted)
     except BaseException:
-        _delete(files)
+        if files is not None:
+            files.discard()
         raise
     finally:
         snapshot.release()
-    if written.file is not None:
-        files.append(resolve(written.file.path))
-    total += written.written_bytes
-    state = SubtaskState(states, total + written.referenced_bytes, written.inputs, written.outputs)
-    return WrittenSnapshot(state, total, written.written_bytes, tuple(files))
+    if in_flight.file is not None:
+        files.locations.append(resolve(in_flight.file.path))
+    keyed = (file.length for state in states.values() for handle in state.keyed for file in handle.state_files())
+    total = sum(keyed) + in_flight.written_bytes + in_flight.referenced_bytes
+    state = SubtaskState(states, total, in_flight.inputs, in_flight.outputs)
+    return WrittenSnapshot(state, files.written_bytes + in_flight.written_bytes, in_flight.written_bytes, files)
 
 
-def _delete(files: Iterable[Location]) -> None:
-    for file in files:
-        with suppress(StorageError):
-            delete_file(file)
+def _check_full(uid: str, handles: Iterable[KeyedHandle], files: NewFiles) -> None:
+    """A savepoint, or the first checkpoint behind a user's snapshot, must outlive every other one.
 
-
-def _write_keyed(
-    directory: Location, operator: OperatorSnapshot, key_groups: KeyGroupRange, inline_threshold: int
-) -> tuple[tuple[KeyedStateHandle, ...], int]:
-    if operator.keyed is None:
-        return (), 0
-    with StateFileWriter(directory, inline_threshold) as writer:
-        sections = operator.keyed.write(writer.stream, 0)
-        file = writer.finish()
-    return ((KeyedStateHandle(key_groups, file, tuple(sections)),) if sections else ()), file.length
+    Whether it does is nothing that a mistake in a backend may decide.
+    """
+    new = {location.url for location in files.locations}
+    for file in (file for handle in handles for file in handle.state_files()):
+        if is_shared(file) and file.path not in new:
+            raise SharedFileError(f"operator {uid!r}: its state backend refers to {file.path} in a full snapshot")
 
 
 def _write_in_flight(

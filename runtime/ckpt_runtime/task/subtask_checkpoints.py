@@ -36,7 +36,7 @@ from ckpt_runtime.checkpoint.state_handles import OperatorListState
 from ckpt_runtime.network.elements import CancelCheckpoint, CheckpointBarrier, EndOfPartition
 from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.network.output_queue import InFlightData
-from ckpt_runtime.state.backend import KeyedSnapshot
+from ckpt_runtime.state.snapshots import KeyedSnapshot
 from ckpt_runtime.task.chain import OperatorChain
 from ckpt_runtime.task.in_flight import CapturedChannel, InFlight, PersistedBuffers, size_of
 from ckpt_runtime.task.metrics import SubtaskMetrics
@@ -295,10 +295,10 @@ class SubtaskCheckpoints:
             outputs = chain.end.overtake(barrier, _left(barrier, (*restored, *inputs.values())))
         else:
             chain.end.send_control(barrier)
-        operators = []
+        operators, properties = [], barrier.options.properties
         for operator, context in reversed(list(zip(chain.operators, chain.contexts, strict=True))):
             operator.snapshot(checkpoint_id)
-            keyed = None if context.keyed_state is None else context.keyed_state.snapshot(checkpoint_id)
+            keyed = None if context.keyed_state is None else context.keyed_state.snapshot(checkpoint_id, properties)
             operators.append(OperatorSnapshot(context.uid, context.operator_state.snapshot(), keyed))
         measures = SnapshotMeasures(
             start_delay_ms=max(0, now.abs_ms - barrier.timestamp_ms - alignment_ms),

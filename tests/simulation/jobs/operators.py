@@ -146,7 +146,7 @@ class _Keyed(SimulatedOperator):
         if masks[copy] >> bit & 1:
             raise Violation(f"{self.context.uid}: row {identity} of key {key} came twice")
         self._seen[gate].put((key,), (masks[0] | (1 << bit if not copy else 0), masks[1] | (1 << bit if copy else 0)))
-        return masks[0].bit_count() + masks[1].bit_count()
+        return int(masks[0].bit_count() + masks[1].bit_count())
 
 
 class CountOperator(_Keyed):
@@ -216,6 +216,7 @@ class WindowOperator(_Keyed):
             self._timers.delete(key, time)
             window = time // WINDOW_MS
             count = self._counts.get_value(key, (window,))
+            assert count is not None
             self._counts.remove(key, (window,))
             out.append((window_id(window), key[0], time, count[0]))
         self.emit(out)

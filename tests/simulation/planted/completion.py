@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from ckpt_runtime.checkpoint import effects as out
-from ckpt_runtime.checkpoint.aborted_checkpoints import AbortedCheckpoints
 from ckpt_runtime.checkpoint.cleaner import CheckpointCleaner
 from ckpt_runtime.checkpoint.completed_checkpoint_store import CompletedCheckpointStore
+from ckpt_runtime.checkpoint.completion import Completion
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
-from ckpt_runtime.checkpoint.coordinator_base import CoordinatorBase
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
-from ckpt_runtime.checkpoint.pending_checkpoint import AckResult, PendingCheckpoint, PendingState
+from ckpt_runtime.checkpoint.failures import CheckpointFailures
+from ckpt_runtime.checkpoint.pending_checkpoint import AckResult, PendingCheckpoint, PendingCheckpoints, PendingState
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.retention import Retention
 from ckpt_runtime.checkpoint.shared_state_registry import SharedStateRegistry, is_shared
 from tests.simulation.planted.registry import also, bug, nothing
 
@@ -41,31 +42,31 @@ def _():
 @bug("unknown metadata is taken for a success", "I8")
 def _():
     def unknown(self, event, now):
-        self._on_metadata_written(event, now)
+        self.on_metadata_written(event, now)
 
-    return [(CheckpointCoordinator, "_on_metadata_unknown", unknown)]
+    return [(Completion, "on_metadata_unknown", unknown)]
 
 
 @bug("completed without its pointer", "1.4")
 def _():
     def written(self, event, now):
-        self._complete(self._finalizing(event.checkpoint_id, PendingState.WRITING, event), now)
+        self._complete(self._finalizing(event.checkpoint_id, PendingState.WRITING), now)
 
-    return [(CheckpointCoordinator, "_on_metadata_written", written)]
+    return [(Completion, "on_metadata_written", written)]
 
 
 @bug("the savepoint of a stop leaves no pointer", "FLINK-26783, with a crash")
 def _():
-    original = CheckpointCoordinator._on_metadata_written
+    original = Completion.on_metadata_written
 
     def written(self, event, now):
-        pending = self._finalizing(event.checkpoint_id, PendingState.WRITING, event)
+        pending = self._finalizing(event.checkpoint_id, PendingState.WRITING)
         if pending.request.properties.is_synchronous:
             self._complete(pending, now)
         else:
             original(self, event, now)
 
-    return [(CheckpointCoordinator, "_on_metadata_written", written)]
+    return [(Completion, "on_metadata_written", written)]
 
 
 @bug("complete without everybody's acknowledgement", "I7")
@@ -82,45 +83,35 @@ def _():
 
 @bug("older pending checkpoints are not subsumed", "I6")
 def _():
-    original = CheckpointCoordinator._complete
+    original = CheckpointFailures.abort
 
-    def complete(self, pending, now):
-        older = {n: p for n, p in self._pending.items() if n < pending.id}
-        for number in older:
-            del self._pending[number]
-        self._pending.update(older)
-        abort = self._abort
-        self._abort = lambda one, reason, *rest: (
-            None if reason is Reason.CHECKPOINT_SUBSUMED else abort(one, reason, *rest)
-        )
-        try:
-            original(self, pending, now)
-        finally:
-            del self._abort
+    def abort(self, pending, reason, *rest):
+        if reason is not Reason.CHECKPOINT_SUBSUMED:
+            original(self, pending, reason, *rest)
 
-    return [(CheckpointCoordinator, "_complete", complete)]
+    return [(CheckpointFailures, "abort", abort)]
 
 
 @bug("a newer checkpoint subsumes savepoints", "1.3")
 def _():
     def extra(self, pending, now):
         if pending.request.properties.notifies_and_subsumes:
-            for older in self._abortable():
+            for older in self._pending.abortable():
                 if older.id < pending.id:
-                    self._abort(older, Reason.CHECKPOINT_SUBSUMED, now)
+                    self._failures.abort(older, Reason.CHECKPOINT_SUBSUMED, now)
 
-    return [also(CheckpointCoordinator, "_complete", extra)]
+    return [also(Completion, "_complete", extra)]
 
 
 @bug("a completed checkpoint subsumes younger ones", "1.3")
 def _():
     def extra(self, pending, now):
         if pending.request.properties.notifies_and_subsumes:
-            for other in self._abortable():
+            for other in self._pending.abortable():
                 if not other.request.properties.is_savepoint:
-                    self._abort(other, Reason.CHECKPOINT_SUBSUMED, now)
+                    self._failures.abort(other, Reason.CHECKPOINT_SUBSUMED, now)
 
-    return [also(CheckpointCoordinator, "_complete", extra)]
+    return [also(Completion, "_complete", extra)]
 
 
 @bug("a plain savepoint notifies and subsumes", "FLINK-25191")
@@ -130,7 +121,7 @@ def _():
 
 @bug("restore and publishing do not wait for writes in flight", "protocols 10.4")
 def _():
-    return [(CoordinatorBase, "_is_finalizing", lambda self: False)]
+    return [(PendingCheckpoints, "is_finalizing", property(lambda self: False))]
 
 
 @bug("an abort names itself as the latest completed", "FLINK-10377")
@@ -149,7 +140,7 @@ def _():
 
 @bug("late state leaks", "protocols 10.7")
 def _():
-    return [(CheckpointCoordinator, "_discard_state", nothing)]
+    return [(Retention, "discard_state", nothing)]
 
 
 @bug("a repeated acknowledgement discards state in use", "protocols 10.7")
@@ -165,7 +156,7 @@ def _():
 
 @bug("a repetition after completion discards state in use", "protocols 10.7")
 def _():
-    return [(AbortedCheckpoints, "__contains__", lambda self, number: True)]
+    return [(PendingCheckpoints, "was_aborted", lambda self, number: True)]
 
 
 @bug("an aborted checkpoint takes shared files along", "FLINK-25395")
@@ -175,17 +166,17 @@ def _():
         if files:
             self._emit(out.DeleteSharedFiles(tuple(sorted(files))))
 
-    return [also(CheckpointCoordinator, "_abort", extra)]
+    return [also(CheckpointFailures, "abort", extra)]
 
 
 @bug("a late acknowledgement's shared files are deleted", "FLINK-25395")
 def _():
     def extra(self, event):
         files = tuple(sorted(file.path for file in event.state.files() if is_shared(file)))
-        if event.checkpoint_id in self._aborted and files:
+        if self._pending.was_aborted(event.checkpoint_id) and files:
             self._emit(out.DeleteSharedFiles(files))
 
-    return [also(CheckpointCoordinator, "_on_late_acknowledgement", extra)]
+    return [also(Completion, "_on_late_acknowledgement", extra)]
 
 
 @bug("shared files go that only older retained checkpoints use", "protocols 10.11")
@@ -205,7 +196,7 @@ def _():
 def _():
     return [
         (CheckpointCleaner, "pointers_are_gone", property(lambda self: True)),
-        also(CheckpointCoordinator, "_retire", lambda self, entry, discard: self._delete_unused_shared_files()),
+        also(Retention, "_retire", lambda self, entry, discard: self.delete_unused_shared_files()),
     ]
 
 

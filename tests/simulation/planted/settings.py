@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
-from ckpt_runtime.checkpoint.failure_manager import CheckpointFailureManager
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.failures import CheckpointFailureManager, CheckpointFailures
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.periodic_trigger import PeriodicTrigger
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.request_decider import CheckpointRequestDecider, TriggerRequest
+from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
 from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.triggering import Triggering
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.settings_update import SettingsUpdate
@@ -23,33 +25,31 @@ from tests.simulation.protocols import driver as simulated_driver
 
 @bug("an old canceller kills an extended checkpoint", "571.3")
 def _():
-    def on_canceller(self, checkpoint_id, generation, now):
+    def expire(self, checkpoint_id, generation, now):
         pending = self._pending.get(checkpoint_id)
         if pending is not None and pending.can_abort:
-            self._abort(pending, Reason.CHECKPOINT_EXPIRED, now)
-            self._decide(now)
+            self._failures.abort(pending, Reason.CHECKPOINT_EXPIRED, now)
 
-    return [(CheckpointCoordinator, "_on_canceller", on_canceller)]
+    return [(Triggering, "_expire", expire)]
 
 
 @bug("a new timeout counts from the change", "571.3")
 def _():
     def move(self, pending, now):
-        pending.deadline = now.rel_ms + self._configuration.timeout_ms
-        pending.generation += 1
+        self._pending.move_deadline(pending, now.rel_ms + self._configuration.timeout_ms)
         self._schedule_canceller(pending)
 
-    return [(CheckpointCoordinator, "_move_deadline", move)]
+    return [(Triggering, "_move_deadline", move)]
 
 
 @bug("a new timeout leaves pending checkpoints alone", "571.3")
 def _():
-    return [(CheckpointCoordinator, "_move_deadline", nothing)]
+    return [(Triggering, "_move_deadline", nothing)]
 
 
 @bug("a checkpoint without a deadline", "1.1, step 5")
 def _():
-    return [(CheckpointCoordinator, "_schedule_canceller", nothing)]
+    return [(Triggering, "_schedule_canceller", nothing)]
 
 
 @bug("deadlines by the wall clock", "FLINK-17073, reliability 2.4 b")
@@ -183,15 +183,14 @@ def _():
 
 @bug("ticks of earlier schedules live on", "protocols 10.14")
 def _():
-    return [(CheckpointCoordinator, "_on_tick", _careless_tick)]
+    def careless(self, generation, now):
+        due = self.is_running and self.has_tick
+        if due:
+            self._periodic.tick(now.rel_ms)
+            self._schedule_tick()
+        return due
 
-
-def _careless_tick(self, generation, now):
-    if self._periodic.running and self._periodic.next_at is not None:
-        self._periodic.tick(now.rel_ms)
-        self._offer(TriggerRequest(None, CheckpointProperties(), now.rel_ms, periodic=True), now)
-        self._schedule_tick()
-        self._decide(now)
+    return [(CheckpointSchedule, "tick", careless)]
 
 
 @bug("savepoints wait behind checkpoints", "1.2")
@@ -232,7 +231,7 @@ def _():
 
 @bug("a failed request is not answered", "every request ends")
 def _():
-    return [(CheckpointCoordinator, "_fail_request", nothing)]
+    return [(CheckpointFailures, "fail_request", nothing)]
 
 
 # --- failures

@@ -9,7 +9,10 @@ from ckpt_runtime.checkpoint.cleaner import CheckpointCleaner
 from ckpt_runtime.checkpoint.completed_checkpoint_store import CompletedCheckpointStore
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
-from ckpt_runtime.checkpoint.coordinator_base import CoordinatorState
+from ckpt_runtime.checkpoint.pending_checkpoint import PendingCheckpoints
+from ckpt_runtime.checkpoint.retention import Retention
+from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+from ckpt_runtime.checkpoint.triggering import Triggering
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.simulation.planted.registry import also, bug, nothing
@@ -36,9 +39,9 @@ def _():
 @bug("a pointer whose removal failed counts as gone", "I8")
 def _():
     def failed(self, event, now):
-        self._on_store_removed(event, now)
+        self.on_store_removed(event, now)
 
-    return [(CheckpointCoordinator, "_on_store_remove_failed", failed)]
+    return [(Retention, "on_store_remove_failed", failed)]
 
 
 @bug("a snapshot that the job refers to is disposed of", "invariant 10")
@@ -72,23 +75,23 @@ def _():
 
 @bug("a directory that was made too late stays", "1.1, step 6")
 def _():
-    original = CheckpointCoordinator._on_location_ready
+    original = Triggering.on_location_ready
 
     def ready(self, event, now):
-        if event.checkpoint_id in self._pending:
+        if self._pending.get(event.checkpoint_id) is not None:
             original(self, event, now)
 
-    return [(CheckpointCoordinator, "_on_location_ready", ready)]
+    return [(Triggering, "on_location_ready", ready)]
 
 
 @bug("what an earlier driver left stays", "2.1, the gaps")
 def _():
-    return [(CheckpointCoordinator, "_sweep_leftovers", nothing)]
+    return [(Retention, "_sweep_leftovers", nothing)]
 
 
 @bug("leftovers go before a checkpoint of this driver is complete", "K14")
 def _():
-    return [also(CheckpointCoordinator, "_on_leftovers_found", lambda self, event, now: self._sweep_leftovers())]
+    return [also(Retention, "leftovers_found", lambda self, event, own: self._sweep_leftovers())]
 
 
 @bug("retention on cancellation is ignored", "retention")
@@ -106,10 +109,9 @@ def _():
     original = CheckpointCoordinator._continue_closing
 
     def closing(self):
-        pending, self._pending = self._pending, {}
+        pending, self._pending = self._pending, PendingCheckpoints(CheckpointStatsTracker())
         original(self)
-        if self._state is not CoordinatorState.CLOSED:
-            self._pending = pending
+        self._pending = pending
 
     return [(CheckpointCoordinator, "_continue_closing", closing)]
 

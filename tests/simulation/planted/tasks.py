@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ckpt_runtime.checkpoint.completion import Completion
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
+from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
+from ckpt_runtime.checkpoint.triggering import Triggering
 from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_status import JobState
 from tests.simulation.planted.registry import bug, nothing
@@ -14,22 +17,17 @@ from tests.simulation.planted.registry import bug, nothing
 
 @bug("a checkpoint waits for a task that has ended", "6.1, FLINK-33186")
 def _():
-    def finished(self, event, now):
-        if self._executions.finished(event.execution):
-            self._request_final_checkpoint_once(now)
-            self._decide(now)
-
-    return [(CheckpointCoordinator, "_on_subtask_finished", finished)]
+    return [(Completion, "subtask_finished", nothing)]
 
 
 @bug("the last checkpoint of a bounded job is not tried again", "FLIP-147, FLINK-23741")
 def _():
-    return [(CheckpointCoordinator, "_retry_final_checkpoint", nothing)]
+    return [(CheckpointSchedule, "retry_final", nothing)]
 
 
 @bug("the end of data triggers no checkpoint", "6.2")
 def _():
-    return [(CheckpointCoordinator, "_request_final_checkpoint_once", nothing)]
+    return [(Triggering, "request_final", nothing)]
 
 
 @bug("finished tasks are awaited", "FLIP-147")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
+from pydantic import BeforeValidator
 
 from ckpt_runtime.checkpoint.statistics import CheckpointStats
 from ckpt_runtime.jobmaster.gateway import (
@@ -14,18 +15,33 @@ from ckpt_runtime.jobmaster.gateway import (
     NotFound,
     OperationKind,
 )
-from ckpt_runtime.rest.errors import BadRequest
-from ckpt_runtime.rest.fields import BodyFields
-from ckpt_runtime.rest.json_body import read_object
-from ckpt_runtime.rest.openapi import HEX_ID_SCHEMA, errors, json_body
+from ckpt_runtime.rest.bodies import TRIGGER_ID, Body, HexId, OneOf, body_of, refused, spelled
+from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import CheckpointId, Gateway, JobId, TriggerId, VertexId
 from ckpt_runtime.rest.shapes import checkpoints as shapes
 
 router = APIRouter(prefix="/jobs/{jobid}/checkpoints", tags=["checkpoints"])
 
 _READ = errors(400, 404)
+
+
+def _not_incremental(value: object) -> object:
+    if isinstance(value, str) and value.upper() == "INCREMENTAL":
+        raise refused("an incremental checkpoint cannot be asked for, use CONFIGURED or FULL")
+    return value
+
+
+class CheckpointTriggerRequestBody(Body):
+    """What a triggered checkpoint writes."""
+
+    kind: Annotated[CheckpointKind, OneOf(CheckpointKind), BeforeValidator(_not_incremental)] = spelled(
+        "checkpointType", "checkpoint-type", default=CheckpointKind.CONFIGURED
+    )
+    trigger_id: HexId | None = TRIGGER_ID
+
+
 _TRIGGER_BODY = json_body(
-    {"checkpointType": {"enum": [k.value for k in CheckpointKind]}, "triggerId": HEX_ID_SCHEMA},
+    CheckpointTriggerRequestBody,
     {
         "as configured": {},
         "a full one, which may be sent again": {
@@ -65,13 +81,13 @@ async def subtasks(job_id: JobId, checkpoint_id: CheckpointId, vertex_id: Vertex
 
 
 @router.post("", status_code=202, responses=errors(400, 404, 408, 409, 413), openapi_extra=_TRIGGER_BODY)
-async def trigger(job_id: JobId, request: Request, gateway: Gateway) -> dict[str, Any]:
+async def trigger(
+    job_id: JobId,
+    gateway: Gateway,
+    body: Annotated[CheckpointTriggerRequestBody, body_of(CheckpointTriggerRequestBody)],
+) -> dict[str, Any]:
     """Trigger a checkpoint."""
-    fields = BodyFields(await read_object(request, expected="CheckpointTriggerRequestBody"))
-    if (fields.text("checkpointType", "checkpoint-type") or "").upper() == "INCREMENTAL":
-        raise BadRequest("checkpointType: an incremental checkpoint cannot be asked for, use CONFIGURED or FULL")
-    kind = fields.choice(CheckpointKind, "checkpointType", "checkpoint-type") or CheckpointKind.CONFIGURED
-    return {"request-id": await gateway.trigger_checkpoint(job_id, kind, fields.hex_id("triggerId", "trigger-id"))}
+    return {"request-id": await gateway.trigger_checkpoint(job_id, body.kind, body.trigger_id)}
 
 
 @router.get("/{triggerid}", responses=_READ)

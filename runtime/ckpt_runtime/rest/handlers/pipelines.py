@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
+from pydantic import model_validator
+from pydantic_core import PydanticCustomError
 
-from ckpt_runtime.jobmaster.gateway import ClaimMode, RunRequest, StoredPipeline
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
+from ckpt_runtime.jobmaster.gateway import RunRequest, StoredPipeline
+from ckpt_runtime.rest.bodies import (
+    Body,
+    EntryPoint,
+    Flag,
+    HexId,
+    Location,
+    OneOf,
+    Options,
+    Texts,
+    Within,
+    body_of,
+    spelled,
+)
 from ckpt_runtime.rest.errors import BadRequest
-from ckpt_runtime.rest.fields import BodyFields
-from ckpt_runtime.rest.json_body import read_object, whole_request
-from ckpt_runtime.rest.openapi import HEX_ID_SCHEMA, PATH_SCHEMA, errors, json_body
+from ckpt_runtime.rest.json_body import whole_request
+from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import Gateway, PipelineId
 from ckpt_runtime.rest.uploads import PART_NAME, receive_pipeline
 
 router = APIRouter(prefix="/jars", tags=["pipelines"])
 
 MAX_PARALLELISM = 32768
-_TEXT = {"type": "string"}
 _UPLOAD_BODY = {
     "requestBody": {
         "required": True,
@@ -32,17 +46,32 @@ _UPLOAD_BODY = {
         },
     }
 }
+
+
+class JarRunRequestBody(Body):
+    """``restoreMode`` is the older name of ``claimMode``."""
+
+    entry_point: EntryPoint | None = spelled("entryClass", "entry-class", default=None)
+    arguments: Texts = spelled("programArgsList", default=())
+    parallelism: Annotated[int, Within(1, MAX_PARALLELISM)] | None = None
+    job_id: HexId | None = spelled("jobId", default=None)
+    savepoint_path: Location | None = spelled("savepointPath", default=None)
+    allow_non_restored_state: Flag = spelled("allowNonRestoredState", default=False)
+    claim_mode: Annotated[RecoveryClaimMode, OneOf(RecoveryClaimMode)] = spelled(
+        "claimMode", "restoreMode", default=RecoveryClaimMode.NO_CLAIM
+    )
+    configuration: Options = spelled("flinkConfiguration", default={})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _arguments_in_a_list(cls, document: dict[str, Any]) -> dict[str, Any]:
+        if document.get("programArgs") is not None:
+            raise PydanticCustomError("text", "programArgs: is not accepted, give a list of strings in programArgsList")
+        return document
+
+
 _RUN_BODY = json_body(
-    {
-        "entryClass": {"type": "string", "description": "module:function"},
-        "programArgsList": {"type": "array", "items": _TEXT},
-        "parallelism": {"type": "integer", "minimum": 1, "maximum": MAX_PARALLELISM},
-        "jobId": HEX_ID_SCHEMA,
-        "savepointPath": PATH_SCHEMA,
-        "allowNonRestoredState": {"type": "boolean"},
-        "claimMode": {"enum": [mode.value for mode in ClaimMode]},
-        "flinkConfiguration": {"type": "object", "additionalProperties": _TEXT},
-    },
+    JarRunRequestBody,
     {
         "fresh": {
             "entryClass": "flights:pipeline",
@@ -90,29 +119,21 @@ async def delete(pipeline_id: PipelineId, gateway: Gateway) -> dict[str, Any]:
     return {}
 
 
-@router.post("/{jarid}/run", responses=errors(400, 404, 408, 409, 413), openapi_extra=_RUN_BODY)
-async def run(pipeline_id: PipelineId, request: Request, gateway: Gateway) -> dict[str, Any]:
-    """Start a job of a pipeline."""
+async def _no_parameters(request: Request) -> None:
     if request.query_params:
         names = ", ".join(sorted(request.query_params)[:10])
         raise BadRequest(f"Query parameters are not accepted here ({names[:200]}); give them in the body.")
-    document = await read_object(request, expected="JarRunRequestBody")
-    job_id = await gateway.run_pipeline(run_request(pipeline_id, BodyFields(document)))
+
+
+@router.post(
+    "/{jarid}/run",
+    responses=errors(400, 404, 408, 409, 413),
+    openapi_extra=_RUN_BODY,
+    dependencies=[Depends(_no_parameters)],
+)
+async def run(
+    pipeline_id: PipelineId, gateway: Gateway, body: Annotated[JarRunRequestBody, body_of(JarRunRequestBody)]
+) -> dict[str, Any]:
+    """Start a job of a pipeline."""
+    job_id = await gateway.run_pipeline(RunRequest(pipeline_id=pipeline_id, **dict(body)))
     return {"jobid": job_id, "applicationId": job_id}
-
-
-def run_request(pipeline_id: str, fields: BodyFields) -> RunRequest:
-    """The body's fields, checked. ``restoreMode`` is the older name of ``claimMode``."""
-    if fields.present("programArgs") is not None:
-        raise BadRequest("programArgs: is not accepted, give a list of strings in programArgsList")
-    return RunRequest(
-        pipeline_id=pipeline_id,
-        entry_point=fields.entry_point("entryClass", "entry-class"),
-        arguments=fields.texts("programArgsList"),
-        parallelism=fields.integer("parallelism", minimum=1, maximum=MAX_PARALLELISM),
-        configuration=fields.options("flinkConfiguration"),
-        savepoint_path=fields.path("savepointPath"),
-        allow_non_restored_state=fields.boolean("allowNonRestoredState", default=False),
-        claim_mode=fields.choice(ClaimMode, "claimMode", "restoreMode") or ClaimMode.NO_CLAIM,
-        job_id=fields.hex_id("jobId"),
-    )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from typing import Any
 
+from ckpt_runtime.checkpoint.configuration import CheckpointRetention
 from ckpt_runtime.checkpoint.statistics import (
     AcknowledgedTotals,
     CheckpointStats,
@@ -16,6 +18,7 @@ from ckpt_runtime.checkpoint.statistics import (
     SubtaskStats,
     VertexStats,
 )
+from ckpt_runtime.configuration.checkpoint_settings import CHECKPOINT_SETTINGS
 from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig, OperationKind, OperationStatus
 from ckpt_runtime.rest.shapes.jobs import failure
 
@@ -67,23 +70,28 @@ def checkpoint(stats: CheckpointStats, *, with_tasks: bool) -> Json:
 
 def subtasks(vertex: VertexStats, stats: CheckpointStats) -> Json:
     """``details/:checkpointid/subtasks/:vertexid``."""
-    over = vertex.summary()
+    over = {name: summary(values) for name, values in vertex.summary().items()}
     return {
         **_task(vertex, stats),
-        "summary": {
-            "checkpointed_size": summary(over.checkpointed_size),
-            "state_size": summary(over.state_size),
-            "end_to_end_duration": summary(over.end_to_end_duration),
-            "checkpoint_duration": {"sync": summary(over.sync_duration), "async": summary(over.async_duration)},
-            "alignment": {
-                "buffered": summary(over.alignment_buffered),
-                "processed": summary(over.processed_data),
-                "persisted": summary(over.persisted_data),
-                "duration": summary(over.alignment_duration),
-            },
-            "start_delay": summary(over.start_delay),
-        },
+        "summary": _measured(over, "checkpoint_duration"),
         "subtasks": [_subtask(index, item, stats) for index, item in enumerate(vertex.subtasks)],
+    }
+
+
+def _measured(values: Mapping[str, Any], durations: str) -> Json:
+    """Flink's fields for what each subtask measures; ``durations`` is the name of the one that differs."""
+    return {
+        "checkpointed_size": values["checkpointed_size"],
+        "state_size": values["state_size"],
+        "end_to_end_duration": values["end_to_end_duration"],
+        durations: {"sync": values["sync_duration"], "async": values["async_duration"]},
+        "alignment": {
+            "buffered": values["alignment_buffered"],
+            "processed": values["processed_data"],
+            "persisted": values["persisted_data"],
+            "duration": values["alignment_duration"],
+        },
+        "start_delay": values["start_delay"],
     }
 
 
@@ -125,22 +133,17 @@ def _task(vertex: VertexStats, stats: CheckpointStats) -> Json:
 def _subtask(index: int, subtask: SubtaskStats | None, stats: CheckpointStats) -> Json:
     if subtask is None:
         return {"className": "pending_or_failed", "index": index, "status": "pending_or_failed"}
+    values = {
+        **asdict(subtask.metrics),
+        "state_size": subtask.state_size,
+        "end_to_end_duration": subtask.end_to_end_duration(stats.trigger_timestamp),
+    }
     return {
         "className": "completed",
         "index": index,
         "ack_timestamp": subtask.ack_timestamp,
-        "end_to_end_duration": subtask.end_to_end_duration(stats.trigger_timestamp),
-        "checkpointed_size": subtask.checkpointed_size,
-        "state_size": subtask.state_size,
-        "checkpoint": {"sync": subtask.sync_duration, "async": subtask.async_duration},
-        "alignment": {
-            "buffered": subtask.alignment_buffered,
-            "processed": subtask.processed_data,
-            "persisted": subtask.persisted_data,
-            "duration": subtask.alignment_duration,
-        },
-        "start_delay": subtask.start_delay,
-        "unaligned_checkpoint": subtask.unaligned,
+        **_measured(values, "checkpoint"),
+        "unaligned_checkpoint": subtask.metrics.unaligned,
         "aborted": subtask.aborted,
         "status": "completed",
     }
@@ -148,41 +151,24 @@ def _subtask(index: int, subtask: SubtaskStats | None, stats: CheckpointStats) -
 
 def config(effective: EffectiveCheckpointConfig) -> Json:
     """Flink's fields, then ``max_inflight_data_bytes`` and ``overrides`` (FLIP-571)."""
+    settings = effective.settings
+    shown = {item.shown_as: getattr(settings, item.field) for item in CHECKPOINT_SETTINGS if item.shown_as is not None}
+    names = {item.field: item.patched_as for item in CHECKPOINT_SETTINGS}
     return {
         "mode": "exactly_once" if effective.exactly_once else "at_least_once",
-        "interval": PERIODIC_OFF if effective.interval_ms is None else effective.interval_ms,
-        "timeout": effective.timeout_ms,
-        "min_pause": effective.min_pause_ms,
-        "max_concurrent": effective.max_concurrent,
+        **shown,
+        "interval": PERIODIC_OFF if settings.interval_ms is None else settings.interval_ms,
         "externalization": {
-            "enabled": effective.externalized,
-            "delete_on_cancellation": effective.delete_on_cancellation,
+            "enabled": settings.retention is not CheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS,
+            "delete_on_cancellation": settings.retention is not CheckpointRetention.RETAIN_ON_CANCELLATION,
         },
         "state_backend": effective.state_backend,
         "checkpoint_storage": effective.checkpoint_storage,
-        "unaligned_checkpoints": effective.unaligned,
-        "tolerable_failed_checkpoints": effective.tolerable_failed_checkpoints,
-        "aligned_checkpoint_timeout": effective.aligned_timeout_ms,
-        "checkpoints_after_tasks_finish": effective.checkpoints_after_tasks_finish,
         "state_changelog_enabled": False,
         "changelog_periodic_materialization_interval": 0,
         "changelog_storage": "none",
-        "max_inflight_data_bytes": effective.max_inflight_data_bytes,
-        "overrides": [OVERRIDE_NAMES.get(name, name) for name in effective.overrides],
+        "overrides": [names[field] for field in effective.overrides],
     }
-
-
-OVERRIDE_NAMES = {
-    "interval_ms": "checkpointInterval",
-    "timeout_ms": "checkpointTimeout",
-    "min_pause_ms": "minPauseBetweenCheckpoints",
-    "max_concurrent": "maxConcurrentCheckpoints",
-    "tolerable_failed_checkpoints": "tolerableCheckpointFailureNumber",
-    "aligned_timeout_ms": "alignedCheckpointTimeout",
-    "unaligned": "unalignedEnabled",
-    "max_inflight_data_bytes": "maxInflightDataBytes",
-}
-"""Fields of ``CheckpointConfigPatch`` and their names in FLIP-571's request."""
 
 
 def operation(kind: OperationKind, status: OperationStatus) -> Json:

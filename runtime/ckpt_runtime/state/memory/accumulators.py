@@ -8,7 +8,6 @@ An accumulator is changed by one thread; what ``freeze`` returned is a copy and 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,30 +19,10 @@ from ckpt_runtime.state.errors import AggregateOverflowError, UnsupportedAggrega
 from ckpt_runtime.state.kernels import aggregate_kernels as kernels
 from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.memory.key_index import capacity_for, fixed_array, grown
+from ckpt_runtime.state.states import AggregateColumn
 
 _SIGN = np.int64(-(2**63))
 _NO_FLAGS: AnyArray = np.empty(0, dtype=np.uint8)
-
-
-@dataclass(frozen=True, slots=True)
-class AggregateColumn:
-    """One aggregate with the type of its input column (None for count(*)) and of its result."""
-
-    function: str
-    column: str | None
-    alias: str
-    input_type: pa.DataType | None
-    result_type: pa.DataType
-
-    def describe(self) -> dict[str, Any]:
-        """JSON form, kept in snapshots and compared on restore."""
-        return {
-            "alias": self.alias,
-            "function": self.function,
-            "column": self.column,
-            "input_type": None if self.input_type is None else str(self.input_type),
-            "result_type": str(self.result_type),
-        }
 
 
 class Accumulator(ABC):

@@ -18,8 +18,9 @@ from ckpt_runtime.state.columns import AnyArray, plain
 from ckpt_runtime.state.errors import CorruptStateError, schema_mismatch
 from ckpt_runtime.state.hashing import key_groups_of
 from ckpt_runtime.state.kernels.compiler import read_only
-from ckpt_runtime.state.memory.accumulators import Accumulator, AggregateColumn, accumulator_for
+from ckpt_runtime.state.memory.accumulators import Accumulator, accumulator_for
 from ckpt_runtime.state.memory.key_index import FrozenKeys, key_index
+from ckpt_runtime.state.states import AggregateColumn
 
 
 class AggregateTable:

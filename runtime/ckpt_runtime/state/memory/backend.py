@@ -7,24 +7,26 @@ subtask's thread. Nothing touches files here: a snapshot writes to the stream th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import pyarrow as pa
 
-from ckpt_runtime.checkpoint.state_handles import KeyedSection
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedStateHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import native_format, values
-from ckpt_runtime.state.backend import KeyedSnapshot, KeyedStateBackend, RestoreSource
+from ckpt_runtime.state.backend import KeyedStateBackend
 from ckpt_runtime.state.errors import StateSchemaError, schema_mismatch
 from ckpt_runtime.state.hashing import check_key_types
-from ckpt_runtime.state.memory.accumulators import AggregateColumn
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable
-from ckpt_runtime.state.memory.keyed_state import KeyedState, StoredRow, TimeToLive
+from ckpt_runtime.state.memory.keyed_state import KeyedState, StoredRow
 from ckpt_runtime.state.memory.keyed_states import ListStateTable, MapStateTable, ValueStateTable
-from ckpt_runtime.state.memory.restored import RestoredState, restored_states
-from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers, RowBufferSpec, check_ends
+from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers, check_ends, stored_schema
 from ckpt_runtime.state.memory.timers import TimerQueue
+from ckpt_runtime.state.memory.unclaimed import UnclaimedState, unclaimed_states
 from ckpt_runtime.state.schema_evolution import check_evolution, evolve
+from ckpt_runtime.state.snapshots import KeyedSnapshot, SnapshotFiles, SnapshotReader
+from ckpt_runtime.state.states import AggregateColumn, RowBufferSpec, TimeToLive
 
 S = TypeVar("S", bound=KeyedState)
 
@@ -45,12 +47,15 @@ class MemorySnapshot:
         self._key_groups = key_groups
         self._max_parallelism = max_parallelism
 
-    def write(self, stream: BinaryIO, base_offset: int) -> list[KeyedSection]:
-        """Writes all states; see :class:`~ckpt_runtime.state.backend.KeyedSnapshot`."""
-        writer = native_format.SectionWriter(stream, base_offset)
-        for frozen in self._frozen:
-            frozen.write(writer, self._key_groups, self._max_parallelism)
-        return writer.sections
+    def write(self, files: SnapshotFiles) -> Sequence[KeyedHandle]:
+        """Writes all states into one private file."""
+        if not self._frozen:
+            return ()
+        with files.private() as file:
+            writer = native_format.SectionWriter(file.stream)
+            for frozen in self._frozen:
+                frozen.write(writer, self._key_groups, self._max_parallelism)
+            return (KeyedStateHandle(self._key_groups, file.finish(), tuple(writer.sections)),)
 
     def release(self) -> None:
         """Lets the states go."""
@@ -67,11 +72,11 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
         self.max_parallelism = max_parallelism
         self.uid = uid
         self._states: dict[str, AggregateTable | KeyedState | RowBuffer] = {}
-        self._unclaimed: dict[str, RestoredState] = {}
+        self._unclaimed: dict[str, UnclaimedState] = {}
 
-    def restore(self, sources: Sequence[RestoreSource]) -> None:
+    def restore(self, handles: Sequence[KeyedHandle], reader: SnapshotReader, *, owned: bool) -> None:
         """Reads this backend's key groups; states are decoded when they are asked for."""
-        self._unclaimed = restored_states(self.uid, sources, self.key_groups)
+        self._unclaimed = unclaimed_states(self.uid, handles, reader, self.key_groups)
 
     def aggregate_table(self, name: str, key_schema: pa.Schema, columns: Sequence[AggregateColumn]) -> AggregateTable:
         """Columnar state for built-in aggregates: one row per key."""
@@ -127,11 +132,11 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
         for spec, side in zip(specs, buffers.sides, strict=True):
             known = self._states.get(spec.name)
             if known is not None:
-                raise schema_mismatch(self.uid, spec.name, "it is in use", _schema_of(known), spec.stored_schema())
+                raise schema_mismatch(self.uid, spec.name, "it is in use", _schema_of(known), stored_schema(spec))
             restored = self._claim(spec.name, "rows")
             if restored is not None:
                 check_ends(self.uid, spec, restored.descriptor)
-                wanted = spec.stored_schema()
+                wanted = stored_schema(spec)
                 check_evolution(self.uid, spec.name, restored.schema, wanted)
                 for batch in restored.batches():
                     buffers.load(side, evolve(spec.name, batch, wanted))
@@ -159,7 +164,7 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
             if isinstance(state, KeyedState):
                 state.maintain(MAINTENANCE_BUDGET)
 
-    def snapshot(self, checkpoint_id: int) -> KeyedSnapshot:
+    def snapshot(self, checkpoint_id: int, properties: CheckpointProperties) -> KeyedSnapshot:
         """The synchronous part: copies aggregate columns and freezes the rest in constant time."""
         frozen: list[_Frozen] = [state.freeze() for state in self._states.values()]
         frozen += [state.freeze() for state in self._unclaimed.values()]
@@ -191,7 +196,7 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
         self._states[name] = state
         return state
 
-    def _claim(self, name: str, kind: str) -> RestoredState | None:
+    def _claim(self, name: str, kind: str) -> UnclaimedState | None:
         restored = self._unclaimed.get(name)
         if restored is None:
             return None
@@ -199,7 +204,7 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
             raise schema_mismatch(self.uid, name, "the snapshot has another kind of state", restored.kind, kind)
         return self._unclaimed.pop(name)
 
-    def _check_keys(self, name: str, restored: RestoredState, wanted: pa.Schema) -> None:
+    def _check_keys(self, name: str, restored: UnclaimedState, wanted: pa.Schema) -> None:
         """Key columns of an aggregate must be what they were."""
         stored = native_format.without_prefix(restored.schema, native_format.KEY_PREFIX)
         asked = native_format.without_prefix(wanted, native_format.KEY_PREFIX)

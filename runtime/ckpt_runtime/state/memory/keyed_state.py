@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -22,18 +21,9 @@ from ckpt_runtime.state import native_format, values
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.state.memory.layered_dict import CHUNK, FrozenView, LayeredDict
 from ckpt_runtime.state.native_format import EXPIRES_AT, KEY_PREFIX, VALUE_PREFIX
+from ckpt_runtime.state.states import Key, TimeToLive, Value
 
-Key = tuple[Any, ...]
-Value = tuple[Any, ...]
-StoredRow = tuple[Key, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TimeToLive:
-    """How long entries live after their last update, and the clock (ms since epoch) that says so."""
-
-    duration_ms: int
-    now_ms: Callable[[], int]
+StoredRow: TypeAlias = tuple[Key, ...]
 
 
 class KeyedState(ABC):

@@ -12,10 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from ckpt_runtime.state.memory.keyed_state import Key, KeyedState, StoredRow, TimeToLive, Value
+from ckpt_runtime.state.memory.keyed_state import KeyedState, StoredRow
 from ckpt_runtime.state.native_format import KEY_PREFIX, USER_KEY_PREFIX, VALUE_PREFIX
-
-Map = dict[Value, Value]
+from ckpt_runtime.state.states import Key, Map, TimeToLive, Value
 
 
 class ValueStateTable(KeyedState):

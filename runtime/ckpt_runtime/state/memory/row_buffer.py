@@ -9,7 +9,6 @@ more than what lives. One thread owns the buffers; frozen ones may go to another
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.memory.key_index import KeyIndex, capacity_for, grown, key_index
 from ckpt_runtime.state.memory.keyed_state import write_batches
 from ckpt_runtime.state.memory.row_segments import RowSegments
+from ckpt_runtime.state.states import RowBufferSpec
 
 PAIRS_PER_CALL = 16_384
 _FIRST_CAPACITY = 1024
@@ -33,43 +33,21 @@ _MAX = (1 << 63) - 1
 _NO_TIMES: AnyArray = read_only(np.empty(0, dtype=np.int64))
 
 
-@dataclass(frozen=True, slots=True)
-class RowBufferSpec:
-    """One side: its state's name, its columns, which of them are the key, and how rows end.
+def stored_schema(spec: RowBufferSpec) -> pa.Schema:
+    """Schema of stored batches: keys first, then the other columns."""
+    values = pa.schema([field for field in spec.schema if field.name not in spec.keys])
+    keys = native_format.prefixed(spec.key_schema, native_format.KEY_PREFIX)
+    matched = pa.field(native_format.MATCHED, pa.bool_(), nullable=False)
+    return pa.schema([*keys, *native_format.prefixed(values, native_format.VALUE_PREFIX), matched])
 
-    ``event_time`` is the timestamp column by which they do (rows with null in it must not be added), or None.
-    ``keeps_matched`` is false when a row ends with its first match.
-    """
 
-    name: str
-    schema: pa.Schema
-    keys: tuple[str, ...]
-    event_time: str | None = None
-    keeps_matched: bool = True
+def _stored_columns(spec: RowBufferSpec) -> list[str]:
+    return [*spec.keys, *(name for name in spec.schema.names if name not in spec.keys)]
 
-    @property
-    def key_schema(self) -> pa.Schema:
-        return pa.schema([self.schema.field(key) for key in self.keys])
 
-    @property
-    def stored_columns(self) -> list[str]:
-        """Names of the columns in the order in which they are stored: keys first."""
-        return [*self.keys, *(name for name in self.schema.names if name not in self.keys)]
-
-    def stored_schema(self) -> pa.Schema:
-        """Schema of stored batches."""
-        values = pa.schema([field for field in self.schema if field.name not in self.keys])
-        keys = native_format.prefixed(self.key_schema, native_format.KEY_PREFIX)
-        matched = pa.field(native_format.MATCHED, pa.bool_(), nullable=False)
-        return pa.schema([*keys, *native_format.prefixed(values, native_format.VALUE_PREFIX), matched])
-
-    def ends(self) -> dict[str, Any]:
-        """What the descriptor says about the ends of rows."""
-        return {"event_time": self.event_time, "keeps_matched": self.keeps_matched}
-
-    def descriptor(self) -> dict[str, Any]:
-        """Descriptor of the native section."""
-        return native_format.descriptor_of("rows", self.key_schema, self.stored_schema(), rows=self.ends())
+def _ends(spec: RowBufferSpec) -> dict[str, Any]:
+    """What the descriptor says about the ends of rows."""
+    return {"event_time": spec.event_time, "keeps_matched": spec.keeps_matched}
 
 
 class RowBuffer:
@@ -99,7 +77,7 @@ class RowBuffer:
 
     def stored_schema(self) -> pa.Schema:
         """Schema of stored batches."""
-        return self.spec.stored_schema()
+        return stored_schema(self.spec)
 
     def times_of(self, batch: pa.RecordBatch) -> AnyArray:
         """Event times of a batch in their own unit; empty when rows do not end by time."""
@@ -115,10 +93,7 @@ class RowBuffer:
             self._tails = grown(self._tails, capacity, len(self._tails))
 
     def append(self, batch: pa.RecordBatch, slots: AnyArray, matched: AnyArray) -> None:
-        """Adds rows behind those of their keys; ``matched`` says (0 or 1) which have found a match already.
-
-        :raises StateError: there are 2**31 - 2 rows.
-        """
+        """Raises StateError when there are 2**31 - 2 rows."""
         first = self._rows.rows
         self._make_rows(first + batch.num_rows)
         kernels.append_rows(
@@ -145,12 +120,7 @@ class RowBuffer:
     def matches(
         self, slots: AnyArray, times: AnyArray, lower: int, upper: int, found: AnyArray
     ) -> Iterator[tuple[AnyArray, AnyArray]]:
-        """Pairs (probing position, row), at most :data:`PAIRS_PER_CALL` at a time.
-
-        Ordered by position, then by when the row came. ``times`` are the probes', in the unit of this side's; a row
-        matches whose time minus the probe's is between ``lower`` and ``upper``. With no times every row of the key
-        matches. Sets ``found`` (uint8) to 1 where there was a match. Nothing may be added before the last pair is out.
-        """
+        """At most :data:`PAIRS_PER_CALL` pairs at a time."""
         mode = kernels.PAIRS if self.spec.keeps_matched else kernels.CONSUME
         cursor = _new_cursor()
         while cursor[kernels.POSITION] < len(slots):
@@ -203,7 +173,7 @@ class RowBuffer:
 
     def loaded(self, stored: pa.RecordBatch) -> tuple[pa.RecordBatch, AnyArray]:
         """A stored batch as rows and whether they have matched."""
-        columns = dict(zip(self.spec.stored_columns, stored.columns, strict=False))
+        columns = dict(zip(_stored_columns(self.spec), stored.columns, strict=False))
         arrays = [columns[name] for name in self.spec.schema.names]
         matched = stored.column(native_format.MATCHED).cast(pa.uint8()).to_numpy()
         return pa.RecordBatch.from_arrays(arrays, schema=self.spec.schema), matched
@@ -223,13 +193,15 @@ class FrozenRows:
 
     def write(self, writer: native_format.SectionWriter, owned: KeyGroupRange, max_parallelism: int) -> None:
         """The asynchronous part: leaves forgotten rows out, sorts by key group, writes."""
-        schema = self._spec.stored_schema()
+        spec = self._spec
+        schema = stored_schema(spec)
+        descriptor = native_format.descriptor_of("rows", spec.key_schema, schema, rows=_ends(spec))
         batches = []
         for batch, matched in _living(self._segments, self._flags):
-            arrays = [batch.column(name) for name in self._spec.stored_columns]
+            arrays = [batch.column(name) for name in _stored_columns(spec)]
             arrays.append(arrow_from_numpy(pa.uint8(), matched).cast(pa.bool_()))
             batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
-        write_batches(writer, self._spec.name, self._spec.descriptor(), schema, batches, owned, max_parallelism)
+        write_batches(writer, spec.name, descriptor, schema, batches, owned, max_parallelism)
 
     def release(self) -> None:
         """Gives the columns up."""
@@ -286,8 +258,8 @@ def check_ends(uid: str, spec: RowBufferSpec, descriptor: dict[str, Any]) -> Non
     stored = descriptor.get("rows")
     if not isinstance(stored, dict):
         raise CorruptStateError(f"state {spec.name!r} has a descriptor that does not say how its rows end")
-    if stored != spec.ends():
-        raise schema_mismatch(uid, spec.name, "its rows end otherwise", stored, spec.ends())
+    if stored != _ends(spec):
+        raise schema_mismatch(uid, spec.name, "its rows end otherwise", stored, _ends(spec))
 
 
 def _living(segments: Sequence[pa.RecordBatch], flags: AnyArray) -> list[tuple[pa.RecordBatch, AnyArray]]:

@@ -14,7 +14,8 @@ from typing import Any
 import pyarrow as pa
 
 from ckpt_runtime.state import native_format
-from ckpt_runtime.state.memory.keyed_state import Key, KeyedState, StoredRow
+from ckpt_runtime.state.memory.keyed_state import KeyedState, StoredRow
+from ckpt_runtime.state.states import Key
 
 _TIME_SCHEMA = pa.schema([pa.field(native_format.TIME, pa.int64(), nullable=False)])
 

@@ -14,7 +14,8 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from ckpt_runtime.api import PlanError, Stream, StreamSession, avg, count, max, min, sum  # noqa: A004
-from ckpt_runtime.configuration import Configuration, ConfigurationError
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.graph.job_graph import Partitioning, vertex_id_of
 from ckpt_runtime.graph.specs import AggregateSpec, ProcessSpec, ProjectSpec, SinkSpec, SourceSpec
 

@@ -55,12 +55,12 @@ def received(channel, checkpoint_id, options=ALIGNED):
     return BarrierReceived(channel, checkpoint_id, STARTED, options)
 
 
-def triggered(checkpoint_id, started=0, duration=0, options=ALIGNED):
-    return TriggerCheckpoint(checkpoint_id, STARTED, options, started, duration, False, (), ())
+def triggered(checkpoint_id, duration=0, options=ALIGNED):
+    return TriggerCheckpoint(checkpoint_id, STARTED, options, duration, False, (), ())
 
 
-def turned(checkpoint_id, recording=(), captured=(), started=0, duration=0, options=UNALIGNED):
-    return TriggerCheckpoint(checkpoint_id, STARTED, options, started, duration, True, recording, captured)
+def turned(checkpoint_id, recording=(), captured=(), duration=0, options=UNALIGNED):
+    return TriggerCheckpoint(checkpoint_id, STARTED, options, duration, True, recording, captured)
 
 
 def feed(handler, *events, now=0):
@@ -83,12 +83,11 @@ def test_alignment_of_all_channels():
     assert handler.next_deadline_ms is None
     assert handler.handle(received(B, 1), at(45)) == [
         BlockChannel(B),
-        triggered(1, 10, 35),
+        triggered(1, 35),
         AllBarriersReceived(1, 35),
         ResumeChannels((A, C, B)),
     ]
     assert handler.pending_checkpoint is None
-    assert handler.latest_checkpoint == 1
 
 
 def test_a_single_input_triggers_at_once():
@@ -150,11 +149,11 @@ def test_an_ended_channel_counts_as_aligned():
     handler = BarrierHandler([A, B])
     handler.handle(received(A, 1), at(0))
     assert handler.handle(EndOfPartitionReceived(B), at(3)) == [
-        triggered(1, 0, 3),
+        triggered(1, 3),
         AllBarriersReceived(1, 3),
         ResumeChannels((A,)),
     ]
-    assert handler.handle(received(A, 2), at(4))[1] == triggered(2, 4)
+    assert handler.handle(received(A, 2), at(4))[1] == triggered(2)
 
 
 def test_channels_that_ended_before_are_not_waited_for():
@@ -179,7 +178,6 @@ def test_nothing_may_come_through_a_blocked_or_unknown_channel(event):
     with pytest.raises(BarrierProtocolError):
         handler.handle(event, at(0))
     assert handler.blocked_channels == (A,)
-    assert handler.latest_checkpoint == 1
 
 
 @pytest.mark.parametrize("event", [announced(A, 1), received(A, 1), EndOfPartitionAnnounced(A)])
@@ -198,7 +196,7 @@ def test_the_coordinators_trigger_waits_for_the_ends_that_were_sent():
     handler = BarrierHandler([A, B])
     assert feed(handler, EndOfPartitionReceived(A), TriggeredByCoordinator(1, STARTED, ALIGNED)) == []
     assert handler.blocked_channels == ()
-    assert handler.handle(EndOfPartitionReceived(B), at(9)) == [triggered(1, 0, 9), AllBarriersReceived(1, 9)]
+    assert handler.handle(EndOfPartitionReceived(B), at(9)) == [triggered(1, 9), AllBarriersReceived(1, 9)]
     assert feed(handler, TriggeredByCoordinator(1, STARTED, ALIGNED)) == []
 
 
@@ -272,7 +270,7 @@ def test_an_alignment_that_takes_too_long_turns_unaligned():
     assert handler.handle(received(B, 1, LATER), at(30)) == [BlockChannel(B)]
     assert handler.handle(DeadlinePassed(), at(99)) == []
     assert handler.handle(DeadlinePassed(), at(100)) == [
-        turned(1, recording=(C,), captured=(A,), started=10, duration=90, options=LATER),
+        turned(1, recording=(C,), captured=(A,), duration=90, options=LATER),
         ResumeChannels((B,)),
     ]
     assert handler.next_deadline_ms is None
@@ -283,7 +281,7 @@ def test_an_alignment_that_takes_too_long_turns_unaligned():
 def test_an_alignment_that_is_quick_enough_stays_aligned():
     handler = BarrierHandler([A, B])
     feed(handler, announced(A, 1, LATER), announced(B, 1, LATER), received(A, 1, LATER))
-    assert feed(handler, received(B, 1, LATER), now=99)[1] == triggered(1, 0, 99, LATER)
+    assert feed(handler, received(B, 1, LATER), now=99)[1] == triggered(1, 99, LATER)
 
 
 def test_any_event_after_the_deadline_turns_it():
@@ -433,7 +431,7 @@ def test_an_older_one_that_may_turn_turns_first():
     assert feed(handler, announced(A, 2), now=50) == [], "an older one is still aligning"
     assert feed(handler, DeadlinePassed(), now=100) == [
         turned(1, recording=(B,), captured=(A,), duration=100, options=LATER),
-        turned(2, recording=(B,), captured=(A,), started=50, duration=50),
+        turned(2, recording=(B,), captured=(A,), duration=50),
     ]
 
 

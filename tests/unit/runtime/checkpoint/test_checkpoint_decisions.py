@@ -6,16 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from ckpt_runtime.checkpoint.aborted_checkpoints import REMEMBERED, AbortedCheckpoints
-from ckpt_runtime.checkpoint.cleaner import CheckpointCleaner
+from ckpt_runtime.checkpoint.cleaner import CheckpointCleaner, UnaskedAnswerError
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.completed_checkpoint_store import CompletedCheckpointStore, RetainedCheckpoint
 from ckpt_runtime.checkpoint.effects import DiscardCheckpoint, DiscardLocation, RemoveFromStore
+from ckpt_runtime.checkpoint.execution_view import calculate_plan
 from ckpt_runtime.checkpoint.executions import ExecutionId
-from ckpt_runtime.checkpoint.failure_manager import CheckpointFailureManager
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.failures import CheckpointFailureManager
 from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
-from ckpt_runtime.checkpoint.plan_calculator import calculate_plan
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.request_decider import (
     CAPACITY,
@@ -140,7 +139,7 @@ class TestFailureManager:
         manager = CheckpointFailureManager(2)
         results = [manager.on_failure(Reason.CHECKPOINT_EXPIRED, PLAIN, number) for number in (1, 2, 3)]
         assert results == [False, False, True]
-        assert manager.continuous_failures == 0
+        assert not manager.on_failure(Reason.CHECKPOINT_EXPIRED, PLAIN, 4)
 
     def test_success_resets_and_older_ids_no_longer_count(self):
         manager = CheckpointFailureManager(0)
@@ -154,7 +153,7 @@ class TestFailureManager:
             assert manager.on_failure(Reason.IO_EXCEPTION, PLAIN, number)
             manager.on_restart()
             assert manager.failed_jobs == number
-        assert manager.on_failure(Reason.TASK_FAILURE, SYNC_SAVEPOINT, 3, task_level=True)
+        assert manager.on_failure(Reason.TASK_CHECKPOINT_FAILURE, SYNC_SAVEPOINT, 3, task_level=True)
         assert manager.failed_jobs == 2
         manager.on_success(4)
         assert manager.failed_jobs == 0
@@ -187,7 +186,7 @@ class TestFailureManager:
         manager = CheckpointFailureManager(0)
         gone = {"task_level": True, "attempt_is_running": False}
         assert not manager.on_failure(Reason.CHECKPOINT_DECLINED, PLAIN, 1, **gone)
-        assert not manager.on_failure(Reason.TASK_FAILURE, SYNC_SAVEPOINT, 2, **gone)
+        assert not manager.on_failure(Reason.TASK_CHECKPOINT_FAILURE, SYNC_SAVEPOINT, 2, **gone)
 
 
 def completed(number, properties=PLAIN):
@@ -277,15 +276,17 @@ def test_cleaner_counts_what_is_under_way():
     cleaner.discard_location(3, "chk-3")
     assert cleaner.busy == 3
     assert not cleaner.pointers_are_gone
-    assert cleaner.remove_failed(1)
-    assert cleaner.removed(1)
-    assert cleaner.removed(2)
-    assert not cleaner.removed(2)
-    assert not cleaner.remove_failed(2)
+    cleaner.remove_failed(1)
+    cleaner.removed(1)
+    cleaner.removed(2)
+    for unasked in (cleaner.removed, cleaner.remove_failed):
+        with pytest.raises(UnaskedAnswerError):
+            unasked(2)
     assert cleaner.pointers_are_gone
-    assert cleaner.cleaned(1)
-    assert cleaner.cleaned(3)
-    assert not cleaner.cleaned(3)
+    cleaner.cleaned(1)
+    cleaner.cleaned(3)
+    with pytest.raises(UnaskedAnswerError):
+        cleaner.cleaned(3)
     assert cleaner.busy == 0
     assert effects == [
         RemoveFromStore(1, discards="chk-1"),
@@ -302,14 +303,6 @@ def test_ids():
     ids.advance_to(10)
     ids.advance_to(4)
     assert ids.next_id() == 10
-
-
-def test_aborted_ids_are_bounded():
-    aborted = AbortedCheckpoints()
-    for number in range(REMEMBERED + 1):
-        aborted.add(number)
-    assert 0 not in aborted
-    assert REMEMBERED in aborted
 
 
 def test_options_survive_json():

@@ -21,8 +21,10 @@ def test_only_given_fields_change():
 
 
 def test_the_later_one_wins():
-    merged = CheckpointOverrides(1, 2).merged_with(CheckpointOverrides(interval_ms=3, unaligned_enabled=False))
-    assert merged == CheckpointOverrides(3, 2, unaligned_enabled=False)
+    merged = CheckpointOverrides(interval_ms=1, timeout_ms=2).merged_with(
+        CheckpointOverrides(interval_ms=3, unaligned_enabled=False)
+    )
+    assert merged == CheckpointOverrides(interval_ms=3, timeout_ms=2, unaligned_enabled=False)
 
 
 @pytest.mark.row("571.7")
@@ -82,14 +84,11 @@ _NUMBER = st.none() | st.integers(0, 2**40)
 def test_the_stored_form_gives_the_same_back(overrides):
     document = overrides.to_document()
     assert CheckpointOverrides.from_document(document) == overrides
-    assert set(json.loads(document)) == {
-        name
-        for name, value in {
-            "checkpointInterval": overrides.interval_ms,
-            "checkpointTimeout": overrides.timeout_ms,
-            "maxConcurrentCheckpoints": overrides.max_concurrent,
-            "unalignedEnabled": overrides.unaligned_enabled,
-            "maxInflightDataBytes": overrides.max_inflight_data_bytes,
-        }.items()
-        if value is not None
+    names = {
+        "interval_ms": "checkpointInterval",
+        "timeout_ms": "checkpointTimeout",
+        "max_concurrent": "maxConcurrentCheckpoints",
+        "unaligned_enabled": "unalignedEnabled",
+        "max_inflight_data_bytes": "maxInflightDataBytes",
     }
+    assert json.loads(document) == {names[field]: value for field, value in overrides.given.items()}

@@ -13,7 +13,7 @@ from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
-from tests.unit.runtime.checkpoint.checkpoint_driver import Driver
+from tests.unit.runtime.checkpoint.checkpoint_driver import Driver, two_vertex_graph
 
 
 def created() -> Driver:
@@ -77,6 +77,7 @@ EVENTS: tuple[Any, ...] = (
     on.PeriodicTriggerStarted(),
     on.Shutdown("FAILED"),
     on.ConfigurationPatched(CheckpointConfiguration()),
+    on.GraphReplaced(two_vertex_graph(parallelism=3)),
     on.BacklogChanged(processing_backlog=True),
     on.TriggerRequested("r2", CheckpointProperties()),
     on.TimerFired(on.TimerId(on.TimerKind.PERIODIC), 1),

@@ -10,15 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.cli.main import main
-from ckpt_runtime.jobmaster.gateway import (
-    CheckpointConfigPatch,
-    ClaimMode,
-    ExceptionEntry,
-    FailureCause,
-    JobStatus,
-    RunRequest,
-)
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
+from ckpt_runtime.jobmaster.gateway import ExceptionEntry, FailureCause, JobStatus, RunRequest
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 
 JOB = "fa461ac280c9aa36bde4a060aa97618c"
@@ -60,7 +55,7 @@ def test_list(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[st
 def test_info(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
     job = gateway.jobs[JOB]
     _, path = gateway.complete_checkpoint(job)
-    job.overrides = CheckpointConfigPatch(timeout_ms=900_000)
+    job.overrides = CheckpointOverrides(timeout_ms=900_000)
     job.exceptions = [ExceptionEntry(CAUSE, gateway.now, "count (1/2)", "h:1", "a")]
     assert ckpt("info", JOB.upper()) == 0
     out = capsys.readouterr().out
@@ -132,15 +127,18 @@ def test_detached_operations_print_their_trigger_id(
 def test_patch_checkpoint_config(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
     command = ("patch-checkpoint-config", JOB)
     assert ckpt(*command, "--timeout", "15 min") == 0
-    assert gateway.jobs[JOB].overrides == CheckpointConfigPatch(timeout_ms=900_000)
+    assert gateway.jobs[JOB].overrides == CheckpointOverrides(timeout_ms=900_000)
     assert "15 min 0 s" in capsys.readouterr().out
     assert ckpt(
         *command, "--interval", "10s", "--min-pause", "0", "--max-concurrent", "2", "--tolerable-failures", "3",
         "--aligned-timeout", "1500ms", "--unaligned", "--max-inflight-data", "64 mb",
     ) == 0  # fmt: skip
-    assert gateway.jobs[JOB].overrides == CheckpointConfigPatch(10_000, 900_000, 0, 2, 3, 1500, True, 64 << 20)
+    assert gateway.jobs[JOB].overrides == CheckpointOverrides(
+        interval_ms=10_000, timeout_ms=900_000, min_pause_ms=0, max_concurrent=2, tolerable_failures=3,
+        aligned_timeout_ms=1500, unaligned_enabled=True, max_inflight_data_bytes=64 << 20,
+    )  # fmt: skip
     assert ckpt(*command, "--reset") == 0
-    assert gateway.jobs[JOB].overrides == CheckpointConfigPatch()
+    assert gateway.jobs[JOB].overrides == CheckpointOverrides()
 
 
 @pytest.mark.parametrize(
@@ -153,7 +151,7 @@ def test_patch_checkpoint_config(ckpt: Ckpt, gateway: FakeGateway, capsys: pytes
 )  # fmt: skip
 def test_patches_that_are_refused(ckpt: Ckpt, gateway: FakeGateway, arguments: tuple[str, ...]) -> None:
     assert ckpt("patch-checkpoint-config", JOB, *arguments) == 2
-    assert gateway.jobs[JOB].overrides == CheckpointConfigPatch()
+    assert gateway.jobs[JOB].overrides == CheckpointOverrides()
 
 
 def test_a_patch_during_another(ckpt: Ckpt, gateway: FakeGateway) -> None:
@@ -172,7 +170,7 @@ def test_run_detached_passes_everything_on(
     (stored,) = gateway.pipelines
     assert gateway.jobs["ab" * 16].request == RunRequest(
         stored, "wordcount:main", ("--input", "x", "-d", "--", "--json"), 3, {"a": "1", "b": "x=y"}, "s3://b/s", True,
-        ClaimMode.CLAIM, "ab" * 16,
+        RecoveryClaimMode.CLAIM, "ab" * 16,
     )  # fmt: skip
 
 

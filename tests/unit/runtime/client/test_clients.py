@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from ckpt_runtime.client import (
-    AsyncCkptClient,
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.checkpoint_models import CheckpointConfig, CheckpointConfigPatch
+from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
+from ckpt_runtime.client.errors import (
     BadRequest,
-    CkptClient,
     Conflict,
     JobEnded,
     NotFound,
@@ -22,11 +24,10 @@ from ckpt_runtime.client import (
     UnexpectedAnswer,
     Unreachable,
     WaitTimeout,
-    requests,
 )
-from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
 from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE
 from ckpt_runtime.jobmaster.gateway import ExceptionEntry, FailureCause, JobStatus
 from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway
 
@@ -129,6 +130,16 @@ def test_checkpoint_configuration(client: Both) -> None:
     config = client.checkpoint_config(JOB)
     assert config.overrides == ("checkpointInterval", "unalignedEnabled")
     assert client.reset_checkpoint_config(JOB).overrides == ()
+
+
+def test_settings_are_those_of_the_engine() -> None:
+    patched = {field.name: field.encode_name for field in msgspec.structs.fields(CheckpointConfigPatch)}
+    shown = {field.name: field.encode_name for field in msgspec.structs.fields(CheckpointConfig)}
+    assert [(shown[name], sent) for name, sent in patched.items()] == [
+        (item.shown_as, name) for name, item in PATCHABLE.items()
+    ]
+    patch = CheckpointConfigPatch(**dict.fromkeys(patched, 1))  # type: ignore[arg-type]
+    assert patch.to_json() == dict.fromkeys(PATCHABLE, 1)
 
 
 def test_operations(client: Both, gateway: FakeGateway) -> None:

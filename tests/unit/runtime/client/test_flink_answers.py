@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,17 @@ import pytest
 from ckpt_runtime.cli.exit_codes import ExitCode, code_of
 from ckpt_runtime.cli.framework import Cli, Settings
 from ckpt_runtime.cli.output import Output
-from ckpt_runtime.cli.waiting import wait_for_operation
-from ckpt_runtime.client import CkptApiError, CkptClient, Conflict, NotFound, NotServed, requests
+from ckpt_runtime.cli.snapshot_commands import StartedOperation
+from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import CkptApiError, Conflict, NotFound, NotServed, UnexpectedAnswer
 from ckpt_runtime.client.stack_traces import telling_line
 
-EXCHANGES = json.loads((Path(__file__).parents[3] / "data" / "flink_errors.json").read_text())
+DATA = Path(__file__).parents[3] / "data"
+EXCHANGES = json.loads((DATA / "flink_errors.json").read_text())
+CONTRACT = json.loads((DATA / "flink_rest_contract.json").read_text())
+HEX = "[0-9a-fA-F]{32}"
 UNKNOWN = "0" * 32
 TRIGGER = "ab" * 16
 
@@ -84,6 +91,97 @@ def test_what_a_trace_comes_down_to(trace: str, line: str) -> None:
     assert telling_line(trace) == line
 
 
+def calls_by_path() -> list[tuple[str, str, requests.Call[Any]]]:
+    """Method and path of a recorded request, and the call that reads such an answer."""
+    job, id_ = f"/jobs/{HEX}", UNKNOWN
+    return [
+        ("GET", "/overview", requests.cluster_overview()),
+        ("GET", "/config", requests.dashboard_config()),
+        ("POST", "/jars/upload", requests.upload_pipeline("a.py", b"")),
+        ("POST", "/jars/[^/]+/run", requests.run_pipeline("p")),
+        ("GET", "/jobs/overview", requests.list_jobs()),
+        ("GET", job, requests.job_details(id_)),
+        ("GET", f"{job}/status", requests.job_status(id_)),
+        ("GET", f"{job}/plan", requests.job_plan(id_)),
+        ("GET", f"{job}/config", requests.job_config(id_)),
+        ("GET", rf"{job}/metrics\?get=.*", requests.job_metrics(id_, ())),
+        ("GET", rf"{job}/exceptions(\?.*)?", requests.job_exceptions(id_)),
+        ("GET", f"{job}/execution-result", requests.execution_result(id_)),
+        ("PATCH", rf"{job}\?mode=cancel", requests.cancel_job(id_)),
+        ("GET", f"{job}/vertices/{HEX}", requests.vertex_details(id_, id_)),
+        ("GET", f"{job}/vertices/{HEX}/backpressure", requests.vertex_backpressure(id_, id_)),
+        ("GET", rf"{job}/vertices/{HEX}/metrics\?get=.*", requests.vertex_metrics(id_, id_, ())),
+        ("GET", f"{job}/checkpoints", requests.checkpoint_statistics(id_)),
+        ("GET", rf"{job}/checkpoints/details/\d+", requests.checkpoint_details(id_, 1)),
+        ("GET", rf"{job}/checkpoints/details/\d+/subtasks/{HEX}", requests.checkpoint_subtasks(id_, 1, id_)),
+        ("GET", f"{job}/checkpoints/config", requests.checkpoint_config(id_)),
+        ("POST", f"{job}/(checkpoints|savepoints|stop)", requests.trigger_checkpoint(id_)),
+        ("GET", f"{job}/(checkpoints|savepoints)/{HEX}", requests.operation_status("savepoint", id_, id_)),
+        ("POST", "/savepoint-disposal", requests.dispose_savepoint("s")),
+        ("GET", f"/savepoint-disposal/{HEX}", requests.operation_status("savepoint-disposal", id_)),
+    ]
+
+
+READ = [
+    (f"{number} {exchange['name']}", path, call, exchange["response_body"])
+    for number, exchange in enumerate(CONTRACT)
+    for method, path, call in calls_by_path()
+    if exchange["status"] < 300 and exchange["method"] == method and re.fullmatch(path, exchange["path"])
+]
+
+
+def as_sent(document: Any) -> Any:
+    """Without the notes on what was left out of long lists in the recording."""
+    if isinstance(document, dict):
+        return {name: as_sent(value) for name, value in document.items()}
+    if not isinstance(document, list):
+        return document
+    noted = document and isinstance(document[0], dict)
+    return [as_sent(item) for item in document if not (noted and isinstance(item, str))]
+
+
+@pytest.mark.parametrize(("call", "document"), [row[2:] for row in READ], ids=[row[0] for row in READ])
+def test_every_recorded_answer_is_read(call: requests.Call[Any], document: Any) -> None:
+    call.parse(as_sent(document))
+
+
+def test_there_is_a_recorded_answer_for_every_path_of_these() -> None:
+    assert {path for _, path, _, _ in READ} == {path for _, path, _ in calls_by_path()}
+
+
+def test_numbers_that_flink_sends_as_text() -> None:
+    vertex = requests.vertex_details(UNKNOWN, UNKNOWN)
+    metrics = {"accumulated-busy-time": "NaN", "read-bytes": 1}
+    read = vertex.parse({"id": "a", "name": "b", "parallelism": 1, "maxParallelism": 2, "metrics": metrics})
+    assert math.isnan(read.io.busy_ms)
+    assert read.io.read_bytes == 1
+
+
+OVERVIEW = next(exchange for exchange in CONTRACT if exchange["name"] == "cluster overview")["response_body"]
+
+
+def over(document: dict[str, Any]) -> CkptClient:
+    return answering(lambda _: {"status": 200, "response_body": document})
+
+
+def test_fields_of_a_newer_server_are_ignored() -> None:
+    with over({**OVERVIEW, "jobs-suspended": [1]}) as client:
+        assert client.cluster_overview().slots_total == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"slots-total": "eight"}, r"`int`, got `str` - at `\$.slots-total`"),
+        ({"flink-version": 2}, r"`str`, got `int` - at `\$.flink-version`"),
+        ({"jobs-failed": None}, r"`int`, got `null` - at `\$.jobs-failed`"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_named(change: dict[str, Any], named: str) -> None:
+    with over({**OVERVIEW, **change}) as client, pytest.raises(UnexpectedAnswer, match=named):
+        client.cluster_overview()
+
+
 class TestOperationsOfJobsThatDoNotRun:
     """Flink takes them (202) and lets them fail; the exit code is as of a session, which answers 404 or 409 at once."""
 
@@ -96,7 +194,7 @@ class TestOperationsOfJobsThatDoNotRun:
         cli = Cli(Settings(url="http://flink:8081"), Output(as_json=True))
         cli._client = answering(answer)
         try:
-            wait_for_operation(cli, "savepoint", TRIGGER, UNKNOWN, 30.0, "taking a savepoint")
+            StartedOperation(cli, "savepoint", TRIGGER, UNKNOWN).wait("taking a savepoint", False, 30.0)
         finally:
             cli.close()
 

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from ckpt_runtime.configuration import (
-    CheckpointingMode,
-    CheckpointingOptions,
-    InvalidOptionError,
-    RestartStrategyOptions,
-    RestartStrategyType,
-    RestOptions,
-    StateBackendType,
-    StateOptions,
-)
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingMode, CheckpointingOptions
+from ckpt_runtime.configuration.errors import InvalidOptionError
 from ckpt_runtime.configuration.quantities import (
     format_duration,
     format_memory_size,
     parse_duration,
     parse_memory_size,
 )
+from ckpt_runtime.configuration.rest_options import RestOptions
+from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions, RestartStrategyType
+from ckpt_runtime.configuration.state_options import StateBackendType, StateOptions
 
 
 @pytest.mark.parametrize(

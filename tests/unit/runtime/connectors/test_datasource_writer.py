@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec import convert, to_builtins
 
 from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode
 from ckpt_runtime.connectors.datasource_writer import CommitterOperator, StreamWriterOperator
@@ -152,7 +153,7 @@ def test_a_failed_commit_of_what_was_restored_is_not_aborted(tmp_path: Path) -> 
 
 
 def json_round_trip(states: Any) -> Any:
-    return [type(state).from_json(json.loads(json.dumps(state.to_json()))) for state in states]
+    return [convert(json.loads(json.dumps(to_builtins(state))), type(state)) for state in states]
 
 
 def test_an_error_in_write_fails_the_subtask_with_the_authors_exception(tmp_path: Path) -> None:

@@ -131,7 +131,6 @@ def test_a_pyspark_reader_becomes_one_enumerator_and_parallel_readers() -> None:
     assert edges(compiled) == [("in", "in.reader", "REBALANCE")]
     enumerator, reader = compiled.job_graph.vertices
     assert (enumerator.parallelism, reader.parallelism) == (1, 3)
-    assert enumerator.is_source
     assert enumerator.operators[0].user_code
     assert isinstance(compiled.specs["in"], EnumeratorSpec)
     assert isinstance(compiled.specs["in.reader"], RangeReaderSpec)

@@ -14,6 +14,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.executions import ExecutionId
+from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
@@ -23,7 +24,7 @@ from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.job_host import LoopHost
-from ckpt_runtime.jobmaster.job_record import VolatileRecord
+from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.jobmaster.job_shell import JobShell
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
@@ -91,7 +92,7 @@ class NotedCoordinator(CheckpointCoordinator):
         return effects
 
 
-class Pointers(VolatileRecord):
+class Pointers(JobRecord):
     """Pointers whose calls fail as told: the errors are raised one after the other, then all is well."""
 
     def __init__(self) -> None:
@@ -124,7 +125,8 @@ class Bench:
         self.listener = Listener()
         self.pointers = Pointers()
         self.pool = pool
-        coordinator = NotedCoordinator(JOB, GRAPH, CheckpointConfiguration(**settings))
+        self.ids = CheckpointIdCounter()
+        coordinator = NotedCoordinator(JOB, GRAPH, CheckpointConfiguration(**settings), self.ids)
         coordinator.listener = self.listener
         plan = JobPlan(GRAPH, Configuration({}), CheckpointConfiguration(**settings))
         self.pools = pools or DriverPools(own=pool, deletions=pool, paths=pool, planning=pool)

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster import dispatcher as dispatcher_module
 from ckpt_runtime.jobmaster import job_recovery
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway import (
-    CheckpointConfigPatch,
     CheckpointKind,
     JobAlreadyExists,
     JobNotFound,
@@ -97,7 +97,7 @@ def test_before_it_leads_it_answers_nothing_about_jobs(tmp_path: Path) -> None:
             dispatcher.run_pipeline(REQUEST),
             dispatcher.dispose_savepoint("/x", None),
             dispatcher.operation_status(OperationKind.SAVEPOINT, "ab" * 16, JOB),
-            dispatcher.patch_checkpoint_config(JOB, CheckpointConfigPatch(timeout_ms=20)),
+            dispatcher.patch_checkpoint_config(JOB, CheckpointOverrides(timeout_ms=20)),
         ):
             with pytest.raises(NotReady, match="does not lead"):
                 await call
@@ -116,13 +116,13 @@ def test_before_it_leads_it_answers_nothing_about_jobs(tmp_path: Path) -> None:
 def test_it_goes_on_with_jobs_and_knows_their_requests_again(tmp_path: Path) -> None:
     async def test(session: Session) -> None:
         job = await session.crashed_job()
-        await job.patch_checkpoint_config(CheckpointConfigPatch(timeout_ms=77_000))
+        await job.patch_checkpoint_config(CheckpointOverrides(timeout_ms=77_000))
         job.suspend(fenced=True)
         dispatcher = session.dispatcher
         await dispatcher.take_over(session.store(2))
         while await dispatcher.job_status(JOB) is not JobStatus.RUNNING:
             await asyncio.sleep(0.001)
-        assert (await dispatcher.checkpoint_config(JOB)).timeout_ms == 77_000
+        assert (await dispatcher.checkpoint_config(JOB)).settings.timeout_ms == 77_000
         assert await dispatcher.run_pipeline(REQUEST) == JOB
         with pytest.raises(JobAlreadyExists):
             await dispatcher.run_pipeline(replace(REQUEST, arguments=()))

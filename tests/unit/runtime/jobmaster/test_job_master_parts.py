@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
-from ckpt_runtime.checkpoint.configuration import CheckpointRetention
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.configuration.checkpoint_settings import CHECKPOINT_SETTINGS, PATCHABLE
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import InvalidOptionError
+from ckpt_runtime.configuration.option import Changeability
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyType
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.jobmaster import executions as executions_module
-from ckpt_runtime.jobmaster.checkpoint_settings import overrides_of, shown_settings, submitted_settings
+from ckpt_runtime.jobmaster.checkpoint_settings import shown_settings, submitted_settings
 from ckpt_runtime.jobmaster.exceptions_history import MAX_CONCURRENT, FailureLog
 from ckpt_runtime.jobmaster.executions import ExecutionGraph
-from ckpt_runtime.jobmaster.gateway import (
-    NOT_YET,
-    CheckpointConfigPatch,
-    ExceptionEntry,
-    ExecutionState,
-    FailureCause,
-)
+from ckpt_runtime.jobmaster.gateway import NOT_YET, ExceptionEntry, ExecutionState, FailureCause
 from ckpt_runtime.jobmaster.restart_strategy_factory import create_restart_strategy, strategy_type
+from ckpt_runtime.network.control_messages import SubtaskMeasures
+from ckpt_runtime.rest.shapes.checkpoints import config
 from ckpt_runtime.scheduler.restart_strategies import ExponentialDelay, FailureRate, FixedDelay, NoRestart
 
 
@@ -102,15 +103,42 @@ class TestCheckpointSettings:
 
     def test_what_is_shown_follows_settings_and_names_the_overrides(self) -> None:
         configuration = Configuration({"execution.checkpointing.interval": "2 s"})
-        overrides = overrides_of(CheckpointConfigPatch(interval_ms=5_000, tolerable_failed_checkpoints=4))
+        overrides = CheckpointOverrides(interval_ms=5_000, tolerable_failures=4)
         shown = shown_settings(submitted_settings(configuration), configuration, overrides)
         assert shown.exactly_once
-        assert shown.interval_ms == 2_000
+        assert shown.settings.interval_ms == 2_000
         assert shown.state_backend == "HashMapStateBackend"
-        assert sorted(shown.overrides) == ["interval_ms", "tolerable_failed_checkpoints"]
+        assert shown.overrides == ("interval_ms", "tolerable_failures")
 
-    def test_an_empty_patch_overrides_nothing(self) -> None:
-        assert not overrides_of(CheckpointConfigPatch()).given
+    def test_every_option_of_the_table_is_read_and_shown(self) -> None:
+        """``checkpoints_after_tasks_finish`` was shown as true whatever the job said."""
+        texts = {
+            CheckpointingOptions.UNALIGNED.key: "true",
+            CheckpointingOptions.CHECKPOINTS_AFTER_TASKS_FINISH.key: "false",
+            CheckpointingOptions.EXTERNALIZED_RETENTION.key: "NO_EXTERNALIZED_CHECKPOINTS",
+        }
+        keys = [item.option.key for item in CHECKPOINT_SETTINGS]
+        configuration = Configuration(dict.fromkeys(keys, "4321") | texts)
+        defaults = submitted_settings(Configuration({}))
+        settings = submitted_settings(configuration)
+        shown = config(shown_settings(settings, configuration, CheckpointOverrides()))
+        for item in CHECKPOINT_SETTINGS:
+            value = getattr(settings, item.field)
+            assert value == configuration.get(item.option) != getattr(defaults, item.field) == item.option.default
+            if item.shown_as is not None:
+                assert shown[item.shown_as] == value
+        assert shown["checkpoints_after_tasks_finish"] is False
+
+    def test_the_table_has_all_settings(self) -> None:
+        fields = {item.name for item in dataclasses.fields(CheckpointConfiguration)}
+        assert fields - {item.field for item in CHECKPOINT_SETTINGS} == {"interval_during_backlog_ms"}
+        live = {item.field for item in CHECKPOINT_SETTINGS if item.option.changeability is Changeability.LIVE}
+        assert live == {item.field for item in PATCHABLE.values()}
+
+    def test_what_is_no_live_setting_cannot_be_overridden(self) -> None:
+        assert not CheckpointOverrides(timeout_ms=None).given
+        with pytest.raises(TypeError, match="retained"):
+            CheckpointOverrides(retained=3)
 
     @pytest.mark.parametrize(
         ("retention", "externalized", "deleted"),
@@ -122,8 +150,8 @@ class TestCheckpointSettings:
     )
     def test_retention_is_shown_as_flink_does(self, retention: str, externalized: bool, deleted: bool) -> None:
         configuration = Configuration({"execution.checkpointing.externalized-checkpoint-retention": retention})
-        shown = shown_settings(submitted_settings(configuration), configuration, overrides_of(CheckpointConfigPatch()))
-        assert (shown.externalized, shown.delete_on_cancellation) == (externalized, deleted)
+        shown = config(shown_settings(submitted_settings(configuration), configuration, CheckpointOverrides()))
+        assert shown["externalization"] == {"enabled": externalized, "delete_on_cancellation": deleted}
 
 
 SOURCE = JobVertex("s", (OperatorNode("s", "Source", "source"),), 2)
@@ -144,12 +172,12 @@ class TestExecutions:
         return ExecutionGraph(JobGraph("j", (SOURCE, SINK), ()))
 
     @staticmethod
-    def figures(rows: int, busy: float = 0.0, vertex: str = "s", subtask: int = 0) -> dict[str, Any]:
-        return {
-            "vertex_id": vertex, "subtask": subtask, "rows_in": rows, "rows_out": 2 * rows, "bytes_in": 8 * rows,
-            "bytes_out": 16 * rows, "late_rows_dropped": rows // 100,
-            "busy_ms": busy, "idle_ms": 0.0, "backpressured_ms": 0.0,
-        }  # fmt: skip
+    def figures(rows: int, busy: float = 0.0, vertex: str = "s", buffers: int | None = None) -> SubtaskMeasures:
+        return SubtaskMeasures(
+            vertex, 0, rows_in=rows, rows_out=2 * rows, bytes_in=8 * rows, bytes_out=16 * rows,
+            late_rows_dropped=rows // 100, busy_ms=busy, idle_ms=0.0, backpressured_ms=0.0,
+            debloated_buffer_size=buffers,
+        )  # fmt: skip
 
     def test_a_new_attempt_starts_from_created(self, graph: ExecutionGraph) -> None:
         graph.enter_all(State.RUNNING)
@@ -222,9 +250,9 @@ class TestExecutions:
         assert not graph.vertex_details(SOURCE).subtasks[1].io.complete
 
     def test_the_size_of_buffers_is_shown_where_it_adapts(self, graph: ExecutionGraph) -> None:
-        graph.measured([{**self.figures(200), "debloated_buffer_size": 4_096}])
+        graph.measured([self.figures(200, buffers=4_096)])
         assert graph.vertex_metrics(SOURCE)[0]["debloatedBufferSize"] == 4_096
-        graph.measured([{**self.figures(200), "debloated_buffer_size": None}])
+        graph.measured([self.figures(200)])
         assert "debloatedBufferSize" not in graph.vertex_metrics(SOURCE)[0]
 
     def test_two_heartbeats_in_one_millisecond_are_no_division_by_zero(self, graph: ExecutionGraph) -> None:

@@ -14,15 +14,16 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
+from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
-from ckpt_runtime.configuration import JOB_CHECKPOINT_OVERRIDES
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
+from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.jobmaster import job_recovery, job_shell, stored_submissions
 from ckpt_runtime.jobmaster.ended_job import EndedJob
-from ckpt_runtime.jobmaster.exceptions_history import MAX_STORED, MAX_STORED_CHARS, FailureLog, entry_of
+from ckpt_runtime.jobmaster.exceptions_history import MAX_STORED, MAX_STORED_CHARS, FailureLog
 from ckpt_runtime.jobmaster.gateway import (
-    CheckpointConfigPatch,
-    ClaimMode,
     ExceptionEntry,
     FailureCause,
     InvalidRequest,
@@ -36,6 +37,7 @@ from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, OverridesChange
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs
 from ckpt_runtime.jobmaster.operations import OperationFailed
+from ckpt_runtime.network.control_messages import Cancel, NotifyCheckpointComplete, TriggerCheckpoint
 from ckpt_runtime.rest.shapes import checkpoints as shapes
 from ckpt_runtime.scheduler.replacement import ReplacementRefusedError
 from ckpt_runtime.storage import disposal, job_store, snapshot_metadata, versioned_document
@@ -57,7 +59,7 @@ from tests.unit.runtime.jobmaster.drivers import (
 )
 from tests.unit.runtime.jobmaster.fake_slots import JOB, World
 
-PATCH = CheckpointConfigPatch(timeout_ms=77_000)
+PATCH = CheckpointOverrides(timeout_ms=77_000)
 RETAIN = {"execution__checkpointing__externalized_checkpoint_retention": "RETAIN_ON_CANCELLATION"}
 
 
@@ -71,7 +73,7 @@ def test_a_new_driver_goes_on_with_overrides_from_the_latest_checkpoint(tmp_path
     async def test(world: World) -> None:
         job = world.submit_durably(driver(tmp_path), execution__checkpointing__timeout="1 min")
         await world.running(job)
-        assert (await job.patch_checkpoint_config(PATCH)).timeout_ms == 77_000
+        assert (await job.patch_checkpoint_config(PATCH)).settings.timeout_ms == 77_000
         await checkpoint(job)
         latest = await checkpoint(job)
         await crash(job)
@@ -80,14 +82,14 @@ def test_a_new_driver_goes_on_with_overrides_from_the_latest_checkpoint(tmp_path
         assert submission.archive == b"archive"
         recovered = world.recover_job(submission)
         await world.running(recovered)
-        assert world.active()[0].deployment["restored_checkpoint_id"] == latest
-        assert world.active()[0].deployment["attempt"] == 1
+        assert world.active()[0].deployment.restored_checkpoint_id == latest
+        assert world.active()[0].deployment.attempt == 1
         assert recovered.metrics()["numRestarts"] == "0"
         shown = recovered.checkpoint_config()
-        assert (shown.timeout_ms, shown.overrides) == (77_000, ("timeout_ms",))
+        assert (shown.settings.timeout_ms, shown.overrides) == (77_000, ("timeout_ms",))
         assert recovered.overview().start_time_ms == job.overview().start_time_ms
         assert await checkpoint(recovered) > latest
-        assert (await recovered.patch_checkpoint_config(None)).timeout_ms == 60_000
+        assert (await recovered.patch_checkpoint_config(None)).settings.timeout_ms == 60_000
         await crash(recovered)
         third = found_by(driver(tmp_path, 3)).submission
         assert third is not None
@@ -106,7 +108,7 @@ def test_a_job_stored_without_overrides_recovers(tmp_path: Path) -> None:
         assert JOB_CHECKPOINT_OVERRIDES not in store.jobs.get(JOB).configuration
         recovered = await taken_over(world, driver(tmp_path, 2))
         assert recovered.checkpoint_config().overrides == ()
-        assert world.active()[0].deployment["restored_checkpoint_id"] is None
+        assert world.active()[0].deployment.restored_checkpoint_id is None
 
     run(tmp_path, test)
 
@@ -122,10 +124,10 @@ def test_a_job_without_a_checkpoint_of_its_own_starts_from_its_savepoint_again(t
         store = driver(tmp_path)
         job = world.submit_durably(store, savepoint=job_recovery.read_snapshot(done.location))
         await world.running(job)
-        assert [pointer.document["owned"] for pointer in store.pointers(JOB).list()] == [False]
+        assert [pointer.owned for pointer in store.pointers(JOB).list().values()] == [False]
         await crash(job)
         recovered = await taken_over(world, driver(tmp_path, 2))
-        assert world.active()[0].deployment["snapshot_directory"] == done.location
+        assert world.active()[0].deployment.snapshot_directory == done.location
         await checkpoint(recovered)
         assert (Path(done.location.removeprefix("file://")) / "_metadata").exists()
 
@@ -189,7 +191,7 @@ def test_a_claimed_snapshot_whose_deletion_a_crash_interrupted_is_deleted_by_the
         (claimed / "notes.txt").write_text("somebody else's")
         store = driver(tmp_path)
         snapshot = job_recovery.read_snapshot(done.location)
-        job = world.submit_durably(store, savepoint=snapshot, claim_mode=ClaimMode.CLAIM)
+        job = world.submit_durably(store, savepoint=snapshot, claim_mode=RecoveryClaimMode.CLAIM)
         await world.running(job)
         with monkeypatch.context() as patch:
             if crash_at == "first file":
@@ -204,7 +206,7 @@ def test_a_claimed_snapshot_whose_deletion_a_crash_interrupted_is_deleted_by_the
 
         later = driver(tmp_path, 2)
         await taken_over(world, later)
-        assert world.active()[0].deployment["restored_checkpoint_id"] == latest
+        assert world.active()[0].deployment.restored_checkpoint_id == latest
         await world.until(lambda: not later.pointers(JOB).disposals())
         assert files_in(claimed) == ["notes.txt"]
 
@@ -307,7 +309,7 @@ class TestHistory:
             log.add(ExceptionEntry(cause, number), concurrent=True)
         stored = log.to_stored()
         assert [entry["timestamp_ms"] for entry in stored] == list(range(39, 39 - MAX_STORED, -1))
-        (entry,) = entry_of(stored[0]).concurrent
+        (entry,) = checked(stored[0], ExceptionEntry).concurrent
         assert len(entry.failure.stack_trace) < 30_000
 
     def test_many_failures_with_all_that_came_along_can_be_stored(self) -> None:
@@ -366,7 +368,7 @@ class TestCrashAtEveryWrite:
                 told["patched"] = True
                 told["checkpoint"] = await checkpoint(job)
                 for worker in world.active():
-                    worker.state("FINISHED")
+                    worker.state(TaskState.FINISHED)
                 await world.status(job, JobStatus.FINISHED)
                 told["finished"] = True
                 await world.until(
@@ -409,15 +411,15 @@ class TestCrashAtEveryWrite:
             assert "finished" not in told
             assert found.submission is not None
             overrides = CheckpointOverrides.from_document(found.submission.history.overrides)
-            assert overrides.timeout_ms == 77_000 or "patched" not in told
+            assert overrides.given == {"timeout_ms": 77_000} or "patched" not in told
             latest = max((entry.checkpoint.id for entry in found.submission.history.checkpoints), default=0)
             assert latest >= told.get("checkpoint", 0)
             recovered = world.recover_job(found.submission)
             await world.running(recovered)
             restored = world.active()[0].deployment
-            assert (restored["restored_checkpoint_id"] or 0) == latest
+            assert (restored.restored_checkpoint_id or 0) == latest
             if latest:
-                files = os.listdir(restored["snapshot_directory"].removeprefix("file://"))
+                files = os.listdir(restored.snapshot_directory.removeprefix("file://"))
                 assert sorted(files) == ["_metadata", "state-0", "state-1"]
             newest = await checkpoint(recovered)
             assert newest > latest
@@ -486,9 +488,9 @@ class TestPatch:
         async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
             with pytest.raises(NotReady, match="nothing has changed: no space"):
                 await job.patch_checkpoint_config(PATCH)
-            assert job.checkpoint_config().timeout_ms == 60_000
+            assert job.checkpoint_config().settings.timeout_ms == 60_000
             assert store.jobs.get(JOB).checkpoint_overrides is None
-            assert (await job.patch_checkpoint_config(PATCH)).timeout_ms == 77_000
+            assert (await job.patch_checkpoint_config(PATCH)).settings.timeout_ms == 77_000
 
         self.with_record(tmp_path, lambda store: Record(store, StorageError("no space", "x")), test)
 
@@ -502,11 +504,11 @@ class TestPatch:
             patching = asyncio.ensure_future(job.patch_checkpoint_config(PATCH))
             await world.until(lambda: not record.errors)
             await world.until(lambda: store.jobs.get(JOB).checkpoint_overrides is not None)
-            assert job.checkpoint_config().timeout_ms == 60_000
+            assert job.checkpoint_config().settings.timeout_ms == 60_000
             await crash(job)
             patching.cancel()
             recovered = await taken_over(world, driver(tmp_path, 2))
-            assert recovered.checkpoint_config().timeout_ms == 77_000
+            assert recovered.checkpoint_config().settings.timeout_ms == 77_000
 
         self.with_record(tmp_path, lambda store: Record(store, RuntimeError("crash"), happens=True), test)
 
@@ -514,7 +516,7 @@ class TestPatch:
     @pytest.mark.parametrize("happens", [True, False])
     def test_an_unknown_outcome_is_settled(self, tmp_path: Path, happens: bool) -> None:
         async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
-            assert (await job.patch_checkpoint_config(PATCH)).timeout_ms == 77_000
+            assert (await job.patch_checkpoint_config(PATCH)).settings.timeout_ms == 77_000
             assert store.jobs.get(JOB).checkpoint_overrides == '{"checkpointTimeout": 77000}'
 
         unknown = [AmbiguousWriteError("timeout", "x"), StorageError("away", "x"), AmbiguousWriteError("timeout", "x")]
@@ -532,14 +534,14 @@ class TestPatch:
                 await job.patch_checkpoint_config(PATCH)
             record.errors.clear()
             if happens:
-                await world.until(lambda: job.checkpoint_config().timeout_ms == 77_000)
-            later = CheckpointConfigPatch(min_pause_ms=5)
-            while job.checkpoint_config().min_pause_ms != 5:
+                await world.until(lambda: job.checkpoint_config().settings.timeout_ms == 77_000)
+            later = CheckpointOverrides(min_pause_ms=5)
+            while job.checkpoint_config().settings.min_pause_ms != 5:
                 try:
                     await job.patch_checkpoint_config(later)
                 except UpdateInProgress:
                     await asyncio.sleep(0.001)
-            assert job.checkpoint_config().timeout_ms == (77_000 if happens else 60_000)
+            assert job.checkpoint_config().settings.timeout_ms == (77_000 if happens else 60_000)
 
         unknown = [AmbiguousWriteError("timeout", "x")] * 1000
         self.with_record(tmp_path, lambda store: Record(store, *unknown, happens=happens), test)
@@ -567,7 +569,7 @@ class TestPatch:
             with pytest.raises(UpdateInProgress, match=JOB):
                 await job.patch_checkpoint_config(None)
             record.gate.set()
-            assert (await first).timeout_ms == 77_000
+            assert (await first).settings.timeout_ms == 77_000
 
         self.with_record(tmp_path, Record, test)
 
@@ -589,7 +591,7 @@ class TestPatch:
     def test_what_would_break_the_next_start_is_never_stored(self, tmp_path: Path) -> None:
         async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
             with pytest.raises(InvalidRequest, match="timeout_ms is 3"):
-                await job.patch_checkpoint_config(CheckpointConfigPatch(timeout_ms=3))
+                await job.patch_checkpoint_config(CheckpointOverrides(timeout_ms=3))
             assert store.jobs.get(JOB).checkpoint_overrides is None
 
         self.with_record(tmp_path, Record, test)
@@ -616,19 +618,19 @@ class TestZombie:
             job = world.submit_durably(driver(tmp_path), execution__checkpointing__tolerable_failed_checkpoints="9")
             await world.running(job)
             first = await checkpoint(job)
-            world.ignored = {"trigger"}
+            world.ignored = (TriggerCheckpoint,)
             late = asyncio.create_task(checkpoint(job))
-            await world.until(lambda: all(len(worker.peer.of("trigger")) == 2 for worker in world.active()))
+            await world.until(lambda: all(len(worker.peer.of(TriggerCheckpoint)) == 2 for worker in world.active()))
             submission = submission_found_by(driver(tmp_path, 2))
             assert [entry.checkpoint.id for entry in submission.history.checkpoints] == [first]
             for worker in world.active():
-                worker.acknowledge(worker.peer.of("trigger")[-1])
+                worker.acknowledge(worker.peer.of(TriggerCheckpoint)[-1])
             with pytest.raises(OperationFailed, match="shutdown"):
                 await late
             with pytest.raises(NotReady, match="epoch"):
                 await job.patch_checkpoint_config(PATCH)
             for worker in world.active():
-                assert [message["checkpoint_id"] for message in worker.peer.of("complete")] == [first]
+                assert [message.checkpoint_id for message in worker.peer.of(NotifyCheckpointComplete)] == [first]
             with pytest.raises(OperationFailed, match="shutdown"):
                 await checkpoint(job)
 
@@ -641,7 +643,7 @@ class TestZombie:
             await world.running(job)
             assert found_by(driver(tmp_path, 2)).submission is not None
             for worker in world.active():
-                worker.state("FINISHED")
+                worker.state(TaskState.FINISHED)
             await world.status(job, JobStatus.SUSPENDED)
             assert set(job.executions.counts()) == {"FINISHED"}
             assert store.results.list_ids() == []
@@ -665,7 +667,7 @@ class TestZombie:
             await checkpoint(job)
             leads.clear()
             job.cancel()
-            await world.until(lambda: all(worker.peer.of("cancel") for worker in world.active()))
+            await world.until(lambda: all(worker.peer.of(Cancel) for worker in world.active()))
             with pytest.raises(OperationFailed):
                 await checkpoint(job)
             assert names(tmp_path) == ["chk-1"]
@@ -685,20 +687,22 @@ class TestStop:
         await checkpoint(job)
         target = str(world.directory / "savepoints")
         task = asyncio.create_task(job.stop_with_savepoint(target, SavepointFormat.NATIVE, drain=False))
-        await world.until(lambda: all(len(worker.peer.of("trigger")) == 2 for worker in world.active()))
+        await world.until(lambda: all(len(worker.peer.of(TriggerCheckpoint)) == 2 for worker in world.active()))
         return task
 
     def test_a_driver_that_crashes_behind_the_savepoint_is_followed_from_there(self, tmp_path: Path) -> None:
         async def test(world: World) -> None:
             job = world.submit_durably(driver(tmp_path))
             stopping = await self.stopping(world, job)
-            await world.until(lambda: all(len(worker.peer.of("complete")) == 2 for worker in world.active()))
+            await world.until(
+                lambda: all(len(worker.peer.of(NotifyCheckpointComplete)) == 2 for worker in world.active())
+            )
             await crash(job)
             with pytest.raises(OperationFailed):
                 await stopping
             (savepoint,) = (tmp_path / "savepoints").iterdir()
             recovered = await taken_over(world, driver(tmp_path, 2))
-            assert world.active()[0].deployment["snapshot_directory"] == f"file://{savepoint}"
+            assert world.active()[0].deployment.snapshot_directory == f"file://{savepoint}"
             assert await checkpoint(recovered) == 3
             await world.until(lambda: names(tmp_path) == ["chk-3"])
             assert (savepoint / "_metadata").exists()
@@ -709,15 +713,15 @@ class TestStop:
         async def test(world: World) -> None:
             job = world.submit_durably(driver(tmp_path))
             world.on_message = lambda worker, message: (
-                message["type"] == "trigger" and message["options"]["properties"]["type"] == "SYNC_SAVEPOINT"
+                isinstance(message, TriggerCheckpoint) and message.options.properties.type == "SYNC_SAVEPOINT"
             )
             stopping = await self.stopping(world, job)
             find_jobs(driver(tmp_path, 2), Configuration())
             for worker in world.active():
-                worker.acknowledge(worker.peer.of("trigger")[-1])
+                worker.acknowledge(worker.peer.of(TriggerCheckpoint)[-1])
             with pytest.raises(OperationFailed, match="shutdown"):
                 await stopping
-            assert all(len(worker.peer.of("complete")) == 1 for worker in world.active())
+            assert all(len(worker.peer.of(NotifyCheckpointComplete)) == 1 for worker in world.active())
 
         run(tmp_path, test)
 
@@ -765,6 +769,23 @@ class TestResults:
             assert latest == replace(before, vertices={}, discarded=not retained)
             shown = shapes.statistics(EndedJob(result).checkpoint_statistics())
             assert shown["latest"]["completed"]["external_path"] == before.external_path
+            present = EndedJob(result).checkpoint_config()
+            settings = present.settings
+            earlier = {
+                **{name: getattr(settings, name) for name in ("interval_ms", "timeout_ms", "min_pause_ms")},
+                **{name: getattr(settings, name) for name in ("aligned_timeout_ms", "max_inflight_data_bytes")},
+                "max_concurrent": settings.max_concurrent,
+                "tolerable_failed_checkpoints": settings.tolerable_failures,
+                "unaligned": settings.unaligned_enabled,
+                "externalized": True,
+                "delete_on_cancellation": not retained,
+                "exactly_once": True,
+                "state_backend": present.state_backend,
+                "checkpoint_storage": present.checkpoint_storage,
+                "overrides": ["unaligned"],
+            }
+            read = EndedJob({**result, "checkpoint_config": earlier}).checkpoint_config()
+            assert read == replace(present, overrides=("unaligned_enabled",))
 
         run(tmp_path, test)
 
@@ -891,14 +912,14 @@ class TestUnreadable:
             await checkpoint(job)
             await crash(job)
             errors = [StorageError("away", "x")] * 3
-            read = job_recovery.read_foreign_metadata
+            read = job_recovery.open_snapshot
 
             def refuse(url: str) -> Any:
                 if errors:
                     raise errors.pop()
                 return read(url)
 
-            monkeypatch.setattr(job_recovery, "read_foreign_metadata", refuse)
+            monkeypatch.setattr(job_recovery, "open_snapshot", refuse)
             assert found_by(driver(tmp_path, 2)).failure is None
 
         run(tmp_path, test)

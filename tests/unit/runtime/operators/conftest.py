@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.checkpoint.state_handles import OperatorListState
+from ckpt_runtime.checkpoint.state_handles import KeyedHandle, OperatorListState
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore
-from ckpt_runtime.state.backend import RestoreSource
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
+from tests.support.inline_snapshots import handles_of, restore
 
 
 class Harness:
@@ -22,7 +21,7 @@ class Harness:
     def __init__(
         self,
         operator: Operator,
-        sources: Sequence[RestoreSource] = (),
+        handles: Sequence[KeyedHandle] = (),
         lists: tuple[OperatorListState, ...] = (),
         configuration: dict[str, str] | None = None,
     ) -> None:
@@ -33,7 +32,7 @@ class Harness:
         self.events: list[Any] = []
         groups = KeyGroupRange(0, 127)
         self.backend = MemoryKeyedStateBackend(groups, 128, "op")
-        self.backend.restore(sources)
+        restore(self.backend, handles)
         self.context = OperatorContext(
             job_id="j", uid="op", name="op", subtask_index=0, parallelism=1, max_parallelism=128, attempt=0,
             key_groups=groups, operator_state=OperatorStateStore(lists), now_ms=lambda: self.now,
@@ -75,13 +74,8 @@ class Harness:
         self.operator.snapshot(1)
         return self.context.operator_state.snapshot()
 
-    def snapshot(self) -> list[RestoreSource]:
-        snapshot = self.backend.snapshot(1)
-        stream = io.BytesIO()
-        sections = snapshot.write(stream, 0)
-        snapshot.release()
-        data = stream.getvalue()
-        return [RestoreSource(section, lambda offset, length: data[offset : offset + length]) for section in sections]
+    def snapshot(self) -> list[KeyedHandle]:
+        return handles_of([self.backend])
 
 
 @pytest.fixture

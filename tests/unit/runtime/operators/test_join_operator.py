@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle
 from ckpt_runtime.graph.schemas import SchemaDerivationError
 from ckpt_runtime.graph.specs import JoinSide, JoinSpec
 from ckpt_runtime.operators.errors import OperatorError, OutputSchemaError
 from ckpt_runtime.operators.join import JoinOperator
 from ckpt_runtime.operators.operator import MAX_WATERMARK, OperatorContext, OperatorStateStore
-from ckpt_runtime.state.backend import RestoreSource
 from ckpt_runtime.state.errors import StateSchemaError
+from tests.support.inline_snapshots import CHECKPOINT, written
 from tests.support.joins import EPOCH, LEFT, RIGHT, Subtask, join_spec, text
 
 Row = dict[str, Any]
@@ -138,8 +138,8 @@ def test_the_watermark_is_state_but_not_the_one_at_the_end_of_data() -> None:
     join = Subtask(join_spec("inner"))
     join.watermark(20)
     join.watermark(MAX_WATERMARK)
-    sources, lists = join.snapshot()
-    again = Subtask(join.spec, sources=tuple(sources), lists=lists)
+    handles, lists = join.snapshot()
+    again = Subtask(join.spec, handles=tuple(handles), lists=lists)
     again.left(left(1, 20), left(1, 21))
     assert again.operator.late_rows_dropped == 1
     assert Subtask(join.spec).snapshot()[1] == ()
@@ -249,17 +249,14 @@ def test_a_snapshot_shows_its_moment_while_rows_come_and_go() -> None:
     join = Subtask(join_spec("left_outer", (0, 5)))
     join.left(left(1, 10, 1), left(2, 10, 2))
     join.right(right(1, 12, 1))
-    frozen = join.backend.snapshot(1)
+    frozen = join.backend.snapshot(1, CHECKPOINT)
     join.right(right(2, 11, 9))
     join.watermark(100)
     join.left(left(3, 200, 3))
-    stream = io.BytesIO()
-    sections = frozen.write(stream, 0)
-    frozen.release()
-    assert [section.name for section in sections] == ["left", "right"]
-    data = stream.getvalue()
-    sources = tuple(RestoreSource(section, lambda at, length: data[at : at + length]) for section in sections)
-    again = Subtask(join.spec, sources=sources)
+    (handle,) = written(frozen)
+    assert isinstance(handle, KeyedStateHandle)
+    assert [section.name for section in handle.sections] == ["left", "right"]
+    again = Subtask(join.spec, handles=(handle,))
     assert again.living() == (2, 1)
     assert brief(again.watermark(MAX_WATERMARK)) == [(2, 10, None), MAX_WATERMARK]
 
@@ -296,9 +293,9 @@ def test_state_that_does_not_fit_is_refused_with_operator_and_side(
 ) -> None:
     join = Subtask(before)
     join.left(left(1, 10))
-    sources, _ = join.snapshot()
+    handles, _ = join.snapshot()
     with pytest.raises(StateSchemaError, match=f"state 'left' of operator 'join': .*{message}"):
-        Subtask(after, sources=tuple(sources))
+        Subtask(after, handles=tuple(handles))
 
 
 def test_a_wider_payload_and_another_kind_of_join_go_on_from_the_state() -> None:
@@ -306,8 +303,8 @@ def test_a_wider_payload_and_another_kind_of_join_go_on_from_the_state() -> None
     join = Subtask(join_spec("inner", payload=pa.int32()))
     join.left(left(1, 10, 7), left(2, 10, 8))
     join.right(right(1, 10))
-    sources, lists = join.snapshot()
-    outer = Subtask(join_spec("full_outer", payload=pa.int64()), sources=tuple(sources), lists=lists)
+    handles, lists = join.snapshot()
+    outer = Subtask(join_spec("full_outer", payload=pa.int64()), handles=tuple(handles), lists=lists)
     assert brief(outer.watermark(MAX_WATERMARK)) == [(2, 10, None), MAX_WATERMARK]
 
 

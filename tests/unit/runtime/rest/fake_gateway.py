@@ -8,13 +8,19 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
-from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot, CheckpointType, SubtaskStats
+from ckpt_runtime.checkpoint.configuration import (
+    CheckpointConfiguration,
+    CheckpointConfigurationError,
+    CheckpointRetention,
+)
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStatsSnapshot, CheckpointType, SubtaskStats
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning, vertex_id_of
 from ckpt_runtime.jobmaster import gateway as g
-from ckpt_runtime.jobmaster.gateway import CheckpointConfigPatch, EffectiveCheckpointConfig, ExecutionState, JobStatus
+from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig, ExecutionState, JobStatus
 
 START_MS = 1_795_197_699_641
 VERTICES = tuple(vertex_id_of(uid) for uid in ("src", "count", "sink"))
@@ -50,7 +56,7 @@ class FakeJob:
     status: JobStatus
     timestamps: dict[JobStatus, int]
     submitted: EffectiveCheckpointConfig
-    overrides: CheckpointConfigPatch = field(default_factory=CheckpointConfigPatch)
+    overrides: CheckpointOverrides = field(default_factory=CheckpointOverrides)
     tracker: CheckpointStatsTracker = field(default_factory=CheckpointStatsTracker)
     exceptions: list[g.ExceptionEntry] = field(default_factory=list)
     next_checkpoint: int = 1
@@ -61,20 +67,9 @@ class FakeJob:
 
 
 def submitted_config(configuration: Mapping[str, str]) -> EffectiveCheckpointConfig:
+    settings = CheckpointConfiguration(interval_ms=2000, retention=CheckpointRetention.RETAIN_ON_CANCELLATION)
     return EffectiveCheckpointConfig(
-        exactly_once=True,
-        interval_ms=2000,
-        timeout_ms=600_000,
-        min_pause_ms=0,
-        max_concurrent=1,
-        tolerable_failed_checkpoints=0,
-        unaligned=False,
-        aligned_timeout_ms=0,
-        max_inflight_data_bytes=None,
-        externalized=True,
-        delete_on_cancellation=False,
-        state_backend="hashmap",
-        checkpoint_storage="filesystem",
+        settings, exactly_once=True, state_backend="hashmap", checkpoint_storage="filesystem"
     )
 
 
@@ -126,9 +121,8 @@ class FakeGateway:
         for vertex in VERTICES:
             for index in range(PARALLELISM):
                 self.now += 1
-                stats = SubtaskStats(
-                    index, self.now, 100, 100, 1, 2, processed_data=5, alignment_duration=3, start_delay=1
-                )
+                metrics = CheckpointMetrics(1, 2, 100, processed_data=5, alignment_duration=3, start_delay=1)
+                stats = SubtaskStats(index, self.now, 100, metrics)
                 job.tracker.report_subtask(checkpoint_id, vertex, stats)
         name = (
             f"chk-{checkpoint_id}" if savepoint_format is None else f"savepoint-{job.job_id[:6]}-{checkpoint_id:012x}"
@@ -153,9 +147,9 @@ class FakeGateway:
         self._check()
         return g.ClusterOverview(8, 6, 4, Counter(job.status for job in self.jobs.values()))
 
-    async def slot_agents(self) -> tuple[g.SlotAgent, ...]:
+    async def slot_agents(self) -> tuple[g.SlotOverview, ...]:
         self._check()
-        return tuple(g.SlotAgent(f"0-{n}", "localhost:37401", 37401, 2, n > 1, self.now) for n in range(4))
+        return tuple(g.SlotOverview(f"0-{n}", "localhost:37401", 37401, 2, n > 1, self.now) for n in range(4))
 
     async def dashboard_config(self) -> g.DashboardConfig:
         return g.DashboardConfig(3000, "Coordinated Universal Time", 0, "2.3.0", "c0f8d1a")
@@ -293,9 +287,8 @@ class FakeGateway:
 
     async def checkpoint_config(self, job_id: str) -> EffectiveCheckpointConfig:
         job = self._job(job_id)
-        patch = {f.name: getattr(job.overrides, f.name) for f in fields(job.overrides)}
-        given = {name: value for name, value in patch.items() if value is not None}
-        return replace(job.submitted, **given, overrides=tuple(given))
+        settings = job.overrides.applied_to(job.submitted.settings)
+        return replace(job.submitted, settings=settings, overrides=tuple(job.overrides.given))
 
     def _updatable(self, job_id: str) -> FakeJob:
         job = self._job(job_id)
@@ -305,14 +298,18 @@ class FakeGateway:
             raise g.UpdateInProgress(job_id)
         return job
 
-    async def patch_checkpoint_config(self, job_id: str, patch: CheckpointConfigPatch) -> EffectiveCheckpointConfig:
+    async def patch_checkpoint_config(self, job_id: str, overrides: CheckpointOverrides) -> EffectiveCheckpointConfig:
         job = self._updatable(job_id)
-        given = {f.name: getattr(patch, f.name) for f in fields(patch) if getattr(patch, f.name) is not None}
-        job.overrides = replace(job.overrides, **given)
+        changed = job.overrides.merged_with(overrides)
+        try:
+            changed.applied_to(job.submitted.settings)
+        except CheckpointConfigurationError as error:
+            raise g.InvalidRequest("checkpoint configuration", str(error), "values that fit together") from error
+        job.overrides = changed
         return await self.checkpoint_config(job_id)
 
     async def delete_checkpoint_config_overrides(self, job_id: str) -> EffectiveCheckpointConfig:
-        self._updatable(job_id).overrides = CheckpointConfigPatch()
+        self._updatable(job_id).overrides = CheckpointOverrides()
         return await self.checkpoint_config(job_id)
 
     # operations

@@ -48,7 +48,7 @@ def test_malformed_job_ids(send: Send, bad: str, prefix: str) -> None:
 
 @pytest.mark.parametrize(("method", "rest"), JOB_PATHS)
 def test_unknown_jobs_are_404_everywhere(send: Send, gateway: FakeGateway, method: str, rest: str) -> None:
-    body = {"target-directory": "/s"} if method == "POST" else {"checkpointInterval": 1} if method == "PATCH" else None
+    body = {"target-directory": "/s"} if method == "POST" else {"checkpointInterval": 10} if method == "PATCH" else None
     arguments = {} if body is None else {"json": body}
     assert_4xx(send(method, f"/jobs/{'0' * 32}{rest}", **arguments), 404)
     assert not gateway.operations

@@ -6,19 +6,21 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.jobmaster.gateway import CheckpointConfigPatch, JobStatus
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE, CheckpointSetting
+from ckpt_runtime.jobmaster.gateway import JobStatus
 from tests.unit.runtime.rest.conftest import JOB, Send
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 
 PATH = f"/jobs/{JOB}/checkpoints/configuration"
 MALFORMED_BODIES = [
-    b"", b"  ", b"{}", b"null", b"[]", b"1", b'"x"', b"{", b"{'checkpointInterval': 1}", b'{"checkpointInterval": }',
-    b'{"checkpointInterval": 1} x', b'{"checkpointInterval": NaN}', b'{"checkpointInterval": Infinity}',
+    b"", b"  ", b"{}", b"null", b"[]", b"1", b'"x"', b"{", b"{'checkpointInterval': 10}", b'{"checkpointInterval": }',
+    b'{"checkpointInterval": 10} x', b'{"checkpointInterval": NaN}', b'{"checkpointInterval": Infinity}',
     b'{"checkpointInterval": -Infinity}', b'{"checkpointInterval": 1e400}', b'{"checkpointInterval": 1e3}',
-    b'{"checkpointInterval": -1, "checkpointInterval": 1}', b'{"checkpointInterval": 1, "checkpointInterval": 1}',
+    b'{"checkpointInterval": -1, "checkpointInterval": 10}', b'{"checkpointInterval": 10, "checkpointInterval": 10}',
     b'{"checkpointInterval": "\\ud800"}', b'{"\\udfff": 1}', b'{"checkpointInterval": "\xff"}', b"\xff\xfe",
     b"\xef\xbb\xbf{}", b"[" * 3000 + b"]" * 3000, b'{"a":' * 3000 + b"1" + b"}" * 3000, b"9" * 10_000,
-    b'{"checkpointInterval": ' + b"9" * 5000 + b"}", b'{"checkpointInterval": 01}', b'{"checkpointInterval": +1}',
+    b'{"checkpointInterval": ' + b"9" * 5000 + b"}", b'{"checkpointInterval": 010}', b'{"checkpointInterval": +10}',
 ]  # fmt: skip
 BAD_VALUES: list[Any] = [
     0, -1, -(2**63), 2**63, 10**30, 1.0, 1.5, True, False, None, "", "1000", "10 s", "10s", "1e3", [], [1], {},
@@ -35,18 +37,21 @@ def test_only_given_fields_change_and_get_shows_them_at_once(send: Send, gateway
     after = send("GET", f"/jobs/{JOB}/checkpoints/config").json()
     assert after == answer.json()
     assert after == {**before, "timeout": 900_000, "overrides": ["checkpointTimeout"]}
-    assert gateway.jobs[JOB].overrides == CheckpointConfigPatch(timeout_ms=900_000)
+    assert gateway.jobs[JOB].overrides == CheckpointOverrides(timeout_ms=900_000)
 
 
 @pytest.mark.row("571.8")
 def test_every_field(send: Send, gateway: FakeGateway) -> None:
     body = {
-        "checkpointInterval": 1, "checkpointTimeout": 2, "minPauseBetweenCheckpoints": 0, "maxConcurrentCheckpoints": 3,
-        "tolerableCheckpointFailureNumber": 0, "alignedCheckpointTimeout": 0, "unalignedEnabled": True,
-        "maxInflightDataBytes": 2**40,
+        "checkpointInterval": 10, "checkpointTimeout": 20, "minPauseBetweenCheckpoints": 0,
+        "maxConcurrentCheckpoints": 3, "tolerableCheckpointFailureNumber": 0, "alignedCheckpointTimeout": 0,
+        "unalignedEnabled": True, "maxInflightDataBytes": 2**40,
     }  # fmt: skip
     assert send("PATCH", f"/v1{PATH}", json=body).status_code == 200
-    assert gateway.jobs[JOB].overrides == CheckpointConfigPatch(1, 2, 0, 3, 0, 0, True, 2**40)
+    assert gateway.jobs[JOB].overrides == CheckpointOverrides(
+        interval_ms=10, timeout_ms=20, min_pause_ms=0, max_concurrent=3, tolerable_failures=0, aligned_timeout_ms=0,
+        unaligned_enabled=True, max_inflight_data_bytes=2**40,
+    )  # fmt: skip
     reset = send("DELETE", PATH)
     assert reset.status_code == 200
     assert reset.json()["overrides"] == []
@@ -86,9 +91,23 @@ def test_bad_bounds_of_unaligned_checkpoints_are_refused_by_name(
     assert response.json()["errors"][0].startswith(f"{name}: ")
 
 
+@pytest.mark.parametrize("setting", PATCHABLE.values(), ids=PATCHABLE)
+def test_the_limits_are_those_of_the_table(send: Send, gateway: FakeGateway, setting: CheckpointSetting) -> None:
+    for value in setting.patch_range or (False, True):
+        assert send("PATCH", PATH, json={setting.patched_as: value}).status_code == 200
+        assert gateway.jobs[JOB].overrides.given == {setting.field: value}
+    assert send("DELETE", PATH).status_code == 200
+    for least, most in [setting.patch_range] if setting.patch_range else []:
+        for value in (least - 1, most + 1):
+            response = send("PATCH", PATH, json={setting.patched_as: value})
+            assert_refused(response, gateway)
+            said = f"{setting.patched_as}: {value} is not acceptable, it must be an integer from {least} to {most}"
+            assert response.json()["errors"] == [said]
+
+
 @pytest.mark.row("571.1")
 def test_one_bad_field_refuses_the_good_ones_too(send: Send, gateway: FakeGateway) -> None:
-    body = {"checkpointInterval": 5, "checkpointTimeout": -1, "checkpoint-interval": 5, "x" * 5000: 1}
+    body = {"checkpointInterval": 50, "checkpointTimeout": -1, "checkpoint-interval": 50, "x" * 5000: 1}
     response = send("PATCH", PATH, json=body)
     assert_refused(response, gateway)
     assert len(response.json()["errors"]) == 3
@@ -97,7 +116,7 @@ def test_one_bad_field_refuses_the_good_ones_too(send: Send, gateway: FakeGatewa
 
 @pytest.mark.row("571.1")
 def test_unknown_job_update_in_progress_and_ended_job(send: Send, gateway: FakeGateway) -> None:
-    body = {"checkpointInterval": 5}
+    body = {"checkpointInterval": 50}
     assert send("PATCH", PATH.replace(JOB, "0" * 32), json=body).status_code == 404
     gateway.jobs[JOB].update_in_progress = True
     assert send("PATCH", PATH, json=body).status_code == 409
@@ -111,4 +130,4 @@ def test_unknown_job_update_in_progress_and_ended_job(send: Send, gateway: FakeG
 def assert_refused(response: Any, gateway: FakeGateway) -> None:
     assert response.status_code == 400, response.text
     assert list(response.json()) == ["errors"]
-    assert gateway.jobs[JOB].overrides == CheckpointConfigPatch()
+    assert gateway.jobs[JOB].overrides == CheckpointOverrides()

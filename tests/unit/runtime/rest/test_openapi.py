@@ -28,7 +28,7 @@ def test_it_describes_what_is_served(send: Send) -> None:
     patch = DOCUMENT["paths"]["/jobs/{jobid}/checkpoints/configuration"]["patch"]
     schema = patch["requestBody"]["content"]["application/json"]["schema"]
     assert schema["additionalProperties"] is False
-    assert schema["properties"]["checkpointInterval"]["minimum"] == 1
+    assert schema["properties"]["checkpointInterval"]["minimum"] == 10
     assert set(patch["responses"]) == {"200", "400", "401", "403", "404", "408", "409", "413", "503"}
     assert all("422" not in operation["responses"] for _, _, operation in OPERATIONS)
 

@@ -24,6 +24,7 @@ import json, os, signal, subprocess, sys, time
 from pathlib import Path
 from ckpt_runtime.spark.keeper import keep
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a suite that runs under nohup hands on that it is ignored
 directory, ending = sys.argv[1:]
 children = Path(directory).parent / "children"
 

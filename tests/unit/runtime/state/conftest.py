@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.checkpoint.state_handles import KeyedSection
+from ckpt_runtime.checkpoint.state_handles import KeyedHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.state.backend import KeyedSnapshot, RestoreSource
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
+from ckpt_runtime.state.snapshots import KeyedSnapshot
+from tests.support.inline_snapshots import handles_of, restore, written
 
 MAX_PARALLELISM = 128
 
 
 class Snapshots:
-    """Takes snapshots into bytes, goes through the JSON form of their handles, and restores from them."""
+    """Takes snapshots into handles, goes through their JSON form, and restores from them."""
 
     def backend(self, first: int = 0, last: int = MAX_PARALLELISM - 1) -> MemoryKeyedStateBackend:
         return MemoryKeyedStateBackend(KeyGroupRange(first, last), MAX_PARALLELISM, "op")
 
-    def written(self, snapshot: KeyedSnapshot) -> list[RestoreSource]:
-        stream = io.BytesIO()
-        stream.write(b"header!")
-        sections = [KeyedSection.from_json(s.to_json()) for s in snapshot.write(stream, stream.tell())]
-        snapshot.release()
-        data = stream.getvalue()
-        return [RestoreSource(section, lambda offset, length: data[offset : offset + length]) for section in sections]
+    def written(self, snapshot: KeyedSnapshot) -> list[KeyedHandle]:
+        return written(snapshot)
 
-    def of(self, backend: MemoryKeyedStateBackend) -> list[RestoreSource]:
-        return self.written(backend.snapshot(1))
+    def of(self, backend: MemoryKeyedStateBackend) -> list[KeyedHandle]:
+        return handles_of([backend])
 
-    def restored(self, sources: Sequence[RestoreSource], first: int = 0, last: int = 127) -> MemoryKeyedStateBackend:
+    def restored(self, handles: Sequence[KeyedHandle], first: int = 0, last: int = 127) -> MemoryKeyedStateBackend:
         backend = self.backend(first, last)
-        backend.restore(sources)
+        restore(backend, handles)
         return backend
 
 

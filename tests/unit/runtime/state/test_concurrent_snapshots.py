@@ -9,7 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.state.memory.accumulators import AggregateColumn
+from ckpt_runtime.state.states import AggregateColumn
+from tests.support.inline_snapshots import CHECKPOINT
+from tests.unit.runtime.state.conftest import Snapshots
 
 COLUMNS = [
     AggregateColumn("count", None, "n", None, pa.int64()),
@@ -44,14 +46,14 @@ def content(backend: Any, int_key: pa.Schema) -> Any:
 
 
 @pytest.mark.parametrize("overlapping", [1, 3, 6])
-def test_writing_beside_updates(snapshots: Any, int_key: pa.Schema, overlapping: int) -> None:
+def test_writing_beside_updates(snapshots: Snapshots, int_key: pa.Schema, overlapping: int) -> None:
     backend = snapshots.backend()
     pending: list[tuple[int, Any]] = []
     with ThreadPoolExecutor(2) as pool:
         for seed in range(18):
             update(backend, int_key, seed)
             if seed % 3 == 0:
-                pending.append((seed, pool.submit(snapshots.written, backend.snapshot(seed))))
+                pending.append((seed, pool.submit(snapshots.written, backend.snapshot(seed, CHECKPOINT))))
             if len(pending) >= overlapping:
                 taken_at, sources = pending.pop(0)
                 self_made = snapshots.backend()

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import convert, structs, to_builtins
 
 from ckpt_runtime.checkpoint.state_handles import ChannelStateSegment, ChannelStateStream, StateFile
 from ckpt_runtime.graph.key_groups import KeyGroupRange
@@ -146,7 +147,7 @@ def test_small_content_lies_in_the_handles_once(job: Location) -> None:
     assert list_names(job.child("shared")) == []
     assert written.file is None
     assert written.input_places == ((None, None), (None,))
-    streams = [ChannelStateStream.from_json(stream.to_json()) for stream in (*written.inputs, *written.outputs)]
+    streams = [convert(to_builtins(stream), ChannelStateStream) for stream in (*written.inputs, *written.outputs)]
     assert [content(job, stream) for stream in streams] == [[[1], InFlightWatermark(7)], [[2]], [[3]]]
     held = sum(len(segment.file.inline or b"") for stream in streams for segment in stream.segments)
     assert held == written.written_bytes
@@ -251,10 +252,11 @@ def test_a_file_that_is_deleted_while_it_is_read_is_read_to_its_end(local_job: L
 
 READ_ALL = """
 import json, resource, sys
+from msgspec import convert
 from ckpt_runtime.checkpoint.state_handles import ChannelStateStream
 from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
 from ckpt_runtime.storage.filesystem import resolve
-reader = ChannelStateReader(resolve(sys.argv[1]), ChannelStateStream.from_json(json.loads(sys.argv[2])))
+reader = ChannelStateReader(resolve(sys.argv[1]), convert(json.loads(sys.argv[2]), ChannelStateStream))
 reader.read()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 count = sum(1 for _ in iter(reader.read, None))
@@ -267,7 +269,7 @@ def test_reading_keeps_no_more_than_an_element_in_memory(local_job: Location) ->
     batch = rows(*range(40_000)).serialize()
     written = write(local_job, [captured(*[batch] * 150)])
     assert written.written_bytes > 100 << 20
-    arguments = [sys.executable, "-c", READ_ALL, local_job.path, json.dumps(written.inputs[0].to_json())]
+    arguments = [sys.executable, "-c", READ_ALL, local_job.path, json.dumps(to_builtins(written.inputs[0]))]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     count, grown_kib = map(int, done.stdout.split())
     assert count == 149
@@ -401,7 +403,7 @@ class TestDamage:
     def test_inline_content_of_another_length(self, local_job: Location) -> None:
         stream = write(local_job, [captured(rows(1))], threshold=1 << 20).inputs[0]
         file = stream.segments[0].file
-        bad = replace(stream.segments[0], file=replace(file, inline=(file.inline or b"")[:-1]))
+        bad = replace(stream.segments[0], file=structs.replace(file, inline=(file.inline or b"")[:-1]))
         with pytest.raises(CorruptFileError, match="wrong length"):
             ChannelStateReader(local_job, replace(stream, segments=(bad,)))
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from ckpt_runtime.configuration import JOB_CHECKPOINT_OVERRIDES
+from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.storage.errors import (
     AlreadyExistsError,
     AmbiguousWriteError,

@@ -6,11 +6,12 @@ import errno
 import os
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from msgspec import convert, to_builtins
+from msgspec.structs import replace
 
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
@@ -62,7 +63,7 @@ def test_small_content_lies_in_the_handle(directory: Location, size: int) -> Non
     assert file.path == ""
     assert file.inline == content
     assert list_names(directory) == []
-    assert read(directory, StateFile.from_json(file.to_json())) == content
+    assert read(directory, convert(to_builtins(file), StateFile)) == content
 
 
 def test_content_just_above_the_threshold_becomes_a_file(directory: Location) -> None:

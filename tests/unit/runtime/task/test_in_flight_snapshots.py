@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
-from ckpt_runtime.checkpoint.state_handles import ChannelStateStream, KeyedSection
+from ckpt_runtime.checkpoint.state_handles import ChannelStateStream, KeyedHandle, KeyedStateHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CheckpointBarrier, Watermark
+from ckpt_runtime.state.snapshots import SnapshotFiles
 from ckpt_runtime.storage.channel_state_frame import HEADER_BYTES
 from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
 from ckpt_runtime.storage.errors import StorageError
@@ -20,6 +21,7 @@ from ckpt_runtime.task import snapshot_writer
 from ckpt_runtime.task.in_flight import CapturedChannel, InFlight, PersistedBuffers
 from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
 from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, Snapshot, SnapshotMeasures
+from tests.unit.runtime.task.conftest import TaskKit
 
 ALL = KeyGroupRange(0, 127)
 
@@ -31,11 +33,12 @@ class Frozen:
         self.error = error
         self.released = 0
 
-    def write(self, stream: BinaryIO, base_offset: int) -> list[KeyedSection]:
-        stream.write(bytes(100))
-        if self.error is not None:
-            raise self.error
-        return [KeyedSection("s", {}, ((0, base_offset, 100),))]
+    def write(self, files: SnapshotFiles) -> list[KeyedHandle]:
+        with files.private() as file:
+            file.stream.write(bytes(100))
+            if self.error is not None:
+                raise self.error
+            return [KeyedStateHandle(ALL, file.finish(), ())]
 
     def release(self) -> None:
         self.released += 1
@@ -70,7 +73,7 @@ class Storage:
             InFlight(tuple(inputs), tuple(outputs)),
             SnapshotMeasures(0, 0, 0, 0.0),
         )
-        return write_snapshot(snapshot, ALL, threshold, self.persisted)
+        return write_snapshot(snapshot, threshold, self.persisted)
 
     def files(self) -> list[Path]:
         return sorted(path for path in self.root.rglob("*") if path.is_file())
@@ -90,7 +93,7 @@ def storage(tmp_path: Path) -> Storage:
 
 
 @pytest.mark.row("76.3")
-def test_all_in_flight_data_of_a_subtask_is_one_file_beside_its_state(storage: Storage, kit: Any) -> None:
+def test_all_in_flight_data_of_a_subtask_is_one_file_beside_its_state(storage: Storage, kit: TaskKit) -> None:
     message, batch = kit.rows(1).serialize(), kit.rows(2)
     frozen = Frozen()
     written = storage.write(
@@ -99,7 +102,7 @@ def test_all_in_flight_data_of_a_subtask_is_one_file_beside_its_state(storage: S
         [CapturedChannel(4, batch.schema, [message], edge=2)],
         [frozen],
     )
-    assert len(written.files) == len(storage.files()) == 2
+    assert len(written.files.locations) == len(storage.files()) == 2
     assert [(s.edge, s.peer) for s in written.state.inputs] == [(0, 0), (1, 1)]
     assert [(s.edge, s.peer) for s in written.state.outputs] == [(2, 4)]
     assert written.state.inputs[1].schema, "a batch brings its own schema"
@@ -111,7 +114,7 @@ def test_all_in_flight_data_of_a_subtask_is_one_file_beside_its_state(storage: S
 
 
 @pytest.mark.row("76.11")
-def test_what_a_completed_checkpoint_holds_is_referred_to(storage: Storage, kit: Any) -> None:
+def test_what_a_completed_checkpoint_holds_is_referred_to(storage: Storage, kit: TaskKit) -> None:
     first, second = kit.rows(1).serialize(), kit.rows(2).serialize()
     schema = kit.rows(1).schema
     storage.write(1, [CapturedChannel(0, schema, [first])])
@@ -121,26 +124,26 @@ def test_what_a_completed_checkpoint_holds_is_referred_to(storage: Storage, kit:
     assert later.state.bytes == first.size + second.size + 2 * HEADER_BYTES
     assert later.state.inputs[0].bytes == later.state.bytes
     assert len({segment.file for segment in later.state.inputs[0].segments}) == 2
-    assert len(later.files) == 1
+    assert len(later.files.locations) == 1
     assert storage.content(2, later.state.inputs[0]) == [first, second]
     storage.persisted.completed(2)
     nothing_new = storage.write(3, [CapturedChannel(0, schema, [first, second])])
-    assert (nothing_new.in_flight_bytes, nothing_new.files) == (0, ())
+    assert (nothing_new.in_flight_bytes, nothing_new.files.locations) == (0, [])
     full = storage.write(4, [CapturedChannel(0, schema, [first, second])], full=True)
     assert len({segment.file for segment in full.state.inputs[0].segments}) == 1
     assert storage.content(4, full.state.inputs[0]) == [first, second]
 
 
-def test_small_data_lies_in_the_handles_and_is_never_referred_to(storage: Storage, kit: Any) -> None:
+def test_small_data_lies_in_the_handles_and_is_never_referred_to(storage: Storage, kit: TaskKit) -> None:
     message = kit.rows(1).serialize()
     written = storage.write(1, [CapturedChannel(0, kit.rows(1).schema, [message])], threshold=1 << 20)
-    assert (written.files, storage.files()) == ((), [])
+    assert (written.files.locations, storage.files()) == ([], [])
     assert written.in_flight_bytes == message.size + HEADER_BYTES
     storage.persisted.completed(1)
     assert storage.persisted.place_of(message, 3) is None
 
 
-def test_failing_to_freeze_state_leaves_no_file(storage: Storage, kit: Any) -> None:
+def test_failing_to_freeze_state_leaves_no_file(storage: Storage, kit: TaskKit) -> None:
     good, bad = Frozen(), Frozen(RuntimeError("broken"))
     with pytest.raises(RuntimeError, match="broken"):
         storage.write(1, [CapturedChannel(0, None, [kit.rows(1)])], operators=[good, bad])
@@ -149,7 +152,7 @@ def test_failing_to_freeze_state_leaves_no_file(storage: Storage, kit: Any) -> N
 
 
 def test_failing_to_write_in_flight_data_leaves_no_file(
-    storage: Storage, kit: Any, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, kit: TaskKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frozen = Frozen()
     monkeypatch.setattr("ckpt_runtime.storage.channel_state_writer.MAX_BODY_BYTES", 500)
@@ -161,7 +164,7 @@ def test_failing_to_write_in_flight_data_leaves_no_file(
 
 
 def test_a_full_disk_at_the_second_file_takes_the_first_with_it(
-    storage: Storage, kit: Any, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, kit: TaskKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_room(*_: Any, **__: Any) -> Any:
         raise StorageError("no space left", "x")
@@ -172,10 +175,10 @@ def test_a_full_disk_at_the_second_file_takes_the_first_with_it(
     assert storage.files() == []
 
 
-def test_a_snapshot_that_nobody_waits_for_is_deleted_but_not_what_it_refers_to(storage: Storage, kit: Any) -> None:
+def test_a_snapshot_that_nobody_waits_for_is_deleted_but_not_what_it_refers_to(storage: Storage, kit: TaskKit) -> None:
     first, second = kit.rows(1).serialize(), kit.rows(2).serialize()
     schema = kit.rows(1).schema
     kept = storage.write(1, [CapturedChannel(0, schema, [first])])
     storage.persisted.completed(1)
-    storage.write(2, [CapturedChannel(0, schema, [first, second])], operators=[Frozen()]).discard()
+    storage.write(2, [CapturedChannel(0, schema, [first, second])], operators=[Frozen()]).files.discard()
     assert [path.name for path in storage.files()] == [resolve(kept.state.inputs[0].segments[0].file.path).name]

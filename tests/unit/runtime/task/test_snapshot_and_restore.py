@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec import structs
 
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
-from ckpt_runtime.checkpoint.state_handles import KeyedSection, KeyedStateHandle, OperatorListState, OperatorStateMode
-from ckpt_runtime.configuration.state_options import StateBackendType
+from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedStateHandle, OperatorListState, OperatorStateMode
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CheckpointBarrier
-from ckpt_runtime.state.errors import CorruptStateError
+from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
+from ckpt_runtime.state.errors import CorruptStateError, UnsupportedBackendError
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
+from ckpt_runtime.state.snapshots import SnapshotFiles
 from ckpt_runtime.storage import state_file_reader
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, StorageError
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
 from ckpt_runtime.task.restore import (
     StateRestoreError,
     StateUnavailableError,
-    UnsupportedBackendError,
     create_keyed_backend,
     naming_operator,
 )
@@ -36,7 +39,16 @@ ALL = KeyGroupRange(0, 127)
 KEY = pa.schema([("k", pa.int64())])
 VALUE = pa.schema([("v", pa.int64())])
 POSITIONS = (OperatorListState("position", OperatorStateMode.SPLIT, (1, 2)),)
-HASHMAP = StateBackendType.HASHMAP
+
+
+def parameters(key_groups: KeyGroupRange = ALL) -> BackendParameters:
+    return BackendParameters("op", key_groups, 128, tempfile.mkdtemp)
+
+
+def restored(
+    handles: Sequence[KeyedStateHandle], directory: Path | str, key_groups: KeyGroupRange = ALL
+) -> KeyedStateBackend:
+    return create_keyed_backend("hashmap", parameters(key_groups), handles, str(directory), owned=True)
 
 
 class Frozen:
@@ -47,23 +59,22 @@ class Frozen:
         self.error = error
         self.released = 0
 
-    def write(self, stream: BinaryIO, base_offset: int) -> list[KeyedSection]:
-        stream.write(self.content)
-        if self.error is not None:
-            raise self.error
-        return [KeyedSection("s", {}, ((0, base_offset, len(self.content)),))] if self.content else []
+    def write(self, files: SnapshotFiles) -> list[KeyedHandle]:
+        with files.private() as file:
+            file.stream.write(self.content)
+            if self.error is not None:
+                raise self.error
+            return [KeyedStateHandle(ALL, file.finish(), ())] if self.content else []
 
     def release(self) -> None:
         self.released += 1
 
 
-def write(
-    directory: Path | str, operators: list[OperatorSnapshot], key_groups: KeyGroupRange, threshold: int
-) -> WrittenSnapshot:
+def write(directory: Path | str, operators: list[OperatorSnapshot], threshold: int) -> WrittenSnapshot:
     options = CheckpointOptions(CheckpointProperties(), str(directory))
     measures = SnapshotMeasures(0, 0, 0, 0.0)
     snapshot = Snapshot(CheckpointBarrier(1, 0, options), tuple(operators), InFlight(), measures)
-    return write_snapshot(snapshot, key_groups, threshold, PersistedBuffers())
+    return write_snapshot(snapshot, threshold, PersistedBuffers())
 
 
 def backend_with(values: dict[int, int]) -> MemoryKeyedStateBackend:
@@ -76,7 +87,7 @@ def backend_with(values: dict[int, int]) -> MemoryKeyedStateBackend:
 
 def test_states_larger_than_the_threshold_become_files(tmp_path: Path) -> None:
     big, small = Frozen(b"x" * 100), Frozen(b"y" * 10)
-    written = write(str(tmp_path), [OperatorSnapshot("a", (), big), OperatorSnapshot("b", POSITIONS, small)], ALL, 50)
+    written = write(str(tmp_path), [OperatorSnapshot("a", (), big), OperatorSnapshot("b", POSITIONS, small)], 50)
     assert written.written_bytes == written.state.bytes == 110
     file = written.state.operators["a"].keyed[0].file
     assert (tmp_path / file.path).read_bytes() == big.content
@@ -89,7 +100,7 @@ def test_states_larger_than_the_threshold_become_files(tmp_path: Path) -> None:
 
 def test_operators_without_state_are_left_out(tmp_path: Path) -> None:
     empty = Frozen()
-    written = write(str(tmp_path), [OperatorSnapshot("a", (), None), OperatorSnapshot("b", (), empty)], ALL, 50)
+    written = write(str(tmp_path), [OperatorSnapshot("a", (), None), OperatorSnapshot("b", (), empty)], 50)
     assert written.state.operators == {}
     assert written.written_bytes == 0
     assert empty.released == 1
@@ -99,7 +110,7 @@ def test_operators_without_state_are_left_out(tmp_path: Path) -> None:
 def test_a_write_that_fails_releases_all_states_and_leaves_no_part_of_its_file(tmp_path: Path) -> None:
     broken, later = Frozen(b"x" * 100, OSError("disk full")), Frozen(b"y")
     with pytest.raises(OSError, match="disk full"):
-        write(str(tmp_path), [OperatorSnapshot("a", (), broken), OperatorSnapshot("b", (), later)], ALL, 0)
+        write(str(tmp_path), [OperatorSnapshot("a", (), broken), OperatorSnapshot("b", (), later)], 0)
     assert list(tmp_path.iterdir()) == []
     assert [broken.released, later.released] == [1, 1]
 
@@ -112,7 +123,6 @@ def test_nothing_of_an_earlier_operator_stays_when_a_later_one_fails(tmp_path: P
                 OperatorSnapshot("a", (), Frozen(b"x" * 100)),
                 OperatorSnapshot("b", (), Frozen(b"y" * 100, OSError("disk full"))),
             ],
-            ALL,
             0,
         )
     assert list(tmp_path.iterdir()) == []
@@ -120,13 +130,13 @@ def test_nothing_of_an_earlier_operator_stays_when_a_later_one_fails(tmp_path: P
 
 def test_a_missing_directory_is_an_error_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="absent"):
-        write(str(tmp_path / "absent"), [OperatorSnapshot("a", (), Frozen(b"x"))], ALL, 0)
+        write(str(tmp_path / "absent"), [OperatorSnapshot("a", (), Frozen(b"x"))], 0)
 
 
 def test_a_location_that_cannot_be_used_releases_the_states_too() -> None:
     frozen = Frozen(b"x")
     with pytest.raises(StorageError):
-        write("relative/path", [OperatorSnapshot("a", (), frozen)], ALL, 0)
+        write("relative/path", [OperatorSnapshot("a", (), frozen)], 0)
     assert frozen.released == 1
 
 
@@ -134,12 +144,12 @@ def test_a_location_that_cannot_be_used_releases_the_states_too() -> None:
 def test_what_was_written_is_restored_clipped_to_the_subtasks_key_groups(tmp_path: Path, threshold: int) -> None:
     values = {key: key * 10 for key in range(200)}
     backend = backend_with(values)
-    written = write(str(tmp_path), [OperatorSnapshot("op", (), backend.snapshot(1))], ALL, threshold)
+    written = write(str(tmp_path), [OperatorSnapshot("op", (), backend.snapshot(1, CheckpointProperties()))], threshold)
     handles = written.state.operators["op"].keyed
     found: dict[int, Any] = {}
     for key_groups in (KeyGroupRange(0, 63), KeyGroupRange(64, 127)):
-        restored = create_keyed_backend(HASHMAP, "op", key_groups, 128, handles, str(tmp_path))
-        state = restored.value_state("s", KEY, VALUE)
+        found_again = restored(handles, tmp_path, key_groups)
+        state = found_again.value_state("s", KEY, VALUE)
         present = {key: state.get((key,))[0] for key in values if state.get((key,)) is not None}
         assert 0 < len(present) < 200
         assert not found.keys() & present.keys()
@@ -148,15 +158,15 @@ def test_what_was_written_is_restored_clipped_to_the_subtasks_key_groups(tmp_pat
 
 
 def _written(directory: Path, threshold: int = 0) -> list[KeyedStateHandle]:
-    snapshot = OperatorSnapshot("op", (), backend_with(dict.fromkeys(range(50), 2)).snapshot(1))
-    return list(write(str(directory), [snapshot], ALL, threshold).state.operators["op"].keyed)
+    snapshot = OperatorSnapshot("op", (), backend_with(dict.fromkeys(range(50), 2)).snapshot(1, CheckpointProperties()))
+    return list(write(str(directory), [snapshot], threshold).state.operators["op"].keyed)
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "directory", "swap"])
 def test_a_damaged_file_is_named_with_its_operator(tmp_path: Path, damage: str) -> None:
     first, second = (
         _written(tmp_path),
-        write(str(tmp_path), [OperatorSnapshot("op", (), backend_with({7: 8}).snapshot(1))], ALL, 0)
+        write(str(tmp_path), [OperatorSnapshot("op", (), backend_with({7: 8}).snapshot(1, CheckpointProperties()))], 0)
         .state.operators["op"]
         .keyed,
     )
@@ -174,14 +184,14 @@ def test_a_damaged_file_is_named_with_its_operator(tmp_path: Path, damage: str) 
         file.unlink()
         file.mkdir()
     with pytest.raises(StateRestoreError, match=f"operator 'op' cannot restore its state from .*{file.name}") as caught:
-        create_keyed_backend(HASHMAP, "op", ALL, 128, first, str(tmp_path))
+        restored(first, tmp_path)
     assert file.name in caught.value.url
 
 
 def _fails_to_restore(handles: list[KeyedStateHandle], directory: Path) -> StateUnavailableError:
     with pytest.raises(StateUnavailableError, match="operator 'op' cannot restore its state from ") as caught:
-        create_keyed_backend(HASHMAP, "op", ALL, 128, handles, str(directory))
-    assert describe_error(caught.value)["recoverable"]
+        restored(handles, directory)
+    assert describe_error(caught.value).recoverable
     return caught.value
 
 
@@ -192,7 +202,7 @@ def test_a_file_that_is_missing_may_come_back_and_is_no_damage(tmp_path: Path) -
     snapshot.rename(away)
     assert handles[0].file.path in str(_fails_to_restore(handles, snapshot))
     away.rename(snapshot)
-    create_keyed_backend(HASHMAP, "op", ALL, 128, handles, str(snapshot))
+    restored(handles, snapshot)
 
 
 def test_storage_that_answers_an_error_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +220,7 @@ def test_damage_is_told_apart() -> None:
     for error in errors:
         with pytest.raises(StateRestoreError) as caught, naming_operator("op", "state"):
             raise error
-        assert not describe_error(caught.value)["recoverable"]
+        assert not describe_error(caught.value).recoverable
 
 
 def test_damaged_inline_state_is_named_by_its_snapshot(tmp_path: Path) -> None:
@@ -218,9 +228,9 @@ def test_damaged_inline_state_is_named_by_its_snapshot(tmp_path: Path) -> None:
     assert handle.file.inline is not None
     content = bytearray(handle.file.inline)
     content[3] ^= 1
-    broken = replace(handle, file=replace(handle.file, inline=bytes(content)))
+    broken = structs.replace(handle, file=structs.replace(handle.file, inline=bytes(content)))
     with pytest.raises(StateRestoreError, match=f"operator 'op' cannot restore its state from {tmp_path}"):
-        create_keyed_backend(HASHMAP, "op", ALL, 128, [broken], str(tmp_path))
+        restored([broken], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -234,24 +244,22 @@ def test_damaged_inline_state_is_named_by_its_snapshot(tmp_path: Path) -> None:
 def test_a_handle_that_points_elsewhere_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     (handle,) = _written(tmp_path)
     with pytest.raises(StateRestoreError, match="operator 'op'"):
-        create_keyed_backend(
-            HASHMAP, "op", ALL, 128, [replace(handle, file=replace(handle.file, **change))], str(tmp_path)
-        )
+        restored([structs.replace(handle, file=structs.replace(handle.file, **change))], tmp_path)
 
 
 def test_a_descriptor_of_a_later_version_is_refused(tmp_path: Path) -> None:
     (handle,) = _written(tmp_path)
     (section,) = handle.sections
-    later = replace(handle, sections=(replace(section, descriptor={**section.descriptor, "format": 99}),))
+    later = structs.replace(handle, sections=(replace(section, descriptor={**section.descriptor, "format": 99}),))
     with pytest.raises(StateRestoreError, match="operator 'op'.*native format 99"):
-        create_keyed_backend(HASHMAP, "op", ALL, 128, [later], str(tmp_path))
+        restored([later], tmp_path)
 
 
 def test_without_handles_the_backend_starts_empty() -> None:
-    backend = create_keyed_backend(HASHMAP, "op", ALL, 128, (), "")
+    backend = restored((), "")
     assert backend.value_state("s", KEY, VALUE).get((1,)) is None
 
 
 def test_a_backend_that_does_not_exist_yet_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedBackendError, match=r"state\.backend\.type.*rocksdb.*hashmap"):
-        create_keyed_backend(StateBackendType.ROCKSDB, "op", ALL, 128, (), "")
+        create_keyed_backend("rocksdb", parameters(), (), "", owned=True)

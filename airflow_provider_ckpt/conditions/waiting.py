@@ -1,0 +1,139 @@
+"""Waiting for a condition until there is a verdict or a deadline has passed, in a worker or in the triggerer.
+
+Everything that decides is in the conditions, and how often to ask in :mod:`ckpt_runtime.client.waiting`. A job manager
+that cannot answer is asked again with growing pauses until the deadline; everything else is passed on. Meanwhile the
+task's log is told where the wait stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Generator, Iterator
+from typing import Any
+
+from tenacity import RetryCallState
+from tenacity.wait import wait_exponential
+
+from airflow_provider_ckpt.conditions.base import Condition, Poll, Status, Verdict
+from airflow_provider_ckpt.conditions.progress import Log, Progress
+from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
+from ckpt_runtime.client.errors import CkptApiError, CkptClientError, is_passing
+from ckpt_runtime.client.requests import Call
+from ckpt_runtime.client.waiting import Deadline, Pause, Steps, persistent, poll
+
+MAX_PAUSE_SECONDS = 30.0
+_JITTER = 0.2
+_LAST_LOOK_SECONDS = 2.0
+"""A wait that is due looks once more; this long may that take."""
+
+
+class Backoff:
+    """Pauses between failures: they double from the interval on, with jitter, and never lead beyond the deadline."""
+
+    def __init__(self, interval: float, deadline: Deadline) -> None:
+        self._pause = wait_exponential(multiplier=max(interval, 0.1), max=MAX_PAUSE_SECONDS)
+        self._deadline = deadline
+
+    def __call__(self, state: RetryCallState) -> float:
+        return min(_jittered(self._pause(state)), self._deadline.left)
+
+
+def _jittered(pause: float) -> float:
+    """Many tasks begin to wait at the same moment, and are not to ask at the same moments for ever."""
+    return pause * random.uniform(1 - _JITTER, 1 + _JITTER)
+
+
+def _intervals(seconds: float) -> Iterator[float]:
+    while True:
+        yield _jittered(max(seconds, 0.0))
+
+
+def is_waited_out(error: BaseException) -> bool:
+    """Every error of the server: a wait has a deadline of its own, and Flink answers 500 also to what passes."""
+    return is_passing(error) or (isinstance(error, CkptApiError) and error.status >= 500)
+
+
+def look_and_tell(condition: Condition, progress: Progress) -> Poll:
+    """One poll, after which a line is said if one is due; a condition may make requests of its own for that line."""
+    verdict = yield from condition.poll()
+    if verdict is None and progress.is_due(condition.standing):
+        standing = condition.standing
+        progress.say(standing, (yield from _detail(condition)))
+    return verdict
+
+
+def _detail(condition: Condition) -> Generator[Call[Any], Any, str]:
+    try:
+        return (yield from condition.detail())
+    except CkptClientError:
+        return ""  # the next poll meets what that is
+
+
+def look_until_sure(condition: Condition, progress: Progress, pause: float) -> Steps[Verdict | None]:
+    """As :func:`look_and_tell`, and again after ``pause`` seconds for as long as something only seems to be missing."""
+    while True:
+        verdict = yield from look_and_tell(condition, progress)
+        if not condition.absence.in_doubt:
+            return verdict
+        yield Pause(pause)
+
+
+class Wait:
+    """One wait for a condition; ``deadline`` is in seconds since the epoch, ``None``: never."""
+
+    def __init__(self, condition: Condition, deadline: float | None, interval: float, log: Log) -> None:
+        self._condition = condition
+        self._deadline = Deadline(deadline, time.time)
+        self._interval = interval
+        self._progress = Progress(log, condition.subject)
+        self._trouble = ""
+
+    def in_a_worker(self, client: CkptClient) -> Verdict:
+        """Block until the end of the wait."""
+        return client.run(self._steps())
+
+    async def in_the_triggerer(self, client: AsyncCkptClient) -> Verdict:
+        """Await the end of the wait; a request that hangs cannot outlive the deadline either."""
+        limit = self._deadline.left + _LAST_LOOK_SECONDS
+        try:
+            async with asyncio.timeout(None if math.isinf(limit) else limit):
+                return await client.run(self._steps())
+        except TimeoutError:
+            return self._over()
+
+    def _steps(self) -> Steps[Verdict]:
+        pauses = self._progress.pauses
+        try:
+            found = yield from poll(self._look, self._deadline, _intervals(self._interval), pauses)
+        except CkptClientError as error:
+            if not is_waited_out(error):
+                return Verdict(Status.REFUSED, str(error))
+            self._away(error)
+            found = None
+        return found or self._over()
+
+    def _look(self) -> Steps[Verdict | None]:
+        return persistent(
+            self._look_once,
+            self._deadline,
+            passing=is_waited_out,
+            backoff=Backoff(self._interval, self._deadline),
+            on_away=self._away,
+            pauses=self._progress.pauses,
+        )
+
+    def _look_once(self) -> Poll:
+        verdict = yield from look_and_tell(self._condition, self._progress)
+        self._trouble = ""
+        return verdict
+
+    def _away(self, error: CkptClientError) -> None:
+        self._trouble = f"; last trouble: {error}"
+        self._progress.away(error)
+
+    def _over(self) -> Verdict:
+        message = f"{self._condition.subject}: not reached before the task's deadline{self._trouble}"
+        return Verdict(Status.TIMEOUT, message)

@@ -1,0 +1,74 @@
+"""What operators and sensors have in common: the connection, links to the job, and how a wait begins in the worker."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from airflow_provider_ckpt import arguments, defaults
+from airflow_provider_ckpt.arguments import Duration, Templated
+from airflow_provider_ckpt.conditions.base import Json, Status, Verdict
+from airflow_provider_ckpt.conditions.progress import Log
+from airflow_provider_ckpt.conditions.waiting import Wait
+from airflow_provider_ckpt.hooks.ckpt import CkptHook
+from airflow_provider_ckpt.links import JOB_LINKS
+from airflow_provider_ckpt.triggers.base import CkptTrigger
+from ckpt_runtime.client.clients import CkptClient
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+FIRST_LOOKS_SECONDS = 0.5
+"""Between two polls in a worker that is about to defer, at most."""
+_BACKSTOP_SECONDS = 120.0
+"""The trigger keeps the deadline; Airflow's deferral timeout comes so much later, for a triggerer that is down."""
+
+
+class CkptTask:
+    """Base of operators and sensors, beside Airflow's own."""
+
+    ckpt_conn_id: str
+    link_addresses: dict[str, str]
+
+    @property
+    def hook(self) -> CkptHook:
+        """The hook of the connection."""
+        return CkptHook(self.ckpt_conn_id)
+
+    def request_patience(self, deadline: float | None) -> float:
+        """Seconds for which a request is repeated while the job manager is away."""
+        patience = defaults.request_patience()
+        return patience if deadline is None else max(0.0, min(patience, deadline - time.time()))
+
+    def publish_links(self, context: Context, job_id: str) -> None:
+        """Store the links' addresses now, so that they work while the task is still deferred."""
+        base_url = self.hook.endpoint().base_url
+        for link in JOB_LINKS:
+            self.link_addresses[link.xcom_key] = link.address(base_url, job_id)
+            context["ti"].xcom_push(key=link.xcom_key, value=self.link_addresses[link.xcom_key])
+
+
+def backstop(deadline: float | None) -> timedelta | None:
+    """Airflow's own timeout of a deferral whose trigger keeps ``deadline``."""
+    return None if deadline is None else timedelta(seconds=max(deadline - time.time(), 0.0) + _BACKSTOP_SECONDS)
+
+
+def seconds_here(defer_after: Templated[Duration] | None) -> float:
+    """Seconds that a task waits in its worker before it defers, ``defer_after`` being the author's argument."""
+    given = arguments.optional_seconds("defer_after", defer_after)
+    return defaults.defer_after() if given is None else given
+
+
+def wait_here(client: CkptClient, trigger: CkptTrigger, seconds: float, interval: float, log: Log) -> Verdict | None:
+    """Wait in this process for what the trigger would wait for; ``None`` when that is to go on elsewhere."""
+    until = time.time() + seconds
+    last = trigger.deadline is not None and trigger.deadline <= until
+    verdict = Wait(trigger.condition(), trigger.deadline if last else until, interval, log).in_a_worker(client)
+    return None if verdict.status is Status.TIMEOUT and not last else verdict
+
+
+def tell_trace(log: Log, event: Json) -> None:
+    """The remote side's account of a failure, in the log of the task that fails for it."""
+    if event.get("trace"):
+        log.info("What the job manager tells of the failure:\n%s", event["trace"])

@@ -1,0 +1,187 @@
+"""From the messages of tasks to a published checkpoint. Pure.
+
+Order of a completion: metadata, pointer, statistics and result, pointers of subsumed checkpoints, notifications; files
+go last of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ckpt_runtime.checkpoint import effects as out
+from ckpt_runtime.checkpoint import events as on
+from ckpt_runtime.checkpoint.cleaner import UnaskedAnswerError
+from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
+from ckpt_runtime.checkpoint.effects import Effect
+from ckpt_runtime.checkpoint.events import TimerId, TimerKind
+from ckpt_runtime.checkpoint.executions import ExecutionId
+from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.failures import CheckpointFailures
+from ckpt_runtime.checkpoint.instant import Instant
+from ckpt_runtime.checkpoint.pending_checkpoint import AckResult, PendingCheckpoint, PendingCheckpoints, PendingState
+from ckpt_runtime.checkpoint.retention import Retention
+from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
+from ckpt_runtime.checkpoint.statistics import SubtaskStats
+from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+
+
+class Completion:
+    """Has no state beside that of ``pending``; ``emit`` takes the effects.
+
+    Answers of the storage raise :class:`UnaskedAnswerError` when nothing of the kind is under way.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        pending: PendingCheckpoints,
+        schedule: CheckpointSchedule,
+        retention: Retention,
+        failures: CheckpointFailures,
+        statistics: CheckpointStatsTracker,
+        emit: Callable[[Effect], None],
+    ) -> None:
+        self._job_id = job_id
+        self._pending = pending
+        self._schedule = schedule
+        self._retention = retention
+        self._failures = failures
+        self._stats = statistics
+        self._emit = emit
+
+    # --- messages of tasks
+
+    def on_acknowledged(self, event: on.Acknowledged, now: Instant) -> None:
+        pending = self._pending.get(event.checkpoint_id)
+        if pending is None:
+            self._on_late_acknowledgement(event)
+            return
+        result = pending.classify(event.execution) if event.directory == pending.directory else AckResult.UNKNOWN
+        if result is AckResult.DUPLICATE:
+            return
+        if result is AckResult.UNKNOWN:
+            if event.directory == pending.directory and not pending.request.properties.is_savepoint:
+                self._retention.register(event)  # so that its shared files go with the checkpoint's
+            self._retention.discard_state(event)
+            return
+        conflict = None if pending.request.properties.is_savepoint else self._retention.register(event)
+        if conflict is not None:
+            self._retention.discard_state(event)
+            self._failures.abort(pending, Reason.CHECKPOINT_ASYNC_EXCEPTION, now, conflict)
+            return
+        pending.acknowledge(event.execution, event.state, event.finished_operators)
+        self._report_subtask(event, now)
+
+    def _on_late_acknowledgement(self, event: on.Acknowledged) -> None:
+        """After an abort the state goes. An acknowledgement of a completed one is a repetition: its files are used."""
+        if self._pending.was_aborted(event.checkpoint_id):
+            self._retention.register(event)
+            self._retention.discard_state(event)
+
+    def on_declined(self, event: on.Declined, now: Instant) -> None:
+        pending = self._pending.get(event.checkpoint_id)
+        if pending is not None and pending.can_abort and event.execution in pending.plan.to_wait_for:
+            self._failures.abort(pending, event.reason, now, event.message, event.execution)
+
+    def subtask_finished(self, execution: ExecutionId, now: Instant) -> None:
+        """What waits for it waits in vain."""
+        for pending in self._pending.abortable():
+            if execution in pending.awaited:
+                detail = "a subtask ended without acknowledging"
+                self._failures.abort(pending, Reason.CHECKPOINT_DECLINED_TASK_CLOSING, now, detail)
+
+    def on_progress(self, event: on.ProgressReported, now: Instant) -> None:
+        pending = self._pending.get(event.checkpoint_id)
+        if pending is not None and event.execution in pending.awaited:
+            self._report_subtask(event, now)
+
+    def _report_subtask(self, event: on.Acknowledged | on.ProgressReported, now: Instant) -> None:
+        subtask = SubtaskStats(
+            index=event.execution.subtask,
+            ack_timestamp=now.abs_ms,
+            state_size=event.state.bytes if isinstance(event, on.Acknowledged) else 0,
+            metrics=event.metrics,
+            completed=isinstance(event, on.Acknowledged),
+        )
+        self._stats.report_subtask(event.checkpoint_id, event.execution.vertex_id, subtask)
+
+    # --- finalising
+
+    def finalize_what_is_ready(self, now: Instant) -> None:
+        """Starts what is complete: plain savepoints at once, all others one at a time and oldest first.
+
+        One at a time, because a later checkpoint whose pointer came first would make completed ids fall, and because
+        nothing may be added to the store while the fate of an earlier pointer is unknown. For the same reason what was
+        triggered behind a stop's savepoint, which no checkpoint subsumes, waits until that is complete or aborted.
+        """
+        behind_stop = False
+        for pending in self._pending.abortable():
+            properties = pending.request.properties
+            if pending.state is not PendingState.PENDING or pending.awaited:
+                behind_stop = behind_stop or properties.is_synchronous
+                continue
+            if properties.notifies_and_subsumes and (behind_stop or self._pending.is_finalizing):
+                continue
+            vertex = pending.partly_finished_union_state()
+            if vertex is None:
+                pending.state = PendingState.WRITING
+                self._emit(out.CancelTimer(TimerId(TimerKind.CANCELLER, pending.id)))
+                self._emit(out.WriteMetadata(pending.complete(self._job_id, now.abs_ms)))
+            else:
+                detail = f"only some subtasks of {vertex!r}, which has union list state, have finished"
+                self._failures.abort(pending, Reason.CHECKPOINT_DECLINED_TASK_CLOSING, now, detail)
+
+    def _finalizing(self, checkpoint_id: int, state: PendingState) -> PendingCheckpoint:
+        pending = self._pending.get(checkpoint_id)
+        if pending is None or pending.state is not state:
+            raise UnaskedAnswerError(checkpoint_id)
+        return pending
+
+    def on_metadata_written(self, event: on.MetadataWritten, now: Instant) -> None:
+        pending = self._finalizing(event.checkpoint_id, PendingState.WRITING)
+        if not pending.request.properties.notifies_and_subsumes:
+            self._complete(pending, now)
+            return
+        pending.state = PendingState.STORING
+        pending.resolve_attempts = 0
+        self._emit(out.AddToStore(pending.metadata, _owned(pending)))
+
+    def on_metadata_failed(self, event: on.MetadataFailed, now: Instant) -> None:
+        pending = self._finalizing(event.checkpoint_id, PendingState.WRITING)
+        self._failures.abort(pending, Reason.FINALIZE_CHECKPOINT_FAILURE, now, event.message)
+
+    def on_metadata_unknown(self, event: on.MetadataUnknown, now: Instant) -> None:
+        pending = self._finalizing(event.checkpoint_id, PendingState.WRITING)
+        pending.resolve_attempts += 1
+        self._emit(out.ResolveMetadata(pending.metadata, pending.resolve_attempts))
+
+    def on_store_added(self, event: on.StoreAdded, now: Instant) -> None:
+        self._complete(self._finalizing(event.checkpoint_id, PendingState.STORING), now)
+
+    def on_store_failed(self, event: on.StoreFailed, now: Instant) -> None:
+        pending = self._finalizing(event.checkpoint_id, PendingState.STORING)
+        self._failures.abort(pending, Reason.FINALIZE_CHECKPOINT_FAILURE, now, event.message)
+
+    def on_store_unknown(self, event: on.StoreUnknown, now: Instant) -> None:
+        pending = self._finalizing(event.checkpoint_id, PendingState.STORING)
+        pending.resolve_attempts += 1
+        self._emit(out.ResolveStore(pending.metadata, pending.resolve_attempts, _owned(pending)))
+
+    def _complete(self, pending: PendingCheckpoint, now: Instant) -> None:
+        checkpoint = pending.metadata
+        self._pending.completed(pending)
+        self._failures.completed(pending.id)
+        self._schedule.completed(now)
+        if pending.request.request_id is not None:
+            self._emit(out.RequestCompleted(pending.request.request_id, pending.id, checkpoint.directory))
+        if checkpoint.properties.notifies_and_subsumes:
+            self._retention.add(RetainedCheckpoint(checkpoint, _owned(pending)))
+            for older in self._pending.abortable():
+                if older.id < pending.id and not older.request.properties.is_savepoint:
+                    self._failures.abort(older, Reason.CHECKPOINT_SUBSUMED, now)
+            self._emit(out.NotifyComplete(pending.id, pending.timestamp, pending.plan.to_wait_for))
+
+
+def _owned(pending: PendingCheckpoint) -> bool:
+    """The savepoint of a stop is the user's. It has a pointer all the same: what it commits must never be undone."""
+    return not pending.request.properties.is_savepoint

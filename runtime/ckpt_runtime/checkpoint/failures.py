@@ -1,0 +1,177 @@
+"""What follows when a checkpoint fails, or a request for one: an answer, clean-up, and at last the job fails. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ckpt_runtime.checkpoint import effects as out
+from ckpt_runtime.checkpoint.effects import Effect
+from ckpt_runtime.checkpoint.events import TimerId, TimerKind
+from ckpt_runtime.checkpoint.execution_view import ExecutionView
+from ckpt_runtime.checkpoint.executions import ExecutionId
+from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.instant import Instant
+from ckpt_runtime.checkpoint.pending_checkpoint import PendingCheckpoint, PendingCheckpoints, PendingState
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.request_decider import TriggerRequest
+from ckpt_runtime.checkpoint.retention import Retention
+from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
+from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+
+
+class CheckpointFailureManager:
+    """An id counts at most once, failures without an id always, ids up to the last success never; success resets.
+
+    ``failed_jobs`` is how often they have been too many since the last success, over all deployments: the pause before
+    the next one grows with it.
+    """
+
+    def __init__(self, tolerable_failures: int) -> None:
+        self.tolerable_failures = tolerable_failures
+        self._counted: set[int] = set()
+        self._continuous = 0
+        self._last_success = 0
+        self.failed_jobs = 0
+
+    def on_success(self, checkpoint_id: int) -> None:
+        self._last_success = max(self._last_success, checkpoint_id)
+        self._continuous = 0
+        self.failed_jobs = 0
+        self._counted.clear()
+
+    def on_restart(self) -> None:
+        """A new deployment starts with a clean count."""
+        self._continuous = 0
+        self._counted.clear()
+
+    def on_failure(
+        self,
+        reason: Reason,
+        properties: CheckpointProperties,
+        checkpoint_id: int | None = None,
+        task_level: bool = False,
+        attempt_is_running: bool = True,
+    ) -> bool:
+        """Counts one failure; returns whether the job must fail.
+
+        ``task_level``: a task reported it. Savepoints are then counted too, and a synchronous one fails the job at
+        once; a task's report fails the job only while that attempt runs.
+        """
+        if task_level and properties.is_synchronous:
+            return attempt_is_running
+        if not task_level and properties.is_savepoint:
+            return False
+        if not reason.is_counted or not self._is_new(checkpoint_id):
+            return False
+        self._continuous += 1
+        if self._continuous <= self.tolerable_failures:
+            return False
+        if task_level and not attempt_is_running:
+            return False
+        self.on_restart()
+        self.failed_jobs += 1
+        return True
+
+    def _is_new(self, checkpoint_id: int | None) -> bool:
+        if checkpoint_id is None:
+            return True
+        if checkpoint_id <= self._last_success or checkpoint_id in self._counted:
+            return False
+        self._counted.add(checkpoint_id)
+        return True
+
+
+class CheckpointFailures:
+    """Owns the count of failures; ``emit`` takes the effects."""
+
+    def __init__(
+        self,
+        tolerable_failures: int,
+        pending: PendingCheckpoints,
+        executions: ExecutionView,
+        schedule: CheckpointSchedule,
+        retention: Retention,
+        statistics: CheckpointStatsTracker,
+        emit: Callable[[Effect], None],
+    ) -> None:
+        self._count = CheckpointFailureManager(tolerable_failures)
+        self._pending = pending
+        self._executions = executions
+        self._schedule = schedule
+        self._retention = retention
+        self._stats = statistics
+        self._emit = emit
+
+    def configure(self, tolerable_failures: int) -> None:
+        self._count.tolerable_failures = tolerable_failures
+
+    def deployed(self) -> None:
+        """A new deployment starts with a clean count."""
+        self._count.on_restart()
+
+    def completed(self, checkpoint_id: int) -> None:
+        """A checkpoint completed: the count starts again."""
+        self._count.on_success(checkpoint_id)
+
+    def refuse(self, request: TriggerRequest, reason: Reason, now: Instant) -> None:
+        """A queued request leaves the queue without a checkpoint."""
+        self.fail_request(request.request_id, reason)
+        if request.final:
+            self._schedule.retry_final(now)
+
+    def fail_request(
+        self, request_id: str | None, reason: Reason, message: str = "", pending: PendingCheckpoint | None = None
+    ) -> None:
+        """Answers whoever waits for the result; ``pending`` is the checkpoint that was triggered for it."""
+        if request_id is None:
+            return
+        checkpoint_id = None if pending is None else pending.id
+        reached_tasks = pending is not None and pending.state is not PendingState.LOCATING
+        self._emit(out.RequestFailed(request_id, reason, message or reason.message, checkpoint_id, reached_tasks))
+
+    def tasks_not_running(self, request_id: str | None) -> None:
+        """There is nothing that a checkpoint could be taken of."""
+        self._stats.report_failed_without_id()
+        self.fail_request(request_id, Reason.NOT_ALL_REQUIRED_TASKS_RUNNING)
+
+    def fail_without_id(self, request: TriggerRequest, detail: str, now: Instant) -> None:
+        """Storage failed before the checkpoint had an id: counted each time."""
+        message = f"{Reason.IO_EXCEPTION.message} {detail}".rstrip()
+        self._stats.report_failed_without_id()
+        self.fail_request(request.request_id, Reason.IO_EXCEPTION, message)
+        if self._count.on_failure(Reason.IO_EXCEPTION, request.properties):
+            self._emit(out.FailJob(Reason.IO_EXCEPTION, message, self._count.failed_jobs))
+        if request.final:
+            self._schedule.retry_final(now)
+
+    def abort(
+        self,
+        pending: PendingCheckpoint,
+        reason: Reason,
+        now: Instant,
+        detail: str = "",
+        reporter: ExecutionId | None = None,
+    ) -> None:
+        """Ends a checkpoint without completing it. ``reporter`` is the task that declined, if one did."""
+        message = f"{reason.message} {detail}".rstrip()
+        self._pending.aborted(pending, now.abs_ms, message)
+        self.fail_request(pending.request.request_id, reason, message, pending)
+        self._emit(out.CancelTimer(TimerId(TimerKind.CANCELLER, pending.id)))
+        if pending.directory is not None:
+            self._retention.discard_location(pending.id, pending.directory)
+        fails_job = self._count.on_failure(
+            reason,
+            pending.request.properties,
+            pending.id,
+            task_level=reporter is not None,
+            attempt_is_running=reporter is not None and self._executions.is_running(reporter),
+        )
+        # A deployment that is being left has failed for another reason already.
+        if fails_job and self._executions.is_deployed:
+            times = 0 if pending.request.properties.is_synchronous else self._count.failed_jobs
+            self._emit(out.FailJob(reason, message, times))
+        if pending.state is not PendingState.LOCATING:
+            tasks = pending.plan.to_wait_for
+            self._emit(out.NotifyAborted(pending.id, pending.timestamp, self._retention.latest_id, tasks))
+        if pending.request.final:
+            self._schedule.retry_final(now)

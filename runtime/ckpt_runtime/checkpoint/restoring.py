@@ -1,0 +1,130 @@
+"""Answers what the next deployment starts from, once no checkpoint can complete any more. Pure.
+
+Owns the request that waits. A savepoint that the job starts from gets a pointer before anybody hears of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ckpt_runtime.checkpoint import effects as out
+from ckpt_runtime.checkpoint import events as on
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
+from ckpt_runtime.checkpoint.effects import Effect
+from ckpt_runtime.checkpoint.id_counter import CheckpointIdSource
+from ckpt_runtime.checkpoint.instant import Instant
+from ckpt_runtime.checkpoint.pending_checkpoint import PendingCheckpoints
+from ckpt_runtime.checkpoint.properties import RestoreMode
+from ckpt_runtime.checkpoint.retention import Retention
+from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+
+
+@dataclass(slots=True)
+class _Restore:
+    """A restore that waits; ``savepoint`` is what the job was submitted with, until it is stored.
+
+    ``adding``: its pointer is being written. ``abandoned``: nobody waits for the answer any more.
+    """
+
+    request_id: str
+    savepoint: CompletedCheckpoint | None
+    owned: bool
+    adding: bool = False
+    attempts: int = 0
+    abandoned: bool = False
+
+
+class Restoring:
+    """``emit`` takes the effects."""
+
+    def __init__(
+        self,
+        ids: CheckpointIdSource,
+        pending: PendingCheckpoints,
+        retention: Retention,
+        statistics: CheckpointStatsTracker,
+        emit: Callable[[Effect], None],
+    ) -> None:
+        self._ids = ids
+        self._pending = pending
+        self._retention = retention
+        self._stats = statistics
+        self._emit = emit
+        self._restore: _Restore | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a request has not been answered yet."""
+        return self._restore is not None
+
+    @property
+    def is_adding(self) -> bool:
+        """Whether the pointer of a savepoint is being written."""
+        return self._restore is not None and self._restore.adding
+
+    def request(self, event: on.RestoreRequested) -> None:
+        """A later request replaces one that has not been answered yet."""
+        if self._restore is None:
+            self._restore = _Restore(event.request_id, event.savepoint, event.mode is RestoreMode.CLAIM)
+        self._restore.request_id = event.request_id
+
+    def abandon(self) -> None:
+        """The job ends: nobody waits for the answer any more, but a pointer may still be on its way."""
+        if self._restore is not None and self._restore.adding:
+            self._restore.abandoned = True
+        else:
+            self._restore = None
+
+    def answer_when_known(self, now: Instant) -> None:
+        """The latest checkpoint is only known once no checkpoint can complete any more."""
+        restore = self._restore
+        if restore is None or restore.adding or self._pending.is_finalizing:
+            return
+        latest = self._retention.latest
+        if restore.savepoint is not None and latest is None:
+            restore.adding = True
+            self._ids.advance_to(restore.savepoint.id + 1)
+            self._emit(out.AddToStore(restore.savepoint, restore.owned))
+            return
+        self._restore = None
+        if latest is not None:
+            self._stats.report_restored(latest.id, now.abs_ms, latest.is_savepoint, latest.directory)
+        self._emit(out.RestoreFrom(restore.request_id, latest))
+
+    # --- answers about the savepoint's pointer; they return False when that is not what they are about
+
+    def store_added(self, checkpoint_id: int) -> bool:
+        restore, savepoint = self._restore, self._adding(checkpoint_id)
+        if restore is None or savepoint is None:
+            return False
+        self._retention.adopt(RetainedCheckpoint(savepoint, restore.owned))
+        restore.adding, restore.savepoint = False, None
+        if restore.abandoned:
+            self._restore = None
+        return True
+
+    def store_failed(self, checkpoint_id: int, message: str) -> bool:
+        restore = self._restore
+        if restore is None or self._adding(checkpoint_id) is None:
+            return False
+        self._restore = None
+        if not restore.abandoned:
+            self._emit(out.RestoreFailed(restore.request_id, message))
+        return True
+
+    def store_unknown(self, checkpoint_id: int) -> bool:
+        restore, savepoint = self._restore, self._adding(checkpoint_id)
+        if restore is None or savepoint is None:
+            return False
+        restore.attempts += 1
+        self._emit(out.ResolveStore(savepoint, restore.attempts, restore.owned))
+        return True
+
+    def _adding(self, checkpoint_id: int) -> CompletedCheckpoint | None:
+        """The savepoint whose pointer is being written, if it is this one."""
+        restore = self._restore
+        if restore is None or not restore.adding or restore.savepoint is None:
+            return None
+        return restore.savepoint if restore.savepoint.id == checkpoint_id else None

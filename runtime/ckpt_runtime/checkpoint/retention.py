@@ -1,0 +1,220 @@
+"""Which checkpoints of a job are kept, and what is deleted when: checkpoints, shared files, leftovers. Pure.
+
+Owns the retained checkpoints, the registry of shared files and the order of deletions. Decides nothing about
+checkpoints that are pending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ckpt_runtime.checkpoint import effects as out
+from ckpt_runtime.checkpoint import events as on
+from ckpt_runtime.checkpoint.cleaner import CheckpointCleaner
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint_store import CompletedCheckpointStore, RetainedCheckpoint
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
+from ckpt_runtime.checkpoint.effects import Effect
+from ckpt_runtime.checkpoint.instant import Instant
+from ckpt_runtime.checkpoint.shared_state_registry import SharedStateConflictError, SharedStateRegistry
+from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+
+
+class Retention:
+    """``recovered`` are checkpoints of an earlier driver, in any order; ``emit`` takes the effects.
+
+    ``keeps_nothing``: after the end of the job, whether none of its checkpoints outlives it.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        configuration: CheckpointConfiguration,
+        recovered: Iterable[RetainedCheckpoint],
+        statistics: CheckpointStatsTracker,
+        emit: Callable[[Effect], None],
+    ) -> None:
+        self._job_id = job_id
+        self._configuration = configuration
+        self._stats = statistics
+        self._emit = emit
+        self._store = CompletedCheckpointStore(configuration.retained, recovered)
+        self._registry = SharedStateRegistry()
+        self._cleaner = CheckpointCleaner(emit)
+        self._fenced = False
+        self._sought_leftovers = False
+        self._searched_up_to = 0
+        self._leftovers: tuple[tuple[int, str], ...] = ()
+        self._leftover_shared: tuple[str, ...] = ()
+        self._unused_shared: tuple[str, ...] = ()
+        self._kept_shared: frozenset[str] | None = None
+        self.keeps_nothing = False
+        for entry in self._store.entries:
+            self._register_all(entry)
+
+    @property
+    def latest(self) -> CompletedCheckpoint | None:
+        return self._store.latest
+
+    @property
+    def latest_id(self) -> int:
+        """-1 when there is none."""
+        return self._store.latest_id
+
+    @property
+    def latest_is_owned(self) -> bool:
+        """False while the latest is a snapshot that stays the user's."""
+        return self._store.latest_is_owned
+
+    @property
+    def entries(self) -> tuple[RetainedCheckpoint, ...]:
+        """Oldest first."""
+        return self._store.entries
+
+    @property
+    def directories(self) -> tuple[str, ...]:
+        """Of what is retained, and of what has a pointer that is not certainly gone."""
+        return (*(entry.checkpoint.directory for entry in self._store.entries), *self._cleaner.pointed_to)
+
+    @property
+    def cleaning(self) -> int:
+        """How many checkpoints are being cleaned."""
+        return self._cleaner.busy
+
+    def configure(self, configuration: CheckpointConfiguration) -> None:
+        self._configuration = configuration
+        self._store.retained = configuration.retained
+
+    def fence(self) -> None:
+        """Another driver leads: from now on no file is touched."""
+        self._fenced = True
+
+    # --- state of tasks
+
+    def register(self, event: on.Acknowledged) -> str | None:
+        """Notes which shared files an acknowledgement uses. Returns what is wrong with them, if anything."""
+        try:
+            self._registry.register(event.checkpoint_id, event.state)
+        except SharedStateConflictError as error:
+            return str(error)
+        return None
+
+    def discard_state(self, event: on.Acknowledged) -> None:
+        """No checkpoint will use it. Its shared files go when nobody uses them any more."""
+        if event.state.files():
+            self._emit(out.DiscardState(event.checkpoint_id, event.directory, event.state))
+
+    def discard_location(self, checkpoint_id: int, directory: str) -> None:
+        """Deletes the directory of an aborted checkpoint."""
+        if not self._fenced:
+            self._cleaner.discard_location(checkpoint_id, directory)
+
+    # --- completed checkpoints
+
+    def adopt(self, entry: RetainedCheckpoint) -> None:
+        """Takes over the savepoint that the job starts from. Nothing else is retained."""
+        self._register_all(entry)
+        self._store.add(entry)
+
+    def _register_all(self, entry: RetainedCheckpoint) -> None:
+        self._registry.register_all(entry.checkpoint.id, entry.checkpoint.states.values(), entry.owned)
+
+    def add(self, entry: RetainedCheckpoint) -> None:
+        """A new checkpoint of this driver: what it subsumes goes, and what earlier drivers left."""
+        for subsumed in self._store.add(entry):
+            self._retire(subsumed, subsumed.owned)
+        self._sweep_leftovers()
+        self.delete_unused_shared_files()
+
+    def _retire(self, entry: RetainedCheckpoint, discard: bool) -> None:
+        if discard:
+            self._stats.report_discarded(entry.checkpoint.id)
+        self._cleaner.retire(entry.checkpoint, discard)
+
+    # --- answers of the storage; they raise UnaskedAnswerError when nothing of the kind is under way
+
+    def on_store_removed(self, event: on.StoreRemoved, now: Instant) -> None:
+        self._cleaner.removed(event.checkpoint_id)
+        self.delete_unused_shared_files()
+
+    def on_store_remove_failed(self, event: on.StoreRemoveFailed, now: Instant) -> None:
+        self._cleaner.remove_failed(event.checkpoint_id)
+
+    def on_cleanup_done(self, event: on.CleanupDone, now: Instant) -> None:
+        self._cleaner.cleaned(event.checkpoint_id)
+
+    def delete_unused_shared_files(self) -> None:
+        """Not before the last pointer to a checkpoint that uses them is gone."""
+        if not self._cleaner.pointers_are_gone:
+            return
+        lowest = self._store.lowest_retained()
+        paths: tuple[str, ...] = ()
+        if self._kept_shared is not None:
+            paths = self._registry.unregister_all(self._kept_shared)
+        elif lowest is not None:
+            paths = self._registry.unregister_unused(lowest)
+        paths += self._unused_shared
+        self._unused_shared = ()
+        if paths:
+            self._emit(out.DeleteSharedFiles(paths))
+
+    # --- what earlier drivers and killed workers left
+
+    def find_leftovers(self, last_own_id: int) -> None:
+        """Asks for what earlier drivers left, once, and then for files of workers that were killed since.
+
+        ``last_own_id`` is the last checkpoint that this driver has triggered; 0 before the first.
+        """
+        if not self._sought_leftovers:
+            self._sought_leftovers = True
+            self._emit(out.FindLeftovers())
+        elif last_own_id > self._searched_up_to:
+            self._searched_up_to = last_own_id
+            self._emit(out.FindLeftovers(last_own_id + 1))
+
+    def leftovers_found(self, event: on.LeftoversFound, first_own_id: int | None) -> None:
+        """Notes what may be deleted once another checkpoint of this driver is complete.
+
+        Until then a pointer that an earlier leader wrote too late could still be restored from. What this driver's
+        own checkpoints may have made by now, from ``first_own_id`` on, is no leftover.
+        """
+        self._leftovers += tuple(
+            (number, where) for number, where in event.checkpoints if first_own_id is None or number < first_own_id
+        )
+        self._leftover_shared = tuple(dict.fromkeys(self._leftover_shared + event.shared))
+
+    def _sweep_leftovers(self) -> None:
+        retained = {entry.checkpoint.id for entry in self._store.entries}
+        found, self._leftovers = self._leftovers, ()
+        for number, directory in found:
+            if number not in retained and not self._cleaner.is_cleaning(number):
+                self._cleaner.sweep(number, directory)
+        shared, self._leftover_shared = self._leftover_shared, ()
+        kept = self._kept_shared or frozenset()  # which the registry has let go of
+        self._unused_shared += tuple(path for path in shared if path not in kept and not self._registry.knows(path))
+
+    # --- the end of the job
+
+    def let_go(self, job_status: str) -> None:
+        """Lets go of all that is retained, and of leftovers that were found since. May be called again.
+
+        What an aborted checkpoint put beside the files of those that stay goes as well.
+        """
+        self._sweep_leftovers()
+        if self._kept_shared is not None:
+            return
+        retained = self._store.clear()
+        stay = [entry for entry in retained if not self._discards_at_end(entry, job_status)]
+        self._kept_shared = frozenset(
+            file.path for entry in stay for state in entry.checkpoint.states.values() for file in state.files()
+        )
+        self.keeps_nothing = self._configuration.discards_on(job_status) and not any(entry.owned for entry in stay)
+        for entry in retained:
+            self._retire(entry, self._discards_at_end(entry, job_status))
+
+    def _discards_at_end(self, entry: RetainedCheckpoint, job_status: str) -> bool:
+        """A claimed snapshot of another job outlives one that ends before a checkpoint of its own has replaced it."""
+        claimed = entry.checkpoint.job_id != self._job_id
+        if not entry.owned or (claimed and job_status != "FINISHED"):
+            return False
+        return self._configuration.discards_on(job_status)

@@ -1,0 +1,222 @@
+"""From a tick or a request to the trigger messages, and the deadline of what was triggered. Pure.
+
+Owns the queue of requests, the ids, and the directories in the making.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ckpt_runtime.checkpoint import effects as out
+from ckpt_runtime.checkpoint import events as on
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
+from ckpt_runtime.checkpoint.effects import Effect
+from ckpt_runtime.checkpoint.events import TimerId, TimerKind
+from ckpt_runtime.checkpoint.execution_view import ExecutionView
+from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.failures import CheckpointFailures
+from ckpt_runtime.checkpoint.id_counter import CheckpointIdSource, CheckpointIdUnavailableError
+from ckpt_runtime.checkpoint.instant import Instant
+from ckpt_runtime.checkpoint.pending_checkpoint import PendingCheckpoint, PendingCheckpoints, PendingState
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
+from ckpt_runtime.checkpoint.request_decider import CheckpointRequestDecider, Load, TriggerRequest, Verdict
+from ckpt_runtime.checkpoint.retention import Retention
+from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
+
+
+class Triggering:
+    """What it triggers it adds to ``pending``; ``emit`` takes the effects."""
+
+    def __init__(
+        self,
+        configuration: CheckpointConfiguration,
+        ids: CheckpointIdSource,
+        pending: PendingCheckpoints,
+        executions: ExecutionView,
+        schedule: CheckpointSchedule,
+        retention: Retention,
+        failures: CheckpointFailures,
+        emit: Callable[[Effect], None],
+    ) -> None:
+        self._configuration = configuration
+        self._ids = ids
+        self._pending = pending
+        self._executions = executions
+        self._schedule = schedule
+        self._retention = retention
+        self._failures = failures
+        self._emit = emit
+        self._decider = CheckpointRequestDecider()
+        self._sequence = 0
+        self._locating: set[int] = set()
+
+    @property
+    def is_locating(self) -> bool:
+        """Whether a directory is being made, be it for a checkpoint that is aborted already."""
+        return bool(self._locating)
+
+    # --- what makes a request
+
+    def request(self, event: on.TriggerRequested, now: Instant) -> None:
+        """Somebody wants a checkpoint, and a deployment runs."""
+        self._offer(event.request_id, event.properties, now, target_directory=event.target_directory)
+
+    def request_final(self, now: Instant) -> None:
+        """Requests the last checkpoint of a bounded job when all tasks wait for it."""
+        if self._schedule.claim_final():
+            self._offer(None, CheckpointProperties(), now, final=True)
+
+    def on_timer_fired(self, event: on.TimerFired, now: Instant) -> None:
+        match event.timer.kind:
+            case TimerKind.PERIODIC:
+                if self._schedule.tick(event.generation, now):
+                    self._offer(None, CheckpointProperties(), now, periodic=True)
+            case TimerKind.CANCELLER:
+                self._expire(event.timer.checkpoint_id, event.generation, now)
+            case TimerKind.FINAL_CHECKPOINT:
+                if self._schedule.final_timer_fired(event.generation, now):
+                    self._offer(None, CheckpointProperties(), now, final=True)
+
+    def _offer(
+        self,
+        request_id: str | None,
+        properties: CheckpointProperties,
+        now: Instant,
+        *,
+        periodic: bool = False,
+        final: bool = False,
+        target_directory: str | None = None,
+    ) -> None:
+        self._sequence += 1
+        dropped = self._decider.offer(
+            TriggerRequest(request_id, properties, now.rel_ms, self._sequence, periodic, final, target_directory)
+        )
+        if dropped is not None:
+            self._failures.refuse(dropped, Reason.TOO_MANY_CHECKPOINT_REQUESTS, now)
+
+    # --- settings, start and stop
+
+    def configure(self, configuration: CheckpointConfiguration, now: Instant) -> None:
+        before, self._configuration = self._configuration, configuration
+        self._schedule.configure(configuration, now)
+        self._forget_tick()
+        if before.timeout_ms != configuration.timeout_ms:
+            for pending in self._pending.abortable():
+                self._move_deadline(pending, now)
+
+    def on_backlog_changed(self, event: on.BacklogChanged, now: Instant) -> None:
+        self._schedule.set_backlog(event.processing_backlog, now)
+        self._forget_tick()
+
+    def _forget_tick(self) -> None:
+        if not self._schedule.has_tick:
+            self._decider.drop_periodic()
+
+    def stop(self, reason: Reason, now: Instant) -> None:
+        """Ticks stop; whatever is pending or queued is aborted."""
+        self._schedule.stop()
+        for request in self._decider.drain():
+            self._failures.refuse(request, reason, now)
+        for pending in self._pending.abortable():
+            self._failures.abort(pending, reason, now)
+
+    # --- deadlines
+
+    def _move_deadline(self, pending: PendingCheckpoint, now: Instant) -> None:
+        """FLIP-571: the remainder is the new timeout less what has passed since the timeout was armed."""
+        self._pending.move_deadline(pending, pending.started_at + self._configuration.timeout_ms)
+        if pending.deadline <= now.rel_ms:
+            self._failures.abort(pending, Reason.CHECKPOINT_EXPIRED, now)
+        else:
+            self._schedule_canceller(pending)
+
+    def _schedule_canceller(self, pending: PendingCheckpoint) -> None:
+        timer = TimerId(TimerKind.CANCELLER, pending.id)
+        self._emit(out.ScheduleTimer(timer, pending.generation, pending.deadline))
+
+    def _expire(self, checkpoint_id: int, generation: int, now: Instant) -> None:
+        pending = self._pending.get(checkpoint_id)
+        if pending is None or not pending.can_abort or pending.generation != generation:
+            return
+        if now.rel_ms < pending.deadline:
+            self._schedule_canceller(pending)
+        else:
+            self._failures.abort(pending, Reason.CHECKPOINT_EXPIRED, now)
+
+    # --- triggering
+
+    def trigger_what_may_go(self, now: Instant) -> None:
+        """Called after everything that can make room."""
+        while not self._decider.is_empty:
+            load = Load(
+                triggering=self._pending.is_triggering,
+                cleaning=self._retention.cleaning,
+                pending=len(self._pending),
+                max_concurrent=self._configuration.max_concurrent,
+                pause_ends_at=self._schedule.pause_ends_at,
+                savepoints_wait=self._configuration.unaligned_enabled,
+            )
+            verdict, request = self._decider.next(load, now.rel_ms)
+            if request is None:
+                return
+            if verdict is Verdict.GO:
+                self._trigger(request, now)
+            else:
+                self._schedule.postpone_to_pause_end()
+
+    def _trigger(self, request: TriggerRequest, now: Instant) -> None:
+        plan = self._executions.plan()
+        allowed = self._configuration.checkpoints_after_tasks_finish or not self._executions.any_finished
+        if not plan.to_wait_for or not allowed:
+            self._failures.tasks_not_running(request.request_id)
+            return
+        try:
+            number = self._ids.next_id()
+        except CheckpointIdUnavailableError as error:
+            self._failures.fail_without_id(request, str(error), now)
+            return
+        deadline = now.rel_ms + self._configuration.timeout_ms
+        pending = PendingCheckpoint(number, request, plan, now.abs_ms, now.rel_ms, deadline)
+        self._pending.add(pending)
+        self._locating.add(pending.id)
+        self._schedule_canceller(pending)
+        self._emit(out.InitializeLocation(pending.id, request.properties, request.target_directory))
+
+    def on_location_ready(self, event: on.LocationReady, now: Instant) -> None:
+        self._locating.discard(event.checkpoint_id)
+        pending = self._pending.get(event.checkpoint_id)
+        if pending is None or pending.state is not PendingState.LOCATING:
+            self._retention.discard_location(event.checkpoint_id, event.directory)
+            return
+        pending.directory = event.directory
+        pending.state = PendingState.PENDING
+        options = self._options(pending.request.properties, event)
+        self._emit(out.TriggerSources(pending.id, pending.timestamp, options, pending.plan.to_trigger))
+
+    def _options(self, properties: CheckpointProperties, location: on.LocationReady) -> CheckpointOptions:
+        if properties.is_savepoint:
+            return CheckpointOptions(properties, location.directory)
+        if not self._retention.latest_is_owned:
+            # Nothing may refer into a snapshot that stays the user's.
+            properties = replace(properties, full=True)
+        return CheckpointOptions(
+            properties,
+            location.directory,
+            self._configuration.unaligned_enabled,
+            self._configuration.aligned_timeout_ms,
+            self._configuration.max_inflight_data_bytes,
+            location.shared_directory,
+        )
+
+    def on_location_failed(self, event: on.LocationFailed, now: Instant) -> None:
+        self._locating.discard(event.checkpoint_id)
+        self._abort(event, Reason.IO_EXCEPTION, now)
+
+    def on_trigger_failed(self, event: on.TriggerFailed, now: Instant) -> None:
+        self._abort(event, Reason.TRIGGER_CHECKPOINT_FAILURE, now)
+
+    def _abort(self, event: on.LocationFailed | on.TriggerFailed, reason: Reason, now: Instant) -> None:
+        pending = self._pending.get(event.checkpoint_id)
+        if pending is not None and pending.can_abort:
+            self._failures.abort(pending, reason, now, event.message)

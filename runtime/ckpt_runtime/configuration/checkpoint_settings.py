@@ -1,0 +1,94 @@
+"""The checkpointing settings of a job, each once: its option, its name in REST answers, and how FLIP-571 changes it.
+
+The coordinator's configuration, the overrides, the REST API and its description are made from this table; a test
+compares the client's own with it, since the client imports nothing of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckpt_runtime.configuration.checkpointing_options import MINIMAL_CHECKPOINT_TIME_MS
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions as Options
+from ckpt_runtime.configuration.option import ConfigOption
+from ckpt_runtime.configuration.value_types import BOOLEAN, MAX_INT, MAX_LONG
+
+MAX_MILLISECONDS = 10 * 365 * 24 * 3600 * 1000
+"""Ten years: beyond it a duration is a mistake, and sums with timestamps would leave a 64-bit integer."""
+_TIMES = (MINIMAL_CHECKPOINT_TIME_MS, MAX_MILLISECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSetting:
+    """``field`` is the attribute of ``CheckpointConfiguration``.
+
+    ``shown_as`` is the field of ``GET /jobs/:jobid/checkpoints/config``, None for what Flink does not show, or not as a
+    plain value. ``patched_as`` is the field of FLIP-571's request, None for what cannot change while the job runs, and
+    ``patch_range`` what that accepts, both ends included; None for true or false.
+    """
+
+    field: str
+    option: ConfigOption[Any]
+    shown_as: str | None = None
+    patched_as: str | None = None
+    patch_range: tuple[int, int] | None = None
+
+    @property
+    def least(self) -> int | None:
+        """The least value that a submission may set; None for what is no number."""
+        return getattr(self.option.type, "minimum", None)
+
+    @property
+    def is_flag(self) -> bool:
+        """Tells whether the value is true or false."""
+        return self.option.type is BOOLEAN
+
+
+CHECKPOINT_SETTINGS = (
+    CheckpointSetting("interval_ms", Options.INTERVAL, "interval", "checkpointInterval", _TIMES),
+    CheckpointSetting("timeout_ms", Options.TIMEOUT, "timeout", "checkpointTimeout", _TIMES),
+    CheckpointSetting(
+        "min_pause_ms", Options.MIN_PAUSE, "min_pause", "minPauseBetweenCheckpoints", (0, MAX_MILLISECONDS)
+    ),
+    CheckpointSetting(
+        "max_concurrent",
+        Options.MAX_CONCURRENT_CHECKPOINTS,
+        "max_concurrent",
+        "maxConcurrentCheckpoints",
+        (1, MAX_INT),
+    ),
+    CheckpointSetting(
+        "tolerable_failures",
+        Options.TOLERABLE_FAILED_CHECKPOINTS,
+        "tolerable_failed_checkpoints",
+        "tolerableCheckpointFailureNumber",
+        (0, MAX_INT),
+    ),
+    CheckpointSetting(
+        "aligned_timeout_ms",
+        Options.ALIGNED_TIMEOUT,
+        "aligned_checkpoint_timeout",
+        "alignedCheckpointTimeout",
+        (0, MAX_MILLISECONDS),
+    ),
+    CheckpointSetting("unaligned_enabled", Options.UNALIGNED, "unaligned_checkpoints", "unalignedEnabled"),
+    CheckpointSetting(
+        "max_inflight_data_bytes",
+        Options.MAX_INFLIGHT_DATA,
+        "max_inflight_data_bytes",
+        "maxInflightDataBytes",
+        (1, MAX_LONG),
+    ),
+    CheckpointSetting("retained", Options.NUM_RETAINED),
+    CheckpointSetting("retention", Options.EXTERNALIZED_RETENTION),
+    CheckpointSetting(
+        "checkpoints_after_tasks_finish", Options.CHECKPOINTS_AFTER_TASKS_FINISH, "checkpoints_after_tasks_finish"
+    ),
+)
+
+PATCHABLE: Mapping[str, CheckpointSetting] = {
+    setting.patched_as: setting for setting in CHECKPOINT_SETTINGS if setting.patched_as is not None
+}
+"""What can change while a job runs, by its name in FLIP-571's request."""

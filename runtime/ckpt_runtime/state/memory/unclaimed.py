@@ -1,0 +1,90 @@
+"""What a snapshot holds for states that nobody has asked for yet: the raw key-group blocks of this backend's range.
+
+Blocks are read once at restore (clipped to the range), decoded when a state is claimed, and copied as they are into the
+next snapshot while it is not, so that a state survives a run of the job that does not use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedSection, KeyedStateHandle
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.state import native_format
+from ckpt_runtime.state.errors import CorruptStateError, UnsupportedBackendError, schema_mismatch
+from ckpt_runtime.state.native_format import SectionWriter
+from ckpt_runtime.state.snapshots import SnapshotReader
+
+Block: TypeAlias = bytes | memoryview
+
+
+class UnclaimedState:
+    """One unclaimed state. Blocks of one key group come from one subtask, or from several after odd repairs."""
+
+    def __init__(self, uid: str, name: str, descriptor: dict[str, Any]) -> None:
+        native_format.check_descriptor(name, descriptor)
+        self.uid = uid
+        self.name = name
+        self.descriptor = descriptor
+        self.schema = native_format.schema_from_json(descriptor.get("schema"))
+        self._blocks: dict[int, list[Block]] = {}
+
+    @property
+    def kind(self) -> str:
+        """The kind of state."""
+        return str(self.descriptor["kind"])
+
+    def add(self, section: KeyedSection, read: Callable[[int, int], Block], owned: KeyGroupRange) -> None:
+        """Reads the blocks inside ``owned``."""
+        if section.descriptor != self.descriptor:
+            other = native_format.schema_from_json(section.descriptor.get("schema"))
+            raise schema_mismatch(self.uid, self.name, "parts of the snapshot differ", self.schema, other)
+        for key_group, offset, length in section.key_group_offsets:
+            if key_group in owned:
+                block = read(offset, length)
+                if len(block) != length:
+                    raise CorruptStateError(
+                        f"state {self.name!r}: key group {key_group} has {len(block)} bytes at {offset}, not {length}"
+                    )
+                self._blocks.setdefault(key_group, []).append(block)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """All rows."""
+        for key_group in sorted(self._blocks):
+            for block in self._blocks[key_group]:
+                yield from native_format.read_block(self.name, self.schema, block)
+
+    def freeze(self) -> UnclaimedState:
+        """Blocks never change."""
+        return self
+
+    def write(self, writer: SectionWriter, owned: KeyGroupRange, max_parallelism: int) -> None:
+        """Copies the blocks into a new snapshot."""
+        blocks = [(group, self._blocks[group]) for group in sorted(self._blocks) if group in owned]
+        writer.write_blocks(self.name, self.descriptor, blocks)
+
+    def release(self) -> None:
+        """Nothing is held for a snapshot."""
+
+
+def unclaimed_states(
+    uid: str, handles: Iterable[KeyedHandle], reader: SnapshotReader, owned: KeyGroupRange
+) -> dict[str, UnclaimedState]:
+    """States by name from all parts of a snapshot that overlap ``owned``."""
+    found: dict[str, UnclaimedState] = {}
+    for handle in handles:
+        if not isinstance(handle, KeyedStateHandle):
+            raise UnsupportedBackendError(
+                f"operator {uid!r}: its state was written by the backend {handle.backend!r}, which state.backend.type "
+                "has to name"
+            )
+        for section in handle.sections:
+            state = found.get(section.name)
+            if state is None:
+                state = found[section.name] = UnclaimedState(uid, section.name, section.descriptor)
+            state.add(section, partial(reader.read, handle.file), owned)
+    return found

@@ -1,0 +1,37 @@
+"""Keyed state backends by the name that ``state.backend.type`` gives them. A backend is imported when it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
+from ckpt_runtime.state.errors import UnsupportedBackendError
+
+BackendFactory: TypeAlias = Callable[[BackendParameters], KeyedStateBackend]
+
+
+def _hashmap(parameters: BackendParameters) -> KeyedStateBackend:
+    from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
+
+    return MemoryKeyedStateBackend(parameters.key_groups, parameters.max_parallelism, parameters.uid)
+
+
+_FACTORIES: dict[str, BackendFactory] = {"hashmap": _hashmap}
+
+
+def register_backend(name: str, factory: BackendFactory) -> None:
+    """From here on ``name`` stands for this backend in this process.
+
+    The mapping is explicit: no option names a module, since what a configuration says is never imported.
+    """
+    _FACTORIES[name] = factory
+
+
+def create_backend(name: str, parameters: BackendParameters) -> KeyedStateBackend:
+    """An empty backend. Raises :class:`UnsupportedBackendError` for a name that there is none of."""
+    factory = _FACTORIES.get(name)
+    if factory is None:
+        known = " or ".join(map(repr, sorted(_FACTORIES)))
+        raise UnsupportedBackendError(f"state.backend.type: {name!r} is not available, use {known}")
+    return factory(parameters)

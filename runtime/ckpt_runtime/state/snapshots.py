@@ -1,0 +1,58 @@
+"""What a keyed state backend and the task say to each other about snapshots: new files, frozen states, stored files.
+
+Names, places, checksums and sizes of files are the task's affair. A backend opens as many files as it wants, private
+or shared ones, and gets a handle for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import BinaryIO, Protocol
+
+from ckpt_runtime.checkpoint.state_handles import KeyedHandle, StateFile
+
+
+class SnapshotFile(AbstractContextManager["SnapshotFile"], Protocol):
+    """A new file of a snapshot. As a context manager it gives itself up unless it was finished."""
+
+    stream: BinaryIO
+
+    def finish(self) -> StateFile:
+        """Makes the content durable. Small content comes back inside the handle, and is no file."""
+
+
+class SnapshotFiles(Protocol):
+    """Opens the new files of one snapshot. One thread at a time; raises OSError as the storage does."""
+
+    def private(self) -> SnapshotFile:
+        """A file that goes with this snapshot."""
+
+    def shared(self) -> SnapshotFile:
+        """A file that later checkpoints may refer to. In a savepoint, which shares nothing, it is a private one."""
+
+
+class KeyedSnapshot(Protocol):
+    """The asynchronous part of a snapshot. The state in it does not change while the operator goes on."""
+
+    def write(self, files: SnapshotFiles) -> Sequence[KeyedHandle]:
+        """Writes all states, and returns where they lie; runs in a pool thread. Nothing is returned for no state.
+
+        What the task opened for it is deleted when this raises, or when nobody waits for the snapshot any more.
+        """
+
+    def release(self) -> None:
+        """Gives up the frozen view; called once after ``write`` or instead of it, from any thread."""
+
+
+class SnapshotReader(Protocol):
+    """Reads the files of a restored snapshot, each verified as a whole before any byte of it is used.
+
+    Raises StorageError: damage and absence are told apart by the caller.
+    """
+
+    def read(self, file: StateFile, offset: int, length: int) -> bytes | memoryview:
+        """A part of a file."""
+
+    def fetch(self, file: StateFile, path: str) -> None:
+        """All of it, as a new local file."""

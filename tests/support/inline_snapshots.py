@@ -1,0 +1,74 @@
+"""Snapshots of keyed state without storage: handles that hold their content, in the form in which they are stored."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+from msgspec import convert, to_builtins
+
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.state_handles import KeyedHandle, StateFile
+from ckpt_runtime.state.backend import KeyedStateBackend
+from ckpt_runtime.state.snapshots import KeyedSnapshot, SnapshotFile
+
+CHECKPOINT = CheckpointProperties()
+
+
+class InlineFile(SnapshotFile):
+    """Content that becomes no file."""
+
+    def __init__(self) -> None:
+        self._content = io.BytesIO()
+        self.stream = self._content
+
+    def finish(self) -> StateFile:
+        content = self._content.getvalue()
+        return StateFile("", len(content), "", content)
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class InlineFiles:
+    """Of one snapshot."""
+
+    def private(self) -> InlineFile:
+        return InlineFile()
+
+    shared = private
+
+
+class InlineReader:
+    """Reads what :class:`InlineFiles` has written."""
+
+    def read(self, file: StateFile, offset: int, length: int) -> bytes:
+        assert file.inline is not None
+        return file.inline[offset : offset + length]
+
+    def fetch(self, file: StateFile, path: str) -> None:
+        assert file.inline is not None
+        with open(path, "xb") as target:
+            target.write(file.inline)
+
+
+def written(snapshot: KeyedSnapshot) -> list[KeyedHandle]:
+    """What the snapshot holds. It is released."""
+    handles = [
+        convert(json.loads(json.dumps(to_builtins(handle))), KeyedHandle)
+        for handle in snapshot.write(cast(Any, InlineFiles()))
+    ]
+    snapshot.release()
+    return handles
+
+
+def handles_of(backends: Iterable[KeyedStateBackend]) -> list[KeyedHandle]:
+    """What all of them hold."""
+    return [handle for backend in backends for handle in written(backend.snapshot(1, CHECKPOINT))]
+
+
+def restore(backend: KeyedStateBackend, handles: Sequence[KeyedHandle]) -> None:
+    """Loads what there is."""
+    backend.restore(handles, InlineReader(), owned=True)
