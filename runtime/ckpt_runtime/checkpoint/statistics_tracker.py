@@ -14,6 +14,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.checkpoint.statistics import (
     CheckpointCounts,
+    CheckpointMetrics,
     CheckpointStats,
     CheckpointStatsSnapshot,
     CheckpointStatsStatus,
@@ -72,7 +73,7 @@ class _Running:
     def freeze(self, status: CheckpointStatsStatus) -> CheckpointStats:
         """A checkpoint becomes an unaligned one with the first acknowledgement that says so, as in Flink."""
         reported = [stats for subtasks in self.vertices.values() for stats in subtasks]
-        turned = any(stats is not None and stats.completed and stats.unaligned for stats in reported)
+        turned = any(stats is not None and stats.completed and stats.metrics.unaligned for stats in reported)
         unaligned = turned and self.checkpoint_type is CheckpointType.CHECKPOINT
         return CheckpointStats(
             id=self.id,
@@ -91,18 +92,14 @@ class _Running:
 
 
 def _recovered_subtask(index: int, at: int, state: SubtaskState) -> SubtaskStats:
-    return SubtaskStats(
-        index,
-        at,
-        state.bytes,
-        state.bytes,
-        sync_duration=0,
-        async_duration=0,
+    metrics = CheckpointMetrics(
+        checkpointed_size=state.bytes,
         persisted_data=state.in_flight_bytes,
         alignment_duration=-1,
         start_delay=-1,
         unaligned=state.has_channel_state,
     )
+    return SubtaskStats(index, at, state.bytes, metrics)
 
 
 def _recovered(checkpoint: CompletedCheckpoint) -> CheckpointStats:

@@ -18,6 +18,7 @@ from ckpt_runtime.api.plan_result import PlanRequest
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
 from ckpt_runtime.configuration.checkpointing_options import (
     CheckpointingOptions,
@@ -44,13 +45,11 @@ from ckpt_runtime.jobmaster.gateway import (
     JobDetails,
     JobNotFound,
     JobOverview,
-    JobStatus,
     JobTerminated,
     NotReady,
     OperationKind,
     OperationStatus,
     RunRequest,
-    SavepointFormat,
     SlotOverview,
     StoredPipeline,
     SubmissionFailed,
@@ -80,6 +79,7 @@ from ckpt_runtime.jobmaster.stored_submissions import forget_result, store_job
 from ckpt_runtime.jobmaster.stranded_jobs import StrandedJobs
 from ckpt_runtime.jobmaster.submission import JobSubmission, options_of_jobs
 from ckpt_runtime.limited_process import ProcessLimits
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.disposal import dispose_snapshot
 from ckpt_runtime.storage.errors import PoolExhaustedError, StorageError, StorageTimeoutError
 from ckpt_runtime.storage.filesystem import resolve

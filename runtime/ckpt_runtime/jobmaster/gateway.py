@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
-from ckpt_runtime.checkpoint.properties import SavepointFormat as SavepointFormat  # noqa: PLC0414
-from ckpt_runtime.scheduler.job_status import JobStatus as JobStatus  # noqa: PLC0414
+from ckpt_runtime.checkpoint.properties import SavepointFormat
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
+from ckpt_runtime.scheduler.job_status import JobStatus
 
 if TYPE_CHECKING:
     from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
@@ -45,13 +46,6 @@ class CheckpointKind(StrEnum):
 
     CONFIGURED = "CONFIGURED"
     FULL = "FULL"
-
-
-class ClaimMode(StrEnum):
-    """FLIP-193: who owns the snapshot that a job is restored from."""
-
-    NO_CLAIM = "NO_CLAIM"
-    CLAIM = "CLAIM"
 
 
 class OperationKind(StrEnum):
@@ -227,7 +221,7 @@ class RunRequest:
     configuration: Mapping[str, str] = field(default_factory=dict)
     savepoint_path: str | None = None
     allow_non_restored_state: bool = False
-    claim_mode: ClaimMode = ClaimMode.NO_CLAIM
+    claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
     job_id: str | None = None
 
 
