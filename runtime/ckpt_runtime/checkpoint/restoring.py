@@ -16,9 +16,9 @@ from ckpt_runtime.checkpoint.effects import Effect
 from ckpt_runtime.checkpoint.id_counter import CheckpointIdSource
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.pending_checkpoint import PendingCheckpoints
-from ckpt_runtime.checkpoint.properties import RestoreMode
 from ckpt_runtime.checkpoint.retention import Retention
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class Restoring:
     def request(self, event: on.RestoreRequested) -> None:
         """A later request replaces one that has not been answered yet."""
         if self._restore is None:
-            self._restore = _Restore(event.request_id, event.savepoint, event.mode is RestoreMode.CLAIM)
+            self._restore = _Restore(event.request_id, event.savepoint, event.mode is RecoveryClaimMode.CLAIM)
         self._restore.request_id = event.request_id
 
     def abandon(self) -> None:
