@@ -13,13 +13,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, AnyPeer
 from ckpt_runtime.jobmaster.loss_notices import LossNotices
 from ckpt_runtime.jobmaster.process_exits import describe_exit
 from ckpt_runtime.jobmaster.slot_stages import SlotProvider, SlotStages
-from ckpt_runtime.jobmaster.slots import Slot, SlotOwner, SlotsUnavailableError, Worker
+from ckpt_runtime.jobmaster.slots import Slot, SlotOwner, SlotsUnavailableError, SlotTimes, Worker
 from ckpt_runtime.network.control_messages import (
     AdoptWorker,
     AgentHeartbeat,
@@ -45,36 +44,14 @@ WORKER_START_TIMEOUT_S = 120.0
 MAX_FAILURES = 3
 """A process in which subtasks have failed so often gets no further attempt: user code may have left the cause in it."""
 
-LOSS_GRACE_S = 3.0
-"""How long owners wait for the cause of a loss: agents tell an exit code at once, Spark a lost executor in seconds."""
-
-SPARE_PAUSE_S = 1.0
-"""A spare's start costs more than a second of a core, which a job that deploys at the same moment needs more."""
-
 STOP_TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class SlotTimes:
-    """Seconds: an unused stage is kept for ``idle_timeout_s``, slots are waited for ``request_timeout_s``."""
-
-    heartbeat_interval_s: float
-    heartbeat_timeout_s: float
-    idle_timeout_s: float
-    request_timeout_s: float
-    spare_pause_s: float = SPARE_PAUSE_S
-    loss_grace_s: float = LOSS_GRACE_S
 
 
 class SlotPool:
     """All slots. ``clock`` is monotonic, in seconds."""
 
     def __init__(
-        self,
-        provider: SlotProvider,
-        secret: str,
-        times: SlotTimes,
-        clock: Callable[[], float] = time.monotonic,
+        self, provider: SlotProvider, secret: str, times: SlotTimes, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._times = times
         self._clock = clock
