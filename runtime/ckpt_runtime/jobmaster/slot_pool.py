@@ -313,7 +313,7 @@ class SlotPool:
         """The agent holds the worker, the worker follows the agent; its answer makes it the slot's."""
         del self._orphans[worker.worker_id]
         logger.info("slot %s adopts worker %s", slot.slot_id, worker.worker_id)
-        worker.peer.slot = slot.slot_id
+        worker.peer.slot = slot.slot_id  # from now on what it says, and its end, concern this slot
         slot.adopting = worker
         slot.starting[worker.worker_id] = self._clock()
         agent, registration = slot.agent.registration.process, worker.peer.registration
@@ -427,7 +427,7 @@ class SlotPool:
             if now - since > WORKER_START_TIMEOUT_S:
                 logger.warning("worker %s did not report in within %g s", worker_id, WORKER_START_TIMEOUT_S)
                 slot.agent.send(KillWorker(worker_id))
-                slot.starting[worker_id] = now
+                slot.starting[worker_id] = now  # for the agent to report its end, which starts the next one
 
     def _end_idle_stages(self, now: float) -> None:
         """While a job waits for slots there are no idle ones: it gets what there is when the last worker is ready."""
