@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt_runtime.graph.job_graph import Partitioning
-from ckpt_runtime.graph.key_groups import key_group_of_hash, owner_of_key_group
+from ckpt_runtime.graph.key_groups import owner_of_key_group
 from ckpt_runtime.network.elements import CancelCheckpoint, Watermark
 from ckpt_runtime.network.gate import InputGate
 from ckpt_runtime.state.hashing import hash_columns
 from ckpt_runtime.task.output import BufferLimits, LocalSubpartition, ResultPartition, Subpartition
+from tests.support.reference_kernels import key_group_of_hash
 from tests.unit.runtime.task.conftest import TaskKit
 
 MAX_PARALLELISM = 16
