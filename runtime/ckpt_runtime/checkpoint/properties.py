@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 
@@ -50,24 +49,6 @@ class CheckpointProperties:
         """A plain savepoint tells no task that it is complete and replaces nothing."""
         return self.type is not CheckpointType.SAVEPOINT
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "type": self.type.value,
-            "savepoint_format": None if self.savepoint_format is None else self.savepoint_format.value,
-            "full": self.full,
-            "drain": self.drain,
-        }
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> CheckpointProperties:
-        name = document["savepoint_format"]
-        return cls(
-            CheckpointType(document["type"]),
-            None if name is None else SavepointFormat(name),
-            bool(document["full"]),
-            bool(document["drain"]),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
@@ -84,24 +65,3 @@ class CheckpointOptions:
     aligned_timeout_ms: int = 0
     max_inflight_data_bytes: int | None = None
     shared_directory: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "properties": self.properties.to_json(),
-            "directory": self.directory,
-            "unaligned": self.unaligned,
-            "aligned_timeout_ms": self.aligned_timeout_ms,
-            "max_inflight_data_bytes": self.max_inflight_data_bytes,
-            "shared_directory": self.shared_directory,
-        }
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> CheckpointOptions:
-        return cls(
-            CheckpointProperties.from_json(document["properties"]),
-            document["directory"],
-            document["unaligned"],
-            document["aligned_timeout_ms"],
-            document["max_inflight_data_bytes"],
-            document["shared_directory"],
-        )

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.documents import subtask_state_of
 from ckpt_runtime.checkpoint.state_handles import (
     IncrementalKeyedStateHandle,
     KeyedSection,
@@ -16,9 +15,10 @@ from ckpt_runtime.checkpoint.state_handles import (
     OperatorSubtaskState,
     StateFile,
     SubtaskState,
+    check_state,
 )
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.graph.schema import DocumentError
+from ckpt_runtime.graph.schema import DocumentError, checked
 
 GROUPS = KeyGroupRange(0, 63)
 SECTION = KeyedSection("counts", {"kind": "value"}, ((3, 0, 5),))
@@ -38,7 +38,8 @@ def checkpoint(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_handles_survive_their_document() -> None:
-    assert subtask_state_of(STATE.to_json()) == STATE
+    assert checked(STATE.to_json(), SubtaskState) == STATE
+    check_state(STATE, "it")
     assert CompletedCheckpoint.from_json(checkpoint(STATE.to_json())).states == {("v", 0): STATE}
     assert [handle["kind"] for handle in STATE.to_json()["operators"]["op"]["keyed"]] == ["key_groups", "incremental"]
 

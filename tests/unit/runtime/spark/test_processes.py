@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from ckpt_runtime.network.control_messages import ProcessIdentity
 from ckpt_runtime.spark import processes
+from ckpt_runtime.spark.worker_processes import own_identity
 
 pytestmark = pytest.mark.skipif(not processes.machine(), reason="no process descriptors here")
 
@@ -23,14 +25,14 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_process_says_how_to_hold_it() -> None:
-    own = processes.identity()
-    assert (own["machine"], own["pid"]) == (processes.machine(), os.getpid())
-    assert own["started"] == processes.started(os.getpid())
+    own = own_identity()
+    assert (own.machine, own.pid) == (processes.machine(), os.getpid())
+    assert own.started == processes.started(os.getpid())
 
 
 def test_where_there_are_no_process_descriptors_nobody_is_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "pidfd_open")
-    assert processes.identity() == {"machine": "", "pid": os.getpid(), "started": 0}
+    assert own_identity() == ProcessIdentity("", os.getpid(), 0)
 
 
 def test_an_adopted_process_is_killed_and_waited_for(sleeper: subprocess.Popen[bytes]) -> None:
