@@ -8,6 +8,7 @@ import json
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -47,7 +48,6 @@ from ckpt_runtime.jobmaster.gateway import (
     RunRequest,
 )
 from ckpt_runtime.jobmaster.program_archive import ProgramRefusedError, modules_of
-from ckpt_runtime.jobmaster.submission import request_of
 from ckpt_runtime.snapshots.snapshot import disposal_of, open_snapshot
 from ckpt_runtime.storage.disposal import SnapshotDisposal
 from ckpt_runtime.storage.errors import StorageError
@@ -240,9 +240,9 @@ def test_results(document: Any) -> None:
 
 STORED = {
     "plan": (StoredJob(JOB, GRAPH.to_json(), {"a": "b"}).to_json(), StoredJob.from_json),
-    "leader": (LeaderInfo("http://x", "app", "1", 3).to_json(), LeaderInfo.from_json),
+    "leader": (asdict(LeaderInfo("http://x", "app", "1", 3)), lambda document: checked(document, LeaderInfo)),
     "disposal": ({"directory": "file:///s", "files": ["a", "b/c"]}, SnapshotDisposal.from_json),
-    "request": (RESULT["request"], request_of),
+    "request": (RESULT["request"], lambda document: checked(document, RunRequest)),
     "failure": (RESULT["exceptions"][0], lambda document: EndedJob({**RESULT, "exceptions": [document]})),
 }
 
