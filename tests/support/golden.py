@@ -20,7 +20,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ckpt_runtime.jobmaster.gateway import CheckpointKind, ExecutionState, JobStatus, OperationKind
+from ckpt_runtime.jobmaster.gateway import CheckpointKind, ExecutionState, OperationKind
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.metadata import encode
 from ckpt_runtime.storage.snapshot_metadata import read_metadata

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.jobmaster.exceptions_history import FailureLog
-from ckpt_runtime.jobmaster.gateway import ExceptionEntry, FailureCause, JobStatus
+from ckpt_runtime.jobmaster.gateway import ExceptionEntry, FailureCause
 from ckpt_runtime.jobmaster.job_record import DurableRecord
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.disposal import SnapshotDisposal
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.ha_store import HaStore

@@ -14,11 +14,10 @@ from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
 from ckpt_runtime.cli.framework import Cli
 from ckpt_runtime.cli.output import duration_text, size_text
 from ckpt_runtime.client.errors import NotFound
+from ckpt_runtime.client.models import TERMINAL_STATES
 
 if TYPE_CHECKING:
     from ckpt_runtime.connectors.leftovers import HiddenFile
-
-_ENDED = ("FINISHED", "CANCELED", "FAILED")
 
 
 def leftovers(
@@ -94,7 +93,7 @@ def _why_kept(
 ) -> str | None:
     """None for a file that is left over."""
     state = status(file.part.job_id)
-    if state is not None and state not in _ENDED:
+    if state is not None and state not in TERMINAL_STATES:
         return f"the job is {state}"
     if file.part.hidden in covered:
         return "a snapshot to keep covers it"
@@ -108,27 +107,21 @@ def _why_kept(
 def _report(
     cli: Cli, files: Sequence[HiddenFile], verdicts: Sequence[str | None], now_s: float, *, removed: bool
 ) -> None:
-    gone = "removed" if removed else "left over"
-    document = [
-        {
-            "name": file.part.hidden,
-            "job_id": file.part.job_id,
-            "checkpoint_id": file.part.checkpoint,
-            "size": file.size,
-            "age_ms": int((now_s - file.modified_s) * 1000),
-            "left_over": why is None,
-            "removed": removed and why is None,
-            "kept_because": why,
-        }
-        for file, why in zip(files, verdicts, strict=True)
-    ]
-    rows = [
-        (
-            file.part.hidden,
-            size_text(file.size),
-            duration_text(max(0, int((now_s - file.modified_s) * 1000))),
-            gone if why is None else f"kept: {why}",
+    document, rows = [], []
+    for file, why in zip(files, verdicts, strict=True):
+        age_ms = int((now_s - file.modified_s) * 1000)
+        document.append(
+            {
+                "name": file.part.hidden,
+                "job_id": file.part.job_id,
+                "checkpoint_id": file.part.checkpoint,
+                "size": file.size,
+                "age_ms": age_ms,
+                "left_over": why is None,
+                "removed": removed and why is None,
+                "kept_because": why,
+            }
         )
-        for file, why in zip(files, verdicts, strict=True)
-    ]
+        verdict = ("removed" if removed else "left over") if why is None else f"kept: {why}"
+        rows.append((file.part.hidden, size_text(file.size), duration_text(max(0, age_ms)), verdict))
     cli.output.table(document, ("FILE", "SIZE", "AGE", "VERDICT"), rows, empty="no hidden files")

@@ -18,6 +18,7 @@ from ckpt_runtime.api.plan_result import PlanRequest
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
 from ckpt_runtime.configuration.checkpointing_options import (
     CheckpointingOptions,
@@ -43,14 +44,12 @@ from ckpt_runtime.jobmaster.gateway import (
     JobDetails,
     JobNotFound,
     JobOverview,
-    JobStatus,
     JobTerminated,
     NotReady,
     OperationKind,
     OperationStatus,
     RunRequest,
-    SavepointFormat,
-    SlotAgent,
+    SlotOverview,
     StoredPipeline,
     SubmissionFailed,
     VertexNotFound,
@@ -79,6 +78,7 @@ from ckpt_runtime.jobmaster.stored_submissions import forget_result, store_job
 from ckpt_runtime.jobmaster.stranded_jobs import StrandedJobs
 from ckpt_runtime.jobmaster.submission import JobSubmission, options_of_jobs
 from ckpt_runtime.limited_process import ProcessLimits
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.snapshots.snapshot import disposal_of, open_snapshot
 from ckpt_runtime.storage.errors import PoolExhaustedError, StorageError, StorageTimeoutError
 from ckpt_runtime.storage.filesystem import resolve
@@ -215,10 +215,10 @@ class Dispatcher:
         statuses = Counter(job.status for job in self._jobs.values())
         return ClusterOverview(self._slots.total, self._slots.available, len(self._slots.all()), statuses)
 
-    async def slot_agents(self) -> tuple[SlotAgent, ...]:
+    async def slot_agents(self) -> tuple[SlotOverview, ...]:
         epoch_ms = wall_clock_ms() - time.monotonic() * 1000
         return tuple(
-            SlotAgent(
+            SlotOverview(
                 slot_id=slot.slot_id,
                 endpoint=slot.endpoint,
                 data_port=-1 if slot.worker is None else slot.worker.data_address[1],

@@ -9,13 +9,14 @@ from msgspec import Struct, to_builtins
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, find_option
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import NonNegative, malformed
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
-from ckpt_runtime.jobmaster.gateway import ClaimMode, ExceptionEntry, RunRequest
+from ckpt_runtime.jobmaster.gateway import ExceptionEntry, RunRequest
 from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.storage.disposal import SnapshotDisposal
 from ckpt_runtime.storage.job_store import StoredJob
@@ -47,7 +48,7 @@ class StoredProperties(Struct):
     program_id: str
     entry: str
     arguments: tuple[str, ...]
-    claim_mode: ClaimMode
+    claim_mode: RecoveryClaimMode
     allow_non_restored_state: bool
     cluster_configuration: dict[str, str]
     first_checkpoint_id: NonNegative
@@ -75,7 +76,7 @@ class JobSubmission:
     arguments: tuple[str, ...]
     default_checkpoint_directory: str
     savepoint: CompletedCheckpoint | None = None
-    claim_mode: ClaimMode = ClaimMode.NO_CLAIM
+    claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
     allow_non_restored_state: bool = False
     request: RunRequest | None = None
     record: JobRecord = field(default_factory=JobRecord)

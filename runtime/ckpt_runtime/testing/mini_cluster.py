@@ -14,20 +14,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster.cluster import Cluster, ClusterSettings
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
-from ckpt_runtime.jobmaster.gateway import (
-    JobStatus,
-    OperationKind,
-    OperationStatus,
-    RunRequest,
-    SavepointFormat,
-)
+from ckpt_runtime.jobmaster.gateway import OperationKind, OperationStatus, RunRequest
 from ckpt_runtime.jobmaster.leadership import LEASE_TIMEOUT_S
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.local_slots import LocalSlotProvider
 
 T = TypeVar("T")

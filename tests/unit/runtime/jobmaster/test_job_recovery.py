@@ -16,6 +16,7 @@ import pytest
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.graph.schema import checked
@@ -23,7 +24,6 @@ from ckpt_runtime.jobmaster import job_recovery, job_shell, stored_submissions
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.exceptions_history import MAX_STORED, MAX_STORED_CHARS, FailureLog
 from ckpt_runtime.jobmaster.gateway import (
-    ClaimMode,
     ExceptionEntry,
     FailureCause,
     InvalidRequest,
@@ -191,7 +191,7 @@ def test_a_claimed_snapshot_whose_deletion_a_crash_interrupted_is_deleted_by_the
         (claimed / "notes.txt").write_text("somebody else's")
         store = driver(tmp_path)
         snapshot = job_recovery.read_snapshot(done.location)
-        job = world.submit_durably(store, savepoint=snapshot, claim_mode=ClaimMode.CLAIM)
+        job = world.submit_durably(store, savepoint=snapshot, claim_mode=RecoveryClaimMode.CLAIM)
         await world.running(job)
         with monkeypatch.context() as patch:
             if crash_at == "first file":
