@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
 from ckpt_runtime.client.private_files import append_private
+from ckpt_runtime.client.process_id import ProcessId
 
 SESSION_VARIABLE: Final = "CKPT_SESSION_ID"
 STOP_GRACE_SECONDS: Final = 20.0
@@ -59,7 +60,7 @@ class SessionProcess:
     @property
     def is_alive(self) -> bool:
         """Whether it still runs here."""
-        return self.is_here and _start_ticks(self.pid) == self.start_ticks
+        return self.is_here and ProcessId(self.pid, self.start_ticks).is_alive
 
     def log_tail(self, lines: int = 20) -> str:
         """The last lines that it wrote."""
@@ -99,8 +100,11 @@ def launch(command: Sequence[str], session_id: str, log_file: Path, environment:
             )
     except OSError as error:
         raise CkptArgumentInvalid("command", command[0], f"it cannot be started: {error}") from error
-    ticks = _start_ticks(process.pid)
-    return SessionProcess(session_id, socket.gethostname(), process.pid, ticks or 0, str(log_file))
+    return _known(ProcessId.of(process.pid), session_id, str(log_file))
+
+
+def _known(process: ProcessId, session_id: str, log_file: str) -> SessionProcess:
+    return SessionProcess(session_id, socket.gethostname(), process.pid, process.started or 0, log_file)
 
 
 def find(session_id: str, log_file: str) -> SessionProcess | None:
@@ -119,17 +123,7 @@ def _scan(session_id: str, log_file: str) -> SessionProcess | None:
         with contextlib.suppress(OSError):
             pid = int(entry.name)
             if os.getsid(pid) == pid and marker in (entry / "environ").read_bytes().split(b"\0"):
-                ticks = _start_ticks(pid)
-                if ticks is not None:
-                    return SessionProcess(session_id, socket.gethostname(), pid, ticks, log_file)
-    return None
-
-
-def _start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; ``None`` when there is none, or only its remains."""
-    with contextlib.suppress(OSError):
-        os.waitpid(pid, os.WNOHANG)
-    with contextlib.suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if fields[0] in ("Z", "X") else int(fields[19])
+                process = ProcessId.of(pid)
+                if process.is_alive:
+                    return _known(process, session_id, log_file)
     return None

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from airflow_provider_ckpt import arguments, defaults
 from airflow_provider_ckpt.arguments import Duration, Templated
 from airflow_provider_ckpt.conditions.base import Json, Status, Verdict
-from airflow_provider_ckpt.conditions.driver import Wait
 from airflow_provider_ckpt.conditions.progress import Log
+from airflow_provider_ckpt.conditions.waiting import Wait
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.triggers.base import CkptTrigger

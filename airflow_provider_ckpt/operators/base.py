@@ -14,8 +14,8 @@ from airflow.sdk.exceptions import TaskDeferralTimeout
 from airflow_provider_ckpt import arguments, defaults
 from airflow_provider_ckpt.arguments import Duration, Templated
 from airflow_provider_ckpt.conditions.base import Absence, Condition, Status, Verdict
-from airflow_provider_ckpt.conditions.driver import sure_look
 from airflow_provider_ckpt.conditions.progress import Progress
+from airflow_provider_ckpt.conditions.waiting import look_until_sure
 from airflow_provider_ckpt.exceptions import (
     CkptNotFound,
     CkptOperationFailed,
@@ -135,7 +135,7 @@ class CkptOperator(CkptTask, BaseOperator):
 
     def look(self, client: CkptClient, condition: Condition) -> Verdict | None:
         """One look at a condition with the client's patience, and more where something seems to be missing."""
-        steps = sure_look(condition, Progress(self.log, condition.subject), self.pause())
+        steps = look_until_sure(condition, Progress(self.log, condition.subject), self.pause())
         return client.run(steps, patience_s=client.patience_s)
 
     # -- waiting -----------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from airflow.sdk.exceptions import AirflowSensorTimeout
 from airflow_provider_ckpt import arguments, defaults
 from airflow_provider_ckpt.arguments import Duration, Templated
 from airflow_provider_ckpt.conditions.base import Condition, Status, Verdict
-from airflow_provider_ckpt.conditions.driver import is_waited_out, sure_look
 from airflow_provider_ckpt.conditions.progress import Progress
+from airflow_provider_ckpt.conditions.waiting import is_waited_out, look_until_sure
 from airflow_provider_ckpt.exceptions import (
     CkptArgumentInvalid,
     CkptJobFailed,
@@ -120,7 +120,7 @@ class CkptSensor(CkptTask, BaseSensorOperator):
             with self.hook.get_conn() as client:
                 # A job that seems to be unknown is looked for again at once: the next poke may be another process.
                 pause = min(self.poke_interval, CONFIRMING_SECONDS)
-                verdict = client.run(sure_look(self._condition, self._progress, pause))
+                verdict = client.run(look_until_sure(self._condition, self._progress, pause))
         except CkptClientError as error:
             if not is_waited_out(error):
                 raise CkptRequestRejected(str(error)) from error

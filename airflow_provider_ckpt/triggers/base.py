@@ -17,7 +17,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_ckpt import defaults
 from airflow_provider_ckpt.conditions.base import Condition, Verdict
-from airflow_provider_ckpt.conditions.driver import Wait
+from airflow_provider_ckpt.conditions.waiting import Wait
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 
 ON_KILL_PATIENCE_SECONDS = 20.0

@@ -118,6 +118,16 @@ class SequenceJob:
         file.touch()
         self.cluster.wait_until(lambda: not file.exists(), f"user code to act on {fault}")
 
+    def hold(self, place: str) -> None:
+        """Waits until user code stands still; no checkpoint completes then."""
+        (self.faults / f"{place}-holds").unlink(missing_ok=True)
+        (self.faults / f"{place}-held").touch()
+        self.cluster.wait_until((self.faults / f"{place}-holds").exists, f"{place} to be held up")
+
+    def release(self, place: str) -> None:
+        """Lets it go on, if it is held up."""
+        (self.faults / f"{place}-held").unlink(missing_ok=True)
+
     def restarted(self, restarts: int) -> None:
         """Waits until that many restarts are over."""
 

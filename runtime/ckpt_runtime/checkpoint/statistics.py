@@ -243,10 +243,8 @@ class CheckpointStats(AcknowledgedTotals):
     @property
     def end_to_end_duration(self) -> int:
         """To the failure when failed, else to the latest acknowledgement; -1 when there is none."""
-        if self.failure_timestamp is not None:
-            return max(0, self.failure_timestamp - self.trigger_timestamp)
-        ack = self.latest_ack_timestamp
-        return ABSENT if ack == ABSENT else max(0, ack - self.trigger_timestamp)
+        end = self.latest_ack_timestamp if self.failure_timestamp is None else self.failure_timestamp
+        return ABSENT if end == ABSENT else max(0, end - self.trigger_timestamp)
 
 
 @dataclass(frozen=True, slots=True)

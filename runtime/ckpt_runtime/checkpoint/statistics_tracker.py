@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
@@ -32,14 +32,7 @@ DEFAULT_HISTORY_SIZE = 10
 SUMMARY_WINDOW = 10_000
 """Percentiles look at this many completed checkpoints, the latest; minimum, maximum and average at all."""
 
-_MEASURES = (
-    "checkpointed_size",
-    "state_size",
-    "end_to_end_duration",
-    "alignment_buffered",
-    "processed_data",
-    "persisted_data",
-)
+_MEASURES = tuple(measure.name for measure in fields(CompletedCheckpointsSummary))
 
 
 @dataclass(slots=True)
@@ -187,11 +180,7 @@ class CheckpointStatsTracker:
         if running is None:
             return
         stats = replace(running.freeze(CheckpointStatsStatus.COMPLETED), external_path=external_path)
-        self._history.append(stats)
-        if stats.is_savepoint:
-            self._latest_savepoint = stats
-        else:
-            self._latest_completed = stats
+        self._show_completed(stats)
         for name, measure in self._measures.items():
             measure.add(getattr(stats, name))
         self._summary_is_stale = True
@@ -199,13 +188,15 @@ class CheckpointStatsTracker:
 
     def report_recovered(self, checkpoint: CompletedCheckpoint) -> None:
         """One that completed under an earlier leader: shown, but neither counted nor summarised."""
-        stats = _recovered(checkpoint)
+        self._show_completed(_recovered(checkpoint))
+        self._snapshot = None
+
+    def _show_completed(self, stats: CheckpointStats) -> None:
         self._history.append(stats)
         if stats.is_savepoint:
             self._latest_savepoint = stats
         else:
             self._latest_completed = stats
-        self._snapshot = None
 
     def report_discarded(self, checkpoint_id: int) -> None:
         """A completed checkpoint was subsumed and its files are going away."""
@@ -267,15 +258,7 @@ class CheckpointStatsTracker:
         ended = sorted(self._history, key=lambda stats: stats.id, reverse=True)[:room]
         return tuple(sorted([*pending, *ended], key=lambda stats: stats.id, reverse=True))
 
-    def _count(
-        self, restored: int = 0, total: int = 0, in_progress: int = 0, completed: int = 0, failed: int = 0
-    ) -> None:
-        before = self._counts
-        self._counts = CheckpointCounts(
-            before.restored + restored,
-            before.total + total,
-            before.in_progress + in_progress,
-            before.completed + completed,
-            before.failed + failed,
-        )
+    def _count(self, **changes: int) -> None:
+        counts = {name: getattr(self._counts, name) + change for name, change in changes.items()}
+        self._counts = replace(self._counts, **counts)
         self._snapshot = None

@@ -15,9 +15,10 @@ import typer
 
 from ckpt_runtime.cli.exit_codes import CommandError, ExitCode, code_of
 from ckpt_runtime.cli.output import Output
-from ckpt_runtime.cli.session_file import SessionRecord, read_session, session_path
+from ckpt_runtime.cli.session_file import read_session, session_path
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError
+from ckpt_runtime.spark.launch import SessionInfo
 
 URL_VARIABLE = "CKPT_REST_URL"
 TOKEN_VARIABLE = "CKPT_REST_TOKEN"
@@ -63,7 +64,7 @@ class Cli:
                 raise CommandError(f"--ca-file: {self.settings.ca_file}: {error}", ExitCode.USAGE) from error
         return self._client
 
-    def session(self) -> SessionRecord | None:
+    def session(self) -> SessionInfo | None:
         """The last started session, if any."""
         return read_session(session_path())
 

@@ -14,11 +14,10 @@ from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
 from ckpt_runtime.cli.framework import Cli
 from ckpt_runtime.cli.output import duration_text, size_text
 from ckpt_runtime.client.errors import NotFound
+from ckpt_runtime.client.models import TERMINAL_STATES
 
 if TYPE_CHECKING:
     from ckpt_runtime.connectors.leftovers import HiddenFile
-
-_ENDED = ("FINISHED", "CANCELED", "FAILED")
 
 
 def leftovers(
@@ -60,18 +59,10 @@ def leftovers(
 
 def _covered(snapshots: Sequence[str]) -> set[str]:
     """Names of the files that they need. Raises StorageError for one that cannot be read."""
-    from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
     from ckpt_runtime.checkpoint.sink_state import pending_names
-    from ckpt_runtime.storage.snapshot_metadata import read_foreign_metadata
+    from ckpt_runtime.snapshots.snapshot import open_snapshot
 
-    found = []
-    for url in snapshots:
-        try:
-            found.append(CompletedCheckpoint.from_json(read_foreign_metadata(url).document))
-        except (KeyError, TypeError, ValueError) as error:
-            message = f"--keep: the metadata of {url} has another shape: {error!r}"
-            raise CommandError(message, ExitCode.FAILED) from error
-    return pending_names(found)
+    return pending_names([open_snapshot(url).metadata for url in snapshots])
 
 
 def _asking(cli: Cli) -> Callable[[str], str | None]:
@@ -102,7 +93,7 @@ def _why_kept(
 ) -> str | None:
     """None for a file that is left over."""
     state = status(file.part.job_id)
-    if state is not None and state not in _ENDED:
+    if state is not None and state not in TERMINAL_STATES:
         return f"the job is {state}"
     if file.part.hidden in covered:
         return "a snapshot to keep covers it"
@@ -116,27 +107,21 @@ def _why_kept(
 def _report(
     cli: Cli, files: Sequence[HiddenFile], verdicts: Sequence[str | None], now_s: float, *, removed: bool
 ) -> None:
-    gone = "removed" if removed else "left over"
-    document = [
-        {
-            "name": file.part.hidden,
-            "job_id": file.part.job_id,
-            "checkpoint_id": file.part.checkpoint,
-            "size": file.size,
-            "age_ms": int((now_s - file.modified_s) * 1000),
-            "left_over": why is None,
-            "removed": removed and why is None,
-            "kept_because": why,
-        }
-        for file, why in zip(files, verdicts, strict=True)
-    ]
-    rows = [
-        (
-            file.part.hidden,
-            size_text(file.size),
-            duration_text(max(0, int((now_s - file.modified_s) * 1000))),
-            gone if why is None else f"kept: {why}",
+    document, rows = [], []
+    for file, why in zip(files, verdicts, strict=True):
+        age_ms = int((now_s - file.modified_s) * 1000)
+        document.append(
+            {
+                "name": file.part.hidden,
+                "job_id": file.part.job_id,
+                "checkpoint_id": file.part.checkpoint,
+                "size": file.size,
+                "age_ms": age_ms,
+                "left_over": why is None,
+                "removed": removed and why is None,
+                "kept_because": why,
+            }
         )
-        for file, why in zip(files, verdicts, strict=True)
-    ]
+        verdict = ("removed" if removed else "left over") if why is None else f"kept: {why}"
+        rows.append((file.part.hidden, size_text(file.size), duration_text(max(0, age_ms)), verdict))
     cli.output.table(document, ("FILE", "SIZE", "AGE", "VERDICT"), rows, empty="no hidden files")

@@ -7,21 +7,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct, structs
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-class ProgressLine(Protocol):
-    """Shows what is going on now."""
-
-    def show(self, text: str) -> None:
-        """Replace the text."""
 
 
 class Output:
@@ -62,32 +55,24 @@ class Output:
             _plain_table(columns, rows)
 
     @contextmanager
-    def progress(self) -> Iterator[ProgressLine]:
-        """A line that changes in place on a terminal; elsewhere a line on standard error for each change."""
-        if not self.decorated:
-            yield _Lines(quiet=self.as_json)
+    def progress(self) -> Iterator[Callable[[str], None]]:
+        """Shows a text in a line that changes in place on a terminal; elsewhere each change is a line of its own."""
+        if self.decorated:
+            from rich.console import Console
+            from rich.markup import escape
+
+            with Console(stderr=True).status("") as status:
+                yield lambda text: status.update(escape(text))
             return
-        from rich.console import Console
-        from rich.markup import escape
+        shown = ""
 
-        with Console(stderr=True).status("") as status:
+        def show(text: str) -> None:
+            nonlocal shown
+            if text != shown and not self.as_json:
+                self.note(text)
+            shown = text
 
-            class InPlace:
-                def show(self, text: str) -> None:
-                    status.update(escape(text))
-
-            yield InPlace()
-
-
-class _Lines:
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
-        self._last = ""
-
-    def show(self, text: str) -> None:
-        if not self._quiet and text != self._last:
-            print(text, file=sys.stderr)
-        self._last = text
+        yield show
 
 
 def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -17,7 +17,7 @@ from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails, RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
-from ckpt_runtime.client.waiting import Steps, request, watch
+from ckpt_runtime.client.waiting import Steps, patiently, watch
 
 WATCH_INTERVAL_S = 1.0
 
@@ -81,12 +81,12 @@ def run(  # noqa: PLR0913 -- one parameter for each option
 
 
 def _watch(cli: Cli, client: CkptClient, job: str) -> JobDetails:
-    with cli.output.progress() as progress:
+    with cli.output.progress() as show:
 
         def look(patience_s: float) -> Steps[JobDetails | None]:
-            details = yield from request(requests.job_details(job), patience_s)
-            statistics = yield from request(requests.checkpoint_statistics(job), patience_s)
-            progress.show(_progress_text(details, statistics, live=cli.output.decorated))
+            details = yield from patiently(requests.job_details(job), patience_s)
+            statistics = yield from patiently(requests.checkpoint_statistics(job), patience_s)
+            show(_progress_text(details, statistics, live=cli.output.decorated))
             return details if details.state in TERMINAL_STATES else None
 
         return client.run(watch(look, f"The end of job {job}", None, WATCH_INTERVAL_S))

@@ -10,7 +10,7 @@ import typer
 from ckpt_runtime.cli import values
 from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
 from ckpt_runtime.cli.framework import Cli
-from ckpt_runtime.cli.session_file import SessionRecord, log_path, session_path, work_path, write_session
+from ckpt_runtime.cli.session_file import path_beside, session_path, write_session
 from ckpt_runtime.client.errors import Unreachable
 from ckpt_runtime.client.session_command import SessionCommandError
 from ckpt_runtime.configuration.rest_options import RestAuthentication
@@ -58,10 +58,10 @@ def start(  # noqa: PLR0913 -- one parameter for each option
     if known is not None and known.is_alive:
         raise CommandError(f"a session already runs at {known.rest_url} (pid {known.pid})", ExitCode.CONFLICT)
     path = session_path()
-    log = log_file or log_path(path)
+    log = log_file or path_beside(path, ".log")
     try:
-        with cli.output.progress() as progress:
-            progress.show(f"starting a session on {master}, log in {log}")
+        with cli.output.progress() as show:
+            show(f"starting a session on {master}, log in {log}")
             info = start_session(
                 master,
                 slots,
@@ -73,11 +73,11 @@ def start(  # noqa: PLR0913 -- one parameter for each option
                 log_file=log,
                 ready_timeout_s=timeout_s,
                 rest_host=rest_host,
-                work_directory=(work_dir or work_path(path)).absolute(),
+                work_directory=(work_dir or path_beside(path, ".work")).absolute(),
             )
     except (SessionStartError, SessionCommandError, OSError) as error:
         raise CommandError(str(error), ExitCode.FAILED) from error
-    write_session(path, SessionRecord.of(info))
+    write_session(path, info)
     document = {"rest_url": info.rest_url, "pid": info.pid, "log_file": info.log_file, "session_file": str(path)}
     cli.output.result(document, f"Session {info.rest_url} (pid {info.pid}), token in {path}, log in {info.log_file}")
 
@@ -111,7 +111,7 @@ def stop(cli: Cli) -> None:
     record = cli.session()
     if record is None:
         raise CommandError("no session is known; give --url to end another one", ExitCode.NOT_FOUND)
-    was_running = stop_session(record.info)
+    was_running = stop_session(record)
     session_path().unlink(missing_ok=True)
     said = "is stopped" if was_running else "was gone already"
     cli.output.result({"rest_url": record.rest_url, "was_running": was_running}, f"Session {record.rest_url} {said}.")
@@ -124,7 +124,7 @@ def status(cli: Cli) -> ExitCode:
         overview = cli.client().cluster_overview()
     except Unreachable:
         if record is not None and not record.is_alive:
-            gone = f"the processes {record.pid} and {record.driver_pid} of the session are gone"
+            gone = f"the processes {record.pid} and {record.driver.pid} of the session are gone"
             cli.output.note(f"{gone}; its log is {record.log_file}")
         raise
     document = {

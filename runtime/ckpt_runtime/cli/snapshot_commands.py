@@ -56,8 +56,8 @@ class StartedOperation:
             self.cli.output.result({"trigger_id": self.trigger_id}, self.trigger_id)
             return None
         try:
-            with self.cli.output.progress() as progress:
-                progress.show(doing)
+            with self.cli.output.progress() as show:
+                show(doing)
                 client = self.cli.client()
                 return client.wait_for_operation(self.kind, self.trigger_id, self.job_id, timeout_s=timeout_s)
         except OperationFailed as error:

@@ -122,7 +122,7 @@ class _Client(_Methods, Generic[Http, Transport]):
         raise NotImplementedError
 
     def _patient(self, call: Call[T], patience_s: float | None) -> Steps[T]:
-        return waiting.request(call, self.patience_s if patience_s is None else patience_s, self._on_away)
+        return waiting.patiently(call, self.patience_s if patience_s is None else patience_s, self._on_away)
 
 
 class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):

@@ -165,7 +165,7 @@ class _Attempts(Generic[T]):
         return answer
 
 
-def request(call: Call[T], patience_s: float, on_away: Callable[[CkptClientError], None] | None = None) -> Steps[T]:
+def patiently(call: Call[T], patience_s: float, on_away: Callable[[CkptClientError], None] | None = None) -> Steps[T]:
     """One call for so long while the server is away: twice at least, and with 0 once."""
     attempts = 2 if patience_s > 0 else 1
     return persistent(_Attempts(call).next, Deadline.after(patience_s), attempts=attempts, on_away=on_away)
@@ -210,7 +210,7 @@ def wait_for_operation(
     call = requests.operation_status(kind, trigger_id, job_id)
 
     def look(patience_s: float) -> Steps[OperationStatus | None]:
-        status = yield from request(call, patience_s)
+        status = yield from patiently(call, patience_s)
         if status.failure is not None:
             raise OperationFailed(status.failure.exception, status.failure.message, status.failure.stack_trace)
         return status if status.done else None
@@ -228,7 +228,7 @@ def wait_for_state(
     """Poll until the job is in one of ``states``. Raises :class:`JobEnded`, :class:`WaitTimeout`."""
 
     def look(patience_s: float) -> Steps[str | None]:
-        state = yield from request(requests.job_status(job_id), patience_s)
+        state = yield from patiently(requests.job_status(job_id), patience_s)
         if state not in states and state in TERMINAL_STATES:
             raise JobEnded(job_id, state)
         return state if state in states else None

@@ -18,6 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, InvalidStateError
+from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 from ckpt_runtime.storage.errors import PoolExhaustedError, StorageTimeoutError
@@ -29,16 +30,14 @@ _IDLE_S = 60.0
 """How long a thread without work lives. File systems keep their connections per thread, so it is not let go at once."""
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class _Call:
     """One call: it has either returned (``finished``) or passed its deadline (``late``) first."""
 
-    __slots__ = ("__weakref__", "call", "finished", "future", "late")
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self.call = call
-        self.future: Future[Any] = Future()
-        self.finished = False
-        self.late = False
+    call: Callable[[], Any]
+    future: Future[Any] = field(default_factory=Future)
+    finished: bool = False
+    late: bool = False
 
 
 class BoundedPool(Executor):

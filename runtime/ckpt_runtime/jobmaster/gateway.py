@@ -164,7 +164,7 @@ class ClusterOverview:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotAgent:
+class SlotOverview:
     """A slot with the process that supervises it. ``data_port`` is -1 while no worker is ready."""
 
     slot_id: str
@@ -373,7 +373,7 @@ class DispatcherGateway(Protocol):
 
     async def cluster_overview(self) -> ClusterOverview: ...
 
-    async def slot_agents(self) -> tuple[SlotAgent, ...]:
+    async def slot_agents(self) -> tuple[SlotOverview, ...]:
         """Those that have been started, oldest first."""
         ...
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_runtime.client.private_files import PRIVATE_UMASK, append_private, write_private
+from ckpt_runtime.client.process_id import ProcessId
 from ckpt_runtime.client.session_command import (
     NO_AUTHENTICATION,
     TOKEN_VARIABLE,
@@ -22,7 +23,6 @@ from ckpt_runtime.client.session_command import (
     session_command,
     session_environment,
 )
-from ckpt_runtime.spark.processes import ProcessId
 
 POLL_S = 0.1
 STOP_TIMEOUT_S = 30.0
@@ -54,6 +54,11 @@ class SessionInfo:
     def pid(self) -> int:
         """Of the leader: the id of the process group."""
         return self.leader.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether one of its processes still runs: a driver may outlive Spark's JVM, if only for a moment."""
+        return self.leader.is_alive or self.driver.is_alive
 
 
 def new_token() -> str:
@@ -152,11 +157,11 @@ def stop_session(info: SessionInfo, timeout_s: float = STOP_TIMEOUT_S) -> bool:
     The driver is asked: it ends in good order, also when Spark's JVM is gone already; spark-submit's own process would
     just drop it.
     """
-    if not info.leader.is_alive and not info.driver.is_alive:
+    if not info.is_alive:
         return False
     (info.driver if info.driver.is_alive else info.leader).signal(signal.SIGTERM)
     deadline = time.monotonic() + timeout_s
-    while (info.leader.is_alive or info.driver.is_alive) and time.monotonic() < deadline:
+    while info.is_alive and time.monotonic() < deadline:
         time.sleep(POLL_S)
     info.driver.signal(signal.SIGKILL)
     _signal_group(info.pid, signal.SIGKILL)

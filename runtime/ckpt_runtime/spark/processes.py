@@ -10,8 +10,9 @@ import select
 import signal
 import weakref
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from ckpt_runtime.client.process_id import started
 
 WORKER = "ckpt-worker"
 TEMPLATE = "ckpt-template"
@@ -34,14 +35,6 @@ def machine() -> str:
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return ""
-
-
-def started(pid: int) -> int:
-    """When a process began, in clock ticks since boot. Raises ProcessLookupError."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, IndexError) as error:
-        raise ProcessLookupError(f"process {pid} is gone") from error
 
 
 def descendants(pid: int) -> list[int]:
@@ -69,49 +62,6 @@ def hold(pid: int, began: int) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessId:
-    """A process by pid and start time; ``started`` is None where the system does not tell it."""
-
-    pid: int
-    started: int | None
-
-    @classmethod
-    def of(cls, pid: int) -> ProcessId:
-        """Of a process that runs now."""
-        try:
-            return cls(pid, started(pid))
-        except ProcessLookupError:
-            return cls(pid, None)
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it still runs, and the pid is not another one's by now. A child that has ended is reaped."""
-        with suppress(ChildProcessError):
-            if os.waitpid(self.pid, os.WNOHANG)[0] == self.pid:
-                return False
-        try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-            return fields[0] not in ("Z", "X") and int(fields[19]) == self.started
-        except (OSError, IndexError):
-            return self.started is None and not Path("/proc/self/stat").exists() and _answers(self.pid)
-
-    def signal(self, number: int) -> None:
-        """To it alone, if it still runs."""
-        if self.is_alive:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(self.pid, number)
-
-
-def _answers(pid: int) -> bool:
-    """For a system that does not tell when a process started."""
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
 
 
 class AdoptedProcess:

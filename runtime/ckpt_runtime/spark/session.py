@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpt_runtime.client.private_files import PRIVATE_UMASK, append_private, write_private
+from ckpt_runtime.client.process_id import ProcessId
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.configuration.cluster_options import HeartbeatOptions, SlotOptions
 from ckpt_runtime.configuration.configuration import Configuration
@@ -30,7 +31,6 @@ from ckpt_runtime.jobmaster.cluster import Cluster, ClusterSettings
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.rest.auth import BindingRefused, check_binding
-from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.application_watch import ApplicationWatch
 from ckpt_runtime.spark.barrier_stage import BarrierStageProvider
 from ckpt_runtime.spark.import_path import prefer_installed_pyspark
@@ -254,7 +254,7 @@ def _reachable(host: str) -> str:
 
 
 def _write_ready_file(path: Path, url: str, application_id: str) -> None:
-    me = processes.ProcessId.of(os.getpid())
+    me = ProcessId.of(os.getpid())
     document = {
         "rest_url": url,
         "application_id": application_id,

@@ -19,6 +19,7 @@ from typing import NoReturn
 
 import msgspec
 
+from ckpt_runtime.client.process_id import started
 from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.keeper import keep
 from ckpt_runtime.spark.worker_main import make_ready, prepare, work
@@ -134,7 +135,7 @@ def _told_pid(told: int) -> int:
 def _started(worker: int) -> int:
     """0 for one that has ended already: nobody can hold it."""
     try:
-        return processes.started(worker)
+        return started(worker)
     except ProcessLookupError:
         return 0
 

@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
+from ckpt_runtime.client.process_id import started
 from ckpt_runtime.network.control_messages import ProcessIdentity
 from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.import_path import import_path
@@ -20,7 +21,7 @@ from ckpt_runtime.user_environment import user_environment
 def own_identity() -> ProcessIdentity:
     """What others need to hold this process. ``started`` is 0 where nobody can."""
     here = processes.machine()
-    return ProcessIdentity(here, os.getpid(), processes.started(os.getpid()) if here else 0)
+    return ProcessIdentity(here, os.getpid(), started(os.getpid()) if here else 0)
 
 
 class WorkerStart(Struct, frozen=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckpt_runtime.jobmaster.gateway import NOT_YET, JobDetails, JobOverview, SlotAgent
+from ckpt_runtime.jobmaster.gateway import NOT_YET, JobDetails, JobOverview, SlotOverview
 from ckpt_runtime.rest.shapes.jobs import job_line, times
 from ckpt_runtime.scheduler.job_status import JobStatus
 
@@ -64,7 +64,7 @@ def application(details: JobDetails, now_ms: int) -> Json:
     return {**_application(job, now_ms), "timestamps": timestamps, "jobs": [job_line(job, now_ms)]}
 
 
-def task_manager(agent: SlotAgent) -> Json:
+def task_manager(agent: SlotOverview) -> Json:
     """An entry of ``/taskmanagers``. Memory, which no JVM of ours has in pools, is 0."""
     free = int(agent.is_free)
     return {

@@ -42,14 +42,14 @@ def test_on_a_terminal_tables_are_rich_and_text_is_not_markup(
     assert output.decorated
     output.table([], ("NAME",), [("[red]x[/red]",)], empty="")
     assert "[red]x[/red]" in capsys.readouterr().out
-    with output.progress() as progress:
-        progress.show("[bold]")
+    with output.progress() as show:
+        show("[bold]")
 
 
 def test_elsewhere_progress_is_a_line_for_each_change(capsys: pytest.CaptureFixture[str]) -> None:
-    with Output(as_json=False).progress() as progress:
+    with Output(as_json=False).progress() as show:
         for text in ("CREATED", "CREATED", "RUNNING"):
-            progress.show(text)
+            show(text)
     assert capsys.readouterr().err == "CREATED\nRUNNING\n"
 
 

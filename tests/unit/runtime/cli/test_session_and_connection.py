@@ -15,18 +15,18 @@ import pytest
 
 from ckpt_runtime.cli import session_commands
 from ckpt_runtime.cli.main import main
-from ckpt_runtime.cli.session_file import SessionRecord, read_session, session_path, write_session
+from ckpt_runtime.cli.session_file import read_session, session_path, write_session
+from ckpt_runtime.client.process_id import ProcessId
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.spark.launch import SessionInfo, SessionStartError
-from ckpt_runtime.spark.processes import ProcessId
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 from tests.unit.runtime.rest.served import served
 
 ME = ProcessId.of(os.getpid())
 MY_PID = ME.pid
-DAMAGED = {
-    "rest_url": "", "pid": 5, "driver_pid": 6, "process_started": 1, "driver_started": 1, "log_file": "",
-    "ready_file": "",
+SOUND = {
+    "rest_url": "", "leader": {"pid": 5, "started": 1}, "driver": {"pid": 6, "started": 1}, "log_file": "",
+    "session_file": "",
 }  # fmt: skip
 GONE = ProcessId(MY_PID, 1)
 
@@ -48,8 +48,8 @@ def secured() -> Iterator[str]:
 
 def record(
     url: str, token: str | None = None, *, leader: ProcessId = ME, driver: ProcessId = ME, log: str = "/log"
-) -> SessionRecord:
-    return SessionRecord.of(SessionInfo(url, leader, driver, log, "/ready", token))
+) -> SessionInfo:
+    return SessionInfo(url, leader, driver, log, "/ready", token)
 
 
 def test_without_any_job_manager(capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,9 +97,10 @@ def test_a_ca_file_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
         "[]",
         "null",
         '{"rest_url": "x"}',
-        '{"rest_url": 1, "pid": 5, "log_file": "", "ready_file": ""}',
-        json.dumps(DAMAGED | {"driver_pid": 1}),
-        json.dumps(DAMAGED | {"process_started": "1"}),
+        json.dumps(SOUND | {"rest_url": 1}),
+        json.dumps(SOUND | {"driver": {"pid": 1, "started": 1}}),
+        json.dumps(SOUND | {"leader": {"pid": 5, "started": "1"}}),
+        json.dumps(SOUND | {"leader": {"pid": 5}}),
     ],
 )
 def test_damaged_session_files_are_refused(session_file: Path, content: str) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
@@ -173,11 +172,11 @@ class TestExecutions:
         return ExecutionGraph(JobGraph("j", (SOURCE, SINK), ()))
 
     @staticmethod
-    def figures(rows: int, busy: float = 0.0, vertex: str = "s", subtask: int = 0) -> SubtaskMeasures:
+    def figures(rows: int, busy: float = 0.0, vertex: str = "s", buffers: int | None = None) -> SubtaskMeasures:
         return SubtaskMeasures(
-            vertex_id=vertex, subtask=subtask, rows_in=rows, rows_out=2 * rows, bytes_in=8 * rows,
-            bytes_out=16 * rows, late_rows_dropped=rows // 100,
-            busy_ms=busy, idle_ms=0.0, backpressured_ms=0.0,
+            vertex, 0, rows_in=rows, rows_out=2 * rows, bytes_in=8 * rows, bytes_out=16 * rows,
+            late_rows_dropped=rows // 100, busy_ms=busy, idle_ms=0.0, backpressured_ms=0.0,
+            debloated_buffer_size=buffers,
         )  # fmt: skip
 
     def test_a_new_attempt_starts_from_created(self, graph: ExecutionGraph) -> None:
@@ -252,7 +251,7 @@ class TestExecutions:
         assert second.measures is None
 
     def test_the_size_of_buffers_is_shown_where_it_adapts(self, graph: ExecutionGraph) -> None:
-        graph.measured([structs.replace(self.figures(200), debloated_buffer_size=4_096)])
+        graph.measured([self.figures(200, buffers=4_096)])
         assert graph.vertex_metrics(SOURCE)[0]["debloatedBufferSize"] == 4_096
         graph.measured([self.figures(200)])
         assert "debloatedBufferSize" not in graph.vertex_metrics(SOURCE)[0]

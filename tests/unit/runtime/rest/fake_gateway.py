@@ -148,9 +148,9 @@ class FakeGateway:
         self._check()
         return g.ClusterOverview(8, 6, 4, Counter(job.status for job in self.jobs.values()))
 
-    async def slot_agents(self) -> tuple[g.SlotAgent, ...]:
+    async def slot_agents(self) -> tuple[g.SlotOverview, ...]:
         self._check()
-        return tuple(g.SlotAgent(f"0-{n}", "localhost:37401", 37401, 2, n > 1, self.now) for n in range(4))
+        return tuple(g.SlotOverview(f"0-{n}", "localhost:37401", 37401, 2, n > 1, self.now) for n in range(4))
 
     async def dashboard_config(self) -> g.DashboardConfig:
         return g.DashboardConfig(3000, "Coordinated Universal Time", 0, "2.3.0", "c0f8d1a")

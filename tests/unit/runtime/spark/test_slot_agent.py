@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from ckpt_runtime.client.process_id import started
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
 from ckpt_runtime.network.authentication import AuthenticationError
@@ -222,7 +223,7 @@ class TestTemporaryFiles:
 
         async def test(driver: SlotListener) -> None:
             for process, directory in zip(strangers, (own, other), strict=True):
-                began = processes.started(process.pid)
+                began = started(process.pid)
                 driver.send(AdoptWorker("w", ProcessIdentity("", process.pid, began), str(directory)))
                 driver.send(KillWorker("w"))
                 assert await driver.exited() == WorkerExited("w", None)
@@ -276,7 +277,7 @@ class TestAdoption:
 
         async def test(driver: SlotListener) -> None:
             for number, process in enumerate(strangers):
-                began = processes.started(process.pid)
+                began = started(process.pid)
                 driver.send(AdoptWorker(f"w{number}", ProcessIdentity("", process.pid, began), ""))
             driver.send(KillWorker("w0"))
             assert await driver.exited() == WorkerExited("w0", None)

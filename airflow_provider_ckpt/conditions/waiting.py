@@ -56,7 +56,7 @@ def is_waited_out(error: BaseException) -> bool:
     return is_passing(error) or (isinstance(error, CkptApiError) and error.status >= 500)
 
 
-def look(condition: Condition, progress: Progress) -> Poll:
+def look_and_tell(condition: Condition, progress: Progress) -> Poll:
     """One poll, after which a line is said if one is due; a condition may make requests of its own for that line."""
     verdict = yield from condition.poll()
     if verdict is None and progress.is_due(condition.standing):
@@ -72,10 +72,10 @@ def _detail(condition: Condition) -> Generator[Call[Any], Any, str]:
         return ""  # the next poll meets what that is
 
 
-def sure_look(condition: Condition, progress: Progress, pause: float) -> Steps[Verdict | None]:
-    """As :func:`look`, and again after ``pause`` seconds for as long as something only seems to be missing."""
+def look_until_sure(condition: Condition, progress: Progress, pause: float) -> Steps[Verdict | None]:
+    """As :func:`look_and_tell`, and again after ``pause`` seconds for as long as something only seems to be missing."""
     while True:
-        verdict = yield from look(condition, progress)
+        verdict = yield from look_and_tell(condition, progress)
         if not condition.absence.in_doubt:
             return verdict
         yield Pause(pause)
@@ -126,7 +126,7 @@ class Wait:
         )
 
     def _look_once(self) -> Poll:
-        verdict = yield from look(self._condition, self._progress)
+        verdict = yield from look_and_tell(self._condition, self._progress)
         self._trouble = ""
         return verdict
 
