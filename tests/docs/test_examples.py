@@ -322,9 +322,8 @@ def test_a_patch_of_the_settings_is_accepted(block: Block) -> None:
 @pytest.mark.row("571.8")
 @pytest.mark.parametrize("name", PATCHABLE)
 def test_the_settings_that_can_be_patched_are_documented(name: str) -> None:
-    (line,) = [
-        line for line in (DOCS / "rest.md").read_text().splitlines() if f"| `{name}`" in line or f", `{name}` |" in line
-    ]
+    rows = [line.split("|") for line in (DOCS / "rest.md").read_text().splitlines() if line.startswith("| ")]
+    (value,) = [cells[2] for cells in rows if f"`{name}`" in cells[1]]
     bounds = PATCHABLE[name].patch_range
     words = {MAX_MILLISECONDS: "ten years", 2**31 - 1: "2^31-1", 2**63 - 1: "2^63-1"}
     assert ("boolean" if bounds is None else f", {bounds[0]} up to {words[bounds[1]]}") in value
