@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.network.connections import ControlConnection
+from ckpt_runtime.network.control_messages import ProcessIdentity, RegisterAgent
 from ckpt_runtime.spark.protection import CONTROL_SECRET, SETTINGS
 from tests.attack.conftest import AttackedSession, OpenSpark
 from tests.support.open_spark import ENDPOINT
@@ -49,7 +50,7 @@ def _registers(port: int) -> bool:
         connection = ControlConnection.dial(("127.0.0.1", port), SETTINGS[CONTROL_SECRET])
     except OSError:
         return False
-    connection.send({"type": "hello", "role": "agent", "slot": "0-0", "stage": 0})
+    connection.send(RegisterAgent("0-0", 0, "127.0.0.1", (), ProcessIdentity("", 1, 0)))
     connection.close()
     return True
 

@@ -20,7 +20,7 @@ from ckpt_runtime.api.plan_result import PlanResult
 from ckpt_runtime.checkpoint.channel_state_assignment import StateAssignmentError
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, EdgeDescriptor, VertexDescriptor
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
-from ckpt_runtime.checkpoint.documents import subtask_state_of
+from ckpt_runtime.checkpoint.documents import check_state
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_assignment import assign_states, restored_max_parallelism
 from ckpt_runtime.checkpoint.state_handles import (
@@ -38,7 +38,7 @@ from ckpt_runtime.checkpoint.statistics import CheckpointCounts, CheckpointStats
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import MAX_SUBTASKS, JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.graph.schema import DocumentError
+from ckpt_runtime.graph.schema import DocumentError, checked
 from ckpt_runtime.jobmaster.ended_job import EndedJob, result_document
 from ckpt_runtime.jobmaster.gateway import (
     EffectiveCheckpointConfig,
@@ -204,8 +204,8 @@ def test_metadata(document: Any) -> None:
 @settings(max_examples=200)
 @given(mutated(state(0).to_json()))
 def test_acknowledgements(document: Any) -> None:
-    found = refused(subtask_state_of, document)
-    if found is not None:
+    found = refused(lambda document: checked(document, SubtaskState), document)
+    if found is not None and refused(lambda state: check_state(state, "it") is None, found):
         found.files()
         json.dumps(found.to_json())
 

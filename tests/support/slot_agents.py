@@ -6,30 +6,73 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint, Peer
+from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, AnyPeer, ControlEndpoint, PeerListener, WorkerPeer
+from ckpt_runtime.network.control_messages import (
+    AgentCommand,
+    AgentHeartbeat,
+    AgentMessage,
+    Ping,
+    WorkerExited,
+    WorkerMessage,
+)
 from ckpt_runtime.spark.slot_agent import AgentParameters, SlotAgent
 from ckpt_runtime.spark.worker_processes import WorkerStarter
 
 TIMEOUT_S = 60
 
 
+class SlotListener(PeerListener):
+    """The driver's side of one slot: its agent, its workers, and what the agent says."""
+
+    def __init__(self) -> None:
+        self.agent: AgentPeer | None = None
+        self.workers: dict[str, WorkerPeer] = {}
+        self.exits: asyncio.Queue[WorkerExited] = asyncio.Queue()
+        self.heartbeats = 0
+        self.lost: list[AnyPeer] = []
+        self.registered = asyncio.Event()
+
+    def peer_registered(self, peer: AnyPeer) -> None:
+        if isinstance(peer, AgentPeer):
+            self.agent = peer
+            self.registered.set()
+        else:
+            self.workers[peer.registration.worker] = peer
+
+    def peer_message(self, peer: AnyPeer, message: AgentMessage | WorkerMessage) -> None:
+        if isinstance(message, WorkerExited):
+            self.exits.put_nowait(message)
+        elif isinstance(message, AgentHeartbeat):
+            self.heartbeats += 1
+
+    def peer_lost(self, peer: AnyPeer, reason: str, *, explained: bool) -> None:
+        self.lost.append(peer)
+
+    def send(self, command: AgentCommand) -> None:
+        assert self.agent is not None
+        self.agent.send(command)
+
+    async def exited(self) -> WorkerExited:
+        """The next exit that the agent reports."""
+        return await asyncio.wait_for(self.exits.get(), TIMEOUT_S)
+
+    async def answers(self) -> bool:
+        """Whether the agent answers a ping."""
+        before = self.heartbeats
+        self.send(Ping())
+        await until(lambda: self.heartbeats > before)
+        return True
+
+
 @asynccontextmanager
-async def running_agent(
-    welcome: Callable[[Peer], None], starter: WorkerStarter | None = None
-) -> AsyncIterator[SlotAgent]:
-    """Gives the agent once it has connected, and waits in the end until it is gone: the test tells it to go."""
-    connected = asyncio.Event()
-
-    def welcome_first(peer: Peer) -> None:
-        welcome(peer)
-        connected.set()
-
-    endpoint = ControlEndpoint("127.0.0.1", "secret", welcome_first)
+async def running_agent(listener: SlotListener, starter: WorkerStarter | None = None) -> AsyncIterator[SlotAgent]:
+    """Gives the agent once it has registered, and waits in the end until it is gone: the test tells it to go."""
+    endpoint = ControlEndpoint("127.0.0.1", "secret", listener)
     port = await endpoint.start()
     agent = SlotAgent(AgentParameters("127.0.0.1", port, "secret", 3), 1, starter)
     running = asyncio.get_running_loop().run_in_executor(None, agent.run)
     try:
-        await asyncio.wait_for(connected.wait(), TIMEOUT_S)
+        await asyncio.wait_for(listener.registered.wait(), TIMEOUT_S)
         yield agent
         await asyncio.wait_for(running, TIMEOUT_S)
     finally:

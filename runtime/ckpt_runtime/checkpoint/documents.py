@@ -1,4 +1,4 @@
-"""The schema of ``_metadata`` and of acknowledgements: the JSON forms of this room's values. Shapes only."""
+"""The schema of ``_metadata``: the JSON forms of this room's values. Shapes only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.job_graph import Partitioning
-from ckpt_runtime.graph.schema import DocumentError, NonNegative, Parallelism, check_levels, checked
+from ckpt_runtime.graph.schema import DocumentError, NonNegative, Parallelism, check_values, checked
 
 
 class _Properties(Struct):
@@ -60,13 +60,6 @@ class _Checkpoint(Struct):
     edges: list[_Edge] = []
 
 
-def subtask_state_of(document: dict[str, Any]) -> SubtaskState:
-    """The state that an acknowledgement carries. Raises :class:`DocumentError`."""
-    state = checked(document, SubtaskState)
-    _check_state(state, "the state")
-    return state
-
-
 def check_checkpoint(document: object) -> dict[SubtaskKey, SubtaskState]:
     """Raises :class:`DocumentError` unless it is the JSON form of a ``CompletedCheckpoint``, fitting together.
 
@@ -89,7 +82,7 @@ def check_checkpoint(document: object) -> dict[SubtaskKey, SubtaskState]:
         where = f"the state of subtask {entry.subtask} of {entry.vertex[:100]!r}"
         for uid in entry.state.operators.keys() - uids[entry.vertex]:
             raise DocumentError(f"{where} is also one of operator {uid[:100]!r}, which the vertex has not")
-        _check_state(entry.state, where)
+        check_state(entry.state, where)
     return {entry.key: entry.state for entry in entries}
 
 
@@ -102,13 +95,14 @@ def _with_kinds(entry: Any) -> Any:
     return entry
 
 
-def _check_state(state: SubtaskState, where: str) -> None:
+def check_state(state: SubtaskState, where: str) -> None:
+    """Raises :class:`DocumentError` for values in it that no document can hold."""
     for operator in state.operators.values():
         for handle in operator.keyed:
             if isinstance(handle, KeyedStateHandle):
                 for section in handle.sections:
-                    check_levels(section.descriptor, f"{where}: a descriptor")
+                    check_values(section.descriptor, f"{where}: a descriptor")
             else:
-                check_levels(handle.description, f"{where}: a description")
+                check_values(handle.description, f"{where}: a description")
         for listed in operator.lists:
-            check_levels(list(listed.items), f"{where}: a list state")
+            check_values(listed.items, f"{where}: a list state")

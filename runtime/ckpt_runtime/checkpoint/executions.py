@@ -1,8 +1,9 @@
-"""Names for subtasks and their execution attempts. Plain values, nothing else."""
+"""Names for subtasks and their execution attempts, and what becomes of these. Plain values, nothing else."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 SubtaskKey = tuple[str, int]
 """(vertex id, subtask index)"""
@@ -19,3 +20,13 @@ class ExecutionId:
     @property
     def key(self) -> SubtaskKey:
         return (self.vertex_id, self.subtask)
+
+
+class TaskState(StrEnum):
+    """Life of a subtask in its worker, in Flink's words."""
+
+    INITIALIZING = "INITIALIZING"
+    RUNNING = "RUNNING"
+    FINISHED = "FINISHED"
+    CANCELED = "CANCELED"
+    FAILED = "FAILED"

@@ -84,24 +84,3 @@ class CheckpointOptions:
     aligned_timeout_ms: int = 0
     max_inflight_data_bytes: int | None = None
     shared_directory: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "properties": self.properties.to_json(),
-            "directory": self.directory,
-            "unaligned": self.unaligned,
-            "aligned_timeout_ms": self.aligned_timeout_ms,
-            "max_inflight_data_bytes": self.max_inflight_data_bytes,
-            "shared_directory": self.shared_directory,
-        }
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> CheckpointOptions:
-        return cls(
-            CheckpointProperties.from_json(document["properties"]),
-            document["directory"],
-            document["unaligned"],
-            document["aligned_timeout_ms"],
-            document["max_inflight_data_bytes"],
-            document["shared_directory"],
-        )

@@ -6,7 +6,7 @@ add some. Whatever is wrong with a document comes out as one named error, which 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
@@ -15,6 +15,8 @@ import msgspec
 from ckpt_runtime.graph.key_groups import UPPER_BOUND_MAX_PARALLELISM
 
 T = TypeVar("T")
+
+_SCALARS = (str, bool, int, float)
 
 MAX_LEVELS = 64
 """Of values that no schema describes: the ways to copy, compare and send them have limits of their own."""
@@ -56,16 +58,23 @@ def malformed() -> Iterator[None]:
         raise DocumentError(str(error) or type(error).__name__) from error
 
 
-def check_levels(value: Any, where: str) -> None:
-    """Raises :class:`DocumentError` for a value with more than :data:`MAX_LEVELS` arrays and objects in one another."""
+def check_values(value: Any, where: str) -> None:
+    """Raises :class:`DocumentError` for what JSON has not, and for more than :data:`MAX_LEVELS` levels of nesting."""
     level = [value]
     for _ in range(MAX_LEVELS + 1):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
+        level = [inner for outer in level for inner in _inside(outer, where)]
         if not level:
             return
     raise DocumentError(f"{where} is nested deeper than {MAX_LEVELS} levels")
+
+
+def _inside(value: Any, where: str) -> Iterable[Any]:
+    if isinstance(value, list | tuple):
+        return value
+    if isinstance(value, dict):
+        if all(isinstance(key, str) for key in value):
+            return value.values()
+        raise DocumentError(f"{where} has an object with another key than text")
+    if value is None or isinstance(value, _SCALARS):
+        return ()
+    raise DocumentError(f"{where} has a {type(value).__name__}, which is no JSON value")

@@ -14,7 +14,8 @@ from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.leadership import LEASE_TIMEOUT_S, Leadership
 from ckpt_runtime.jobmaster.program_store import ProgramStore
-from ckpt_runtime.jobmaster.slot_pool import SlotPool, SlotProvider, SlotTimes
+from ckpt_runtime.jobmaster.slot_pool import SlotPool, SlotTimes
+from ckpt_runtime.jobmaster.slot_stages import SlotProvider
 from ckpt_runtime.network.authentication import new_secret
 from ckpt_runtime.storage.ha_store import HaStore
 
@@ -68,7 +69,7 @@ class Cluster:
                 request_timeout_s=settings.slot_request_timeout_s,
             ),
         )
-        self._endpoint = ControlEndpoint(settings.control_host, self._secret, self.slots.welcome)
+        self._endpoint = ControlEndpoint(settings.control_host, self._secret, self.slots)
         self.slots.start(await self._endpoint.start())
         self.dispatcher = Dispatcher(
             self.slots,

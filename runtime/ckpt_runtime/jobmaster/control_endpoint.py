@@ -1,67 +1,101 @@
-"""The driver's end of the control connections: agents and workers dial in, prove the secret, and say who they are."""
+"""The driver's end of the control connections: agents and workers dial in, prove the secret, and register.
+
+What comes is decoded here and nowhere behind. A peer that breaks the protocol loses its connection, and its owner hears
+which message was wrong and how; the others do not notice.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Generic, Protocol, TypeVar
 
-import orjson
-
+from ckpt_runtime.failure_report import log_failure, summary_of
 from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, Handshake
-from ckpt_runtime.network.connections import HANDSHAKE_TIMEOUT_S, ControlConnection, encode_message, message_length
+from ckpt_runtime.network.connections import (
+    HANDSHAKE_TIMEOUT_S,
+    LENGTH_BYTES,
+    ControlConnection,
+    framed,
+    message_length,
+)
+from ckpt_runtime.network.control_messages import (
+    FROM_AGENT,
+    FROM_STRANGER,
+    FROM_WORKER,
+    AgentCommand,
+    AgentMessage,
+    MalformedMessageError,
+    RegisterAgent,
+    RegisterWorker,
+    Registration,
+    WorkerCommand,
+    WorkerMessage,
+)
 
 logger = logging.getLogger(__name__)
 
-Message = dict[str, Any]
+R = TypeVar("R", bound=Registration)
+C = TypeVar("C", bound=AgentCommand | WorkerCommand)
 
 MAX_HANDSHAKES = 256
-"""Connections that have not proved the secret yet; one too many takes the place of the oldest."""
+"""Connections that have not registered yet; one too many takes the place of the oldest."""
 
 
-class PeerListener(Protocol):
-    """Who owns a peer: gets its messages and its end, in order, on the event loop."""
+class Peer(Generic[R, C]):
+    """One registered connection. ``slot`` is an id, another one after an adoption; ``last_heard`` monotonic seconds."""
 
-    def peer_message(self, peer: Peer, message: Message) -> None: ...
-
-    def peer_lost(self, peer: Peer, reason: str) -> None: ...
-
-
-class Peer:
-    """One authenticated connection. ``hello`` is its first message; ``last_heard`` is monotonic seconds."""
-
-    def __init__(self, writer: asyncio.StreamWriter, hello: Message) -> None:
-        self.hello = hello
+    def __init__(self, writer: asyncio.StreamWriter, registration: R) -> None:
+        self.registration = registration
+        self.slot = registration.slot
         self.last_heard = time.monotonic()
-        self.listener: PeerListener | None = None
         self.closed = False
         self._writer = writer
 
-    @property
-    def role(self) -> str:
-        role: str = self.hello["role"]
-        return role
-
-    def send(self, message: Message) -> None:
-        """Queues a message; silently dropped on a closed connection, whose end the listener learns of anyway."""
+    def send(self, command: C) -> None:
+        """Queues it; silently dropped on a closed connection, whose end the listener learns of anyway."""
         if not self.closed:
-            self._writer.write(encode_message(message))
+            self._writer.write(framed(command))
 
     def close(self) -> None:
+        """The listener hears nothing more of it."""
         if not self.closed:
             self.closed = True
             self._writer.close()
 
 
-class ControlEndpoint:
-    """Listens for agents and workers. ``welcome(peer)`` is called for each one, before its further messages."""
+class AgentPeer(Peer[RegisterAgent, AgentCommand]):
+    """A slot agent."""
 
-    def __init__(self, host: str, secret: str, welcome: Callable[[Peer], None]) -> None:
+
+class WorkerPeer(Peer[RegisterWorker, WorkerCommand]):
+    """A worker process."""
+
+
+AnyPeer = AgentPeer | WorkerPeer
+
+
+class PeerListener(Protocol):
+    """Who owns the peers: gets what they say and their ends, in order, on the event loop."""
+
+    def peer_registered(self, peer: AnyPeer) -> None:
+        """Before its messages."""
+
+    def peer_message(self, peer: AnyPeer, message: AgentMessage | WorkerMessage) -> None:
+        """Raises MalformedMessageError for one that the peer cannot mean at present."""
+
+    def peer_lost(self, peer: AnyPeer, reason: str, *, explained: bool) -> None:
+        """``explained`` when the reason is the cause; otherwise it is just the end of a connection."""
+
+
+class ControlEndpoint:
+    """Listens for agents and workers."""
+
+    def __init__(self, host: str, secret: str, listener: PeerListener) -> None:
         self._host = host
         self._secret = secret
-        self._welcome = welcome
+        self._listener = listener
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._strangers: dict[asyncio.Task[None], None] = {}
@@ -87,7 +121,10 @@ class ControlEndpoint:
             next(iter(self._strangers)).cancel()
         self._strangers[task] = None
         try:
-            await self._serve(reader, writer)
+            peer = await self._registered(reader, writer)
+            self._strangers.pop(task)
+            if peer is not None:
+                await self._serve(peer, reader)
         except asyncio.CancelledError:
             pass
         finally:
@@ -95,36 +132,45 @@ class ControlEndpoint:
             self._strangers.pop(task, None)
             writer.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _registered(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> AnyPeer | None:
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 await self._authenticate(reader, writer)
-                peer = Peer(writer, await _receive(reader))
-        except (OSError, EOFError, TimeoutError, ValueError) as error:
+                registration = FROM_STRANGER.decode(await _receive(reader))
+        except (OSError, EOFError, TimeoutError, MalformedMessageError) as error:
             logger.warning("refused a control connection from %s: %s", writer.get_extra_info("peername"), error)
-            return
-        task = asyncio.current_task()
-        assert task is not None
-        self._strangers.pop(task, None)
-        self._welcome(peer)
-        reason = "the connection was closed"
+            return None
+        if isinstance(registration, RegisterAgent):
+            return AgentPeer(writer, registration)
+        return WorkerPeer(writer, registration)
+
+    async def _serve(self, peer: AnyPeer, reader: asyncio.StreamReader) -> None:
+        reason, explained = "the connection was closed", False
         try:
-            while True:
-                message = await _receive(reader)
-                peer.last_heard = time.monotonic()
-                if peer.listener is not None:
-                    peer.listener.peer_message(peer, message)
+            self._listener.peer_registered(peer)
+            await self._take_messages(peer, reader)
         except EOFError:
-            logger.debug("a %s closed its connection", peer.role)
+            logger.debug("slot %s: a connection was closed", peer.slot)
         except OSError as error:
             reason = str(error) or reason
+        except MalformedMessageError as error:
+            reason, explained = str(error), True
+            logger.warning("slot %s: %s", peer.slot, error)
         except Exception as error:
-            logger.exception("a control message broke its handler")
-            reason = f"{type(error).__name__}: {error}"
+            reason, explained = f"its message broke its handler: {summary_of(error)}", True
+            log_failure(logger, logging.ERROR, f"slot {peer.slot}: a control message broke its handler", error)
         finally:
             was_closed, peer.closed = peer.closed, True
-            if peer.listener is not None and not was_closed:
-                peer.listener.peer_lost(peer, reason)
+            if not was_closed:
+                self._listener.peer_lost(peer, reason, explained=explained)
+
+    async def _take_messages(self, peer: AnyPeer, reader: asyncio.StreamReader) -> None:
+        door = FROM_AGENT if isinstance(peer, AgentPeer) else FROM_WORKER
+        while not peer.closed:
+            body = await _receive(reader)
+            if not peer.closed:
+                peer.last_heard = time.monotonic()
+                self._listener.peer_message(peer, door.decode(body))
 
     async def _authenticate(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         handshake = Handshake(self._secret, "server", ControlConnection.PURPOSE)
@@ -134,7 +180,5 @@ class ControlEndpoint:
         handshake.verify(peer_preface, await reader.readexactly(PROOF_BYTES))
 
 
-async def _receive(reader: asyncio.StreamReader) -> Message:
-    length = message_length(await reader.readexactly(4))
-    message: Message = orjson.loads(await reader.readexactly(length))
-    return message
+async def _receive(reader: asyncio.StreamReader) -> bytes:
+    return await reader.readexactly(message_length(await reader.readexactly(LENGTH_BYTES)))

@@ -14,7 +14,7 @@ from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.checkpoint.sink_state import SinkLineage
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, Partitioning
 from ckpt_runtime.scheduler.core_events import RestoredState
-from ckpt_runtime.task.deployment import (
+from ckpt_runtime.scheduler.deployment import (
     Address,
     Deployment,
     InputChannelDescriptor,
@@ -69,7 +69,7 @@ def plan_deployments(
             snapshot_directory="" if restored is None else restored.directory,
             snapshot_owned=restored is None or restored.owned,
             pin_cpu=placement.pin_cpu,
-            sinks=sinks,
+            sinks=dict(sinks),
         )
         for slot, placement in enumerate(slots)
     ]

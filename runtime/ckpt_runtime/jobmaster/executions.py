@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex
@@ -19,6 +18,7 @@ from ckpt_runtime.jobmaster.gateway import (
     VertexDetails,
     VertexPressure,
 )
+from ckpt_runtime.network.control_messages import SubtaskMeasures
 
 TERMINAL = frozenset({ExecutionState.FINISHED, ExecutionState.CANCELED, ExecutionState.FAILED})
 
@@ -33,19 +33,20 @@ class _Measurement:
     """The last two heartbeats' figures of one subtask: their difference is the present load."""
 
     at_ms: int = NOT_YET
-    current: dict[str, Any] = field(default_factory=dict)
-    previous: dict[str, Any] = field(default_factory=dict)
+    current: SubtaskMeasures | None = None
+    previous: SubtaskMeasures | None = None
     span_ms: float = 0.0
 
-    def update(self, figures: dict[str, Any], now_ms: int) -> None:
+    def update(self, figures: SubtaskMeasures, now_ms: int) -> None:
         self.span_ms = 0.0 if self.at_ms == NOT_YET else float(now_ms - self.at_ms)
         self.previous, self.current, self.at_ms = self.current, figures, now_ms
 
     def rate(self, name: str) -> float:
         """Change per second over the last heartbeat interval."""
-        if not self.span_ms or not self.previous:
+        if not self.span_ms or self.previous is None:
             return 0.0
-        return float(self.current[name] - self.previous[name]) / self.span_ms * 1000
+        change: float = getattr(self.current, name) - getattr(self.previous, name)
+        return change / self.span_ms * 1000
 
 
 @dataclass(slots=True)
@@ -96,11 +97,11 @@ class ExecutionGraph:
             execution.state for key, execution in self.executions.items() if vertex_id is None or key[0] == vertex_id
         )
 
-    def measured(self, tasks: list[dict[str, Any]]) -> None:
+    def measured(self, tasks: Iterable[SubtaskMeasures]) -> None:
         """Takes a worker's heartbeat."""
         now = wall_clock_ms()
         for figures in tasks:
-            execution = self.executions.get((figures["vertex_id"], figures["subtask"]))
+            execution = self.executions.get((figures.vertex_id, figures.subtask))
             if execution is not None:
                 execution.measurement.update(figures, now)
 
@@ -125,7 +126,7 @@ class ExecutionGraph:
         for index in range(vertex.parallelism):
             execution = self.executions[vertex.id, index]
             measurement = execution.measurement
-            if not measurement.previous or not measurement.span_ms:
+            if measurement.previous is None or not measurement.span_ms:
                 continue
             measured_at = max(measured_at, measurement.at_ms)
             shares = [min(1.0, measurement.rate(f"{name}_ms") / 1000) for name in ("backpressured", "idle", "busy")]
@@ -138,13 +139,13 @@ class ExecutionGraph:
         for index in range(vertex.parallelism):
             measurement = self.executions[vertex.id, index].measurement
             current = measurement.current
-            if current:
+            if current is not None:
                 found[index] = {
-                    "numRecordsIn": current["rows_in"],
-                    "numRecordsOut": current["rows_out"],
-                    "numBytesIn": current["bytes_in"],
-                    "numBytesOut": current["bytes_out"],
-                    "numLateRecordsDropped": current["late_rows_dropped"],
+                    "numRecordsIn": current.rows_in,
+                    "numRecordsOut": current.rows_out,
+                    "numBytesIn": current.bytes_in,
+                    "numBytesOut": current.bytes_out,
+                    "numLateRecordsDropped": current.late_rows_dropped,
                     "numRecordsInPerSecond": measurement.rate("rows_in"),
                     "numRecordsOutPerSecond": measurement.rate("rows_out"),
                     "busyTimeMsPerSecond": measurement.rate("busy_ms"),
@@ -152,12 +153,12 @@ class ExecutionGraph:
                     "backPressuredTimeMsPerSecond": measurement.rate("backpressured_ms"),
                     "numBytesInPerSecond": measurement.rate("bytes_in"),
                     "numBytesOutPerSecond": measurement.rate("bytes_out"),
-                    "accumulateBusyTimeMs": current["busy_ms"],
-                    "accumulateIdleTimeMs": current["idle_ms"],
-                    "accumulateBackPressuredTimeMs": current["backpressured_ms"],
+                    "accumulateBusyTimeMs": current.busy_ms,
+                    "accumulateIdleTimeMs": current.idle_ms,
+                    "accumulateBackPressuredTimeMs": current.backpressured_ms,
                 }
-                if current.get("debloated_buffer_size") is not None:
-                    found[index]["debloatedBufferSize"] = current["debloated_buffer_size"]
+                if current.debloated_buffer_size is not None:
+                    found[index]["debloatedBufferSize"] = current.debloated_buffer_size
         return found
 
 
@@ -166,15 +167,15 @@ def _subtask_details(execution: Execution) -> SubtaskDetails:
     ended = execution.timestamps.get(execution.state, NOT_YET) if execution.state in TERMINAL else NOT_YET
     figures = execution.measurement.current
     io = IoMetrics()
-    if figures:
+    if figures is not None:
         io = IoMetrics(
-            read_bytes=figures["bytes_in"],
-            write_bytes=figures["bytes_out"],
-            read_records=figures["rows_in"],
-            write_records=figures["rows_out"],
-            backpressured_ms=int(figures["backpressured_ms"]),
-            idle_ms=int(figures["idle_ms"]),
-            busy_ms=figures["busy_ms"],
+            read_bytes=figures.bytes_in,
+            write_bytes=figures.bytes_out,
+            read_records=figures.rows_in,
+            write_records=figures.rows_out,
+            backpressured_ms=int(figures.backpressured_ms),
+            idle_ms=int(figures.idle_ms),
+            busy_ms=figures.busy_ms,
             complete=True,
         )
     return SubtaskDetails(

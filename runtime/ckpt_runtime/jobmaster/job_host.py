@@ -17,7 +17,8 @@ from typing import Protocol, TypeVar
 
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
-from ckpt_runtime.jobmaster.slot_pool import Slot, SlotOwner, SlotPool
+from ckpt_runtime.jobmaster.slot_pool import SlotPool
+from ckpt_runtime.jobmaster.slots import Slot, SlotOwner
 
 T = TypeVar("T")
 Result = Callable[[], T]

@@ -11,13 +11,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from ckpt_runtime.checkpoint import effects as checkpoint_out
 from ckpt_runtime.checkpoint import events as checkpoint_on
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
-from ckpt_runtime.checkpoint.documents import subtask_state_of
-from ckpt_runtime.checkpoint.events import CheckpointMetrics, TimerId
+from ckpt_runtime.checkpoint.events import TimerId
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
@@ -30,22 +28,34 @@ from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost, Pool, Result
 from ckpt_runtime.jobmaster.job_record import OverridesChange
 from ckpt_runtime.jobmaster.job_view import JobView
 from ckpt_runtime.jobmaster.sink_clean_up import sink_lineages, sink_outputs
-from ckpt_runtime.jobmaster.slot_pool import Slot, SlotsUnavailableError
+from ckpt_runtime.jobmaster.slots import Slot, SlotsUnavailableError
 from ckpt_runtime.jobmaster.snapshot_references import References
 from ckpt_runtime.jobmaster.storage_effects import StorageEffects, backoff_ms
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
+from ckpt_runtime.network.control_messages import (
+    AcknowledgeCheckpoint,
+    Canceled,
+    DeclineCheckpoint,
+    DeploymentFailed,
+    DeploymentMessage,
+    EndOfDataReached,
+    TaskFailure,
+    TaskMessage,
+    TaskStateChanged,
+    WorkerHeartbeat,
+)
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler import job_events as job_on
 from ckpt_runtime.scheduler.core_events import JobInput, JobOutput
+from ckpt_runtime.scheduler.deployment import Program
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.crash_points import reach
 from ckpt_runtime.storage.errors import AmbiguousWriteError, NotFoundError, StorageError
 from ckpt_runtime.storage.leader_store import NotLeaderError
-from ckpt_runtime.task.deployment import Program
 
 logger = logging.getLogger(__name__)
 
@@ -325,51 +335,48 @@ class JobShell:
         self.worker_lost(slot, reason)
         self._slots = [known for known in self._slots if known is not slot]
 
-    def worker_message(self, slot: Slot, message: dict[str, Any]) -> None:
-        if message.get("deployment") != self._tasks.deployment:
+    def worker_message(self, slot: Slot, message: DeploymentMessage) -> None:
+        """Raises MalformedMessageError when the message names a subtask that was not deployed to the slot."""
+        index = self._tasks.sender_of(slot, message)
+        if index is None:
             return
-        index = self._tasks.index_of(slot)
-        if index is None or not self._tasks.lives(index):
-            return
-        match message["type"]:
-            case "heartbeat":
-                self.view.executions.measured(message["tasks"])
-            case "deploy_failed":
-                self._reported_failure(index, self._alive_in(index), message)
-            case "canceled":
-                if not message["ended"]:
+        match message:
+            case WorkerHeartbeat():
+                self.view.executions.measured(message.tasks)
+            case DeploymentFailed():
+                self._reported_failure(index, self._alive_in(index), message.failure)
+            case Canceled():
+                if not message.ended:
                     self._host.replace_worker(slot)
                 for execution in self._alive_in(index):
                     self._task_canceled(execution)
             case _:
                 attempt = self.core.machine.attempt
-                self._task_message(ExecutionId(message["vertex_id"], message["subtask"], attempt), message)
+                self._task_message(ExecutionId(message.vertex_id, message.subtask, attempt), message)
 
-    def _task_message(self, execution: ExecutionId, message: dict[str, Any]) -> None:
-        match message["type"]:
-            case "state":
+    def _task_message(self, execution: ExecutionId, message: TaskMessage) -> None:
+        match message:
+            case TaskStateChanged():
                 self._task_state(execution, message)
-            case "end_of_data":
+            case EndOfDataReached():
                 self.tell(checkpoint_on.EndOfDataReached(execution))
-            case "ack":
+            case AcknowledgeCheckpoint():
                 self.tell(
                     checkpoint_on.Acknowledged(
-                        message["checkpoint_id"],
+                        message.checkpoint_id,
                         execution,
-                        message["directory"],
-                        subtask_state_of(message["state"]),
-                        CheckpointMetrics(**message["metrics"]),
-                        message["finished_operators"],
+                        message.directory,
+                        message.state,
+                        message.metrics,
+                        message.finished_operators,
                     )
                 )
-            case "decline":
-                reason = CheckpointFailureReason[message["reason"]]
-                self.tell(checkpoint_on.Declined(message["checkpoint_id"], execution, reason, message["message"]))
-            case _:
-                logger.warning("job %s: unknown message %r of a worker", self._submission.job_id, message["type"])
+            case DeclineCheckpoint():
+                reason = CheckpointFailureReason[message.reason]
+                self.tell(checkpoint_on.Declined(message.checkpoint_id, execution, reason, message.message))
 
-    def _task_state(self, execution: ExecutionId, message: dict[str, Any]) -> None:
-        state = ExecutionState(message["state"])
+    def _task_state(self, execution: ExecutionId, message: TaskStateChanged) -> None:
+        state = ExecutionState(message.state)
         match state:
             case ExecutionState.RUNNING:
                 self.view.enter(execution, state)
@@ -380,21 +387,19 @@ class JobShell:
             case ExecutionState.CANCELED:
                 self._task_canceled(execution)
             case ExecutionState.FAILED:
-                self._reported_failure(execution.subtask, [execution], message)
+                assert message.failure is not None
+                self._reported_failure(execution.subtask, [execution], message.failure)
 
-    def _reported_failure(self, subtask: int, executions: list[ExecutionId], message: dict[str, Any]) -> None:
+    def _reported_failure(self, subtask: int, executions: list[ExecutionId], failure: TaskFailure) -> None:
         """A worker's failure. One that no restart can help ends the job, whatever the restart strategy says."""
-        error = dict(message["error"])
-        recoverable, is_consequence = error.pop("recoverable"), error.pop("consequence", False)
-        cause = FailureInfo(**error)
-        if is_consequence:
-            self._consequences.hold(executions, cause)
+        if failure.consequence:
+            self._consequences.hold(executions, failure.cause)
             return
         self._tasks.note_failure(subtask)
-        if not recoverable:
-            self.tell(job_on.JobFailed(cause, recoverable=False))
+        if not failure.recoverable:
+            self.tell(job_on.JobFailed(failure.cause, recoverable=False))
         for execution in executions:
-            self._task_failed(execution, cause)
+            self._task_failed(execution, failure.cause)
         self._consequences.release()
 
     def _deliver_consequence(self, execution: ExecutionId, cause: FailureInfo) -> None:

@@ -24,7 +24,7 @@ from ckpt_runtime.jobmaster.gateway import (
     JobStatus,
 )
 from ckpt_runtime.jobmaster.restart_strategy_factory import strategy_type
-from ckpt_runtime.jobmaster.slot_pool import Slot
+from ckpt_runtime.jobmaster.slots import Slot
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.scheduler.core_events import DeployTasks, RecordFailure
 from ckpt_runtime.scheduler.job_effects import JobEnded, StatusChanged

@@ -13,20 +13,34 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
-from ckpt_runtime.jobmaster.control_endpoint import Message, Peer
+from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, AnyPeer
 from ckpt_runtime.jobmaster.loss_notices import LossNotices
 from ckpt_runtime.jobmaster.process_exits import describe_exit
+from ckpt_runtime.jobmaster.slot_stages import SlotProvider, SlotStages
+from ckpt_runtime.jobmaster.slots import Slot, SlotOwner, SlotsUnavailableError, Worker
+from ckpt_runtime.network.control_messages import (
+    AdoptWorker,
+    AgentHeartbeat,
+    AgentMessage,
+    FollowAgent,
+    Following,
+    KillWorker,
+    MalformedMessageError,
+    Ping,
+    Shutdown,
+    SpawnWorker,
+    WorkerExited,
+    WorkerHeartbeat,
+    WorkerMessage,
+)
 
 logger = logging.getLogger(__name__)
 
 MAX_PAUSE_S = 10.0
 WORKER_START_TIMEOUT_S = 120.0
-"""A worker process that has not reported in by then hangs, and is killed; its end starts the next one."""
-
+"""A worker process that has not registered by then hangs, and is killed; its end starts the next one."""
 
 MAX_FAILURES = 3
 """A process in which subtasks have failed so often gets no further attempt: user code may have left the cause in it."""
@@ -37,116 +51,7 @@ LOSS_GRACE_S = 3.0
 SPARE_PAUSE_S = 1.0
 """A spare's start costs more than a second of a core, which a job that deploys at the same moment needs more."""
 
-
-class SlotsUnavailableError(RuntimeError):
-    """The slots that a job needs could not be had in time."""
-
-
-class SlotProvider(Protocol):
-    """Where slot agents come from: Spark barrier stages, or plain processes in tests."""
-
-    @property
-    def capacity(self) -> int:
-        """How many slots could run at once, as far as it is known; 0 when it is not."""
-
-    def launch(
-        self,
-        stage_id: int,
-        slots: int,
-        control_port: int,
-        secret: str,
-        ended: Callable[[int, BaseException | None], None],
-    ) -> None:
-        """Starts ``slots`` agents; ``ended`` may be called from any thread, once, when all of them are over."""
-
-    def cancel(self, stage_id: int) -> None: ...
-
-
-class SlotOwner(Protocol):
-    """The job that holds slots."""
-
-    def worker_message(self, slot: Slot, message: Message) -> None: ...
-
-    def worker_lost(self, slot: Slot, reason: str) -> None:
-        """The slot's worker is gone. If the slot lives, ``slot.worker`` already is the spare (or None until ready)."""
-
-    def slot_lost(self, slot: Slot, reason: str) -> None: ...
-
-
-@dataclass(slots=True)
-class Worker:
-    """A worker process that has reported in."""
-
-    worker_id: str
-    peer: Peer
-    used: bool = False
-    failures: int = 0
-    """How often subtasks have failed in it, of its job; see MAX_FAILURES."""
-
-    @property
-    def machine(self) -> str:
-        """Where an agent can adopt it; empty when none can."""
-        machine: str = self.peer.hello.get("machine", "")
-        return machine
-
-    @property
-    def data_address(self) -> tuple[str, int]:
-        host, port = self.peer.hello["data_address"]
-        return (host, port)
-
-
-@dataclass(slots=True, eq=False)
-class Slot:
-    """One barrier task. ``worker`` is the active worker, None while none is ready.
-
-    ``starting`` says since when a worker is spawned or adopted; ``adopting`` is the latter. ``spare_due`` is when a
-    spare may be spawned beside the active worker.
-    """
-
-    slot_id: str
-    stage_id: int
-    agent: Peer
-    worker: Worker | None = None
-    spare: Worker | None = None
-    owner: SlotOwner | None = None
-    idle_since: float = 0.0
-    starting: dict[str, float] = field(default_factory=dict)
-    adopting: Worker | None = None
-    spare_due: float = 0.0
-    failed_starts: int = 0
-    lost: bool = False
-
-    @property
-    def machine(self) -> str:
-        machine: str = self.agent.hello.get("machine", "")
-        return machine
-
-    @property
-    def host(self) -> str:
-        host: str = self.agent.hello["host"]
-        return host
-
-    @property
-    def endpoint(self) -> str:
-        """``host:port`` of the active worker's data exchange; the host alone while there is none."""
-        if self.worker is None:
-            return self.host
-        host, port = self.worker.data_address
-        return f"{host}:{port}"
-
-    @property
-    def cpus(self) -> list[int]:
-        cpus: list[int] = self.agent.hello["cpus"]
-        return cpus
-
-
-@dataclass(slots=True)
-class _Stage:
-    """A launched stage: how many agents it has, how many reported in, and whether it is on its way out."""
-
-    expected: int
-    arrived: int = 0
-    ending: bool = False
+STOP_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,26 +76,21 @@ class SlotPool:
         times: SlotTimes,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._provider = provider
-        self._secret = secret
         self._times = times
         self._clock = clock
-        self._waiting_requests = 0
+        self._stages = SlotStages(provider, secret, self._stage_ended)
         self._slots: dict[str, Slot] = {}
-        self._stages: dict[int, _Stage] = {}
         self._orphans: dict[str, Worker] = {}
-        self._stage_errors: dict[int, BaseException] = {}
-        self._next_stage = 0
+        self._waiting_requests = 0
         self._next_worker = 0
         self._changed = asyncio.Condition()
         self._loop = asyncio.get_running_loop()
         self._losses = LossNotices(self._loop)
-        self._control_port = 0
         self._watch: asyncio.Task[None] | None = None
         self._closing = False
 
     def start(self, control_port: int) -> None:
-        self._control_port = control_port
+        self._stages.control_port = control_port
         self._watch = self._loop.create_task(self._watch_heartbeats())
 
     async def stop(self) -> None:
@@ -199,21 +99,25 @@ class SlotPool:
         if self._watch is not None:
             self._watch.cancel()
         self._losses.close()
+        for stage_id in self._stages.living:
+            self._stages.begin_end(stage_id)
         for slot in self._slots.values():
-            slot.agent.send({"type": "shutdown"})
+            slot.agent.send(Shutdown())
         for orphan in self._orphans.values():
             orphan.peer.close()
         try:
-            async with asyncio.timeout(10), self._changed:
+            async with asyncio.timeout(STOP_TIMEOUT_S), self._changed:
                 await self._changed.wait_for(lambda: not self._stages)
         except TimeoutError:
-            for stage_id in self._stages:
-                self._provider.cancel(stage_id)
+            for stage_id in self._stages.living:
+                self._stages.cancel(stage_id)
+
+    # --- for jobs
 
     @property
     def total(self) -> int:
         """Slots that there are, or could be."""
-        return max(len(self._slots), self._provider.capacity)
+        return max(len(self._slots), self._stages.capacity)
 
     @property
     def available(self) -> int:
@@ -252,13 +156,13 @@ class SlotPool:
                             taken.append(slot)
                     if len(chosen) == count and all(slot.worker is not None for slot in chosen):
                         return chosen
-                    if len(chosen) < count and not self._launching():
+                    if len(chosen) < count and not self._stages.launching:
                         await asyncio.sleep(_pause_before(launches))
                         launches += 1
-                        self._launch(count - len(chosen))
+                        self._stages.launch(count - len(chosen))
                     async with self._changed:
                         await self._changed.wait()
-                    self._raise_launch_failure()
+                    self._stages.raise_failure()
         except BaseException as error:
             for slot in taken:
                 if slot.owner is owner:
@@ -285,54 +189,71 @@ class SlotPool:
         """Kills the slot's worker and makes the spare the active one."""
         worker = self._promote_spare(slot)
         if worker is not None:
-            slot.agent.send({"type": "kill", "worker": worker.worker_id})
+            slot.agent.send(KillWorker(worker.worker_id))
         self._start_workers(slot)
 
-    def _promote_spare(self, slot: Slot) -> Worker | None:
-        """Returns the former active worker, whose connection is closed."""
-        worker, slot.worker = slot.worker, slot.spare
-        slot.spare = None
-        slot.spare_due = self._clock() + self._times.spare_pause_s
-        if worker is not None:
-            _dismiss(worker)
-        return worker
+    # --- for the control endpoint
 
-    def welcome(self, peer: Peer) -> None:
-        """A peer has said hello to the control endpoint."""
-        peer.listener = self
-        if peer.role == "agent":
-            self._welcome_agent(peer)
-        else:
-            self._welcome_worker(peer)
-
-    def peer_message(self, peer: Peer, message: Message) -> None:
-        slot = self._slots.get(peer.hello["slot"])
-        if slot is None or (message["type"] == "heartbeat" and peer.role == "agent"):
+    def peer_registered(self, peer: AnyPeer) -> None:
+        if isinstance(peer, AgentPeer):
+            self._agent_registered(peer)
             return
-        if peer.role == "agent":
-            if message["type"] == "exited":
-                self._worker_exited(slot, message["worker"], message["code"])
-        elif slot.adopting is not None and slot.adopting.peer is peer:
-            if message["type"] == "adopted":
-                worker, slot.adopting = slot.adopting, None
-                self._worker_ready(slot, worker)
-        elif slot.owner is not None and slot.worker is not None and slot.worker.peer is peer:
-            slot.owner.worker_message(slot, message)
+        slot, worker = self._slots.get(peer.slot), Worker(peer)
+        if slot is None:
+            self._keep_orphan(worker)
+        else:
+            self._worker_ready(slot, worker)
 
-    def peer_lost(self, peer: Peer, reason: str) -> None:
-        if peer.role == "worker":
-            self._orphans.pop(peer.hello["worker"], None)
-        slot = self._slots.get(peer.hello["slot"])
+    def _agent_registered(self, agent: AgentPeer) -> None:
+        slot = Slot(agent, idle_since=self._clock())
+        if slot.slot_id in self._slots or not self._stages.arrive(slot.stage_id):
+            agent.send(Shutdown())  # as a rule its stage has lost another agent before this one came
+            agent.close()
+            return
+        self._slots[slot.slot_id] = slot
+        self._start_workers(slot)
+
+    def peer_message(self, peer: AnyPeer, message: AgentMessage | WorkerMessage) -> None:
+        slot = self._slots.get(peer.slot)
         if slot is None:
             return
-        if peer.role == "agent":
-            self._agent_lost(slot, reason)
-        elif slot.worker is not None and slot.worker.peer is peer:
-            self._active_worker_lost(slot, slot.worker, reason)
-        else:
-            self._worker_ended(slot, peer.hello["worker"], reason)
+        match message:
+            case AgentHeartbeat():
+                return
+            case WorkerExited(worker_id, code):
+                self._worker_exited(slot, worker_id, code)
+            case Following():
+                worker = slot.adopting
+                if worker is None or worker.peer is not peer:
+                    raise MalformedMessageError("a worker says that it follows an agent, and was not asked to")
+                slot.adopting = None
+                self._worker_ready(slot, worker)
+            case _:
+                sender = next((worker for worker in slot.workers if worker.peer is peer), None)
+                if not (isinstance(message, WorkerHeartbeat) or (sender is not None and sender.used)):
+                    what = type(message).__name__
+                    raise MalformedMessageError(f"the message {what} came from a worker that was given no work")
+                if slot.owner is not None and sender is slot.worker:
+                    slot.owner.worker_message(slot, message)
 
-    def _active_worker_lost(self, slot: Slot, worker: Worker, reason: str) -> None:
+    def peer_lost(self, peer: AnyPeer, reason: str, *, explained: bool) -> None:
+        slot = self._slots.get(peer.slot)
+        if isinstance(peer, AgentPeer):
+            if slot is not None:
+                self._agent_lost(slot, reason, explained=explained)
+            return
+        worker_id = peer.registration.worker
+        self._orphans.pop(worker_id, None)
+        if slot is None:
+            return
+        if slot.worker is not None and slot.worker.peer is peer:
+            self._active_worker_lost(slot, slot.worker, reason, explained=explained)
+            return
+        if explained:  # its process lives
+            slot.agent.send(KillWorker(worker_id))
+        self._worker_ended(slot, worker_id, reason)
+
+    def _active_worker_lost(self, slot: Slot, worker: Worker, reason: str, *, explained: bool) -> None:
         """Its process has ended, as a rule: the agent will say how. It is killed only if the agent says nothing.
 
         Killed at once, it could not be told from one that the kernel has killed.
@@ -340,41 +261,33 @@ class SlotPool:
         owner = slot.owner
 
         def tell(reason: str) -> None:
-            slot.agent.send({"type": "kill", "worker": worker.worker_id})
+            slot.agent.send(KillWorker(worker.worker_id))
             if owner is not None:
                 owner.worker_lost(slot, f"worker {worker.worker_id} was lost: {reason}")
 
         self._promote_spare(slot)
-        self._losses.open(worker.worker_id, self._times.loss_grace_s)
+        if not explained:
+            self._losses.open(worker.worker_id, self._times.loss_grace_s)
         self._losses.tell(worker.worker_id, tell, reason)
         self._start_workers(slot)
         self._notify()
 
-    def _agent_lost(self, slot: Slot, reason: str) -> None:
+    def _agent_lost(self, slot: Slot, reason: str, *, explained: bool) -> None:
         """Spark will say why with the end of the stage; owners hear of it then, or a little later."""
-        stage = self._stages.get(slot.stage_id)
-        if stage is not None and not stage.ending:
+        if not explained and self._stages.is_open(slot.stage_id):
             self._losses.open(_stage_key(slot.stage_id), self._times.loss_grace_s)
         self._slot_ended(slot, f"its slot agent was lost: {reason}")
 
-    def _welcome_agent(self, peer: Peer) -> None:
-        stage = self._stages.get(peer.hello["stage"])
-        if stage is None or stage.ending:  # its stage has lost another agent before this one came
-            peer.send({"type": "shutdown"})
-            peer.close()
-            return
-        stage.arrived += 1
-        slot = Slot(peer.hello["slot"], peer.hello["stage"], peer, idle_since=self._clock())
-        self._slots[slot.slot_id] = slot
-        self._start_workers(slot)
+    # --- workers
 
-    def _welcome_worker(self, peer: Peer) -> None:
-        worker = Worker(peer.hello["worker"], peer)
-        slot = self._slots.get(peer.hello["slot"])
-        if slot is None:
-            self._orphan(worker)
-        else:
-            self._worker_ready(slot, worker)
+    def _promote_spare(self, slot: Slot) -> Worker | None:
+        """Returns the former active worker, whose connection is closed."""
+        worker, slot.worker = slot.worker, slot.spare
+        slot.spare = None
+        slot.spare_due = self._clock() + self._times.spare_pause_s
+        if worker is not None:
+            worker.peer.close()
+        return worker
 
     def _worker_ready(self, slot: Slot, worker: Worker) -> None:
         slot.starting.pop(worker.worker_id, None)
@@ -393,9 +306,7 @@ class SlotPool:
 
     def _has_workers(self, stage_id: int) -> bool:
         """Whether all slots of a stage are there and have an active worker."""
-        stage = self._stages.get(stage_id)
-        complete = stage is None or stage.arrived >= stage.expected
-        return complete and all(slot.worker is not None for slot in self._of_stage(stage_id))
+        return self._stages.is_complete(stage_id) and all(slot.worker is not None for slot in self._of_stage(stage_id))
 
     def _start_workers(self, slot: Slot) -> None:
         """One process at a time, and spares last, so that no spare competes with a worker that a job waits for."""
@@ -403,7 +314,8 @@ class SlotPool:
             return
         if slot.worker is not None and not self._has_workers(slot.stage_id):
             return
-        orphan = next((worker for worker in self._orphans.values() if worker.machine == slot.machine), None)
+        machine = slot.agent.registration.process.machine
+        orphan = next((worker for worker in self._orphans.values() if worker.machine == machine), None)
         if orphan is not None:
             self._adopt(slot, orphan)
             return
@@ -414,7 +326,7 @@ class SlotPool:
         self._next_worker += 1
         worker_id = f"{slot.slot_id}-w{self._next_worker}"
         slot.starting[worker_id] = self._clock()
-        spawn: Message = {"type": "spawn", "worker": worker_id}
+        spawn = SpawnWorker(worker_id)
         if slot.failed_starts:
             self._loop.call_later(_pause_before(slot.failed_starts), slot.agent.send, spawn)
         else:
@@ -424,20 +336,19 @@ class SlotPool:
         """The agent holds the worker, the worker follows the agent; its answer makes it the slot's."""
         del self._orphans[worker.worker_id]
         logger.info("slot %s adopts worker %s", slot.slot_id, worker.worker_id)
-        worker.peer.hello["slot"] = slot.slot_id
+        worker.peer.slot = slot.slot_id
         slot.adopting = worker
         slot.starting[worker.worker_id] = self._clock()
-        agent, process = slot.agent.hello, worker.peer.hello
-        identity = {"pid": process["pid"], "started": process["started"], "directory": process.get("directory", "")}
-        slot.agent.send({"type": "adopt", "worker": worker.worker_id, **identity})
-        worker.peer.send({"type": "adopt", "pid": agent["pid"], "started": agent["started"]})
+        agent, registration = slot.agent.registration.process, worker.peer.registration
+        slot.agent.send(AdoptWorker(worker.worker_id, registration.process, registration.directory))
+        worker.peer.send(FollowAgent(agent))
 
-    def _orphan(self, worker: Worker) -> None:
+    def _keep_orphan(self, worker: Worker) -> None:
         """Keeps a worker without a slot for the agents to come. It ends by itself when none comes in time."""
         if worker.machine and not self._closing:
             self._orphans[worker.worker_id] = worker
         else:
-            _dismiss(worker)
+            worker.peer.close()
 
     def _worker_exited(self, slot: Slot, worker_id: str, code: int | None) -> None:
         """The agent says that a process has ended, or that it could not be adopted."""
@@ -462,81 +373,45 @@ class SlotPool:
         self._start_workers(slot)
         self._notify()
 
+    # --- slots and stages
+
     def _slot_ended(self, slot: Slot, reason: str, *, keep_workers: bool = True) -> None:
         if slot.lost:
             return
         slot.lost = True
         self._slots.pop(slot.slot_id, None)
-        workers = [worker for worker in (slot.worker, slot.spare, slot.adopting) if worker is not None]
+        workers = slot.workers
         slot.worker = slot.spare = slot.adopting = None
         kept = list(slot.starting) if keep_workers else []
         for worker in workers:
             if keep_workers and not worker.used:
                 kept.append(worker.worker_id)
-                self._orphan(worker)
+                self._keep_orphan(worker)
             else:
-                _dismiss(worker)
-        slot.agent.send({"type": "shutdown", "keep": kept})
+                worker.peer.close()
+        slot.agent.send(Shutdown(tuple(kept)))
         slot.agent.close()
-        self._tell_slot_lost(slot, reason)
+        if (owner := slot.owner) is not None:
+            told = f"slot {slot.slot_id} was lost"
+            self._losses.tell(_stage_key(slot.stage_id), lambda why: owner.slot_lost(slot, f"{told}: {why}"), reason)
         self._end_stage(slot.stage_id, "its barrier stage lost a task", keep_workers=keep_workers)
         self._notify()
 
-    def _tell_slot_lost(self, slot: Slot, reason: str) -> None:
-        owner = slot.owner
-        if owner is not None:
-            told = f"slot {slot.slot_id} was lost"
-            self._losses.tell(
-                _stage_key(slot.stage_id), lambda reason: owner.slot_lost(slot, f"{told}: {reason}"), reason
-            )
-
     def _end_stage(self, stage_id: int, reason: str, *, keep_workers: bool) -> None:
         """Spark fails a barrier stage as a whole: do not wait for it to take the other slots away one by one."""
-        stage = self._stages.get(stage_id)
-        if stage is None or stage.ending:
+        if not self._stages.begin_end(stage_id):
             return
-        stage.ending = True
         slots = self._of_stage(stage_id)
         logger.info("ending barrier stage %d, which has %d slots left: %s", stage_id, len(slots), reason)
         for sibling in slots:
             self._slot_ended(sibling, reason, keep_workers=keep_workers)
 
-    def _launching(self) -> bool:
-        """Whether a launched stage has agents that have not reported in yet."""
-        return any(stage.arrived < stage.expected and not stage.ending for stage in self._stages.values())
-
-    def _launch(self, count: int) -> None:
-        stage_id, self._next_stage = self._next_stage, self._next_stage + 1
-        self._stages[stage_id] = _Stage(count)
-        self._stage_errors.clear()  # of launches that nobody waited for in the end
-        logger.info("launching barrier stage %d with %d slots", stage_id, count)
-        try:
-            self._provider.launch(stage_id, count, self._control_port, self._secret, self._stage_ended)
-        except Exception as error:
-            del self._stages[stage_id]
-            raise SlotsUnavailableError(f"the barrier stage could not be launched: {error}") from error
-
     def _stage_ended(self, stage_id: int, error: BaseException | None) -> None:
-        with suppress(RuntimeError):  # the loop is closed: the session has ended before its stage
-            self._loop.call_soon_threadsafe(self._on_stage_ended, stage_id, error)
-
-    def _on_stage_ended(self, stage_id: int, error: BaseException | None) -> None:
-        stage = self._stages.pop(stage_id, None)
-        expected = stage is None or stage.ending
-        lost = self._of_stage(stage_id)
-        if error is not None and not lost and not expected and not self._closing:
-            self._stage_errors[stage_id] = error
         reason = "its barrier stage ended" if error is None else str(error).splitlines()[0]
-        for slot in lost:
+        for slot in self._of_stage(stage_id):
             self._slot_ended(slot, reason)
         self._losses.explain(_stage_key(stage_id), None if error is None else reason)
         self._notify()
-
-    def _raise_launch_failure(self) -> None:
-        if self._stage_errors and not self._launching():
-            _, error = self._stage_errors.popitem()
-            self._stage_errors.clear()
-            raise SlotsUnavailableError(f"the barrier stage could not run: {error}") from error
 
     def _notify(self) -> None:
         async def notify() -> None:
@@ -544,6 +419,8 @@ class SlotPool:
                 self._changed.notify_all()
 
         self._loop.create_task(notify())
+
+    # --- the silent and the idle
 
     async def _watch_heartbeats(self) -> None:
         """Finds the silent (a stopped process keeps its sockets open), and stages that nobody needs."""
@@ -555,31 +432,31 @@ class SlotPool:
         """One round of the above."""
         now = self._clock()
         for slot in list(self._slots.values()):
-            slot.agent.send({"type": "ping"})
+            slot.agent.send(Ping())
             self._check_heartbeats(slot, now)
         self._end_idle_stages(now)
 
     def _check_heartbeats(self, slot: Slot, now: float) -> None:
         silent = f"no heartbeat for {self._times.heartbeat_timeout_s:g} s"
         if now - slot.agent.last_heard > self._times.heartbeat_timeout_s:
-            self._provider.cancel(slot.stage_id)
+            self._stages.cancel(slot.stage_id)
             self._slot_ended(slot, silent)
             return
-        for worker in (slot.worker, slot.spare, slot.adopting):
-            if worker is not None and now - worker.peer.last_heard > self._times.heartbeat_timeout_s:
-                slot.agent.send({"type": "kill", "worker": worker.worker_id})
+        for worker in slot.workers:
+            if now - worker.peer.last_heard > self._times.heartbeat_timeout_s:
+                slot.agent.send(KillWorker(worker.worker_id))
                 self._worker_ended(slot, worker.worker_id, silent)
         for worker_id, since in list(slot.starting.items()):
             if now - since > WORKER_START_TIMEOUT_S:
                 logger.warning("worker %s did not report in within %g s", worker_id, WORKER_START_TIMEOUT_S)
-                slot.agent.send({"type": "kill", "worker": worker_id})
+                slot.agent.send(KillWorker(worker_id))
                 slot.starting[worker_id] = now
 
     def _end_idle_stages(self, now: float) -> None:
         """While a job waits for slots there are no idle ones: it gets what there is when the last worker is ready."""
         if self._waiting_requests:
             return
-        for stage_id in list(self._stages):
+        for stage_id in self._stages.living:
             slots = self._of_stage(stage_id)
             idle = all(slot.owner is None and now - slot.idle_since > self._times.idle_timeout_s for slot in slots)
             if slots and idle:
@@ -589,11 +466,6 @@ class SlotPool:
 
 def _stage_key(stage_id: int) -> str:
     return f"stage {stage_id}"
-
-
-def _dismiss(worker: Worker) -> None:
-    worker.peer.listener = None
-    worker.peer.close()
 
 
 def _pause_before(attempts: int) -> float:

@@ -1,96 +1,140 @@
-"""The job master's side of the talk with workers: which subtask is in which slot, and the messages to them."""
+"""The job master's side of the talk with workers: which subtasks are in which slot, and what is said to and by them."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
-from ckpt_runtime.checkpoint.executions import ExecutionId
+import msgspec
+
+from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.checkpoint.properties import CheckpointOptions
-from ckpt_runtime.jobmaster.slot_pool import Slot
-from ckpt_runtime.task.deployment import Deployment
+from ckpt_runtime.jobmaster.slots import Slot, Worker
+from ckpt_runtime.network.control_messages import (
+    Cancel,
+    Deploy,
+    DeploymentMessage,
+    MalformedMessageError,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    TaskMessage,
+    TriggerCheckpoint,
+    WorkerHeartbeat,
+)
+from ckpt_runtime.scheduler.deployment import Deployment
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one worker was given."""
+
+    slot: Slot
+    worker: Worker
+    tasks: frozenset[SubtaskKey]
+
+    @property
+    def lives(self) -> bool:
+        return not self.slot.lost and self.slot.worker is self.worker
 
 
 class TaskGateway:
     """One deployment at a time: slot ``i`` runs subtask ``i`` of every vertex."""
 
     def __init__(self, archive: bytes) -> None:
-        self._archive = base64.b64encode(archive).decode()
+        self._archive = archive
         self._sent_archive: set[str] = set()
-        self._workers: list[tuple[Slot, str]] = []
+        self._parts: list[_Part] = []
         self.deployment = -1
 
     def close(self) -> None:
         """Nothing more is deployed; the archive goes."""
-        self._archive = ""
+        self._archive = b""
 
     def deploy(self, slots: Sequence[Slot], deployments: Sequence[Deployment]) -> None:
         """Sends each worker its part. Every slot must have a worker."""
         self.deployment = deployments[0].deployment
-        self._workers = []
+        self._parts = []
         for slot, deployment in zip(slots, deployments, strict=True):
-            assert slot.worker is not None
             worker = slot.worker
+            assert worker is not None
             worker.used = True
-            message: dict[str, Any] = {"type": "deploy", "deployment": deployment.to_json()}
-            if worker.worker_id not in self._sent_archive:
-                self._sent_archive.add(worker.worker_id)
-                message["archive"] = self._archive
-            worker.peer.send(message)
-            self._workers.append((slot, worker.worker_id))
+            known = worker.worker_id in self._sent_archive
+            self._sent_archive.add(worker.worker_id)
+            worker.peer.send(Deploy(deployment, None if known else self._archive))
+            tasks = frozenset((task.vertex_id, task.subtask_index) for task in deployment.subtasks)
+            self._parts.append(_Part(slot, worker, tasks))
 
     def lives(self, subtask: int) -> bool:
         """Whether the worker that got the subtask is still there."""
-        if subtask >= len(self._workers):
-            return False
-        slot, worker_id = self._workers[subtask]
-        return not slot.lost and slot.worker is not None and slot.worker.worker_id == worker_id
+        return subtask < len(self._parts) and self._parts[subtask].lives
 
     def note_failure(self, subtask: int) -> None:
         """What the worker runs has failed in it."""
-        slot, _ = self._workers[subtask]
-        if self.lives(subtask) and slot.worker is not None:
-            slot.worker.failures += 1
+        if self.lives(subtask):
+            self._parts[subtask].worker.failures += 1
 
     def index_of(self, slot: Slot) -> int | None:
         """The subtask index that the slot hosts in this deployment."""
-        return next((index for index, (known, _) in enumerate(self._workers) if known is slot), None)
+        return next((index for index, part in enumerate(self._parts) if part.slot is slot), None)
+
+    def sender_of(self, slot: Slot, message: DeploymentMessage) -> int | None:
+        """The subtask index of the worker that said this; None when it speaks of an earlier deployment.
+
+        Raises MalformedMessageError when it names a subtask that it was not given.
+        """
+        index = self.index_of(slot)
+        if message.deployment != self.deployment or index is None or not self.lives(index):
+            return None
+        named: Iterable[SubtaskKey] = ()
+        if isinstance(message, TaskMessage):
+            named = [(message.vertex_id, message.subtask)]
+        elif isinstance(message, WorkerHeartbeat):
+            named = [(task.vertex_id, task.subtask) for task in message.tasks]
+        for vertex_id, subtask in named:
+            if (vertex_id, subtask) not in self._parts[index].tasks:
+                raise MalformedMessageError(
+                    f"the message {type(message).__name__} of a worker names subtask {subtask} of vertex "
+                    f"{vertex_id[:100]!r}, which was not deployed to it"
+                )
+        return index
 
     def cancel(self, subtask: int) -> bool:
         """Asks one worker to end its part; False when it is gone."""
-        return self._send(subtask, {"type": "cancel"})
+        return self._send(subtask, Cancel(self.deployment))
 
     def trigger(
         self, checkpoint_id: int, timestamp: int, options: CheckpointOptions, tasks: Iterable[ExecutionId]
     ) -> bool:
         """False when a trigger could not be delivered."""
-        message = {
-            "type": "trigger",
-            "checkpoint_id": checkpoint_id,
-            "timestamp": timestamp,
-            "options": options.to_json(),
-        }
-        return self._send_by_slot(message, tasks)
+        return self._send_by_slot(TriggerCheckpoint(self.deployment, (), checkpoint_id, timestamp, options), tasks)
 
     def complete(self, checkpoint_id: int, tasks: Iterable[ExecutionId]) -> None:
-        self._send_by_slot({"type": "complete", "checkpoint_id": checkpoint_id}, tasks)
+        self._send_by_slot(NotifyCheckpointComplete(self.deployment, (), checkpoint_id), tasks)
 
     def abort(self, checkpoint_id: int, latest_completed: int, tasks: Iterable[ExecutionId]) -> None:
         latest = None if latest_completed < 0 else latest_completed
-        self._send_by_slot({"type": "abort", "checkpoint_id": checkpoint_id, "latest_completed": latest}, tasks)
+        self._send_by_slot(NotifyCheckpointAborted(self.deployment, (), checkpoint_id, latest), tasks)
 
-    def _send_by_slot(self, message: dict[str, Any], tasks: Iterable[ExecutionId]) -> bool:
-        by_slot: dict[int, list[list[Any]]] = {}
+    def _send_by_slot(
+        self,
+        message: TriggerCheckpoint | NotifyCheckpointComplete | NotifyCheckpointAborted,
+        tasks: Iterable[ExecutionId],
+    ) -> bool:
+        by_slot: dict[int, list[SubtaskKey]] = {}
         for task in tasks:
-            by_slot.setdefault(task.subtask, []).append([task.vertex_id, task.subtask])
-        delivered = [self._send(subtask, {**message, "tasks": addressed}) for subtask, addressed in by_slot.items()]
+            by_slot.setdefault(task.subtask, []).append(task.key)
+        delivered = [
+            self._send(subtask, msgspec.structs.replace(message, tasks=tuple(addressed)))
+            for subtask, addressed in by_slot.items()
+        ]
         return all(delivered)
 
-    def _send(self, subtask: int, message: dict[str, Any]) -> bool:
+    def _send(
+        self,
+        subtask: int,
+        message: Cancel | TriggerCheckpoint | NotifyCheckpointComplete | NotifyCheckpointAborted,
+    ) -> bool:
         if not self.lives(subtask):
             return False
-        slot, _ = self._workers[subtask]
-        assert slot.worker is not None
-        slot.worker.peer.send({**message, "deployment": self.deployment})
+        self._parts[subtask].worker.peer.send(message)
         return True

@@ -1,4 +1,4 @@
-"""Blocking helpers on one socket: exact reads, the handshake, and the control protocol (length-prefixed JSON)."""
+"""Blocking helpers on one socket: exact reads, the handshake, and the framing of control messages."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import socket
 import struct
 import threading
 from contextlib import suppress
-from typing import Any
-
-import orjson
+from typing import TypeVar
 
 from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, Handshake
+from ckpt_runtime.network.control_messages import ControlMessage, Door, MalformedMessageError, encode
+
+M = TypeVar("M")
 
 HANDSHAKE_TIMEOUT_S = 10.0
 MAX_MESSAGE_BYTES = 256 << 20
 _LENGTH = struct.Struct("<I")
+LENGTH_BYTES = _LENGTH.size
 
 
 class ChannelLostError(ConnectionError):
@@ -44,19 +46,21 @@ def authenticate(connection: socket.socket, secret: str, role: str, purpose: str
     connection.settimeout(None)
 
 
-def encode_message(message: dict[str, Any]) -> bytes:
-    """A control message with its length prefix."""
-    body = orjson.dumps(message)
+def framed(message: ControlMessage) -> bytes:
+    """A control message with its length prefix. Raises ValueError when it has no wire form, or is too large."""
+    body = encode(message)
     if len(body) > MAX_MESSAGE_BYTES:
         raise ValueError(f"control message of {len(body)} bytes exceeds the limit of {MAX_MESSAGE_BYTES}")
     return _LENGTH.pack(len(body)) + body
 
 
 def message_length(prefix: bytes) -> int:
-    """The body length announced by the 4-byte prefix. Raises ConnectionError above MAX_MESSAGE_BYTES."""
+    """The body length that a prefix announces. Raises MalformedMessageError above MAX_MESSAGE_BYTES."""
     length: int = _LENGTH.unpack(prefix)[0]
     if length > MAX_MESSAGE_BYTES:
-        raise ConnectionError(f"peer announced a control message of {length} bytes")
+        raise MalformedMessageError(
+            f"a message of {length} bytes was announced; at most {MAX_MESSAGE_BYTES} are allowed"
+        )
     return length
 
 
@@ -90,17 +94,16 @@ class ControlConnection:
         host: str = self._connection.getsockname()[0]
         return host
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Raises OSError when the driver is gone."""
-        content = encode_message(message)
+    def send(self, message: ControlMessage) -> None:
+        """Raises OSError when the driver is gone, ValueError as :func:`framed`."""
+        content = framed(message)
         with self._send_lock:
             self._connection.sendall(content)
 
-    def receive(self) -> dict[str, Any]:
-        """Blocks for the next message. Raises ConnectionError when the driver is gone."""
-        body = receive_exactly(self._connection, message_length(receive_exactly(self._connection, _LENGTH.size)))
-        message: dict[str, Any] = orjson.loads(body)
-        return message
+    def receive(self, door: Door[M]) -> M:
+        """Blocks for the next message. Raises ConnectionError when the driver is gone, MalformedMessageError."""
+        length = message_length(receive_exactly(self._connection, LENGTH_BYTES))
+        return door.decode(receive_exactly(self._connection, length))
 
     def close(self) -> None:
         """Wakes a thread blocked in :meth:`receive`."""

@@ -6,16 +6,18 @@ is JSON, since they are rare and small. No I/O here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-import orjson
+import msgspec
+from msgspec import Struct
 
 from ckpt_runtime.checkpoint.properties import CheckpointOptions
+from ckpt_runtime.graph.schema import DocumentError, malformed
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointBarrier:
+class _Element(Struct, frozen=True, tag_field="t"):
+    """Each element names its type on the wire."""
+
+
+class CheckpointBarrier(_Element, frozen=True, tag="barrier"):
     """Divides the rows before it, which belong to the checkpoint, from those after it."""
 
     checkpoint_id: int
@@ -23,69 +25,41 @@ class CheckpointBarrier:
     options: CheckpointOptions
 
 
-@dataclass(frozen=True, slots=True)
-class CancelCheckpoint:
+class CancelCheckpoint(_Element, frozen=True, tag="cancel"):
     """The checkpoint was given up upstream; do not wait for its barrier on this channel."""
 
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Watermark:
+class Watermark(_Element, frozen=True, tag="watermark"):
     """No later row of this channel has an event time at or below ``timestamp_ms``."""
 
     timestamp_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class EndOfData:
+class EndOfData(_Element, frozen=True, tag="end_of_data"):
     """No more rows (control elements may follow). With ``drain`` operators finish, without it the job will resume."""
 
     drain: bool
 
 
-@dataclass(frozen=True, slots=True)
-class EndOfPartition:
+class EndOfPartition(_Element, frozen=True, tag="end_of_partition"):
     """Nothing follows: the producer ended."""
 
 
 ControlElement = CheckpointBarrier | CancelCheckpoint | Watermark | EndOfData | EndOfPartition
+_DECODER: msgspec.json.Decoder[ControlElement] = msgspec.json.Decoder(ControlElement)
 
 
 def encode_element(element: ControlElement) -> bytes:
     """The wire form of a control element."""
-    document: dict[str, Any]
-    match element:
-        case CheckpointBarrier(checkpoint_id, timestamp_ms, options):
-            document = {"t": "barrier", "id": checkpoint_id, "ts": timestamp_ms, "options": options.to_json()}
-        case CancelCheckpoint(checkpoint_id):
-            document = {"t": "cancel", "id": checkpoint_id}
-        case Watermark(timestamp_ms):
-            document = {"t": "watermark", "ts": timestamp_ms}
-        case EndOfData(drain):
-            document = {"t": "end_of_data", "drain": drain}
-        case EndOfPartition():
-            document = {"t": "end_of_partition"}
-    return orjson.dumps(document)
+    return msgspec.json.encode(element)
 
 
 def decode_element(content: bytes | memoryview) -> ControlElement:
     """The inverse of :func:`encode_element`. Raises ValueError for anything else."""
     try:
-        document = orjson.loads(content)
-        match document["t"]:
-            case "barrier":
-                return CheckpointBarrier(
-                    document["id"], document["ts"], CheckpointOptions.from_json(document["options"])
-                )
-            case "cancel":
-                return CancelCheckpoint(document["id"])
-            case "watermark":
-                return Watermark(document["ts"])
-            case "end_of_data":
-                return EndOfData(document["drain"])
-            case "end_of_partition":
-                return EndOfPartition()
-    except (KeyError, TypeError, RecursionError) as error:
+        with malformed():
+            return _DECODER.decode(content)
+    except DocumentError as error:
         raise ValueError(f"malformed control element: {error}") from error
-    raise ValueError(f"unknown control element {document['t']!r}")

@@ -52,12 +52,6 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def identity() -> dict[str, str | int]:
-    """What another process of the session needs to hold this one. ``started`` is 0 where it cannot."""
-    here = machine()
-    return {"machine": here, "pid": os.getpid(), "started": started(os.getpid()) if here else 0}
-
-
 def hold(pid: int, began: int) -> int:
     """A descriptor that becomes readable when the process ends. Raises OSError when it is gone or another one."""
     descriptor = os.pidfd_open(pid)

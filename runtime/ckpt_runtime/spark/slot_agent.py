@@ -15,11 +15,22 @@ import threading
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ckpt_runtime.network.connections import ControlConnection
+from ckpt_runtime.network.control_messages import (
+    TO_AGENT,
+    AdoptWorker,
+    AgentCommand,
+    AgentHeartbeat,
+    KillWorker,
+    Ping,
+    RegisterAgent,
+    Shutdown,
+    SpawnWorker,
+    WorkerExited,
+)
 from ckpt_runtime.spark import processes
-from ckpt_runtime.spark.worker_processes import Spawner, WorkerProcess, WorkerStarter
+from ckpt_runtime.spark.worker_processes import Spawner, WorkerProcess, WorkerStart, WorkerStarter, own_identity
 from ckpt_runtime.spark.worker_template import Forker
 
 logger = logging.getLogger(__name__)
@@ -49,23 +60,15 @@ class SlotAgent:
         self._connection: ControlConnection | None = None
 
     def run(self) -> None:
-        """Raises OSError when the driver cannot be reached at all."""
+        """Raises OSError when the driver cannot be reached at all, MalformedMessageError when it is not understood."""
         parameters = self._parameters
         connection = ControlConnection.dial((parameters.driver_host, parameters.driver_port), parameters.secret)
         self._connection = connection
         try:
-            connection.send(
-                {
-                    "type": "hello",
-                    "role": "agent",
-                    "slot": self._slot,
-                    "stage": parameters.stage_id,
-                    **processes.identity(),
-                    "host": connection.local_host,
-                    "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
-                }
-            )
-            while self._handle(connection.receive()):
+            cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
+            process, host = own_identity(), connection.local_host
+            connection.send(RegisterAgent(self._slot, parameters.stage_id, host, tuple(cpus), process))
+            while self._obey(connection.receive(TO_AGENT)):
                 pass
         except ConnectionError:
             logger.info("slot %s: the driver is gone", self._slot)
@@ -73,38 +76,32 @@ class SlotAgent:
             self._kill_all()
             connection.close()
 
-    def _handle(self, message: dict[str, Any]) -> bool:
-        match message["type"]:
-            case "spawn":
-                self._spawn(message["worker"])
-            case "adopt":
-                self._adopt(message["worker"], message["pid"], message["started"], message["directory"])
-            case "kill":
-                worker = self._workers.get(message["worker"])
+    def _obey(self, command: AgentCommand) -> bool:
+        match command:
+            case SpawnWorker():
+                self._spawn(command.worker)
+            case AdoptWorker():
+                self._adopt(command)
+            case KillWorker():
+                worker = self._workers.get(command.worker)
                 if worker is not None:
                     worker.kill()
-            case "ping":
+            case Ping():
                 assert self._connection is not None
-                self._connection.send({"type": "heartbeat"})
-            case "shutdown":
-                self._let_go(message.get("keep", ()))
+                self._connection.send(AgentHeartbeat())
+            case Shutdown():
+                self._let_go(command.keep)
                 return False
-            case other:
-                logger.warning("slot %s: unknown message %r", self._slot, other)
         return True
 
     def _spawn(self, worker_id: str) -> None:
         """A machine without processes or space is reported like a worker that ended: the driver tries again later."""
-        start = {
-            "driver": [self._parameters.driver_host, self._parameters.driver_port],
-            "secret": self._parameters.secret,
-            "slot": self._slot,
-            "worker": worker_id,
-        }
+        parameters = self._parameters
         directory = ""
         try:
-            start["directory"] = directory = tempfile.mkdtemp(prefix=_DIRECTORY_PREFIX)
-            worker = self._starter.start(start)
+            directory = tempfile.mkdtemp(prefix=_DIRECTORY_PREFIX)
+            driver = (parameters.driver_host, parameters.driver_port)
+            worker = self._starter.start(WorkerStart(driver, parameters.secret, self._slot, worker_id, directory))
         except OSError as error:
             logger.warning("slot %s: worker %s cannot be started: %s", self._slot, worker_id, error)
             _remove(directory)
@@ -112,14 +109,14 @@ class SlotAgent:
             return
         self._supervise(worker_id, worker, directory)
 
-    def _adopt(self, worker_id: str, pid: int, started: int, directory: str) -> None:
+    def _adopt(self, command: AdoptWorker) -> None:
         try:
-            worker = processes.AdoptedProcess(pid, started)
+            worker = processes.AdoptedProcess(command.process.pid, command.process.started)
         except OSError as error:
-            logger.info("slot %s: worker %s cannot be adopted: %s", self._slot, worker_id, error)
-            self._report_exit(worker_id, None)
+            logger.info("slot %s: worker %s cannot be adopted: %s", self._slot, command.worker, error)
+            self._report_exit(command.worker, None)
             return
-        self._supervise(worker_id, worker, directory)
+        self._supervise(command.worker, worker, command.directory)
 
     def _supervise(self, worker_id: str, worker: WorkerProcess, directory: str) -> None:
         self._workers[worker_id] = worker
@@ -136,7 +133,7 @@ class SlotAgent:
     def _report_exit(self, worker_id: str, code: int | None) -> None:
         assert self._connection is not None
         try:
-            self._connection.send({"type": "exited", "worker": worker_id, "code": code})
+            self._connection.send(WorkerExited(worker_id, code))
         except OSError:
             logger.debug("slot %s: the driver is gone, cannot report worker %s", self._slot, worker_id)
 

@@ -6,7 +6,6 @@ the agent; with each request comes the reading end of a pipe that the worker is 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import select
@@ -16,13 +15,16 @@ import sys
 import tempfile
 import warnings
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
+
+import msgspec
 
 from ckpt_runtime.client.process_id import started
 from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.keeper import keep
 from ckpt_runtime.spark.worker_main import make_ready, prepare, work
-from ckpt_runtime.spark.worker_template import MAX_MESSAGE
+from ckpt_runtime.spark.worker_processes import WorkerStart
+from ckpt_runtime.spark.worker_template import MAX_MESSAGE, Forked, NotForked, Reaped, TemplateAnswer
 
 logger = logging.getLogger(__name__)
 
@@ -49,18 +51,18 @@ class Template:
         data, descriptors, _, _ = socket.recv_fds(self._connection, MAX_MESSAGE, 1)
         if not data:
             return False
-        start = json.loads(data)
+        start = msgspec.json.decode(data, type=WorkerStart)
         (pipe,) = descriptors
         os.set_inheritable(pipe, False)
         try:
             self._fork(start, pipe)
         except OSError as error:
-            self._say(type="failed", worker=start["worker"], reason=str(error))
+            self._say(NotForked(start.worker, str(error)))
         finally:
             os.close(pipe)
         return True
 
-    def _fork(self, start: dict[str, Any], pipe: int) -> None:
+    def _fork(self, start: WorkerStart, pipe: int) -> None:
         """Of the two that come, the keeper is this process's child, and ends as the worker did."""
         told, telling = os.pipe()
         try:
@@ -80,29 +82,29 @@ class Template:
             os.kill(keeper, signal.SIGKILL)
             os.waitpid(keeper, 0)
             raise
-        self._workers[descriptor] = keeper, start["worker"]
+        self._workers[descriptor] = keeper, start.worker
         self._poll.register(descriptor, select.POLLIN)
-        self._say(type="forked", worker=start["worker"], pid=worker, started=_started(worker))
+        self._say(Forked(start.worker, worker, _started(worker)))
 
-    def _become_keeper(self, start: dict[str, Any], pipe: int, told: int, telling: int) -> NoReturn:
+    def _become_keeper(self, start: WorkerStart, pipe: int, told: int, telling: int) -> NoReturn:
         try:
             os.close(told)
             self._connection.close()
             for descriptor in self._workers:
                 os.close(descriptor)
-            keep(partial(self._become_worker, start, pipe), pipe, telling, start["directory"])
+            keep(partial(self._become_worker, start, pipe), pipe, telling, start.directory)
         finally:
             os._exit(1)
 
-    def _become_worker(self, start: dict[str, Any], pipe: int) -> NoReturn:
+    def _become_worker(self, start: WorkerStart, pipe: int) -> NoReturn:
         """What the agent would have given to a new process; then a worker's life. Never goes back to the loop."""
         try:
             processes.set_name(processes.WORKER)
-            os.environ["TMPDIR"] = start["directory"]
+            os.environ["TMPDIR"] = start.directory
             tempfile.tempdir = None
             work(start, pipe)
         except BaseException:
-            logger.exception("worker %s cannot begin", start["worker"])
+            logger.exception("worker %s cannot begin", start.worker)
         finally:
             os._exit(1)
 
@@ -111,12 +113,12 @@ class Template:
         self._poll.unregister(descriptor)
         os.close(descriptor)
         _, status = os.waitpid(pid, 0)
-        self._say(type="ended", worker=worker, code=os.waitstatus_to_exitcode(status))
+        self._say(Reaped(worker, os.waitstatus_to_exitcode(status)))
 
-    def _say(self, **message: Any) -> None:
+    def _say(self, answer: TemplateAnswer) -> None:
         """An agent that is gone is noticed by the next read."""
         try:
-            self._connection.send(json.dumps(message).encode())
+            self._connection.send(msgspec.json.encode(answer))
         except OSError:
             return
 

@@ -13,7 +13,9 @@ import select
 import threading
 from collections.abc import Callable
 
+from ckpt_runtime.network.control_messages import ProcessIdentity
 from ckpt_runtime.spark import processes
+from ckpt_runtime.spark.worker_processes import own_identity
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +32,7 @@ class Tether:
     def __init__(
         self, pipe: int, end: Callable[[], None], lease_s: float = ORPHAN_LEASE_S, directory: str = ""
     ) -> None:
-        self._directory = directory
+        self.directory = directory
         self._agent: int | None = pipe
         self._end = end
         self._lease_s = lease_s
@@ -41,9 +43,9 @@ class Tether:
     def start(self) -> None:
         threading.Thread(target=self._follow, name="agent-watch", daemon=True).start()
 
-    def identity(self) -> dict[str, str | int]:
-        """What an agent needs to adopt this process."""
-        return {**processes.identity(), "directory": self._directory}
+    @property
+    def identity(self) -> ProcessIdentity:
+        return own_identity()
 
     def begin_work(self) -> None:
         """From now on the worker ends with its agent. Ends it at once when there is none."""
@@ -53,19 +55,19 @@ class Tether:
                 self._end()
             self._working = True
 
-    def adopted_by(self, pid: int, began: int) -> None:
+    def adopted_by(self, agent: ProcessIdentity) -> None:
         """Follows another agent instead. Ends the process when that agent is gone already.
 
         The descriptor of the former one stays open: this happens once or twice in a worker's life.
         """
         try:
-            agent = processes.hold(pid, began)
+            held = processes.hold(agent.pid, agent.started)
         except OSError as error:
             logger.info("the adopting agent is gone: %s", error)
             self._end()
             return
         with self._lock:
-            self._agent = agent
+            self._agent = held
         os.write(self._wake, b"!")
 
     def _follow(self) -> None:

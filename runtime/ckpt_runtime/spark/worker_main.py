@@ -8,19 +8,20 @@ no orphan ever touches a sink (see ``tether.py``).
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import os
 import shutil
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
+
+import msgspec
 
 from ckpt_runtime.client.session_command import UMASK_VARIABLE
 from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.tether import Tether
+from ckpt_runtime.spark.worker_processes import WorkerStart
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +53,8 @@ def prepare() -> None:
     gc.set_threshold(*GC_THRESHOLDS)
 
 
-def work(start: Mapping[str, Any], pipe: int) -> NoReturn:
-    """Serves the driver until it says shutdown or is gone; ``pipe`` is the tether. For a process without threads."""
+def work(start: WorkerStart, pipe: int) -> NoReturn:
+    """Serves the driver until it is gone; ``pipe`` is the tether. For a process without threads."""
     tether = _tethered(start, pipe)
     _reseed()
     _serve(start, tether)
@@ -63,14 +64,14 @@ def main() -> None:
     """Of a worker that is started by itself."""
     processes.set_name(processes.WORKER)
     make_ready()
-    start = json.loads(sys.stdin.buffer.readline())
+    start = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerStart)
     tether = _tethered(start, sys.stdin.fileno())
     prepare()
     _serve(start, tether)
 
 
-def _tethered(start: Mapping[str, Any], pipe: int) -> Tether:
-    directory = start["directory"]
+def _tethered(start: WorkerStart, pipe: int) -> Tether:
+    directory = start.directory
     tether = Tether(pipe, partial(_end, directory), directory=directory)
     tether.start()
     return tether
@@ -83,26 +84,26 @@ def _reseed() -> None:
     np.random.seed()
 
 
-def _serve(start: Mapping[str, Any], tether: Tether) -> NoReturn:
+def _serve(start: WorkerStart, tether: Tether) -> NoReturn:
     from ckpt_runtime.network.connections import ControlConnection
     from ckpt_runtime.task.worker import TaskWorker
 
     code = 0
     try:
-        connection = ControlConnection.dial((start["driver"][0], start["driver"][1]), start["secret"])
-        worker = TaskWorker(connection, start["secret"], tether, slot=start["slot"], worker_id=start["worker"])
+        connection = ControlConnection.dial(start.driver, start.secret)
+        worker = TaskWorker(connection, start.secret, tether, slot=start.slot, worker_id=start.worker)
         try:
             worker.run()
         finally:
             worker.close()
     except ConnectionError:
-        logger.info("worker %s: the driver is gone", start["worker"])
+        logger.info("worker %s: the driver is gone", start.worker)
     except BaseException:
-        logger.exception("worker %s ends", start["worker"])
+        logger.exception("worker %s ends", start.worker)
         code = 1
     finally:
         logging.shutdown()
-        shutil.rmtree(start["directory"], ignore_errors=True)
+        shutil.rmtree(start.directory, ignore_errors=True)
         os._exit(code)
 
 

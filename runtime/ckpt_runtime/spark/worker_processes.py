@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 
+import msgspec
+from msgspec import Struct
+
+from ckpt_runtime.client.process_id import started
+from ckpt_runtime.network.control_messages import ProcessIdentity
+from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.import_path import import_path
 from ckpt_runtime.user_environment import user_environment
+
+
+def own_identity() -> ProcessIdentity:
+    """What others need to hold this process. ``started`` is 0 where nobody can."""
+    here = processes.machine()
+    return ProcessIdentity(here, os.getpid(), started(os.getpid()) if here else 0)
+
+
+class WorkerStart(Struct, frozen=True):
+    """What an agent tells a worker that it starts. ``directory`` is for temporary files."""
+
+    driver: tuple[str, int]
+    secret: str
+    slot: str
+    worker: str
+    directory: str
 
 
 class WorkerProcess(Protocol):
@@ -27,9 +47,9 @@ class WorkerProcess(Protocol):
 
 
 class WorkerStarter(Protocol):
-    """``start`` is what the worker's first message from its agent says; its ``directory`` is for temporary files."""
+    """One way to start workers."""
 
-    def start(self, start: Mapping[str, Any]) -> WorkerProcess:
+    def start(self, start: WorkerStart) -> WorkerProcess:
         """Returns at once. Raises OSError when the machine has no processes, memory or descriptors left."""
 
     def close(self) -> None:
@@ -59,17 +79,17 @@ class SpawnedProcess:
 class Spawner:
     """Works on every system; a worker takes seconds to import everything and to load its kernels."""
 
-    def start(self, start: Mapping[str, Any]) -> SpawnedProcess:
+    def start(self, start: WorkerStart) -> SpawnedProcess:
         process = subprocess.Popen(
             [sys.executable, "-m", "ckpt_runtime.spark.worker_main"],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=log_descriptor(),
-            env=worker_environment() | {"TMPDIR": start["directory"]},
+            env=worker_environment() | {"TMPDIR": start.directory},
         )
         assert process.stdin is not None
         with suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(start).encode() + b"\n")
+            process.stdin.write(msgspec.json.encode(start) + b"\n")
         return SpawnedProcess(process)
 
     def close(self) -> None:

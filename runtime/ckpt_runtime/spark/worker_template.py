@@ -6,24 +6,51 @@ the template's memory. Linux only: elsewhere libraries do not survive a fork, an
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
-from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from ckpt_runtime.spark.processes import AdoptedProcess
-from ckpt_runtime.spark.worker_processes import log_descriptor, worker_environment
+from ckpt_runtime.spark.worker_processes import WorkerStart, log_descriptor, worker_environment
 
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE = 1 << 16
 _CODE_WAIT_S = 1.0
 """The template reaps a worker and tells its exit code as soon as it has ended."""
+
+
+class _Answer(Struct, frozen=True, tag=True, tag_field="type"):
+    worker: str
+
+
+class Forked(_Answer, frozen=True):
+    """The worker lives, or has lived."""
+
+    pid: int
+    started: int
+
+
+class NotForked(_Answer, frozen=True):
+    """There will be no such worker."""
+
+    reason: str
+
+
+class Reaped(_Answer, frozen=True):
+    """The worker has ended."""
+
+    code: int
+
+
+TemplateAnswer = Forked | NotForked | Reaped
+_ANSWERS = msgspec.json.Decoder[TemplateAnswer](TemplateAnswer)
 
 
 class ForkedProcess:
@@ -106,7 +133,7 @@ class WorkerTemplate:
         """Whether the process is gone: it forks no more. Its workers live on."""
         return self._lost
 
-    def fork(self, start: Mapping[str, Any]) -> ForkedProcess:
+    def fork(self, start: WorkerStart) -> ForkedProcess:
         """Asks for a worker. Raises OSError when the process is gone or there are no descriptors left."""
         ours: int
         theirs, ours = os.pipe()
@@ -115,11 +142,11 @@ class WorkerTemplate:
             with self._lock:
                 if self._lost:
                     raise BrokenPipeError("the template process is gone")
-                self._workers[start["worker"]] = worker
-            socket.send_fds(self._connection, [json.dumps(start).encode()], [theirs])
+                self._workers[start.worker] = worker
+            socket.send_fds(self._connection, [msgspec.json.encode(start)], [theirs])
         except OSError:
             with self._lock:
-                self._workers.pop(start["worker"], None)
+                self._workers.pop(start.worker, None)
             worker.let_go()
             raise
         finally:
@@ -139,7 +166,7 @@ class WorkerTemplate:
                 data = b""
             if not data:
                 break
-            self._take(json.loads(data))
+            self._take(_ANSWERS.decode(data))
         with self._lock:
             self._lost = True
             workers, self._workers = list(self._workers.values()), {}
@@ -148,20 +175,19 @@ class WorkerTemplate:
         self._connection.close()
         self._process.wait()
 
-    def _take(self, message: Mapping[str, Any]) -> None:
+    def _take(self, answer: TemplateAnswer) -> None:
         with self._lock:
-            worker = self._workers.get(message["worker"])
+            worker = self._workers.get(answer.worker)
         if worker is None:
             return
-        match message["type"]:
-            case "forked":
-                worker.begun(message["pid"], message["started"])
-                return
-            case "failed":
-                logger.warning("worker %s cannot be forked: %s", message["worker"], message["reason"])
-        worker.ended(message.get("code"))
+        if isinstance(answer, Forked):
+            worker.begun(answer.pid, answer.started)
+            return
+        if isinstance(answer, NotForked):
+            logger.warning("worker %s cannot be forked: %s", answer.worker, answer.reason)
+        worker.ended(answer.code if isinstance(answer, Reaped) else None)
         with self._lock:
-            self._workers.pop(message["worker"], None)
+            self._workers.pop(answer.worker, None)
 
 
 class Forker:
@@ -170,7 +196,7 @@ class Forker:
     def __init__(self) -> None:
         self._template: WorkerTemplate | None = None
 
-    def start(self, start: Mapping[str, Any]) -> ForkedProcess:
+    def start(self, start: WorkerStart) -> ForkedProcess:
         if self._template is None or self._template.lost:
             self._template = WorkerTemplate()
         return self._template.fork(start)

@@ -25,11 +25,11 @@ from ckpt_runtime.network.framing import channel_id
 from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.network.transport import DataTransport, RemoteSubpartition
 from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore
+from ckpt_runtime.scheduler.deployment import Deployment, OutputDescriptor, Program, SubtaskDescriptor
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
 from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.task.chain import ChainEnd, OperatorChain
-from ckpt_runtime.task.deployment import Deployment, OutputDescriptor, Program, SubtaskDescriptor
 from ckpt_runtime.task.input_debloating import input_debloating
 from ckpt_runtime.task.operator_factory import create_operator, is_keyed
 from ckpt_runtime.task.output import BufferLimits, LocalSubpartition, ResultPartition

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from enum import StrEnum
 from typing import Protocol
 
 import pyarrow as pa
@@ -19,6 +18,7 @@ from ckpt_runtime.checkpoint.barrier_handler import (
     EndOfPartitionReceived,
     TriggeredByCoordinator,
 )
+from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.failure_report import log_failure
 from ckpt_runtime.network.elements import (
@@ -42,16 +42,6 @@ from ckpt_runtime.task.subtask_checkpoints import Snapshot, SubtaskCheckpoints
 from ckpt_runtime.task.watermark_valve import WatermarkValve
 
 logger = logging.getLogger(__name__)
-
-
-class TaskState(StrEnum):
-    """Life of a subtask, in Flink's words."""
-
-    INITIALIZING = "INITIALIZING"
-    RUNNING = "RUNNING"
-    FINISHED = "FINISHED"
-    CANCELED = "CANCELED"
-    FAILED = "FAILED"
 
 
 class SubtaskHost(Protocol):

@@ -10,7 +10,8 @@ import threading
 import time
 from collections.abc import Sequence
 
-from ckpt_runtime.task.subtask import Subtask, TaskState
+from ckpt_runtime.checkpoint.executions import TaskState
+from ckpt_runtime.task.subtask import Subtask
 from ckpt_runtime.task.wakeup import Wakeup
 
 _LIVE = (TaskState.INITIALIZING, TaskState.RUNNING)

@@ -6,7 +6,6 @@ driver (the connection is authenticated) and nothing else.
 
 from __future__ import annotations
 
-import base64
 import io
 import logging
 import os
@@ -15,11 +14,12 @@ import tempfile
 import threading
 import time
 import zipfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
-from typing import Any, Protocol
+from typing import Protocol
 
-from ckpt_runtime.checkpoint.properties import CheckpointOptions
+from ckpt_runtime.checkpoint.events import CheckpointMetrics
+from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
 from ckpt_runtime.configuration.state_options import StateOptions
@@ -28,21 +28,43 @@ from ckpt_runtime.failure_report import log_failure, report_of, summary_of
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.network.connections import ChannelLostError, ControlConnection
+from ckpt_runtime.network.control_messages import (
+    TO_WORKER,
+    AcknowledgeCheckpoint,
+    Cancel,
+    Canceled,
+    DeclineCheckpoint,
+    Deploy,
+    DeploymentFailed,
+    DeploymentMessage,
+    EndOfDataReached,
+    FollowAgent,
+    Following,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    ProcessIdentity,
+    RegisterWorker,
+    SubtaskMeasures,
+    TaskFailure,
+    TaskStateChanged,
+    TriggerCheckpoint,
+    WorkerCommand,
+    WorkerHeartbeat,
+)
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.network.transport import DataTransport
+from ckpt_runtime.scheduler.deployment import Deployment
+from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError, UnsupportedBackendError
 from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.task.deployed_job import DeployedJob, PlanMismatchError, load_checked_plan
-from ckpt_runtime.task.deployment import Deployment
 from ckpt_runtime.task.restore import StateRestoreError
 from ckpt_runtime.task.restored_input import UnreadableInFlightDataError
 from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
-from ckpt_runtime.task.subtask import Subtask, TaskState
+from ckpt_runtime.task.subtask import Subtask
 from ckpt_runtime.task.subtask_checkpoints import Snapshot, SnapshotMeasures
 
 logger = logging.getLogger(__name__)
-
-Message = dict[str, Any]
 
 SNAPSHOT_THREADS = 2
 HEARTBEAT_S = 1.0
@@ -63,15 +85,20 @@ _HOPELESS = (
 class AgentTether(Protocol):
     """How the process is bound to its slot agent; see ``spark/tether.py``."""
 
-    def identity(self) -> dict[str, str | int]: ...
+    @property
+    def identity(self) -> ProcessIdentity: ...
+
+    @property
+    def directory(self) -> str:
+        """The process's temporary files, which its agent removes behind it."""
 
     def begin_work(self) -> None: ...
 
-    def adopted_by(self, pid: int, began: int) -> None: ...
+    def adopted_by(self, agent: ProcessIdentity) -> None: ...
 
 
 class TaskWorker:
-    """One worker process's life: :meth:`run` serves the driver until the connection ends or it says shutdown."""
+    """One worker process's life: :meth:`run` serves the driver until the connection ends."""
 
     def __init__(
         self, connection: ControlConnection, secret: str, tether: AgentTether, *, slot: str, worker_id: str
@@ -85,25 +112,14 @@ class TaskWorker:
         self._programs: dict[str, str] = {}
         self._snapshots = ThreadPoolExecutor(SNAPSHOT_THREADS, thread_name_prefix="snapshot")
         self._closing = threading.Event()
-        connection.send(
-            {
-                "type": "hello",
-                "role": "worker",
-                "slot": slot,
-                "worker": worker_id,
-                **tether.identity(),
-                "data_address": list(self._transport.address),
-            }
-        )
+        process, address = tether.identity, self._transport.address
+        connection.send(RegisterWorker(slot, worker_id, address, process, tether.directory))
 
     def run(self) -> None:
-        """Raises ConnectionError when the driver is gone."""
+        """Raises ConnectionError when the driver is gone, MalformedMessageError when it cannot be understood."""
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         while True:
-            message = self._connection.receive()
-            if message["type"] == "shutdown":
-                return
-            self._handle(message)
+            self._handle(self._connection.receive(TO_WORKER))
 
     def close(self) -> None:
         self._closing.set()
@@ -115,41 +131,39 @@ class TaskWorker:
         for directory in self._programs.values():
             shutil.rmtree(directory, ignore_errors=True)
 
-    def _handle(self, message: Message) -> None:
-        match message["type"]:
-            case "deploy":
+    def _handle(self, command: WorkerCommand) -> None:
+        match command:
+            case Deploy():
                 self._tether.begin_work()
-                self._deploy(message)
-            case "cancel":
-                self._cancel(message)
-            case "trigger":
-                self._trigger(message)
-            case "complete":
-                checkpoint_id = message["checkpoint_id"]
-                self._mail_tasks(message, lambda subtask: subtask.notify_complete(checkpoint_id))
-            case "abort":
-                checkpoint_id, latest = message["checkpoint_id"], message["latest_completed"]
-                self._mail_tasks(message, lambda subtask: subtask.notify_aborted(checkpoint_id, latest))
-            case "adopt":
-                self._tether.adopted_by(message["pid"], message["started"])
-                self._connection.send({"type": "adopted"})
-            case other:
-                logger.warning("worker %s: unknown message %r", self._worker_id, other)
+                self._deploy(command)
+            case Cancel():
+                self._cancel(command)
+            case TriggerCheckpoint():
+                self._trigger(command)
+            case NotifyCheckpointComplete():
+                self._mail_tasks(command, lambda subtask: subtask.notify_complete(command.checkpoint_id))
+            case NotifyCheckpointAborted():
+                self._mail_tasks(
+                    command, lambda subtask: subtask.notify_aborted(command.checkpoint_id, command.latest_completed)
+                )
+            case FollowAgent():
+                self._tether.adopted_by(command.agent)
+                self._connection.send(Following())
 
-    def _deploy(self, message: Message) -> None:
+    def _deploy(self, command: Deploy) -> None:
         """Any failure is reported as this deployment's; the worker lives on."""
-        deployment = Deployment.from_json(message["deployment"])
+        deployment = command.deployment
         try:
             _pin(deployment.pin_cpu)
-            directory = self._unpack(deployment.program.directory, message.get("archive"))
+            directory = self._unpack(deployment.program.directory, command.archive)
             plan = self._plan_of(deployment, directory)
             self._job = DeployedJob(deployment, plan, self._transport, self)
             self._job.start()
         except (Exception, SystemExit) as error:
             _log_error(f"deployment {deployment.deployment} failed", error)
-            self._report({"type": "deploy_failed", "error": describe_error(error)}, deployment.deployment)
+            self._report(DeploymentFailed(deployment.deployment, describe_error(error)))
 
-    def _unpack(self, program_id: str, archive: str | None) -> str:
+    def _unpack(self, program_id: str, archive: bytes | None) -> str:
         """The directory of the pipeline's files; the driver sends them once per worker."""
         known = self._programs.get(program_id)
         if known is not None:
@@ -158,7 +172,7 @@ class TaskWorker:
             raise RuntimeError(f"the files of program {program_id} were never sent to this worker")
         directory = tempfile.mkdtemp(prefix="ckpt-program-")
         try:
-            with zipfile.ZipFile(io.BytesIO(base64.b64decode(archive))) as files:
+            with zipfile.ZipFile(io.BytesIO(archive)) as files:
                 files.extractall(directory)
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
@@ -173,7 +187,7 @@ class TaskWorker:
             self._plan = (key, load_checked_plan(deployment.program, deployment, directory))
         return self._plan[1]
 
-    def _cancel(self, message: Message) -> None:
+    def _cancel(self, command: Cancel) -> None:
         job, self._job = self._job, None
         ended = True
         if job is not None:
@@ -181,36 +195,27 @@ class TaskWorker:
                 ExecutionOptions.TASK_CANCELLATION_TIMEOUT
             )
             ended = job.cancel(timeout_ms / 1000 if timeout_ms else threading.TIMEOUT_MAX)
-        self._report({"type": "canceled", "ended": ended}, message["deployment"])
+        self._report(Canceled(command.deployment, ended))
 
-    def _trigger(self, message: Message) -> None:
-        barrier = CheckpointBarrier(
-            message["checkpoint_id"], message["timestamp"], CheckpointOptions.from_json(message["options"])
-        )
-        job = self._current(message)
-        for vertex_id, index in message["tasks"]:
-            if job is None or not job.mail((vertex_id, index), lambda task: task.trigger_checkpoint(barrier)):
-                self._report(
-                    {
-                        "type": "decline",
-                        "vertex_id": vertex_id,
-                        "subtask": index,
-                        "checkpoint_id": barrier.checkpoint_id,
-                        "reason": "CHECKPOINT_DECLINED_TASK_NOT_READY",
-                        "message": "the subtask is not deployed here",
-                    },
-                    message["deployment"],
-                )
+    def _trigger(self, command: TriggerCheckpoint) -> None:
+        barrier = CheckpointBarrier(command.checkpoint_id, command.timestamp, command.options)
+        job = self._current(command.deployment)
+        for key in command.tasks:
+            if job is None or not job.mail(key, lambda task: task.trigger_checkpoint(barrier)):
+                reason, message = "CHECKPOINT_DECLINED_TASK_NOT_READY", "the subtask is not deployed here"
+                self._report(DeclineCheckpoint(command.deployment, *key, barrier.checkpoint_id, reason, message))
 
-    def _mail_tasks(self, message: Message, action: Any) -> None:
-        job = self._current(message)
+    def _mail_tasks(
+        self, command: NotifyCheckpointComplete | NotifyCheckpointAborted, action: Callable[[Subtask], None]
+    ) -> None:
+        job = self._current(command.deployment)
         if job is not None:
-            for vertex_id, index in message["tasks"]:
-                job.mail((vertex_id, index), action)
+            for key in command.tasks:
+                job.mail(key, action)
 
-    def _current(self, message: Message) -> DeployedJob | None:
+    def _current(self, deployment: int) -> DeployedJob | None:
         job = self._job
-        return job if job is not None and job.deployment.deployment == message["deployment"] else None
+        return job if job is not None and job.deployment.deployment == deployment else None
 
     # SubtaskHost: called by task threads.
 
@@ -223,18 +228,24 @@ class TaskWorker:
     def state_changed(self, subtask: Subtask, error: BaseException | None = None) -> None:
         if error is not None:
             _log_error(f"subtask {subtask.name} failed", error)
-        self._report_subtask(
-            subtask,
-            {"type": "state", "state": subtask.state.value, "error": None if error is None else describe_error(error)},
-        )
+        failure = None if error is None else describe_error(error)
+        if (sender := self._sender(subtask)) is not None:
+            self._report(TaskStateChanged(*sender, subtask.state, failure))
 
     def end_of_data(self, subtask: Subtask) -> None:
-        self._report_subtask(subtask, {"type": "end_of_data"})
+        if (sender := self._sender(subtask)) is not None:
+            self._report(EndOfDataReached(*sender))
 
     def decline(self, subtask: Subtask, checkpoint_id: int, reason: str, message: str) -> None:
-        self._report_subtask(
-            subtask, {"type": "decline", "checkpoint_id": checkpoint_id, "reason": reason, "message": message}
-        )
+        if (sender := self._sender(subtask)) is not None:
+            self._report(DeclineCheckpoint(*sender, checkpoint_id, reason, message))
+
+    def _sender(self, subtask: Subtask) -> tuple[int, str, int] | None:
+        """What its messages begin with; None for one of an earlier deployment, whose snapshot may still be written."""
+        job = self._job
+        if job is None or not _runs(job, subtask):
+            return None
+        return job.deployment.deployment, subtask.vertex_id, subtask.index
 
     def write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
         self._snapshots.submit(self._write_snapshot, subtask, snapshot)
@@ -252,13 +263,19 @@ class TaskWorker:
         except Exception as error:
             self._decline_failed(subtask, barrier.checkpoint_id, error)
             return
-        if not _is_awaited(self._job, subtask):
+        sender = self._sender(subtask)
+        if sender is None or not _is_awaited(self._job, subtask):
             written.files.discard()
             return
         async_ms = round((time.monotonic() - start) * 1000)
+        metrics, directory = _metrics(measures, written, async_ms), barrier.options.directory
         try:
-            self._report_subtask(subtask, _acknowledgement(barrier, measures, written, async_ms))
-        except (TypeError, ValueError) as error:  # the state has a text that is no Unicode, or is too large
+            self._report(
+                AcknowledgeCheckpoint(
+                    *sender, barrier.checkpoint_id, directory, written.state, metrics, measures.finished_operators
+                )
+            )
+        except ValueError as error:  # the state has what no document can hold, or is too large
             written.files.discard()
             self._decline_failed(subtask, barrier.checkpoint_id, error)
 
@@ -267,25 +284,20 @@ class TaskWorker:
         reason = "IO_EXCEPTION" if isinstance(error, OSError) else "CHECKPOINT_ASYNC_EXCEPTION"
         self.decline(subtask, checkpoint_id, reason, summary_of(error))
 
-    def _report_subtask(self, subtask: Subtask, message: Message) -> None:
-        """Says nothing of a subtask of an earlier deployment, whose snapshot may still be written."""
-        job = self._job
-        if job is not None and _runs(job, subtask):
-            message |= {"vertex_id": subtask.vertex_id, "subtask": subtask.index}
-            self._report(message, job.deployment.deployment)
-
-    def _report(self, message: Message, deployment: int) -> None:
+    def _report(self, message: DeploymentMessage) -> None:
         try:
-            self._connection.send({**message, "deployment": deployment})
+            self._connection.send(message)
         except OSError:
-            logger.debug("the driver is gone, cannot report %s", message["type"])
+            logger.debug("the driver is gone, cannot report %s", type(message).__name__)
 
     def _beat(self) -> None:
         while not self._closing.wait(HEARTBEAT_S):
             job = self._job
-            tasks = [] if job is None else [_measures(subtask) for subtask in job.subtasks.values()]
-            deployment = -1 if job is None else job.deployment.deployment
-            self._report({"type": "heartbeat", "tasks": tasks}, deployment)
+            if job is None:
+                self._report(WorkerHeartbeat(-1))
+            else:
+                tasks = tuple(_measures(subtask) for subtask in job.subtasks.values())
+                self._report(WorkerHeartbeat(job.deployment.deployment, tasks))
 
 
 def _runs(job: DeployedJob | None, subtask: Subtask) -> bool:
@@ -303,41 +315,30 @@ def _is_awaited(job: DeployedJob | None, subtask: Subtask) -> bool:
     return _runs(job, subtask) and subtask.state is TaskState.RUNNING
 
 
-def _acknowledgement(
-    barrier: CheckpointBarrier, measures: SnapshotMeasures, written: WrittenSnapshot, async_ms: int
-) -> Message:
-    return {
-        "type": "ack",
-        "checkpoint_id": barrier.checkpoint_id,
-        "directory": barrier.options.directory,
-        "state": written.state.to_json(),
-        "finished_operators": measures.finished_operators,
-        "metrics": {
-            "sync_duration": round(measures.sync_ms),
-            "async_duration": async_ms,
-            "checkpointed_size": written.written_bytes,
-            "alignment_buffered": 0,
-            "processed_data": measures.processed_bytes,
-            "persisted_data": written.in_flight_bytes,
-            "alignment_duration": measures.alignment_ms,
-            "start_delay": measures.start_delay_ms,
-            "unaligned": measures.unaligned,
-        },
-    }
+def _metrics(measures: SnapshotMeasures, written: WrittenSnapshot, async_ms: int) -> CheckpointMetrics:
+    return CheckpointMetrics(
+        sync_duration=round(measures.sync_ms),
+        async_duration=async_ms,
+        checkpointed_size=written.written_bytes,
+        processed_data=measures.processed_bytes,
+        persisted_data=written.in_flight_bytes,
+        alignment_duration=measures.alignment_ms,
+        start_delay=measures.start_delay_ms,
+        unaligned=measures.unaligned,
+    )
 
 
-def describe_error(error: BaseException) -> dict[str, Any]:
+def describe_error(error: BaseException) -> TaskFailure:
     """An error as the exception history shows it; the trace begins with the line that clients show.
 
-    ``recoverable`` is false where trying again, on whatever host, meets the same error: the plan or the stored state is
-    proven not to fit. That storage is away is no such proof. A ``consequence`` is most probably one of another worker's
-    end, and has no trace: where a thread was when it learned of it says nothing.
+    That storage is away is no proof that trying again meets the same error: it counts as recoverable. A consequence has
+    no trace: where a thread was when it learned of another worker's end says nothing.
     """
     report = report_of(error)
-    if consequence := issubclass(type(error), ChannelLostError):
-        report = replace(report, stack_trace=f"{report.exception}: {report.message}")
+    consequence = issubclass(type(error), ChannelLostError)
+    trace = f"{report.exception}: {report.message}" if consequence else report.stack_trace
     recoverable = not issubclass(type(error), _HOPELESS)
-    return {**asdict(report), "recoverable": recoverable, "consequence": consequence}
+    return TaskFailure(FailureInfo(report.exception, report.message, trace), recoverable, consequence)
 
 
 def _log_error(what: str, error: BaseException) -> None:
@@ -347,21 +348,21 @@ def _log_error(what: str, error: BaseException) -> None:
         log_failure(logger, logging.ERROR, what, error)
 
 
-def _measures(subtask: Subtask) -> dict[str, Any]:
+def _measures(subtask: Subtask) -> SubtaskMeasures:
     metrics = subtask.metrics
-    return {
-        "vertex_id": subtask.vertex_id,
-        "subtask": subtask.index,
-        "rows_in": metrics.rows_in,
-        "bytes_in": metrics.bytes_in,
-        "rows_out": subtask.chain.end.rows,
-        "bytes_out": subtask.chain.end.bytes,
-        "late_rows_dropped": sum(operator.late_rows_dropped for operator in subtask.chain.operators),
-        "busy_ms": metrics.busy_ns / 1e6,
-        "idle_ms": metrics.idle_ns / 1e6,
-        "backpressured_ms": metrics.backpressured_ns / 1e6,
-        "debloated_buffer_size": metrics.debloated_buffer_size,
-    }
+    return SubtaskMeasures(
+        vertex_id=subtask.vertex_id,
+        subtask=subtask.index,
+        rows_in=metrics.rows_in,
+        bytes_in=metrics.bytes_in,
+        rows_out=subtask.chain.end.rows,
+        bytes_out=subtask.chain.end.bytes,
+        late_rows_dropped=sum(operator.late_rows_dropped for operator in subtask.chain.operators),
+        busy_ms=metrics.busy_ns / 1e6,
+        idle_ms=metrics.idle_ns / 1e6,
+        backpressured_ms=metrics.backpressured_ns / 1e6,
+        debloated_buffer_size=metrics.debloated_buffer_size,
+    )
 
 
 def _pin(cpu: int | None) -> None:

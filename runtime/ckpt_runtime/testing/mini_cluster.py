@@ -204,7 +204,11 @@ class MiniCluster:
         """Process ids of the active workers, in slot order."""
 
         async def pids() -> list[int]:
-            return [slot.worker.peer.hello["pid"] for slot in self.cluster.slots.all() if slot.worker is not None]
+            return [
+                slot.worker.peer.registration.process.pid
+                for slot in self.cluster.slots.all()
+                if slot.worker is not None
+            ]
 
         return self.call(pids())
 
@@ -212,7 +216,9 @@ class MiniCluster:
         """Process ids of the spare workers that are ready."""
 
         async def pids() -> list[int]:
-            return [slot.spare.peer.hello["pid"] for slot in self.cluster.slots.all() if slot.spare is not None]
+            return [
+                slot.spare.peer.registration.process.pid for slot in self.cluster.slots.all() if slot.spare is not None
+            ]
 
         return self.call(pids())
 

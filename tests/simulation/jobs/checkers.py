@@ -6,7 +6,6 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME
@@ -30,13 +29,14 @@ class CheckpointLedger:
         self._latest_timeout = 0
         self._greatest_timeout = 0
 
-    def patched(self, configuration: CheckpointConfiguration) -> None:
-        self._greatest_timeout = max(self._greatest_timeout, configuration.timeout_ms)
+    def allow(self, timeout_ms: int) -> None:
+        """A timeout that may be in force from now on."""
+        self._greatest_timeout = max(self._greatest_timeout, timeout_ms)
 
     def triggered(self, checkpoint_id: int) -> None:
         if checkpoint_id in self.open or checkpoint_id in self.completed or checkpoint_id in self.aborted:
             raise Violation(f"checkpoint {checkpoint_id} is triggered twice")
-        self.patched(self._master.coordinator.configuration)
+        self.allow(self._master.coordinator.configuration.timeout_ms)
         self.open[checkpoint_id] = self._master.world.now
 
     def ended_well(self, checkpoint_id: int) -> None:

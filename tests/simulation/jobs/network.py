@@ -22,7 +22,7 @@ from ckpt_runtime.network.framing import (
 )
 from ckpt_runtime.network.gate import InputChannel
 from ckpt_runtime.network.transport import RemoteSubpartition
-from ckpt_runtime.task.deployment import Address
+from ckpt_runtime.scheduler.deployment import Address
 from tests.simulation.schedules.violation import Violation
 
 if TYPE_CHECKING:

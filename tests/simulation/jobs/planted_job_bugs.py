@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import replace
 from functools import partial
 
+import msgspec
 import pyarrow as pa
 
 from ckpt_runtime.checkpoint import channel_state_assignment as assignment
@@ -16,11 +17,13 @@ from ckpt_runtime.checkpoint.barrier_handler import BarrierHandler
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range, owner_of_key_group
 from ckpt_runtime.jobmaster import snapshot_clean_up
+from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.network.credit import SenderCredit
 from ckpt_runtime.network.elements import CheckpointBarrier, Watermark
 from ckpt_runtime.network.gate import InputChannel
 from ckpt_runtime.network.output_queue import OutputQueue
 from ckpt_runtime.network.transport import RemoteSubpartition
+from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.storage import disposal
 from ckpt_runtime.storage.errors import NotFoundError
 from ckpt_runtime.task import restore, restored_input, subtask_checkpoints
@@ -483,3 +486,43 @@ def _():
 def _():
     rooms = (disposal, snapshot_clean_up)
     return [(room, "check_directory", lambda directory: None) for room in rooms]
+
+
+# --- the shell
+
+
+@bug("what is decided is carried out in reverse", "the wiring")
+def _():
+    original = JobCore.handle
+    return [(JobCore, "handle", lambda self, event, now: original(self, event, now)[::-1])]
+
+
+@bug("a message of an earlier deployment counts for the present one", "the wiring")
+def _():
+    original = TaskGateway.sender_of
+
+    def sender_of(self, slot, message):
+        return original(self, slot, msgspec.structs.replace(message, deployment=self.deployment))
+
+    return [(TaskGateway, "sender_of", sender_of)]
+
+
+@bug("a change of settings is confirmed and not in force", "571.3, the wiring")
+def _():
+    return [(JobCore, "_patch_coordinator", nothing)]
+
+
+@bug("an early end of data is forgotten", "FLIP-147, the wiring")
+def _():
+    original = JobCore._all_tasks_running
+
+    def running(self, effect):
+        self._at_end_of_data = []
+        original(self, effect)
+
+    return [(JobCore, "_all_tasks_running", running)]
+
+
+@bug("the end of a job is not tried again when it could not be stored", "the wiring")
+def _():
+    return [(JobCore, "_on_result_not_stored", nothing)]

@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointConfigurationError
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from tests.simulation.jobs.topology import Topology, random_topology
 from tests.simulation.schedules.schedule import Action, Schedule, weighted
 
@@ -139,23 +140,24 @@ def replaced(configuration: CheckpointConfiguration, **changes: Any) -> Checkpoi
         return configuration
 
 
-def patched(configuration: CheckpointConfiguration, value: int) -> CheckpointConfiguration:
-    """One or two settings changed; the same when they do not fit together."""
+def random_overrides(value: int) -> CheckpointOverrides:
+    """One or two settings to be changed."""
     rng = Random(value)
+    chosen = {}
     for _ in range(rng.choice((1, 1, 2))):
         name, values = rng.choice(_PATCHES)
-        configuration = replaced(configuration, **{name: rng.choice(values)})
-    return configuration
+        chosen[name] = rng.choice(values)
+    return CheckpointOverrides(**chosen)
 
 
-_PATCHES: tuple[tuple[str, tuple[int | bool | None, ...]], ...] = (
-    ("interval_ms", (10, 15, 30, None)),
+_PATCHES: tuple[tuple[str, tuple[int | bool, ...]], ...] = (
+    ("interval_ms", (10, 15, 30)),
     ("timeout_ms", (15, 50, 100, 500)),
     ("max_concurrent", (1, 2, 3)),
     ("min_pause_ms", (0, 5)),
     ("unaligned_enabled", (True, True, False)),
     ("aligned_timeout_ms", (0, 0, 5, 20)),
-    ("max_inflight_data_bytes", (None, None, 0, 150, 600)),
+    ("max_inflight_data_bytes", (0, 150, 600)),
 )
 
 

@@ -6,25 +6,44 @@ which is missing shows. Messages to and from the driver go through queues that k
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from ckpt_runtime.checkpoint.events import CheckpointMetrics
-from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
+from ckpt_runtime.checkpoint.executions import SubtaskKey, TaskState
 from ckpt_runtime.configuration.state_options import StateOptions
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.job_graph import JobEdge
+from ckpt_runtime.network.control_messages import (
+    AcknowledgeCheckpoint,
+    Cancel,
+    Canceled,
+    DeclineCheckpoint,
+    Deploy,
+    DeploymentFailed,
+    DeploymentMessage,
+    EndOfDataReached,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    ProcessIdentity,
+    RegisterAgent,
+    RegisterWorker,
+    TaskStateChanged,
+    TriggerCheckpoint,
+    WorkerCommand,
+)
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.operators.operator import Operator
+from ckpt_runtime.scheduler.deployment import Deployment, OutputDescriptor, SubtaskDescriptor
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.task.deployed_job import DeployedJob
-from ckpt_runtime.task.deployment import Deployment, OutputDescriptor, SubtaskDescriptor
 from ckpt_runtime.task.output import ResultPartition
 from ckpt_runtime.task.snapshot_writer import write_snapshot
-from ckpt_runtime.task.subtask import Subtask, TaskState
+from ckpt_runtime.task.subtask import Subtask
 from ckpt_runtime.task.subtask_checkpoints import Snapshot
 from ckpt_runtime.task.task_thread import TaskThread
 from ckpt_runtime.task.wakeup import Wakeup
+from ckpt_runtime.task.worker import describe_error
 from tests.simulation.jobs.network import SimulatedTransport
 from tests.simulation.jobs.observation import ObservedSubpartition
 from tests.simulation.jobs.operators import OPERATORS, Place, Probe, RowSource, SimulatedError
@@ -146,6 +165,26 @@ class SimulatedJob(DeployedJob):
         return []
 
 
+class SimulatedAgent:
+    """The driver's end of an agent's connection, on which nothing is said."""
+
+    def __init__(self, registration: RegisterAgent) -> None:
+        self.registration = registration
+
+
+class SimulatedPeer:
+    """The driver's end of a worker's connection."""
+
+    def __init__(self, worker: SimulatedWorker) -> None:
+        self._worker = worker
+        process = ProcessIdentity("", worker.number, 0)
+        name = f"worker-{worker.number}"
+        self.registration = RegisterWorker(f"slot-{worker.slot}", name, ("worker", worker.number), process, "")
+
+    def send(self, command: WorkerCommand) -> None:
+        self._worker.world.to_worker(self._worker, command)
+
+
 class SimulatedWorker:
     """One slot's process. ``number`` tells it from the ones that had the slot before and come after."""
 
@@ -156,51 +195,60 @@ class SimulatedWorker:
         self.alive = True
         self.job: SimulatedJob | None = None
         self.transport = SimulatedTransport(self)
+        self.peer = SimulatedPeer(self)
         self._aborted: set[tuple[int, int]] = set()
 
     @property
     def runners(self) -> list[Runner]:
         return [] if self.job is None else self.job.runners
 
-    # --- messages of the driver
+    # --- commands of the driver
 
-    def deploy(self, deployment: Deployment, plan: CompiledPlan) -> None:
+    def obey(self, command: WorkerCommand) -> None:
+        match command:
+            case Deploy(deployment):
+                self._deploy(deployment)
+            case Cancel(deployment):
+                self._cancel(deployment)
+            case TriggerCheckpoint():
+                self._trigger(command)
+            case NotifyCheckpointComplete():
+                self._mail(command, lambda task: task.notify_complete(command.checkpoint_id))
+            case NotifyCheckpointAborted(_, _, checkpoint_id, latest):
+                self._mail(command, lambda task: self._notify_aborted(task, checkpoint_id, latest))
+
+    def _deploy(self, deployment: Deployment) -> None:
         self._aborted.clear()
         try:
-            self.job = SimulatedJob(self, deployment, plan)
+            self.job = SimulatedJob(self, deployment, self.world.plans[deployment.job_id])
         except EXPECTED_FAILURES as error:
-            self._report("failed", deployment.deployment, None, error)
+            self._report(DeploymentFailed(deployment.deployment, describe_error(error)))
             return
         self.world.runners_changed()
 
-    def cancel(self, deployment: int) -> None:
+    def _cancel(self, deployment: int) -> None:
         job, self.job = self.job, None
         if job is not None:
             for runner in job.runners:
                 runner.subtask.cancel()
             job.cancel(0.0)
             self.world.runners_changed()
-        self._report("canceled", deployment, None, None)
+        self._report(Canceled(deployment, True))
 
-    def trigger(self, deployment: int, barrier: CheckpointBarrier, tasks: list[SubtaskKey]) -> None:
-        job = self._current(deployment)
-        for key in tasks:
+    def _trigger(self, command: TriggerCheckpoint) -> None:
+        barrier = CheckpointBarrier(command.checkpoint_id, command.timestamp, command.options)
+        job = self._current(command.deployment)
+        for key in command.tasks:
             if job is None or not job.mail(key, lambda task: task.trigger_checkpoint(barrier)):
                 raise AssertionError("a trigger for a subtask that is not here")
 
-    def completed(self, deployment: int, checkpoint_id: int, tasks: list[SubtaskKey]) -> None:
-        job = self._current(deployment)
-        if job is None:
-            return
-        for key in tasks:
-            job.mail(key, lambda task: task.notify_complete(checkpoint_id))
-
-    def aborted(self, deployment: int, checkpoint_id: int, latest: int | None, tasks: list[SubtaskKey]) -> None:
-        job = self._current(deployment)
-        if job is None:
-            return
-        for key in tasks:
-            job.mail(key, lambda task: self._notify_aborted(task, checkpoint_id, latest))
+    def _mail(
+        self, command: NotifyCheckpointComplete | NotifyCheckpointAborted, action: Callable[[Subtask], None]
+    ) -> None:
+        job = self._current(command.deployment)
+        for key in command.tasks if job is not None else ():
+            assert job is not None
+            job.mail(key, action)
 
     def _notify_aborted(self, subtask: Subtask, checkpoint_id: int, latest: int | None) -> None:
         subtask.notify_aborted(checkpoint_id, latest)
@@ -221,13 +269,19 @@ class SimulatedWorker:
     def state_changed(self, subtask: Subtask, error: BaseException | None = None) -> None:
         if subtask.state not in LIVE:
             self.world.runners_changed()
-        self._report_subtask(subtask, "state", subtask.state, error)
+        if subtask.state is TaskState.INITIALIZING:
+            return
+        failure = None if error is None else describe_error(error)
+        if (sender := self._sender(subtask)) is not None:
+            self._report(TaskStateChanged(*sender, subtask.state, failure))
 
     def end_of_data(self, subtask: Subtask) -> None:
-        self._report_subtask(subtask, "end of data")
+        if (sender := self._sender(subtask)) is not None:
+            self._report(EndOfDataReached(*sender))
 
     def decline(self, subtask: Subtask, checkpoint_id: int, reason: str, message: str) -> None:
-        self._report_subtask(subtask, "decline", checkpoint_id, CheckpointFailureReason[reason], message)
+        if (sender := self._sender(subtask)) is not None:
+            self._report(DeclineCheckpoint(*sender, checkpoint_id, reason, message))
 
     def write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
         if (id(subtask), snapshot.barrier.checkpoint_id) in self._aborted:
@@ -257,26 +311,19 @@ class SimulatedWorker:
             start_delay=measures.start_delay_ms,
             unaligned=measures.unaligned,
         )
-        self._report_subtask(
-            subtask,
-            "ack",
-            barrier.checkpoint_id,
-            barrier.options.directory,
-            written.state,
-            metrics,
-            measures.finished_operators,
-        )
+        sender = self._sender(subtask)
+        if sender is not None:
+            where, state, finished = barrier.options.directory, written.state, measures.finished_operators
+            self._report(AcknowledgeCheckpoint(*sender, barrier.checkpoint_id, where, state, metrics, finished))
 
-    def _report_subtask(self, subtask: Subtask, kind: str, *content: Any) -> None:
-        """Says nothing of a subtask of an earlier deployment, whose snapshot may still be written."""
+    def _sender(self, subtask: Subtask) -> tuple[int, str, int] | None:
+        """None for a subtask of an earlier deployment, whose snapshot may still be written."""
         job = self.job
         key = (subtask.vertex_id, subtask.index)
         if job is None or (job.subtasks and job.subtasks.get(key) is not subtask):
-            return
-        deployment = job.deployment
-        execution = ExecutionId(subtask.vertex_id, subtask.index, deployment.attempt)
-        self._report(kind, deployment.deployment, execution, *content)
+            return None
+        return job.deployment.deployment, *key
 
-    def _report(self, kind: str, deployment: int, execution: ExecutionId | None, *content: Any) -> None:
+    def _report(self, message: DeploymentMessage) -> None:
         if self.alive:
-            self.world.to_driver(self, kind, deployment, execution, *content)
+            self.world.to_driver(self, message)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from bisect import bisect
 from collections import Counter, deque
@@ -14,26 +15,29 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate, chain
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import MINIMUM_MS, CheckpointRetention
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode
 from ckpt_runtime.checkpoint.statistics import CheckpointType
-from ckpt_runtime.scheduler import job_events as job_on
+from ckpt_runtime.graph.compiler import CompiledPlan
+from ckpt_runtime.jobmaster.slots import Slot, Worker
+from ckpt_runtime.network.control_messages import DeploymentMessage, ProcessIdentity, RegisterAgent, WorkerCommand
+from ckpt_runtime.scheduler.deployment import Address
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.snapshot_metadata import read_metadata
-from ckpt_runtime.task.deployment import Address
 from tests.simulation.jobs.checkers import Sink, Snapshots
 from tests.simulation.jobs.file_system import FileStore, SimulatedFileSystem, counted_names
 from tests.simulation.jobs.job_master import JobMaster
 from tests.simulation.jobs.network import Connection
 from tests.simulation.jobs.observation import Observation
 from tests.simulation.jobs.rows import Row
-from tests.simulation.jobs.scenario import Scenario, patched, random_parallelism, random_scenario
+from tests.simulation.jobs.scenario import Scenario, random_overrides, random_parallelism, random_scenario
 from tests.simulation.jobs.topology import observed
-from tests.simulation.jobs.worker import Runner, SimulatedWorker
+from tests.simulation.jobs.worker import Runner, SimulatedAgent, SimulatedWorker
 from tests.simulation.schedules.choices import Choices, FaultKey
 from tests.simulation.schedules.schedule import Action
 from tests.simulation.schedules.trace import describe
@@ -41,10 +45,21 @@ from tests.simulation.schedules.violation import Violation
 
 WALL_MS = 1_700_000_000_000
 CHAOS_STEPS = 1_000
+CALM = CheckpointOverrides(interval_ms=120, min_pause_ms=0, timeout_ms=60_000, tolerable_failures=1_000)
 FAIR_ROUNDS = 1_000
 """Rounds in which everything gets its turn; a job whose faults have ended needs less than two hundred."""
 
 Message = tuple[Callable[..., None], tuple[Any, ...]]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Production logs what goes wrong, and here everything does."""
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 class World:
@@ -73,6 +88,8 @@ class World:
         self.files.deleting = self.snapshots.deleting
         self.sink = Sink()
         self.workers: list[SimulatedWorker] = []
+        self.slots: list[Slot] = []
+        self.plans: dict[str, CompiledPlan] = {}
         self.runs = 0
         self.deployments = 0
         self.finished = False
@@ -117,7 +134,7 @@ class World:
 
     def run(self) -> str:
         """Runs the schedule to its end; returns a digest of the trace (of nothing without ``tracing``)."""
-        with counted_names():
+        with counted_names(), _quiet():
             self._run()
         return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
 
@@ -139,7 +156,7 @@ class World:
         self._move_storage()
         if self._later:
             self._drain_later()
-        self.master.fire_timers()
+        self.master.host.fire_timers()
         kind = bisect(self._shares, self._random() * self._shares[-1], hi=3)
         for step in self._kinds[kind : kind + 4]:
             if step():
@@ -211,7 +228,7 @@ class World:
     def _skip_time(self) -> None:
         """Nothing can move: on to the next timer."""
         times = [runner.due for runner in self._runners if runner.due is not None]
-        timer = self.master.next_timer
+        timer = self.master.host.next_timer
         if timer is not None:
             times.append(timer)
         if times:
@@ -227,17 +244,15 @@ class World:
         self.calm_since = self.now
         self.choices.chaos = False
         self.files.away = False
-        configuration = self.master.coordinator.configuration
-        calm = replace(configuration, interval_ms=120, min_pause_ms=0, timeout_ms=60_000, tolerable_failures=1_000)
-        self._configuration = replace(calm, retention=self._configuration.retention)
-        self.master.patch(self._configuration)
+        self._configuration = replace(self._configuration, **CALM.given)  # type: ignore[arg-type]
+        self.master.patch(CALM, until_applied=True)
 
     def _run_fairly(self) -> None:
         """Everything gets its turn until the job has finished."""
         for _ in range(FAIR_ROUNDS):
             self.now += 1.0
             self._drain_later()
-            self.master.fire_timers()
+            self.master.host.fire_timers()
             moved = False
             for runner in list(self._runners):
                 if runner.live and (runner.wakeup.awake or (runner.due is not None and runner.due <= self.now)):
@@ -287,17 +302,16 @@ class World:
         """In a pool: at any later time, in any order. What a dead worker had to do is not done."""
         self._asynchronous.append((kind, owner, action, arguments))
 
-    def to_worker(self, worker: SimulatedWorker, action: Callable[..., None], *arguments: Any) -> None:
+    def to_worker(self, worker: SimulatedWorker, command: WorkerCommand) -> None:
         if worker.alive:
-            self._lanes.setdefault(("to", worker.number), deque()).append((action, arguments))
+            self._lanes.setdefault(("to", worker.number), deque()).append((worker.obey, (command,)))
 
-    def to_driver(self, worker: SimulatedWorker, kind: str, deployment: int, execution: Any, *content: Any) -> None:
+    def to_driver(self, worker: SimulatedWorker, message: DeploymentMessage) -> None:
         lane = self._lanes.setdefault(("from", worker.number), deque())
-        lane.append((self._hear, (worker, kind, deployment, execution, content)))
+        lane.append((self._hear, (worker, message)))
 
-    def _hear(self, worker: SimulatedWorker, kind: str, deployment: int, execution: Any, content: Any) -> None:
-        if self.master.ended is None:
-            self.master.worker_message(worker, kind, deployment, execution, content)
+    def _hear(self, worker: SimulatedWorker, message: DeploymentMessage) -> None:
+        self.master.worker_message(worker, message)
 
     def wall_ms(self, slot: int) -> int:
         """``slot`` -1 is the driver."""
@@ -310,14 +324,20 @@ class World:
     def chance(self, kind: str, probability: float) -> bool:
         return self.choices.chaos and self.choices.chance(kind, probability)
 
-    def workers_for(self, slots: int) -> list[SimulatedWorker]:
-        """A live worker for each slot."""
-        while len(self.workers) < slots:
-            self.workers.append(self._new_worker(len(self.workers)))
-        for slot, worker in enumerate(self.workers):
-            if not worker.alive:
-                self.workers[slot] = self._new_worker(slot)
-        return self.workers[:slots]
+    def slots_for(self, count: int) -> list[Slot]:
+        """That many slots, each with a live worker."""
+        for index in range(count):
+            if index == len(self.slots):
+                registration = RegisterAgent(f"slot-{index}", 0, "worker", (), ProcessIdentity("", 1, 0))
+                self.slots.append(Slot(cast(Any, SimulatedAgent(registration))))
+                self.workers.append(self._new_worker(index))
+            slot = self.slots[index]
+            if not self.workers[index].alive:
+                self.workers[index] = self._new_worker(index)
+            peer = cast(Any, self.workers[index].peer)
+            if slot.worker is None or slot.worker.peer is not peer:
+                slot.worker = Worker(peer)
+        return self.slots[:count]
 
     def _new_worker(self, slot: int) -> SimulatedWorker:
         self._workers_made += 1
@@ -371,7 +391,8 @@ class World:
         plan = self.topology.plan(self._parallelism, self.scenario.options)
         self.note("run %s with parallelism %s from %s", self.runs, self._parallelism, origin and origin.directory)
         self.master = JobMaster(self, self.runs, plan, self._configuration, origin, mode)
-        self.master.tell_job(job_on.Start())
+        self.plans[self.master.job_id] = plan
+        self.master.start()
 
     def restoring(self, master: JobMaster, checkpoint: CompletedCheckpoint | None) -> None:
         """A deployment starts from that."""
@@ -387,6 +408,14 @@ class World:
             if rescaled and any(state.has_channel_state for state in checkpoint.states.values()):
                 self._disordered = True
             self.sink.check_not_undone(int(checkpoint.job_id, 16), checkpoint.id)
+
+    def patched(self, master: JobMaster, overrides: CheckpointOverrides) -> None:
+        """Its sender was told so; a later run is submitted with it."""
+        if master is self.master:
+            self._configuration = replace(self._configuration, **overrides.given)  # type: ignore[arg-type]
+            for name, value in overrides.given.items():
+                if getattr(master.coordinator.configuration, name) != value:
+                    raise Violation(f"{name} is said to be {value} and is not in force")
 
     def completing(self, master: JobMaster, checkpoint: CompletedCheckpoint) -> None:
         """All parts of a snapshot are durable."""
@@ -481,8 +510,7 @@ class World:
                 properties = CheckpointProperties(CheckpointType.SAVEPOINT)
                 master.trigger(f"savepoint-{action.value}", properties)
             case "patch" if master.ended is None:
-                self._configuration = patched(self._configuration, action.value)
-                master.patch(self._configuration)
+                master.patch(random_overrides(action.value))
             case "expire what is pending":
                 self._expire_pending()
             case "crash a worker":
@@ -501,8 +529,8 @@ class World:
         """By a timeout that is short for a moment."""
         if self.master.ended is None:
             present = self.master.coordinator.configuration
-            self.master.patch(replace(present, timeout_ms=MINIMUM_MS))
-            self.master.patch(present)
+            self.master.force(replace(present, timeout_ms=MINIMUM_MS))
+            self.master.force(present)
 
     def _crash(self, worker: SimulatedWorker) -> None:
         worker.alive = False
@@ -537,10 +565,10 @@ class World:
             run, checkpoint_id, path = self._savepoints[position]
             del self._savepoints[position + 1 :]
             self._next = (self._read(path), RestoreMode.NO_CLAIM, parallelism, (run, checkpoint_id))
-            master.tell_job(job_on.CancelRequested())
+            master.cancel()
             return
         self._parallelism = parallelism
-        master.tell_job(job_on.CancelRequested())
+        master.cancel()
 
     def _file_fault(self, operation: str) -> bool:
         return self.choices.fault(operation, 0.01)

@@ -6,16 +6,17 @@ What a worker answers is written down here; everything on the driver's side of t
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import orjson
+from typing import Any, TypeVar
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.events import CheckpointMetrics
+from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
@@ -29,11 +30,37 @@ from ckpt_runtime.jobmaster.slot_pool import SlotPool, SlotTimes
 from ckpt_runtime.jobmaster.stored_submissions import store_job
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, Handshake
-from ckpt_runtime.network.connections import ControlConnection, encode_message, message_length
+from ckpt_runtime.network.connections import LENGTH_BYTES, ControlConnection, framed, message_length
+from ckpt_runtime.network.control_messages import (
+    TO_AGENT,
+    TO_WORKER,
+    AcknowledgeCheckpoint,
+    AgentCommand,
+    Cancel,
+    Canceled,
+    ControlMessage,
+    Deploy,
+    Door,
+    KillWorker,
+    ProcessIdentity,
+    RegisterAgent,
+    RegisterWorker,
+    Registration,
+    SpawnWorker,
+    TaskFailure,
+    TaskStateChanged,
+    TriggerCheckpoint,
+    WorkerCommand,
+)
+from ckpt_runtime.scheduler.deployment import Deployment
+from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.storage.ha_store import HaStore
 
-Message = dict[str, Any]
+M = TypeVar("M")
 TIMEOUT_S = 10
+NOWHERE = ProcessIdentity("", 1, 0)
+"""Nobody can hold it."""
+
 JOB = "0123456789abcdef" * 2
 SOURCE = JobVertex("s", (OperatorNode("numbers", "numbers", "source"),), 2)
 COUNT = JobVertex("k", (OperatorNode("count", "count", "aggregate", stateful=True),), 2)
@@ -43,14 +70,15 @@ GRAPH = JobGraph("job", (SOURCE, COUNT), (JobEdge("s", "k", Partitioning.HASH, (
 class FakePeer:
     """The far end of one control connection."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: Message) -> None:
-        self.hello = hello
-        self.received: list[Message] = []
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, registration: Registration) -> None:
+        self.registration = registration
+        self.received: list[AgentCommand | WorkerCommand] = []
+        self._door: Door[Any] = TO_AGENT if isinstance(registration, RegisterAgent) else TO_WORKER
         self._reader = reader
         self._writer = writer
 
     @classmethod
-    async def dial(cls, port: int, secret: str, **hello: Any) -> FakePeer:
+    async def dial(cls, port: int, secret: str, registration: Registration) -> FakePeer:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         handshake = Handshake(secret, "client", ControlConnection.PURPOSE)
         try:
@@ -61,24 +89,28 @@ class FakePeer:
         except BaseException:
             writer.close()
             raise
-        peer = cls(reader, writer, hello)
-        peer.send(type="hello", **hello)
+        peer = cls(reader, writer, registration)
+        peer.send(registration)
         return peer
 
-    def send(self, **message: Any) -> None:
-        self._writer.write(encode_message(message))
+    def send(self, message: ControlMessage) -> None:
+        self._writer.write(framed(message))
 
-    async def receive(self) -> Message:
-        length = message_length(await self._reader.readexactly(4))
-        message: Message = orjson.loads(await self._reader.readexactly(length))
+    def send_raw(self, body: bytes) -> None:
+        """Something that may be no message."""
+        self._writer.write(struct.pack("<I", len(body)) + body)
+
+    async def receive(self) -> AgentCommand | WorkerCommand:
+        length = message_length(await self._reader.readexactly(LENGTH_BYTES))
+        message: AgentCommand | WorkerCommand = self._door.decode(await self._reader.readexactly(length))
         self.received.append(message)
         return message
 
     def close(self) -> None:
         self._writer.close()
 
-    def of(self, kind: str) -> list[Message]:
-        return [message for message in self.received if message["type"] == kind]
+    def of(self, kind: type[M]) -> list[M]:
+        return [message for message in self.received if isinstance(message, kind)]
 
 
 @dataclass
@@ -90,47 +122,53 @@ class FakeWorker:
 
     peer: FakePeer
     index: int
-    behaviour: Callable[[FakeWorker, Message], bool]
-    deployment: Message = field(default_factory=dict)
+    behaviour: Callable[[FakeWorker, WorkerCommand], bool]
+    deployments: list[Deployment] = field(default_factory=list)
+
+    @property
+    def deployment(self) -> Deployment:
+        """The newest."""
+        return self.deployments[-1]
+
+    @property
+    def number(self) -> int:
+        """Of the deployment; -1 before the first."""
+        return self.deployment.deployment if self.deployments else -1
 
     @property
     def subtasks(self) -> list[tuple[str, int]]:
-        return [(task["vertex_id"], task["subtask_index"]) for task in self.deployment["subtasks"]]
+        return [(task.vertex_id, task.subtask_index) for task in self.deployment.subtasks]
 
-    def report(self, **message: Any) -> None:
-        self.peer.send(**message, deployment=self.deployment["deployment"])
-
-    def state(self, state: str, error: Message | None = None, only: str | None = None) -> None:
+    def state(self, state: TaskState, failure: TaskFailure | None = None, only: str | None = None) -> None:
         for vertex_id, subtask in self.subtasks:
             if only in (None, vertex_id):
-                self.report(type="state", vertex_id=vertex_id, subtask=subtask, state=state, error=error)
+                self.peer.send(TaskStateChanged(self.number, vertex_id, subtask, state, failure))
 
     def fail(self, message: str = "boom", recoverable: bool = True, only: str | None = None) -> None:
-        error = {"exception": "ValueError", "message": message, "stack_trace": "", "recoverable": recoverable}
-        self.state("FAILED", error, only)
+        self.state(TaskState.FAILED, TaskFailure(FailureInfo("ValueError", message), recoverable), only)
 
     async def run(self) -> None:
         try:
             while True:
-                message = await self.peer.receive()
+                message: Any = await self.peer.receive()
                 if not self.behaviour(self, message):
                     self.obey(message)
         except (OSError, EOFError):
             return
 
-    def obey(self, message: Message) -> None:
-        match message["type"]:
-            case "deploy":
-                self.deployment = message["deployment"]
-                self.state("INITIALIZING")
-                self.state("RUNNING")
-            case "trigger":
+    def obey(self, message: WorkerCommand) -> None:
+        match message:
+            case Deploy():
+                self.deployments.append(message.deployment)
+                self.state(TaskState.INITIALIZING)
+                self.state(TaskState.RUNNING)
+            case TriggerCheckpoint():
                 self.acknowledge(message)
-            case "cancel":
-                self.report(type="canceled", ended=True)
+            case Cancel():
+                self.peer.send(Canceled(self.number, ended=True))
 
-    def acknowledge(self, message: Message) -> None:
-        directory = message["options"]["directory"]
+    def acknowledge(self, message: TriggerCheckpoint) -> None:
+        directory = message.options.directory
         for vertex_id, subtask in self.subtasks:
             state = SubtaskState()
             if vertex_id == "k":
@@ -138,16 +176,17 @@ class FakeWorker:
                 (Path(directory.removeprefix("file://")) / name).write_bytes(b"state")
                 handle = KeyedStateHandle(key_group_range(128, 2, subtask), StateFile(name, 5, "xxh64:0"), ())
                 state = SubtaskState({"count": OperatorSubtaskState((handle,))}, 5)
-            self.report(
-                type="ack", vertex_id=vertex_id, subtask=subtask, checkpoint_id=message["checkpoint_id"],
-                directory=directory, state=state.to_json(), metrics={}, finished_operators=False,
-            )  # fmt: skip
+            self.peer.send(
+                AcknowledgeCheckpoint(
+                    self.number, vertex_id, subtask, message.checkpoint_id, directory, state, CheckpointMetrics(), False
+                )
+            )
 
 
 class FakeSlots:
     """A ``SlotProvider``: each stage's agents and workers are tasks of this loop."""
 
-    def __init__(self, behaviour: Callable[[FakeWorker, Message], bool]) -> None:
+    def __init__(self, behaviour: Callable[[FakeWorker, WorkerCommand], bool]) -> None:
         self.behaviour = behaviour
         self.workers: list[FakeWorker] = []
         self.agents: list[FakePeer] = []
@@ -174,24 +213,24 @@ class FakeSlots:
 
     async def _agent(self, stage: int, index: int, port: int, secret: str) -> None:
         slot = f"{stage}-{index}"
-        agent = await FakePeer.dial(port, secret, role="agent", slot=slot, stage=stage, host="127.0.0.1", cpus=[0, 1])
+        agent = await FakePeer.dial(port, secret, RegisterAgent(slot, stage, "127.0.0.1", (0, 1), NOWHERE))
         self.agents.append(agent)
         own: dict[str, FakeWorker] = {}
         try:
             while True:
                 message = await agent.receive()
-                if message["type"] == "spawn":
-                    self.spawn(self._worker(own, index, slot, message["worker"], port, secret))
-                elif message["type"] == "kill" and message["worker"] in own:
-                    own[message["worker"]].peer.close()
+                if isinstance(message, SpawnWorker):
+                    self.spawn(self._worker(own, index, slot, message.worker, port, secret))
+                elif isinstance(message, KillWorker) and message.worker in own:
+                    own[message.worker].peer.close()
         except (OSError, EOFError):
             return
 
     async def _worker(
         self, own: dict[str, FakeWorker], index: int, slot: str, worker_id: str, port: int, secret: str
     ) -> None:
-        hello = {"role": "worker", "slot": slot, "worker": worker_id, "pid": 1, "data_address": ["127.0.0.1", 9]}
-        worker = FakeWorker(await FakePeer.dial(port, secret, **hello), index, self.behaviour)
+        registration = RegisterWorker(slot, worker_id, ("127.0.0.1", 9), NOWHERE, "")
+        worker = FakeWorker(await FakePeer.dial(port, secret, registration), index, self.behaviour)
         own[worker_id] = worker
         self.workers.append(worker)
         await worker.run()
@@ -211,10 +250,10 @@ class World:
         self.directory = directory
         self.pool = DriverPools(own=pool, deletions=pool, paths=pool, planning=pool)
         self.archive = b"archive"
-        self.ignored: set[str] = set()
-        self.on_message: Callable[[FakeWorker, Message], bool] = lambda worker, message: False
+        self.ignored: tuple[type, ...] = ()
+        self.on_message: Callable[[FakeWorker, WorkerCommand], bool] = lambda worker, message: False
         self.slots = FakeSlots(
-            lambda worker, message: message["type"] in self.ignored or self.on_message(worker, message)
+            lambda worker, message: isinstance(message, self.ignored) or self.on_message(worker, message)
         )
 
     @classmethod
@@ -227,7 +266,7 @@ class World:
                 "loss_grace_s": 0,
             }  # fmt: skip
             world.slot_pool = SlotPool(world.slots, "secret", SlotTimes(**{**defaults, **times}))
-            endpoint = ControlEndpoint("127.0.0.1", "secret", world.slot_pool.welcome)
+            endpoint = ControlEndpoint("127.0.0.1", "secret", world.slot_pool)
             world.slot_pool.start(await endpoint.start())
             world.jobs, world.closing = [], []
             try:
@@ -317,7 +356,6 @@ class World:
 
     def active(self) -> list[FakeWorker]:
         """The workers with the newest deployment, by subtask index."""
-        deployed = [worker for worker in self.slots.workers if worker.deployment]
-        newest = max((worker.deployment["deployment"] for worker in deployed), default=-1)
-        present = [worker for worker in deployed if worker.deployment["deployment"] == newest]
+        newest = max((worker.number for worker in self.slots.workers), default=-1)
+        present = [worker for worker in self.slots.workers if worker.number == newest >= 0]
         return sorted(present, key=lambda worker: worker.index)

@@ -3,59 +3,63 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import struct
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import orjson
 import pytest
 
 from ckpt_runtime.jobmaster import control_endpoint
-from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint, Message, Peer
+from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, AnyPeer, ControlEndpoint
 from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, AuthenticationError, Handshake
-from ckpt_runtime.network.connections import MAX_MESSAGE_BYTES, ControlConnection, encode_message
+from ckpt_runtime.network.connections import MAX_MESSAGE_BYTES, ControlConnection, framed
+from ckpt_runtime.network.control_messages import (
+    AgentHeartbeat,
+    Ping,
+    ProcessIdentity,
+    RegisterAgent,
+    RegisterWorker,
+    Registration,
+    WorkerExited,
+    WorkerHeartbeat,
+    encode,
+)
 
-HELLO = {"type": "hello", "role": "agent", "slot": "0-0"}
+AGENT = RegisterAgent("0-0", 0, "h", (), ProcessIdentity("", 1, 0))
+WORKER = RegisterWorker("0-0", "w", ("h", 1), ProcessIdentity("", 1, 0), "")
 TIMEOUT_S = 10
 
 
-class Listener:
-    """Notes messages and the end; ``arrived`` is set for each."""
+class Door:
+    """An endpoint with its visitors; notes messages and ends. ``arrived`` is set for each."""
 
     def __init__(self) -> None:
-        self.messages: list[Message] = []
-        self.lost: list[str] = []
+        self.peers: asyncio.Queue[AnyPeer] = asyncio.Queue()
+        self.messages: list[Any] = []
+        self.lost: list[tuple[str, bool]] = []
         self.arrived = asyncio.Event()
         self.error: Exception | None = None
+        self.endpoint = ControlEndpoint("127.0.0.1", "secret", self)
+        self.port = 0
+        self._visitors: list[asyncio.StreamWriter] = []
 
-    def peer_message(self, peer: Peer, message: Message) -> None:
+    def peer_registered(self, peer: AnyPeer) -> None:
+        self.peers.put_nowait(peer)
+
+    def peer_message(self, peer: AnyPeer, message: Any) -> None:
         self.messages.append(message)
         self.arrived.set()
         if self.error is not None:
             raise self.error
 
-    def peer_lost(self, peer: Peer, reason: str) -> None:
-        self.lost.append(reason)
+    def peer_lost(self, peer: AnyPeer, reason: str, *, explained: bool) -> None:
+        self.lost.append((reason, explained))
         self.arrived.set()
 
     async def next(self) -> None:
         await asyncio.wait_for(self.arrived.wait(), TIMEOUT_S)
         self.arrived.clear()
-
-
-class Door:
-    """An endpoint with its visitors."""
-
-    def __init__(self) -> None:
-        self.peers: asyncio.Queue[Peer] = asyncio.Queue()
-        self.listener = Listener()
-        self.endpoint = ControlEndpoint("127.0.0.1", "secret", self.welcome)
-        self.port = 0
-        self._visitors: list[asyncio.StreamWriter] = []
-
-    def welcome(self, peer: Peer) -> None:
-        peer.listener = self.listener
-        self.peers.put_nowait(peer)
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -77,9 +81,11 @@ class Door:
         handshake.verify(preface, await reader.readexactly(PROOF_BYTES))
         return reader, writer
 
-    async def guest(self) -> tuple[Peer, asyncio.StreamReader, asyncio.StreamWriter]:
+    async def guest(
+        self, registration: Registration = AGENT
+    ) -> tuple[AnyPeer, asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await self.enter()
-        writer.write(encode_message(HELLO))
+        writer.write(framed(registration))
         return await asyncio.wait_for(self.peers.get(), TIMEOUT_S), reader, writer
 
 
@@ -103,18 +109,19 @@ def run(test: Callable[[Door], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(inside())
 
 
-def test_a_guest_is_welcomed_with_its_hello_and_talks_both_ways() -> None:
+def test_a_guest_is_welcomed_with_its_registration_and_talks_both_ways() -> None:
     async def test(door: Door) -> None:
         peer, reader, writer = await door.guest()
-        assert (peer.hello, peer.role) == (HELLO, "agent")
+        assert isinstance(peer, AgentPeer)
+        assert peer.registration == AGENT
         before = peer.last_heard
-        writer.write(encode_message({"type": "heartbeat", "n": 1}) + encode_message({"type": "x"}))
-        while len(door.listener.messages) < 2:
-            await door.listener.next()
-        assert door.listener.messages == [{"type": "heartbeat", "n": 1}, {"type": "x"}]
+        writer.write(framed(AgentHeartbeat()) + framed(WorkerExited("w", 1)))
+        while len(door.messages) < 2:
+            await door.next()
+        assert door.messages == [AgentHeartbeat(), WorkerExited("w", 1)]
         assert peer.last_heard >= before
-        peer.send({"type": "ping"})
-        assert await reader.readexactly(4 + len(orjson.dumps({"type": "ping"}))) == encode_message({"type": "ping"})
+        peer.send(Ping())
+        assert await reader.readexactly(len(framed(Ping()))) == framed(Ping())
 
     run(test)
 
@@ -123,10 +130,10 @@ def test_the_end_of_a_connection_is_reported_once() -> None:
     async def test(door: Door) -> None:
         peer, _, writer = await door.guest()
         writer.close()
-        await door.listener.next()
-        assert len(door.listener.lost) == 1
+        await door.next()
+        assert len(door.lost) == 1
         assert peer.closed
-        peer.send({"type": "ping"})
+        peer.send(Ping())
 
     run(test)
 
@@ -136,10 +143,10 @@ def test_a_peer_closed_on_this_side_is_not_reported() -> None:
         peer, reader, _ = await door.guest()
         peer.close()
         peer.close()
-        peer.send({"type": "ping"})
+        peer.send(Ping())
         assert await rest_of(reader) == b""
         await door.endpoint.stop()
-        assert door.listener.lost == []
+        assert door.lost == []
 
     run(test)
 
@@ -167,18 +174,84 @@ def test_garbage_is_refused_and_others_still_enter(content: bytes) -> None:
         writer.write_eof()
         await rest_of(reader)
         peer, _, _ = await door.guest()
-        assert peer.hello == HELLO
+        assert peer.registration == AGENT
 
     run(test)
 
 
-@pytest.mark.parametrize("hello", [b"{not json", b"\xff\xff", b""])
-def test_a_hello_that_is_no_json_is_refused(hello: bytes) -> None:
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b"{not MessagePack", "is no message"),
+        (b"\xff\xff", "is no message"),
+        (b"", "is no message"),
+        (b"\x91" * 100_000, "is no message"),
+        (encode(WorkerHeartbeat(1)), "sends no message 'WorkerHeartbeat' here"),
+        (encode(WorkerExited("w", 1)), "sends no message 'WorkerExited' here"),
+        (encode(Ping()), "sends no message 'Ping' here"),
+        (b"\x82\xa4type\xadRegisterAgent\xa4slot\x01", "RegisterAgent .* malformed: Expected `str`, got `int`"),
+        (b"\x81\xa4type\xaeRegisterWorker", "RegisterWorker .* malformed: Object missing required field"),
+    ],
+)
+def test_who_does_not_register_first_is_refused_by_name(
+    body: bytes, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async def test(door: Door) -> None:
         reader, writer = await door.enter()
-        writer.write(struct.pack("<I", len(hello)) + hello)
+        writer.write(struct.pack("<I", len(body)) + body)
         assert await rest_of(reader) == b""
         assert door.peers.empty()
+        assert re.search(f"refused a control connection .*{told}", caplog.text)
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("registration", "body", "told"),
+    [
+        (AGENT, encode(AGENT), "a slot agent sends no message 'RegisterAgent' here"),
+        (AGENT, encode(WorkerHeartbeat(1)), "a slot agent sends no message 'WorkerHeartbeat' here"),
+        (
+            AGENT,
+            b"\x83\xa4type\xacWorkerExited\xa6worker\xa1w\xa4code\xa1x",
+            "WorkerExited of a slot agent is",
+        ),
+        (AGENT, b"\xc1", "what a slot agent sent is no message"),
+        (WORKER, encode(AGENT), "a worker sends no message 'RegisterAgent' here"),
+        (WORKER, encode(Ping()), "a worker sends no message 'Ping' here"),
+        (WORKER, b"\x81\xa4type\xa1\xff", "what a worker sent is no message"),
+        (WORKER, b"\x82\xa4type\xafWorkerHeartbeat\xaadeployment\xc0", "WorkerHeartbeat of a worker is malformed"),
+        (WORKER, b"", "what a worker sent is no message"),
+    ],
+)
+def test_a_message_that_breaks_the_protocol_is_the_reason_for_the_end_of_its_sender(
+    registration: Registration, body: bytes, told: str
+) -> None:
+    async def test(door: Door) -> None:
+        _, reader, writer = await door.guest(registration)
+        _, _, neighbour = await door.guest()
+        writer.write(struct.pack("<I", len(body)) + body + framed(AgentHeartbeat()))
+        await door.next()
+        ((reason, explained),) = door.lost
+        assert told in reason
+        assert explained
+        assert await rest_of(reader) == b""
+        assert door.messages == []
+        neighbour.write(framed(AgentHeartbeat()))
+        await door.next()
+        assert door.messages == [AgentHeartbeat()]
+
+    run(test)
+
+
+def test_nothing_is_heard_of_a_peer_after_it_was_closed() -> None:
+    async def test(door: Door) -> None:
+        peer, reader, writer = await door.guest()
+        writer.write(framed(AgentHeartbeat()) * 3)
+        peer.close()
+        assert await rest_of(reader) == b""
+        await door.endpoint.stop()
+        assert (door.messages, door.lost) == ([], [])
 
     run(test)
 
@@ -187,27 +260,25 @@ def test_an_announced_giant_ends_the_connection_without_being_read() -> None:
     async def test(door: Door) -> None:
         _, reader, writer = await door.guest()
         writer.write(struct.pack("<I", MAX_MESSAGE_BYTES + 1))
-        await door.listener.next()
-        assert f"{MAX_MESSAGE_BYTES + 1} bytes" in door.listener.lost[0]
+        await door.next()
+        assert f"{MAX_MESSAGE_BYTES + 1} bytes" in door.lost[0][0]
+        assert door.lost[0][1]
         assert await rest_of(reader) == b""
 
     run(test)
 
 
-@pytest.mark.parametrize("broken", ["message", "handler"])
-def test_a_message_that_breaks_costs_only_its_own_connection(broken: str) -> None:
+def test_a_message_that_breaks_its_handler_costs_only_its_own_connection() -> None:
     async def test(door: Door) -> None:
         _, reader, writer = await door.guest()
-        if broken == "handler":
-            door.listener.error = KeyError("type")
-            writer.write(encode_message({}))
-        else:
-            writer.write(struct.pack("<I", 3) + b"{{{")
-        while not door.listener.lost:
-            await door.listener.next()
+        door.error = KeyError("type")
+        writer.write(framed(AgentHeartbeat()))
+        while not door.lost:
+            await door.next()
+        assert door.lost == [("its message broke its handler: KeyError: 'type'", True)]
         assert await rest_of(reader) == b""
-        door.listener.error = None
-        assert (await door.guest())[0].hello == HELLO
+        door.error = None
+        assert (await door.guest())[0].registration == AGENT
 
     run(test)
 

@@ -15,7 +15,7 @@ from ckpt_runtime.checkpoint.state_handles import (
 )
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.jobmaster.deployment_planner import RestoredState, SlotPlacement, place, plan_deployments
-from ckpt_runtime.task.deployment import Deployment, Program
+from ckpt_runtime.scheduler.deployment import Deployment, Program
 
 PROGRAM = Program("p", "m:pipeline", ("--x",))
 

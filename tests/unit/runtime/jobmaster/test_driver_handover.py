@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from ckpt_runtime.checkpoint.events import CheckpointMetrics
+from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
 from ckpt_runtime.graph.key_groups import key_group_range
@@ -17,12 +19,18 @@ from ckpt_runtime.jobmaster import storage_effects
 from ckpt_runtime.jobmaster.gateway import JobStatus, NotReady, SavepointFormat
 from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.operations import OperationFailed
+from ckpt_runtime.network.control_messages import (
+    AcknowledgeCheckpoint,
+    NotifyCheckpointComplete,
+    TriggerCheckpoint,
+    WorkerCommand,
+)
 from ckpt_runtime.storage import versioned_document
 from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.leader_store import NotLeaderError
 from tests.unit.runtime.jobmaster.drivers import checkpoint, crash, driver, found_by, make_hasty, names, run
-from tests.unit.runtime.jobmaster.fake_slots import JOB, FakeWorker, Message, World
+from tests.unit.runtime.jobmaster.fake_slots import JOB, FakeWorker, World
 
 PATCH = CheckpointOverrides(timeout_ms=77_000)
 TOLERANT = {"execution__checkpointing__tolerable_failed_checkpoints": "9"}
@@ -76,7 +84,7 @@ class TestFormerLeader:
                 await checkpoint(job)
             await world.status(job, JobStatus.SUSPENDED)
             for worker in workers:
-                assert [message["checkpoint_id"] for message in worker.peer.of("complete")] == [1]
+                assert [message.checkpoint_id for message in worker.peer.of(NotifyCheckpointComplete)] == [1]
             assert names(tmp_path) == ["chk-1", "chk-2"]
             found = found_by(driver(tmp_path, 2))
             assert found.submission is not None
@@ -90,19 +98,19 @@ class TestFormerLeader:
         async def test(world: World) -> None:
             job = world.submit_durably(driver(tmp_path), **TOLERANT)
             await world.running(job)
-            world.ignored = {"trigger"}
+            world.ignored = (TriggerCheckpoint,)
             late = asyncio.create_task(checkpoint(job))
-            await world.until(lambda: all(worker.peer.of("trigger") for worker in world.active()))
+            await world.until(lambda: all(worker.peer.of(TriggerCheckpoint) for worker in world.active()))
             workers = world.active()
             found_by(driver(tmp_path, 2))
             for worker in workers:
-                worker.acknowledge(worker.peer.of("trigger")[-1])
+                worker.acknowledge(worker.peer.of(TriggerCheckpoint)[-1])
             with pytest.raises(OperationFailed):
                 await late
             await world.status(job, JobStatus.SUSPENDED)
             assert (tmp_path / "checkpoints" / JOB / "chk-1" / "_metadata").exists()
             for worker in workers:
-                assert worker.peer.of("complete") == []
+                assert worker.peer.of(NotifyCheckpointComplete) == []
 
         run(tmp_path, test)
 
@@ -282,11 +290,11 @@ def test_the_result_is_stored_before_anything_of_the_job_goes(tmp_path: Path, mo
     run(tmp_path, test)
 
 
-def shared_state(directory: Path) -> Callable[[FakeWorker, Message], bool]:
+def shared_state(directory: Path) -> Callable[[FakeWorker, WorkerCommand], bool]:
     """Workers whose stateful subtasks refer to a shared file each, by a path without a scheme."""
 
-    def acknowledge(worker: FakeWorker, message: Message) -> bool:
-        if message["type"] != "trigger":
+    def acknowledge(worker: FakeWorker, message: WorkerCommand) -> bool:
+        if not isinstance(message, TriggerCheckpoint):
             return False
         for vertex_id, subtask in worker.subtasks:
             state = SubtaskState()
@@ -295,10 +303,9 @@ def shared_state(directory: Path) -> Callable[[FakeWorker, Message], bool]:
                 file.write_bytes(b"state")
                 handle = KeyedStateHandle(key_group_range(128, 2, subtask), StateFile(str(file), 5, "xxh64:0"), ())
                 state = SubtaskState({"count": OperatorSubtaskState((handle,))}, 5)
-            worker.report(
-                type="ack", vertex_id=vertex_id, subtask=subtask, checkpoint_id=message["checkpoint_id"],
-                directory=message["options"]["directory"], state=state.to_json(), metrics={}, finished_operators=False,
-            )  # fmt: skip
+            about = message.checkpoint_id, message.options.directory
+            metrics = CheckpointMetrics()
+            worker.peer.send(AcknowledgeCheckpoint(worker.number, vertex_id, subtask, *about, state, metrics, False))
         return True
 
     return acknowledge
@@ -455,7 +462,7 @@ class TestStopWithSavepoint:
             stopping = asyncio.create_task(
                 job.stop_with_savepoint(str(tmp_path / "savepoints"), SavepointFormat.NATIVE, drain=False)
             )
-            await world.until(lambda: all(len(worker.peer.of("complete")) == 2 for worker in workers))
+            await world.until(lambda: all(len(worker.peer.of(NotifyCheckpointComplete)) == 2 for worker in workers))
             await world.until(lambda: [p.checkpoint_id for p in store.pointers(JOB).list()] == [2])
             await crash(job)
             with pytest.raises(OperationFailed):
@@ -470,11 +477,11 @@ class TestStopWithSavepoint:
             before = self.files(directory)
             recovered = world.recover_job(found.submission)
             await world.running(recovered)
-            assert world.active()[0].deployment["snapshot_directory"] == directory
+            assert world.active()[0].deployment.snapshot_directory == directory
             assert await checkpoint(recovered) == 3
             await world.until(lambda: [p.checkpoint_id for p in store.pointers(JOB).list()] == [3])
             for worker in world.active():
-                worker.state("FINISHED")
+                worker.state(TaskState.FINISHED)
             await world.status(recovered, JobStatus.FINISHED)
             await world.until(lambda: not (tmp_path / "checkpoints" / JOB).exists())
             assert self.files(directory) == before
@@ -503,11 +510,11 @@ class TestStopWithSavepoint:
                 job.stop_with_savepoint(str(tmp_path / "savepoints"), SavepointFormat.NATIVE, drain=False)
             )
             await world.until(lambda: len(refused) > 10)
-            assert all(worker.peer.of("complete") == [] for worker in workers)
+            assert all(worker.peer.of(NotifyCheckpointComplete) == [] for worker in workers)
             away.clear()
-            await world.until(lambda: all(worker.peer.of("complete") for worker in workers))
+            await world.until(lambda: all(worker.peer.of(NotifyCheckpointComplete) for worker in workers))
             for worker in workers:
-                worker.state("FINISHED")
+                worker.state(TaskState.FINISHED)
             done = await stopping
             assert job.status is JobStatus.FINISHED
             assert set(self.files(str(done.location))) == {"_metadata", "state-0", "state-1"}

@@ -12,13 +12,34 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.jobmaster.gateway import CheckpointKind, InvalidRequest, JobStatus, SavepointFormat
 from ckpt_runtime.jobmaster.operations import OperationFailed
-from ckpt_runtime.jobmaster.slot_pool import Slot, SlotPool
+from ckpt_runtime.jobmaster.slot_pool import SlotPool
+from ckpt_runtime.jobmaster.slots import Slot
+from ckpt_runtime.network.control_messages import (
+    Cancel,
+    Canceled,
+    DeclineCheckpoint,
+    Deploy,
+    DeploymentFailed,
+    EndOfDataReached,
+    KillWorker,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    ProcessIdentity,
+    RegisterWorker,
+    TaskFailure,
+    TaskStateChanged,
+    TriggerCheckpoint,
+    WorkerCommand,
+    encode,
+)
+from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.storage.snapshot_metadata import read_metadata
-from tests.unit.runtime.jobmaster.fake_slots import JOB, FakeWorker, Message, World
+from tests.unit.runtime.jobmaster.fake_slots import JOB, FakeWorker, World
 
 RESTARTING = {
     "restart_strategy__type": "fixed-delay",
@@ -26,13 +47,7 @@ RESTARTING = {
     "restart_strategy__fixed_delay__delay": "0 ms",
 }
 
-LOST_CHANNEL = {
-    "exception": "ChannelLostError",
-    "message": "connection to worker h:1 lost",
-    "stack_trace": "",
-    "recoverable": True,
-    "consequence": True,
-}
+LOST_CHANNEL = TaskFailure(FailureInfo("ChannelLostError", "connection to worker h:1 lost"), consequence=True)
 
 
 def run(directory: Path, test: Callable[[World], Coroutine[Any, Any, None]], **times: float) -> None:
@@ -51,7 +66,7 @@ def test_a_job_gets_slots_is_deployed_and_runs(tmp_path: Path) -> None:
         assert world.slots.launched == [2]
         first, second = world.active()
         assert (first.subtasks, second.subtasks) == ([("s", 0), ("k", 0)], [("s", 1), ("k", 1)])
-        assert [len(worker.peer.of("deploy")) for worker in (first, second)] == [1, 1]
+        assert [len(worker.peer.of(Deploy)) for worker in (first, second)] == [1, 1]
         assert job.details().state_timestamps_ms[JobStatus.RUNNING] > 0
         assert job.result().status is None
 
@@ -62,11 +77,11 @@ def test_a_cancelled_job_ends_when_its_workers_say_so_and_gives_its_slots_back(t
     async def test(world: World) -> None:
         job = world.start_job()
         await world.running(job)
-        world.ignored = {"cancel"}
+        world.ignored = (Cancel,)
         job.cancel()
         assert job.status is JobStatus.CANCELLING
         for worker in world.active():
-            worker.report(type="canceled", ended=True)
+            worker.peer.send(Canceled(worker.number, ended=True))
         await world.status(job, JobStatus.CANCELED)
         assert world.slot_pool.available == 2
         assert job.result().status is JobStatus.CANCELED
@@ -95,12 +110,12 @@ def test_a_worker_that_cannot_end_its_subtasks_is_replaced(tmp_path: Path) -> No
     async def test(world: World) -> None:
         job = world.start_job()
         await world.running(job)
-        world.ignored = {"cancel"}
+        world.ignored = (Cancel,)
         job.cancel()
         for worker in world.active():
-            worker.report(type="canceled", ended=False)
+            worker.peer.send(Canceled(worker.number, ended=False))
         await world.status(job, JobStatus.CANCELED)
-        await world.until(lambda: all(agent.of("kill") for agent in world.slots.agents))
+        await world.until(lambda: all(agent.of(KillWorker) for agent in world.slots.agents))
 
     run(tmp_path, test)
 
@@ -111,7 +126,7 @@ def test_a_finished_job_leaves_no_checkpoint(tmp_path: Path) -> None:
         await world.running(job)
         await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
         for worker in world.active():
-            worker.state("FINISHED")
+            worker.state(TaskState.FINISHED)
         await world.status(job, JobStatus.FINISHED)
         await world.until(lambda: not (world.directory / "checkpoints" / JOB).exists())
 
@@ -144,7 +159,7 @@ def test_a_job_that_has_ended_keeps_no_archive_in_memory(tmp_path: Path, status:
         assert max(len(text) for text in _texts(job)) > 500_000
         for worker in world.active():
             if status is JobStatus.FINISHED:
-                worker.state("FINISHED")
+                worker.state(TaskState.FINISHED)
             elif status is JobStatus.FAILED:
                 worker.fail()
         if status is JobStatus.CANCELED:
@@ -165,11 +180,11 @@ class TestFailures:
             await world.until(lambda: job.metrics()["numRestarts"] == "1")
             await world.running(job)
             for worker in world.active():
-                assert worker.deployment["restored_checkpoint_id"] == done.checkpoint_id
-                assert worker.deployment["attempt"] == 1
+                assert worker.deployment.restored_checkpoint_id == done.checkpoint_id
+                assert worker.deployment.attempt == 1
             (entry,) = job.exception_history(10).entries
             assert (entry.failure.message, entry.task_name) == ("boom", "count (1/2)")
-            assert [worker.peer.of("deploy")[-1].get("archive") for worker in world.active()] == [None, None]
+            assert [worker.peer.of(Deploy)[-1].archive for worker in world.active()] == [None, None]
 
         run(tmp_path, test)
 
@@ -178,7 +193,7 @@ class TestFailures:
             job = world.start_job(**RESTARTING)
             await world.running(job)
             first, second = world.active()
-            second.state("FAILED", LOST_CHANNEL)
+            second.state(TaskState.FAILED, LOST_CHANNEL)
             await asyncio.sleep(0.05)
             assert job.status is JobStatus.RUNNING
             first.peer.close()
@@ -196,12 +211,12 @@ class TestFailures:
         async def test(world: World) -> None:
             job = world.start_job(**{**RESTARTING, "restart_strategy__fixed_delay__attempts": "10"})
             await world.running(job)
-            workers = [world.active()[0].peer.hello["worker"]]
+            workers = [world.active()[0].peer.registration.worker]
             for restarts in range(1, 4):
                 world.active()[0].fail(only="k")
                 await world.until(lambda restarts=restarts: job.metrics()["numRestarts"] == str(restarts))
                 await world.running(job)
-                workers.append(world.active()[0].peer.hello["worker"])
+                workers.append(world.active()[0].peer.registration.worker)
             assert workers[0] == workers[1] == workers[2] != workers[3]
 
         run(tmp_path, test)
@@ -213,7 +228,7 @@ class TestFailures:
             monkeypatch.setattr("ckpt_runtime.jobmaster.consequences.GRACE_MS", 10)
             job = world.start_job(**RESTARTING)
             await world.running(job)
-            world.active()[1].state("FAILED", LOST_CHANNEL)
+            world.active()[1].state(TaskState.FAILED, LOST_CHANNEL)
             await world.until(lambda: job.metrics()["numRestarts"] == "1")
             (entry,) = job.exception_history(10).entries
             assert entry.failure.exception == "ChannelLostError"
@@ -224,14 +239,14 @@ class TestFailures:
         async def test(world: World) -> None:
             job = world.start_job(**RESTARTING)
             await world.running(job)
-            world.ignored = {"cancel"}
+            world.ignored = (Cancel,)
             first, second = world.active()
             first.fail("first", only="s")
             await world.status(job, JobStatus.RESTARTING)
             second.fail("second", only="s")
             await world.until(lambda: bool(job.exception_history(10).entries[0].concurrent))
             for worker in (first, second):
-                worker.report(type="canceled", ended=True)
+                worker.peer.send(Canceled(worker.number, ended=True))
             await world.running(job)
             (entry,) = job.exception_history(10).entries
             assert [other.failure.message for other in entry.concurrent] == ["second"]
@@ -265,24 +280,23 @@ class TestFailures:
             job = world.start_job(**RESTARTING)
             await world.running(job)
             await world.until(lambda: len(world.slots.workers) == 4)
-            known = world.active()[0].peer.hello["worker"]
+            known = world.active()[0].peer.registration.worker
             world.active()[0].peer.close()
             await world.until(lambda: job.metrics()["numRestarts"] == "1")
             await world.running(job)
-            assert world.active()[0].peer.hello["worker"] != known
+            assert world.active()[0].peer.registration.worker != known
             assert job.exception_history(1).entries[0].failure.exception == "WorkerLostException"
-            assert "archive" in world.active()[0].peer.of("deploy")[0]
-            assert "archive" not in world.active()[1].peer.of("deploy")[-1]
+            assert world.active()[0].peer.of(Deploy)[0].archive == b"archive"
+            assert world.active()[1].peer.of(Deploy)[-1].archive is None
 
         run(tmp_path, test)
 
     def test_a_deployment_that_fails_is_a_failure_of_its_subtasks(self, tmp_path: Path) -> None:
-        def fail_once(worker: FakeWorker, message: Message) -> bool:
-            if message["type"] != "deploy" or message["deployment"]["attempt"] or worker.index:
+        def fail_once(worker: FakeWorker, message: WorkerCommand) -> bool:
+            if not isinstance(message, Deploy) or message.deployment.attempt or worker.index:
                 return False
-            worker.deployment = message["deployment"]
-            error = {"exception": "ImportError", "message": "no", "stack_trace": "", "recoverable": True}
-            worker.report(type="deploy_failed", error=error)
+            worker.deployments.append(message.deployment)
+            worker.peer.send(DeploymentFailed(worker.number, TaskFailure(FailureInfo("ImportError", "no"))))
             return True
 
         async def test(world: World) -> None:
@@ -322,13 +336,62 @@ class TestFailures:
             job = world.start_job(**RESTARTING)
             await world.running(job)
             worker = world.active()[0]
-            error = {"exception": "E", "message": "late", "stack_trace": "", "recoverable": True}
-            late = {"type": "state", "vertex_id": "s", "subtask": 0, "state": "FAILED", "error": error}
-            worker.peer.send(**late, deployment=worker.deployment["deployment"] - 1)
+            late = TaskFailure(FailureInfo("E", "late"))
+            worker.peer.send(TaskStateChanged(worker.number - 1, "s", 0, TaskState.FAILED, late))
             await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
             assert job.exception_history(10).entries == ()
 
         run(tmp_path, test)
+
+    @pytest.mark.parametrize(
+        ("body", "told"),
+        [
+            (b"\x81\xa4type\xa8nonsense", "a worker sends no message 'nonsense' here"),
+            (encode(KillWorker("w")), "a worker sends no message 'KillWorker' here"),
+            (
+                encode(RegisterWorker("0-0", "w", ("h", 1), ProcessIdentity("", 1, 0), "")),
+                "a worker sends no message 'RegisterWorker' here",
+            ),
+            (
+                b"\x82\xa4type\xb0EndOfDataReached\xaadeployment\xa1x",
+                "the message EndOfDataReached of a worker is malformed: Expected `int`, got `str`",
+            ),
+            (b"\xff\x00 noise", "what a worker sent is no message"),
+        ],
+    )
+    def test_what_a_worker_may_not_say_fails_its_subtasks_and_says_which_message_it_was(
+        self, tmp_path: Path, body: bytes, told: str
+    ) -> None:
+        async def test(world: World) -> None:
+            job = world.start_job(**RESTARTING)
+            await world.running(job)
+            broken = world.active()[0].peer.registration.worker
+            world.active()[0].peer.send_raw(body)
+            await world.until(lambda: job.metrics()["numRestarts"] == "1")
+            await world.running(job)
+            (entry,) = job.exception_history(10).entries
+            assert entry.failure.exception == "WorkerLostException"
+            assert f"worker {broken} was lost: {told}" in entry.failure.message
+            assert broken not in [worker.peer.registration.worker for worker in world.active()]
+
+        # The agent says nothing of its own accord: the cause is known at once.
+        run(tmp_path, test, loss_grace_s=60)
+
+    @pytest.mark.parametrize("named", [("s", 1), ("k", 7), ("nowhere", 0)])
+    def test_a_worker_speaks_for_the_subtasks_that_it_was_given_and_no_others(
+        self, tmp_path: Path, named: tuple[str, int]
+    ) -> None:
+        async def test(world: World) -> None:
+            job = world.start_job(**RESTARTING)
+            await world.running(job)
+            worker = world.active()[0]
+            worker.peer.send(TaskStateChanged(worker.number, *named, TaskState.FINISHED))
+            await world.until(lambda: job.metrics()["numRestarts"] == "1")
+            (entry,) = job.exception_history(10).entries
+            told = f"the message TaskStateChanged of a worker names subtask {named[1]} of vertex '{named[0]}'"
+            assert f"{told}, which was not deployed to it" in entry.failure.message
+
+        run(tmp_path, test, loss_grace_s=60)
 
     @staticmethod
     async def savepoint(world: World) -> CompletedCheckpoint:
@@ -348,23 +411,22 @@ class TestCheckpoints:
             await world.running(job)
             done = await job.trigger_checkpoint(CheckpointKind.FULL)
             assert done.checkpoint_id == 1
-            await world.until(lambda: all(worker.peer.of("complete") for worker in world.active()))
+            await world.until(lambda: all(worker.peer.of(NotifyCheckpointComplete) for worker in world.active()))
             for worker in world.active():
-                (trigger,) = worker.peer.of("trigger")
-                assert trigger["tasks"] == [["s", worker.index]]
-                assert sorted(worker.peer.of("complete")[0]["tasks"]) == [["k", worker.index], ["s", worker.index]]
+                (trigger,) = worker.peer.of(TriggerCheckpoint)
+                assert trigger.tasks == (("s", worker.index),)
+                told = worker.peer.of(NotifyCheckpointComplete)[0].tasks
+                assert sorted(told) == [("k", worker.index), ("s", worker.index)]
             assert job.checkpoint_statistics().counts.completed == 1
 
         run(tmp_path, test)
 
     def test_a_declined_checkpoint_is_aborted_everywhere_and_fails_the_request(self, tmp_path: Path) -> None:
-        def decline(worker: FakeWorker, message: Message) -> bool:
-            if message["type"] != "trigger" or worker.index == 1:
+        def decline(worker: FakeWorker, message: WorkerCommand) -> bool:
+            if not isinstance(message, TriggerCheckpoint) or worker.index == 1:
                 return False
-            worker.report(
-                type="decline", vertex_id="k", subtask=0, checkpoint_id=message["checkpoint_id"],
-                reason="CHECKPOINT_DECLINED", message="not now",
-            )  # fmt: skip
+            declined = DeclineCheckpoint(worker.number, "k", 0, message.checkpoint_id, "CHECKPOINT_DECLINED", "not now")
+            worker.peer.send(declined)
             return True
 
         async def test(world: World) -> None:
@@ -373,14 +435,14 @@ class TestCheckpoints:
             await world.running(job)
             with pytest.raises(OperationFailed, match="not now"):
                 await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
-            await world.until(lambda: all(worker.peer.of("abort") for worker in world.active()))
+            await world.until(lambda: all(worker.peer.of(NotifyCheckpointAborted) for worker in world.active()))
             assert job.status is JobStatus.RUNNING
 
         run(tmp_path, test)
 
     def test_too_many_failed_checkpoints_are_a_failure_of_the_job(self, tmp_path: Path) -> None:
         async def test(world: World) -> None:
-            world.ignored = {"trigger"}
+            world.ignored = (TriggerCheckpoint,)
             job = world.start_job(execution__checkpointing__timeout="10 ms")
             await world.running(job)
             with pytest.raises(OperationFailed, match="expired"):
@@ -392,7 +454,7 @@ class TestCheckpoints:
 
     def test_a_request_before_all_tasks_run_is_refused(self, tmp_path: Path) -> None:
         async def test(world: World) -> None:
-            world.ignored = {"deploy"}
+            world.ignored = (Deploy,)
             job = world.start_job()
             with pytest.raises(OperationFailed, match="Not all required tasks"):
                 await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
@@ -408,11 +470,11 @@ class TestCheckpoints:
             stopping = asyncio.create_task(
                 job.stop_with_savepoint(str(tmp_path / "savepoints"), SavepointFormat.NATIVE, drain=True)
             )
-            await world.until(lambda: all(worker.peer.of("complete") for worker in world.active()))
+            await world.until(lambda: all(worker.peer.of(NotifyCheckpointComplete) for worker in world.active()))
             assert not stopping.done()
-            assert world.active()[0].peer.of("trigger")[0]["options"]["properties"]["drain"]
+            assert world.active()[0].peer.of(TriggerCheckpoint)[0].options.properties.drain
             for worker in world.active():
-                worker.state("FINISHED")
+                worker.state(TaskState.FINISHED)
             done = await stopping
             assert job.status is JobStatus.FINISHED
             assert done.location is not None
@@ -429,14 +491,14 @@ class TestCheckpoints:
                 asyncio.create_task(job.stop_with_savepoint(target, SavepointFormat.NATIVE, drain=False))
                 for _ in range(2)
             )
-            await world.until(lambda: all(worker.peer.of("complete") for worker in world.active()))
+            await world.until(lambda: all(worker.peer.of(NotifyCheckpointComplete) for worker in world.active()))
             with pytest.raises(OperationFailed, match="Another stop is in progress"):
                 await job.stop_with_savepoint(target, SavepointFormat.NATIVE, drain=True)
             second.cancel()
             third = asyncio.create_task(job.stop_with_savepoint(target, SavepointFormat.NATIVE, drain=False))
             await asyncio.sleep(0)
             for worker in world.active():
-                worker.state("FINISHED")
+                worker.state(TaskState.FINISHED)
             assert (await first).location == (await third).location is not None
             assert len(list((tmp_path / "savepoints").iterdir())) == 1
 
@@ -448,7 +510,7 @@ class TestCheckpoints:
             await world.running(job)
             target = str(tmp_path / "savepoints")
             stopping = asyncio.create_task(job.stop_with_savepoint(target, SavepointFormat.NATIVE, drain=False))
-            await world.until(lambda: all(worker.peer.of("complete") for worker in world.active()))
+            await world.until(lambda: all(worker.peer.of(NotifyCheckpointComplete) for worker in world.active()))
             world.active()[0].fail("commit", only="k")
             with pytest.raises(OperationFailed, match=r"savepoint: .*savepoint-"):
                 await stopping
@@ -457,12 +519,12 @@ class TestCheckpoints:
         run(tmp_path, test)
 
     def test_end_of_data_that_comes_while_others_are_deployed_is_not_lost(self, tmp_path: Path) -> None:
-        def ends_early(worker: FakeWorker, message: Message) -> bool:
-            if message["type"] != "deploy" or worker.index == 1:
+        def ends_early(worker: FakeWorker, message: WorkerCommand) -> bool:
+            if not isinstance(message, Deploy) or worker.index == 1:
                 return False
             worker.obey(message)
             for vertex_id, subtask in worker.subtasks:
-                worker.report(type="end_of_data", vertex_id=vertex_id, subtask=subtask)
+                worker.peer.send(EndOfDataReached(worker.number, vertex_id, subtask))
             return True
 
         async def test(world: World) -> None:
@@ -470,7 +532,7 @@ class TestCheckpoints:
             job = world.start_job()
             await world.running(job)
             for vertex_id in ("s", "k"):
-                world.active()[1].report(type="end_of_data", vertex_id=vertex_id, subtask=1)
+                world.active()[1].peer.send(EndOfDataReached(world.active()[1].number, vertex_id, 1))
             await world.until(lambda: job.checkpoint_statistics().counts.completed == 1)
 
         run(tmp_path, test)
@@ -514,7 +576,7 @@ def test_suspending_tells_the_tasks_and_keeps_the_checkpoints(tmp_path: Path) ->
         await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
         job.suspend()
         assert job.status is JobStatus.SUSPENDED
-        await world.until(lambda: all(worker.peer.of("cancel") for worker in world.active()))
+        await world.until(lambda: all(worker.peer.of(Cancel) for worker in world.active()))
         assert (world.directory / "checkpoints" / JOB / "chk-1" / "_metadata").exists()
 
     run(tmp_path, test)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
+from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
@@ -35,6 +36,7 @@ from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, OverridesChange
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs
 from ckpt_runtime.jobmaster.operations import OperationFailed
+from ckpt_runtime.network.control_messages import Cancel, NotifyCheckpointComplete, TriggerCheckpoint
 from ckpt_runtime.rest.shapes import checkpoints as shapes
 from ckpt_runtime.scheduler.replacement import ReplacementRefusedError
 from ckpt_runtime.storage import disposal, job_store, snapshot_metadata, versioned_document
@@ -79,8 +81,8 @@ def test_a_new_driver_goes_on_with_overrides_from_the_latest_checkpoint(tmp_path
         assert submission.archive == b"archive"
         recovered = world.recover_job(submission)
         await world.running(recovered)
-        assert world.active()[0].deployment["restored_checkpoint_id"] == latest
-        assert world.active()[0].deployment["attempt"] == 1
+        assert world.active()[0].deployment.restored_checkpoint_id == latest
+        assert world.active()[0].deployment.attempt == 1
         assert recovered.metrics()["numRestarts"] == "0"
         shown = recovered.checkpoint_config()
         assert (shown.settings.timeout_ms, shown.overrides) == (77_000, ("timeout_ms",))
@@ -105,7 +107,7 @@ def test_a_job_stored_without_overrides_recovers(tmp_path: Path) -> None:
         assert JOB_CHECKPOINT_OVERRIDES not in store.jobs.get(JOB).configuration
         recovered = await taken_over(world, driver(tmp_path, 2))
         assert recovered.checkpoint_config().overrides == ()
-        assert world.active()[0].deployment["restored_checkpoint_id"] is None
+        assert world.active()[0].deployment.restored_checkpoint_id is None
 
     run(tmp_path, test)
 
@@ -124,7 +126,7 @@ def test_a_job_without_a_checkpoint_of_its_own_starts_from_its_savepoint_again(t
         assert [pointer.document["owned"] for pointer in store.pointers(JOB).list()] == [False]
         await crash(job)
         recovered = await taken_over(world, driver(tmp_path, 2))
-        assert world.active()[0].deployment["snapshot_directory"] == done.location
+        assert world.active()[0].deployment.snapshot_directory == done.location
         await checkpoint(recovered)
         assert (Path(done.location.removeprefix("file://")) / "_metadata").exists()
 
@@ -203,7 +205,7 @@ def test_a_claimed_snapshot_whose_deletion_a_crash_interrupted_is_deleted_by_the
 
         later = driver(tmp_path, 2)
         await taken_over(world, later)
-        assert world.active()[0].deployment["restored_checkpoint_id"] == latest
+        assert world.active()[0].deployment.restored_checkpoint_id == latest
         await world.until(lambda: not later.pointers(JOB).disposals())
         assert files_in(claimed) == ["notes.txt"]
 
@@ -365,7 +367,7 @@ class TestCrashAtEveryWrite:
                 told["patched"] = True
                 told["checkpoint"] = await checkpoint(job)
                 for worker in world.active():
-                    worker.state("FINISHED")
+                    worker.state(TaskState.FINISHED)
                 await world.status(job, JobStatus.FINISHED)
                 told["finished"] = True
                 await world.until(
@@ -414,9 +416,9 @@ class TestCrashAtEveryWrite:
             recovered = world.recover_job(found.submission)
             await world.running(recovered)
             restored = world.active()[0].deployment
-            assert (restored["restored_checkpoint_id"] or 0) == latest
+            assert (restored.restored_checkpoint_id or 0) == latest
             if latest:
-                files = os.listdir(restored["snapshot_directory"].removeprefix("file://"))
+                files = os.listdir(restored.snapshot_directory.removeprefix("file://"))
                 assert sorted(files) == ["_metadata", "state-0", "state-1"]
             newest = await checkpoint(recovered)
             assert newest > latest
@@ -615,19 +617,19 @@ class TestZombie:
             job = world.submit_durably(driver(tmp_path), execution__checkpointing__tolerable_failed_checkpoints="9")
             await world.running(job)
             first = await checkpoint(job)
-            world.ignored = {"trigger"}
+            world.ignored = (TriggerCheckpoint,)
             late = asyncio.create_task(checkpoint(job))
-            await world.until(lambda: all(len(worker.peer.of("trigger")) == 2 for worker in world.active()))
+            await world.until(lambda: all(len(worker.peer.of(TriggerCheckpoint)) == 2 for worker in world.active()))
             submission = submission_found_by(driver(tmp_path, 2))
             assert [entry.checkpoint.id for entry in submission.history.checkpoints] == [first]
             for worker in world.active():
-                worker.acknowledge(worker.peer.of("trigger")[-1])
+                worker.acknowledge(worker.peer.of(TriggerCheckpoint)[-1])
             with pytest.raises(OperationFailed, match="shutdown"):
                 await late
             with pytest.raises(NotReady, match="epoch"):
                 await job.patch_checkpoint_config(PATCH)
             for worker in world.active():
-                assert [message["checkpoint_id"] for message in worker.peer.of("complete")] == [first]
+                assert [message.checkpoint_id for message in worker.peer.of(NotifyCheckpointComplete)] == [first]
             with pytest.raises(OperationFailed, match="shutdown"):
                 await checkpoint(job)
 
@@ -640,7 +642,7 @@ class TestZombie:
             await world.running(job)
             assert found_by(driver(tmp_path, 2)).submission is not None
             for worker in world.active():
-                worker.state("FINISHED")
+                worker.state(TaskState.FINISHED)
             await world.status(job, JobStatus.SUSPENDED)
             assert set(job.executions.counts()) == {"FINISHED"}
             assert store.results.list_ids() == []
@@ -664,7 +666,7 @@ class TestZombie:
             await checkpoint(job)
             leads.clear()
             job.cancel()
-            await world.until(lambda: all(worker.peer.of("cancel") for worker in world.active()))
+            await world.until(lambda: all(worker.peer.of(Cancel) for worker in world.active()))
             with pytest.raises(OperationFailed):
                 await checkpoint(job)
             assert names(tmp_path) == ["chk-1"]
@@ -684,20 +686,22 @@ class TestStop:
         await checkpoint(job)
         target = str(world.directory / "savepoints")
         task = asyncio.create_task(job.stop_with_savepoint(target, SavepointFormat.NATIVE, drain=False))
-        await world.until(lambda: all(len(worker.peer.of("trigger")) == 2 for worker in world.active()))
+        await world.until(lambda: all(len(worker.peer.of(TriggerCheckpoint)) == 2 for worker in world.active()))
         return task
 
     def test_a_driver_that_crashes_behind_the_savepoint_is_followed_from_there(self, tmp_path: Path) -> None:
         async def test(world: World) -> None:
             job = world.submit_durably(driver(tmp_path))
             stopping = await self.stopping(world, job)
-            await world.until(lambda: all(len(worker.peer.of("complete")) == 2 for worker in world.active()))
+            await world.until(
+                lambda: all(len(worker.peer.of(NotifyCheckpointComplete)) == 2 for worker in world.active())
+            )
             await crash(job)
             with pytest.raises(OperationFailed):
                 await stopping
             (savepoint,) = (tmp_path / "savepoints").iterdir()
             recovered = await taken_over(world, driver(tmp_path, 2))
-            assert world.active()[0].deployment["snapshot_directory"] == f"file://{savepoint}"
+            assert world.active()[0].deployment.snapshot_directory == f"file://{savepoint}"
             assert await checkpoint(recovered) == 3
             await world.until(lambda: names(tmp_path) == ["chk-3"])
             assert (savepoint / "_metadata").exists()
@@ -708,15 +712,15 @@ class TestStop:
         async def test(world: World) -> None:
             job = world.submit_durably(driver(tmp_path))
             world.on_message = lambda worker, message: (
-                message["type"] == "trigger" and message["options"]["properties"]["type"] == "SYNC_SAVEPOINT"
+                isinstance(message, TriggerCheckpoint) and message.options.properties.type == "SYNC_SAVEPOINT"
             )
             stopping = await self.stopping(world, job)
             find_jobs(driver(tmp_path, 2), Configuration())
             for worker in world.active():
-                worker.acknowledge(worker.peer.of("trigger")[-1])
+                worker.acknowledge(worker.peer.of(TriggerCheckpoint)[-1])
             with pytest.raises(OperationFailed, match="shutdown"):
                 await stopping
-            assert all(len(worker.peer.of("complete")) == 1 for worker in world.active())
+            assert all(len(worker.peer.of(NotifyCheckpointComplete)) == 1 for worker in world.active())
 
         run(tmp_path, test)
 

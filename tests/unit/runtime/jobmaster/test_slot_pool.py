@@ -5,35 +5,63 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import pytest
 
-from ckpt_runtime.jobmaster.slot_pool import MAX_FAILURES, Slot, SlotPool, SlotsUnavailableError, SlotTimes
+from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, WorkerPeer
+from ckpt_runtime.jobmaster.slot_pool import MAX_FAILURES, SlotPool, SlotTimes
+from ckpt_runtime.jobmaster.slots import Slot, SlotsUnavailableError
+from ckpt_runtime.network.control_messages import (
+    AdoptWorker,
+    AgentHeartbeat,
+    DeploymentMessage,
+    EndOfDataReached,
+    FollowAgent,
+    Following,
+    KillWorker,
+    MalformedMessageError,
+    Ping,
+    ProcessIdentity,
+    RegisterAgent,
+    RegisterWorker,
+    Shutdown,
+    SpawnWorker,
+    WorkerExited,
+    WorkerHeartbeat,
+)
 
 LONG_AGO = -1e9
+ENDED = EndOfDataReached(1, "v", 0)
+M = TypeVar("M")
 TIMEOUT_S = 20
 
 
-class FakePeer:
-    """A connection that only notes what is sent."""
+class Notes:
+    """Instead of a socket: notes what is sent."""
 
-    def __init__(self, **hello: Any) -> None:
-        self.hello = hello
-        self.role = hello["role"]
-        self.last_heard = time.monotonic()
-        self.listener: Any = None
-        self.closed = False
-        self.sent: list[dict[str, Any]] = []
+    sent: list[Any]
 
-    def send(self, message: dict[str, Any]) -> None:
+    def __init__(self, registration: Any) -> None:
+        super().__init__(None, registration)  # type: ignore[call-arg]
+        self.sent = []
+
+    def send(self, message: Any) -> None:
         self.sent.append(message)
 
     def close(self) -> None:
         self.closed = True
 
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [message for message in self.sent if message["type"] == kind]
+    def of(self, kind: type[M]) -> list[M]:
+        return [message for message in self.sent if isinstance(message, kind)]
+
+
+class FakeAgent(Notes, AgentPeer):
+    """A slot agent."""
+
+
+class FakeWorker(Notes, WorkerPeer):
+    """A worker."""
 
 
 class Owner:
@@ -43,8 +71,8 @@ class Owner:
         self.events: list[tuple[str, str, Any]] = []
         self.told = asyncio.Event()
 
-    def worker_message(self, slot: Slot, message: dict[str, Any]) -> None:
-        self.events.append(("message", slot.slot_id, message["type"]))
+    def worker_message(self, slot: Slot, message: DeploymentMessage) -> None:
+        self.events.append(("message", slot.slot_id, message))
         self.told.set()
 
     def worker_lost(self, slot: Slot, reason: str) -> None:
@@ -65,8 +93,8 @@ class World:
         self.launched: list[tuple[int, int]] = []
         self.cancelled: list[int] = []
         self.ended: dict[int, Callable[[int, BaseException | None], None]] = {}
-        self.agents: dict[str, FakePeer] = {}
-        self.workers: dict[str, FakePeer] = {}
+        self.agents: dict[str, FakeAgent] = {}
+        self.workers: dict[str, FakeWorker] = {}
         self.launch_error: Exception | None = None
         times = {"heartbeat_interval_s": 60, "heartbeat_timeout_s": 5, "idle_timeout_s": 50, "request_timeout_s": 10}
         times |= {"spare_pause_s": 0, "loss_grace_s": 0}
@@ -89,45 +117,42 @@ class World:
     def cancel(self, stage_id: int) -> None:
         self.cancelled.append(stage_id)
 
-    def agent(self, stage_id: int, index: int = 0) -> FakePeer:
-        slot = f"{stage_id}-{index}"
-        process = {"machine": self.machine, "pid": len(self.agents), "started": 1}
-        peer = self.agents[slot] = FakePeer(role="agent", slot=slot, stage=stage_id, host="h", cpus=[0, 1], **process)
+    def agent(self, stage_id: int, index: int = 0) -> FakeAgent:
+        process = ProcessIdentity(self.machine, 1 + len(self.agents), 1)
+        peer = FakeAgent(RegisterAgent(f"{stage_id}-{index}", stage_id, "h", (0, 1), process))
+        self.agents[peer.slot] = peer
         if self.automatic:
             peer.send = lambda message: self.obey(peer, message)  # type: ignore[method-assign]
-        self.pool.welcome(peer)  # type: ignore[arg-type]
+        self.pool.peer_registered(peer)
         return peer
 
-    def obey(self, agent: FakePeer, message: dict[str, Any]) -> None:
+    def obey(self, agent: FakeAgent, message: Any) -> None:
         agent.sent.append(message)
         loop = asyncio.get_running_loop()
-        if message["type"] == "spawn":
-            loop.call_soon(self.worker, agent.hello["slot"], message["worker"])
-        elif message["type"] == "shutdown":
-            stage = agent.hello["stage"]
+        if isinstance(message, SpawnWorker):
+            loop.call_soon(self.worker, agent.slot, message.worker)
+        elif isinstance(message, Shutdown):
+            stage = agent.registration.stage
             loop.call_soon(self.ended[stage], stage, None)
 
-    def worker(self, slot: str, worker_id: str) -> FakePeer:
-        hello = {"role": "worker", "slot": slot, "worker": worker_id, "data_address": ["h", 9]}
-        process = {"machine": self.machine, "pid": 1000 + len(self.workers), "started": 2, "directory": "/w"}
-        peer = self.workers[worker_id] = FakePeer(**hello, **process)
+    def worker(self, slot: str, worker_id: str) -> FakeWorker:
+        process = ProcessIdentity(self.machine, 1000 + len(self.workers), 2)
+        peer = self.workers[worker_id] = FakeWorker(RegisterWorker(slot, worker_id, ("h", 9), process, "/w"))
         if self.automatic:
             peer.send = lambda message: self.work(peer, message)  # type: ignore[method-assign]
-        self.pool.welcome(peer)  # type: ignore[arg-type]
+        self.pool.peer_registered(peer)
         return peer
 
-    def work(self, worker: FakePeer, message: dict[str, Any]) -> None:
+    def work(self, worker: FakeWorker, message: Any) -> None:
         worker.sent.append(message)
-        if message["type"] == "adopt":
-            adopted: Any = {"type": "adopted"}
-            asyncio.get_running_loop().call_soon(self.pool.peer_message, cast("Any", worker), adopted)
+        if isinstance(message, FollowAgent):
+            asyncio.get_running_loop().call_soon(self.pool.peer_message, worker, Following())
 
-    def lose(self, peer: FakePeer, reason: str = "gone") -> None:
+    def lose(self, peer: FakeAgent | FakeWorker, reason: str = "gone", *, explained: bool = False) -> None:
         """As the endpoint does: a peer that was closed on this side is not reported."""
         if not peer.closed:
             peer.closed = True
-            if peer.listener is not None:
-                peer.listener.peer_lost(peer, reason)
+            self.pool.peer_lost(peer, reason, explained=explained)
 
 
 async def settle() -> None:
@@ -157,7 +182,7 @@ class TestAcquire:
             assert (world.pool.total, world.pool.available) == (3, 0)
             assert slots[0].worker is not None
             assert slots[0].worker.data_address == ("h", 9)
-            assert (slots[0].host, slots[0].cpus, world.pool.in_use("h")) == ("h", [0, 1], 3)
+            assert (slots[0].host, slots[0].cpus, world.pool.in_use("h")) == ("h", (0, 1), 3)
 
         run(test)
 
@@ -166,14 +191,14 @@ class TestAcquire:
             request = asyncio.create_task(world.pool.acquire(Owner(), 1, []))
             await settle()
             agent = world.agent(0)
-            assert len(agent.of("spawn")) == 1
-            world.worker("0-0", agent.of("spawn")[0]["worker"])
+            assert len(agent.of(SpawnWorker)) == 1
+            world.worker("0-0", agent.of(SpawnWorker)[0].worker)
             await settle()
             (slot,) = await request
-            assert len(agent.of("spawn")) == 2
-            world.worker("0-0", agent.of("spawn")[1]["worker"])
+            assert len(agent.of(SpawnWorker)) == 2
+            world.worker("0-0", agent.of(SpawnWorker)[1].worker)
             assert slot.spare is not None
-            assert len(agent.of("spawn")) == 2
+            assert len(agent.of(SpawnWorker)) == 2
 
         run(test, automatic=False)
 
@@ -246,7 +271,7 @@ class TestAcquire:
             world.ended[0](0, RuntimeError("task 0 was lost"))
             await settle()
             assert not request.done()
-            world.worker("1-0", agent.of("spawn")[0]["worker"])
+            world.worker("1-0", agent.of(SpawnWorker)[0].worker)
             assert [slot.slot_id for slot in await request] == ["1-0"]
 
         run(test)
@@ -298,7 +323,7 @@ class TestAcquire:
                 assert slot not in slots
             await settle()
             assert slot.owner is second
-            assert world.agents["0-0"].of("kill") == []
+            assert world.agents["0-0"].of(KillWorker) == []
 
         run(test)
 
@@ -335,7 +360,7 @@ class TestWorkers:
             assert slot.worker is spare
             await asyncio.wait_for(owner.told.wait(), TIMEOUT_S)
             assert owner.events == [("worker lost", "0-0", f"worker {first.worker_id} was lost: connection reset")]
-            assert world.agents["0-0"].of("kill") == [{"type": "kill", "worker": first.worker_id}]
+            assert world.agents["0-0"].of(KillWorker) == [KillWorker(first.worker_id)]
             await settle()
             assert slot.spare is not None
 
@@ -348,10 +373,10 @@ class TestWorkers:
             await settle()
             assert slot.worker is not None
             worker_id = slot.worker.worker_id
-            exited = {"type": "exited", "worker": worker_id, "code": -9}
-            world.pool.peer_message(world.agents["0-0"], exited)  # type: ignore[arg-type]
+            exited = WorkerExited(worker_id, -9)
+            world.pool.peer_message(world.agents["0-0"], exited)
             world.lose(world.workers[worker_id])
-            world.pool.peer_message(world.agents["0-0"], exited)  # type: ignore[arg-type]
+            world.pool.peer_message(world.agents["0-0"], exited)
             assert len(owner.events) == 1
             assert "exit code -9" in owner.events[0][2]
 
@@ -366,9 +391,9 @@ class TestWorkers:
             assert first is not None
             world.lose(world.workers[first.worker_id], "connection reset")
             assert (slot.worker, owner.events) == (spare, [])
-            assert world.agents["0-0"].of("kill") == [], "what is killed now cannot be told from what was killed"
-            exited: Any = {"type": "exited", "worker": first.worker_id, "code": -9}
-            world.pool.peer_message(world.agents["0-0"], exited)  # type: ignore[arg-type]
+            assert world.agents["0-0"].of(KillWorker) == [], "what is killed now cannot be told from what was killed"
+            exited = WorkerExited(first.worker_id, -9)
+            world.pool.peer_message(world.agents["0-0"], exited)
             ((kind, _, reason),) = owner.events
             assert kind == "worker lost"
             assert "exit code -9 (SIGKILL: killed from outside, most often by the kernel because memory" in reason
@@ -380,15 +405,15 @@ class TestWorkers:
             request = asyncio.create_task(world.pool.acquire(Owner(), 1, []))
             await settle()
             agent = world.agent(0)
-            (spawn,) = agent.of("spawn")
-            exited = {"type": "exited", "worker": spawn["worker"], "code": 1}
-            world.pool.peer_message(agent, exited)  # type: ignore[arg-type]
-            assert len(agent.of("spawn")) == 1
+            (spawn,) = agent.of(SpawnWorker)
+            exited = WorkerExited(spawn.worker, 1)
+            world.pool.peer_message(agent, exited)
+            assert len(agent.of(SpawnWorker)) == 1
             async with asyncio.timeout(5):
-                while len(agent.of("spawn")) < 2:
+                while len(agent.of(SpawnWorker)) < 2:
                     await asyncio.sleep(0.01)
-            assert agent.of("spawn")[1]["worker"] != spawn["worker"]
-            world.worker("0-0", agent.of("spawn")[1]["worker"])
+            assert agent.of(SpawnWorker)[1].worker != spawn.worker
+            world.worker("0-0", agent.of(SpawnWorker)[1].worker)
             await request
 
         run(test, automatic=False)
@@ -406,7 +431,7 @@ class TestWorkers:
             first.failures = failures
             (slot,) = await world.pool.acquire(owner, 1, held)
             assert (slot.worker is not first) is fresh
-            assert bool(world.agents["0-0"].of("kill")) is fresh
+            assert bool(world.agents["0-0"].of(KillWorker)) is fresh
             assert owner.events == []
 
         run(test)
@@ -434,14 +459,75 @@ class TestWorkers:
             await settle()
             assert slot.worker is not None
             assert slot.spare is not None
-            pool, message = world.pool, {"type": "ack"}
-            pool.peer_message(slot.spare.peer, message)
-            pool.peer_message(slot.worker.peer, message)
-            pool.peer_message(slot.agent, {"type": "heartbeat"})
-            assert owner.events == [("message", "0-0", "ack")]
+            pool, beat, peer = world.pool, WorkerHeartbeat(-1), slot.worker.peer
+            pool.peer_message(slot.spare.peer, beat)
+            pool.peer_message(peer, beat)
+            pool.peer_message(slot.agent, AgentHeartbeat())
+            assert owner.events == [("message", "0-0", beat)]
             pool.release(slot)
-            pool.peer_message(slot.worker.peer, message)
+            pool.peer_message(peer, beat)
             assert len(owner.events) == 1
+
+        run(test)
+
+    def test_a_worker_that_was_given_no_work_has_nothing_to_report(self) -> None:
+        async def test(world: World) -> None:
+            (slot,) = await world.pool.acquire(Owner(), 1, [])
+            await settle()
+            assert slot.worker is not None
+            assert slot.spare is not None
+            for worker in slot.workers:
+                with pytest.raises(MalformedMessageError, match="EndOfDataReached came from a worker that was"):
+                    world.pool.peer_message(worker.peer, ENDED)
+                with pytest.raises(MalformedMessageError, match="follows an agent, and was not asked to"):
+                    world.pool.peer_message(worker.peer, Following())
+            slot.worker.used = True
+            world.pool.peer_message(slot.worker.peer, ENDED)
+
+        run(test)
+
+    @pytest.mark.parametrize("which", ["active", "spare"])
+    def test_one_that_breaks_the_protocol_is_killed_and_told_of_at_once(self, which: str) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            (slot,) = await world.pool.acquire(owner, 1, [])
+            await settle()
+            worker = slot.worker if which == "active" else slot.spare
+            assert worker is not None
+            world.lose(world.workers[worker.worker_id], "the message X is malformed", explained=True)
+            assert world.agents["0-0"].of(KillWorker) == [KillWorker(worker.worker_id)]
+            await settle()
+            assert worker not in slot.workers
+            assert len(slot.workers) == 2
+            told = ("worker lost", "0-0", f"worker {worker.worker_id} was lost: the message X is malformed")
+            assert owner.events == ([told] if which == "active" else [])
+
+        run(test, loss_grace_s=60)
+
+    def test_an_agent_that_breaks_the_protocol_is_the_reason_for_its_lost_slot(self) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            await world.pool.acquire(owner, 2, [])
+            await settle()
+            world.lose(world.agents["0-0"], "the message X is malformed", explained=True)
+            assert [event[2] for event in owner.events] == [
+                "slot 0-0 was lost: its slot agent was lost: the message X is malformed",
+                "slot 0-1 was lost: its barrier stage lost a task",
+            ]
+
+        run(test, loss_grace_s=60)
+
+    def test_a_second_agent_of_a_slot_is_sent_away_and_the_first_keeps_it(self) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            (slot,) = await world.pool.acquire(owner, 1, [])
+            first = world.agents["0-0"]
+            second = world.agent(0)
+            assert second.closed
+            assert second.sent == [Shutdown()]
+            assert world.pool.all() == (slot,)
+            assert slot.agent is first
+            assert owner.events == []
 
         run(test)
 
@@ -501,7 +587,7 @@ class TestLosses:
             assert len(owner.events) == 2
             assert "its slot agent was lost: reset" in str(owner.events)
             assert "its barrier stage lost a task" in str(owner.events)
-            assert world.agents["0-1"].of("shutdown")
+            assert world.agents["0-1"].of(Shutdown)
             assert world.pool.all() == (elsewhere,)
             assert other.events == []
             assert all(peer.closed for worker, peer in world.workers.items() if worker.startswith("0-"))
@@ -517,7 +603,7 @@ class TestLosses:
             world.lose(world.agents["0-0"], "reset")
             await settle()
             assert owner.events == []
-            world.pool._on_stage_ended(0, RuntimeError("executor 1 was lost: Command exited with code 137"))
+            world.pool._stage_ended(0, RuntimeError("executor 1 was lost: Command exited with code 137"))
             assert [event[2] for event in owner.events] == [
                 "slot 0-0 was lost: executor 1 was lost: Command exited with code 137",
                 "slot 0-1 was lost: its barrier stage lost a task",
@@ -532,7 +618,7 @@ class TestLosses:
             world.lose(world.agent(0, 0))
             late = world.agent(0, 1)
             assert late.closed
-            assert [message["type"] for message in late.sent] == ["shutdown"]
+            assert late.sent == [Shutdown()]
             assert world.pool.total == 0
             request.cancel()
 
@@ -569,7 +655,7 @@ class TestLosses:
             world.workers[silent.worker_id].last_heard = LONG_AGO
             world.pool._check_heartbeats(slot, time.monotonic())
             assert slot.worker is spare
-            assert {"type": "kill", "worker": silent.worker_id} in world.agents["0-0"].sent
+            assert KillWorker(silent.worker_id) in world.agents["0-0"].sent
             assert "no heartbeat" in owner.events[0][2]
 
         run(test)
@@ -583,7 +669,7 @@ class TestLosses:
             spare = slot.spare
             world.workers[spare.worker_id].last_heard = LONG_AGO
             world.pool._check_heartbeats(slot, time.monotonic())
-            assert world.agents["0-0"].of("kill") == [{"type": "kill", "worker": spare.worker_id}]
+            assert world.agents["0-0"].of(KillWorker) == [KillWorker(spare.worker_id)]
             assert owner.events == []
 
         run(test)
@@ -592,7 +678,7 @@ class TestLosses:
         async def test(world: World) -> None:
             await world.pool.acquire(Owner(), 1, [])
             agent, pinged = world.agents["0-0"], asyncio.Event()
-            agent.send = lambda message: pinged.set() if message["type"] == "ping" else None  # type: ignore[method-assign]
+            agent.send = lambda message: pinged.set() if isinstance(message, Ping) else None  # type: ignore[method-assign]
             await asyncio.wait_for(pinged.wait(), TIMEOUT_S)
 
         run(test, heartbeat_interval_s=0.001)
@@ -612,9 +698,9 @@ class TestAdoption:
                 slot.worker.used = True
             used = [slot.worker.worker_id for slot in held if slot.worker is not None]
             world.lose(world.agents["0-0"])
-            (shutdown,) = world.agents["0-1"].of("shutdown")
-            assert len(shutdown["keep"]) == 1
-            assert set(shutdown["keep"]) < spares
+            (shutdown,) = world.agents["0-1"].of(Shutdown)
+            assert len(shutdown.keep) == 1
+            assert set(shutdown.keep) < spares
             slots = await world.pool.acquire(owner, 2, held)
             assert {slot.slot_id for slot in slots} == {"1-0", "1-1"}
             assert {slot.worker.worker_id for slot in slots if slot.worker is not None} == spares
@@ -622,11 +708,9 @@ class TestAdoption:
             for slot in slots:
                 assert slot.worker is not None
                 agent, worker = world.agents[slot.slot_id], world.workers[slot.worker.worker_id]
-                pid = worker.hello["pid"]
-                assert agent.of("adopt") == [
-                    {"type": "adopt", "worker": slot.worker.worker_id, "pid": pid, "started": 2, "directory": "/w"}
-                ]
-                assert worker.of("adopt") == [{"type": "adopt", "pid": agent.hello["pid"], "started": 1}]
+                process = worker.registration.process
+                assert agent.of(AdoptWorker) == [AdoptWorker(slot.worker.worker_id, process, "/w")]
+                assert worker.of(FollowAgent) == [FollowAgent(agent.registration.process)]
 
         run(test, machine="m")
 
@@ -637,8 +721,9 @@ class TestAdoption:
             world.lose(world.agents["0-0"])
             (slot,) = await world.pool.acquire(owner, 1, held)
             assert slot.worker is not None
-            world.pool.peer_message(slot.worker.peer, {"type": "ack"})
-            assert owner.events[-1] == ("message", "1-0", "ack")
+            slot.worker.used = True
+            world.pool.peer_message(slot.worker.peer, ENDED)
+            assert owner.events[-1] == ("message", "1-0", ENDED)
             owner.told.clear()
             world.lose(world.workers[slot.worker.worker_id])
             await asyncio.wait_for(owner.told.wait(), TIMEOUT_S)
@@ -657,7 +742,7 @@ class TestAdoption:
             (slot,) = await world.pool.acquire(owner, 1, held)
             assert slot.worker is not None
             assert slot.worker.peer not in old
-            assert world.agents["1-0"].of("adopt") == []
+            assert world.agents["1-0"].of(AdoptWorker) == []
             assert not any(peer.closed for peer in old)
 
         run(test, machine="m")
@@ -678,21 +763,21 @@ class TestAdoption:
             request = asyncio.create_task(world.pool.acquire(owner, 1, held))
             await settle()
             agent = world.agent(1)
-            assert len(agent.of("adopt")) == 1
+            assert len(agent.of(AdoptWorker)) == 1
             if failure == "agent cannot":
-                exited: Any = {"type": "exited", "worker": worker.hello["worker"], "code": None}
-                world.pool.peer_message(agent, exited)  # type: ignore[arg-type]
+                exited = WorkerExited(worker.registration.worker, None)
+                world.pool.peer_message(agent, exited)
             elif failure == "worker is lost":
                 world.lose(worker)
             else:
                 worker.last_heard = LONG_AGO
                 world.pool._check_heartbeats(world.pool.all()[0], time.monotonic())
-                assert len(agent.of("kill")) == 1
+                assert len(agent.of(KillWorker)) == 1
             async with asyncio.timeout(TIMEOUT_S):
-                while not agent.of("spawn"):
+                while not agent.of(SpawnWorker):
                     await asyncio.sleep(0.001)
             assert worker.closed
-            world.worker("1-0", agent.of("spawn")[0]["worker"])
+            world.worker("1-0", agent.of(SpawnWorker)[0].worker)
             assert [slot.slot_id for slot in await request] == ["1-0"]
 
         run(test, machine="m")
@@ -704,8 +789,8 @@ class TestAdoption:
             await settle()
             first = world.agent(0)
             world.lose(first)
-            worker_id = first.of("spawn")[0]["worker"]
-            assert first.of("shutdown") == [{"type": "shutdown", "keep": [worker_id]}]
+            worker_id = first.of(SpawnWorker)[0].worker
+            assert first.of(Shutdown) == [Shutdown((worker_id,))]
             worker = world.worker("0-0", worker_id)
             worker.send = lambda message: world.work(worker, message)  # type: ignore[method-assign]
             world.automatic = True
@@ -724,7 +809,7 @@ class TestAdoption:
             for worker in list(world.workers.values()):
                 world.lose(worker)
             await world.pool.acquire(owner, 1, held)
-            assert world.agents["1-0"].of("adopt") == []
+            assert world.agents["1-0"].of(AdoptWorker) == []
 
         run(test, machine="m")
 
@@ -735,7 +820,7 @@ class TestAdoption:
             world.pool.release(slot)
             clock.now += 100
             world.pool.check()
-            assert world.agents["0-0"].of("shutdown") == [{"type": "shutdown", "keep": []}]
+            assert world.agents["0-0"].of(Shutdown) == [Shutdown()]
             assert all(worker.closed for worker in world.workers.values())
 
         run_idle(test, machine="m")
@@ -759,10 +844,10 @@ class TestSpares:
             request = asyncio.create_task(world.pool.acquire(Owner(), 2, []))
             await settle()
             first, second = world.agent(0, 0), world.agent(0, 1)
-            world.worker("0-0", first.of("spawn")[0]["worker"])
-            assert len(first.of("spawn")) == 1
-            world.worker("0-1", second.of("spawn")[0]["worker"])
-            assert len(first.of("spawn")) == len(second.of("spawn")) == 2
+            world.worker("0-0", first.of(SpawnWorker)[0].worker)
+            assert len(first.of(SpawnWorker)) == 1
+            world.worker("0-1", second.of(SpawnWorker)[0].worker)
+            assert len(first.of(SpawnWorker)) == len(second.of(SpawnWorker)) == 2
             await request
 
         run(test, automatic=False)
@@ -771,7 +856,7 @@ class TestSpares:
         async def test(world: World) -> None:
             (slot,) = await world.pool.acquire(Owner(), 1, [])
             await settle()
-            assert len(world.agents["0-0"].of("spawn")) == 1
+            assert len(world.agents["0-0"].of(SpawnWorker)) == 1
             async with asyncio.timeout(TIMEOUT_S):
                 while slot.spare is None:
                     await asyncio.sleep(0.001)
@@ -812,7 +897,7 @@ class TestIdle:
             clock.now += 41
             world.pool.check()
             assert world.pool.total == 0
-            assert all(world.agents[f"0-{index}"].of("shutdown") for index in range(2))
+            assert all(world.agents[f"0-{index}"].of(Shutdown) for index in range(2))
 
         run_idle(test)
         assert "ending barrier stage 0, which has 2 slots left: no job has used its slots for 50 s" in caplog.text
@@ -825,7 +910,7 @@ class TestIdle:
             clock.now += 100
             world.pool.check()
             for index, agent in enumerate(agents):
-                world.worker(f"0-{index}", agent.of("spawn")[0]["worker"])
+                world.worker(f"0-{index}", agent.of(SpawnWorker)[0].worker)
                 clock.now += 100
                 world.pool.check()
                 await settle()
@@ -844,7 +929,7 @@ class TestIdle:
             clock.now += 100
             world.pool.check()
             assert world.pool.total == 0
-            assert agent.of("shutdown")
+            assert agent.of(Shutdown)
 
         run_idle(test, automatic=False)
 
@@ -865,7 +950,7 @@ def test_stopping_tells_the_agents_and_waits_for_their_stages() -> None:
     async def test(world: World) -> None:
         await world.pool.acquire(Owner(), 2, [])
         await world.pool.stop()
-        assert all(agent.of("shutdown") for agent in world.agents.values())
+        assert all(agent.of(Shutdown) for agent in world.agents.values())
         assert world.cancelled == []
 
     run(test)
@@ -877,7 +962,7 @@ def test_slots_count_before_there_are_any() -> None:
         assert (world.pool.total, world.pool.available) == (2, 2)
         slots = await world.pool.acquire(Owner(), 1, [])
         assert (world.pool.total, world.pool.available) == (2, 1)
-        slots = await world.pool.acquire(slots[0].owner, 3, slots)  # type: ignore[arg-type]
+        slots = await world.pool.acquire(slots[0].owner, 3, slots)
         assert (world.pool.total, world.pool.available) == (3, 0)
         world.pool.release(slots[0])
         assert (world.pool.total, world.pool.available) == (3, 1)

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
-import orjson
 import pytest
 
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
-from ckpt_runtime.jobmaster.control_endpoint import Peer
+from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, WorkerPeer
 from ckpt_runtime.jobmaster.deployment_planner import SlotPlacement, plan_deployments
-from ckpt_runtime.jobmaster.slot_pool import Slot, Worker
+from ckpt_runtime.jobmaster.slots import Slot, Worker
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.network.connections import message_length
-from ckpt_runtime.task.deployment import Program
+from ckpt_runtime.network.control_messages import (
+    TO_WORKER,
+    Cancel,
+    EndOfDataReached,
+    MalformedMessageError,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    ProcessIdentity,
+    RegisterAgent,
+    RegisterWorker,
+    SubtaskMeasures,
+    TriggerCheckpoint,
+    WorkerHeartbeat,
+)
+from ckpt_runtime.scheduler.deployment import Program
 
 GRAPH = JobGraph("job", (JobVertex("s", (OperatorNode("s", "s", "source"),), 2),), ())
 OPTIONS = CheckpointOptions(CheckpointProperties(), "file:///chk-1")
+NOWHERE = ProcessIdentity("", 1, 0)
 TASKS = tuple(ExecutionId("s", index, 0) for index in range(2))
 
 
@@ -35,23 +48,23 @@ class Wire:
     def close(self) -> None:
         return
 
-    def messages(self) -> list[dict[str, Any]]:
+    def messages(self) -> list[Any]:
         found, data = [], self.data
         while data:
             length = message_length(data[:4])
-            found.append(orjson.loads(data[4 : 4 + length]))
+            found.append(TO_WORKER.decode(data[4 : 4 + length]))
             data = data[4 + length :]
         return found
 
 
 def slot(index: int) -> tuple[Slot, Wire]:
     wire = Wire()
-    agent = Peer(Wire(), {"role": "agent", "host": "h", "cpus": []})  # type: ignore[arg-type]
-    return Slot(f"0-{index}", 0, agent, worker(wire, f"w{index}")), wire
+    agent = AgentPeer(Wire(), RegisterAgent(f"0-{index}", 0, "h", (), NOWHERE))  # type: ignore[arg-type]
+    return Slot(agent, worker(wire, f"w{index}")), wire
 
 
 def worker(wire: Wire, worker_id: str) -> Worker:
-    return Worker(worker_id, Peer(wire, {"role": "worker", "data_address": ["h", 1]}))  # type: ignore[arg-type]
+    return Worker(WorkerPeer(wire, RegisterWorker("0-0", worker_id, ("h", 1), NOWHERE, "")))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -77,9 +90,9 @@ def test_each_worker_gets_its_part_and_the_archive_once(gateway: TaskGateway, bo
     deploy(gateway, both, 8)
     for index, (slot_, wire) in enumerate(both):
         first, second = wire.messages()
-        assert [task["subtask_index"] for task in first["deployment"]["subtasks"]] == [index]
-        assert base64.b64decode(first["archive"]) == b"archive"
-        assert "archive" not in second
+        assert [task.subtask_index for task in first.deployment.subtasks] == [index]
+        assert first.archive == b"archive"
+        assert second.archive is None
         assert slot_.worker is not None
         assert slot_.worker.used
     assert gateway.deployment == 8
@@ -91,13 +104,15 @@ def test_messages_go_to_the_workers_of_their_tasks(gateway: TaskGateway, both: l
     gateway.abort(2, -1, TASKS[1:])
     gateway.abort(3, 1, TASKS[1:])
     first, second = (wire.messages()[1:] for _, wire in both)
-    assert [message["type"] for message in first] == ["trigger", "complete"]
-    assert first[0] == {
-        "type": "trigger", "checkpoint_id": 1, "timestamp": 5, "options": OPTIONS.to_json(), "tasks": [["s", 0]],
-        "deployment": 7,
-    }  # fmt: skip
-    assert [message.get("latest_completed") for message in second] == [None, None, 1]
-    assert all(message["deployment"] == 7 for message in first + second)
+    assert first == [
+        TriggerCheckpoint(7, (("s", 0),), 1, 5, OPTIONS),
+        NotifyCheckpointComplete(7, (("s", 0),), 1),
+    ]
+    assert second == [
+        NotifyCheckpointComplete(7, (("s", 1),), 1),
+        NotifyCheckpointAborted(7, (("s", 1),), 2, None),
+        NotifyCheckpointAborted(7, (("s", 1),), 3, 1),
+    ]
 
 
 def test_a_worker_that_was_replaced_gets_nothing_of_the_old_deployment(
@@ -111,7 +126,7 @@ def test_a_worker_that_was_replaced_gets_nothing_of_the_old_deployment(
     assert not gateway.cancel(0)
     assert gateway.cancel(1)
     assert fresh.messages() == []
-    assert [message["type"] for message in both[1][1].messages()[1:]] == ["trigger", "cancel"]
+    assert [type(message) for message in both[1][1].messages()[1:]] == [TriggerCheckpoint, Cancel]
 
 
 def test_a_lost_slot_hosts_nothing_that_lives(gateway: TaskGateway, both: list[tuple[Slot, Wire]]) -> None:
@@ -128,3 +143,19 @@ def test_before_the_first_deployment_nobody_lives() -> None:
     gateway = TaskGateway(b"")
     assert gateway.deployment == -1
     assert not gateway.cancel(0)
+
+
+def test_a_worker_is_heard_for_its_own_subtasks_of_the_present_deployment(
+    gateway: TaskGateway, both: list[tuple[Slot, Wire]]
+) -> None:
+    (first, _), (second, _) = both
+    measures = SubtaskMeasures("s", 0, *[0] * 6, *[0.0] * 3)
+    assert gateway.sender_of(first, EndOfDataReached(7, "s", 0)) == 0
+    assert gateway.sender_of(second, WorkerHeartbeat(7)) == 1
+    assert gateway.sender_of(first, WorkerHeartbeat(7, (measures,))) == 0
+    assert gateway.sender_of(first, EndOfDataReached(6, "gone", 9)) is None
+    assert gateway.sender_of(slot(3)[0], EndOfDataReached(7, "s", 0)) is None
+    with pytest.raises(MalformedMessageError, match="EndOfDataReached of a worker names subtask 0 of vertex 's'"):
+        gateway.sender_of(second, EndOfDataReached(7, "s", 0))
+    with pytest.raises(MalformedMessageError, match="WorkerHeartbeat of a worker names subtask 0 of vertex 's'"):
+        gateway.sender_of(second, WorkerHeartbeat(7, (measures,)))

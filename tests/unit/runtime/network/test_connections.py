@@ -12,12 +12,21 @@ import pytest
 from ckpt_runtime.network import connections
 from ckpt_runtime.network.authentication import AuthenticationError
 from ckpt_runtime.network.connections import (
+    LENGTH_BYTES,
     MAX_MESSAGE_BYTES,
     ControlConnection,
     authenticate,
-    encode_message,
+    framed,
     message_length,
     receive_exactly,
+)
+from ckpt_runtime.network.control_messages import (
+    FROM_AGENT,
+    TO_AGENT,
+    MalformedMessageError,
+    Ping,
+    SpawnWorker,
+    WorkerExited,
 )
 
 
@@ -44,15 +53,15 @@ def in_background(action: Callable[[], None]) -> threading.Thread:
 
 def test_messages_arrive_whole_however_they_are_cut(pair: tuple[ControlConnection, socket.socket]) -> None:
     connection, far = pair
-    content = encode_message({"n": 1}) + encode_message({"text": "ä" * 1_000})
+    content = framed(Ping()) + framed(SpawnWorker("ä" * 1_000))
 
     def send_in_pieces() -> None:
         for start in range(0, len(content), 7):
             far.sendall(content[start : start + 7])
 
     thread = in_background(send_in_pieces)
-    assert connection.receive() == {"n": 1}
-    assert connection.receive() == {"text": "ä" * 1_000}
+    assert connection.receive(TO_AGENT) == Ping()
+    assert connection.receive(TO_AGENT) == SpawnWorker("ä" * 1_000)
     thread.join()
 
 
@@ -60,23 +69,25 @@ def test_many_threads_may_send(pair: tuple[ControlConnection, socket.socket]) ->
     connection, far = pair
     receiver = ControlConnection(far.dup())
     threads = [
-        in_background(lambda n=n: [connection.send({"n": n, "pad": "x" * 5_000}) for _ in range(20)])  # type: ignore[misc]
+        in_background(lambda n=n: [connection.send(WorkerExited("x" * 5_000, n)) for _ in range(20)])  # type: ignore[misc]
         for n in range(4)
     ]
-    received = [receiver.receive()["n"] for _ in range(80)]
+    received = [receiver.receive(FROM_AGENT) for _ in range(80)]
     for thread in threads:
         thread.join()
     receiver.close()
-    assert sorted(received) == sorted(list(range(4)) * 20)
+    assert sorted(message.code for message in received if isinstance(message, WorkerExited)) == sorted(
+        list(range(4)) * 20
+    )
 
 
-@pytest.mark.parametrize("sent", [b"", b"\x05", encode_message({"a": 1})[:-1]])
+@pytest.mark.parametrize("sent", [b"", b"\x05", framed(Ping())[:-1]])
 def test_a_peer_that_hangs_up_is_a_connection_error(pair: tuple[ControlConnection, socket.socket], sent: bytes) -> None:
     connection, far = pair
     far.sendall(sent)
     far.close()
     with pytest.raises(ConnectionError, match="closed"):
-        connection.receive()
+        connection.receive(TO_AGENT)
 
 
 def test_closing_wakes_a_receiver(pair: tuple[ControlConnection, socket.socket]) -> None:
@@ -85,7 +96,7 @@ def test_closing_wakes_a_receiver(pair: tuple[ControlConnection, socket.socket])
 
     def receive() -> None:
         try:
-            connection.receive()
+            connection.receive(TO_AGENT)
         except OSError as error:
             ended.append(error)
 
@@ -102,19 +113,19 @@ class TestLimits:
     ) -> None:
         connection, far = pair
         far.sendall(struct.pack("<I", 0xFFFFFFFF))
-        with pytest.raises(ConnectionError, match="4294967295 bytes"):
-            connection.receive()
+        with pytest.raises(MalformedMessageError, match="of 4294967295 bytes was announced"):
+            connection.receive(TO_AGENT)
 
     def test_the_greatest_length_is_allowed(self) -> None:
         assert message_length(struct.pack("<I", MAX_MESSAGE_BYTES)) == MAX_MESSAGE_BYTES
-        with pytest.raises(ConnectionError):
+        with pytest.raises(MalformedMessageError):
             message_length(struct.pack("<I", MAX_MESSAGE_BYTES + 1))
 
     def test_a_giant_is_not_sent(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(connections, "MAX_MESSAGE_BYTES", 20)
-        assert len(encode_message({"a": "x" * 12})) == 24
-        with pytest.raises(ValueError, match="21 bytes exceeds the limit of 20"):
-            encode_message({"a": "x" * 13})
+        monkeypatch.setattr(connections, "MAX_MESSAGE_BYTES", len(framed(SpawnWorker("x" * 12))) - LENGTH_BYTES)
+        assert framed(SpawnWorker("x" * 12))
+        with pytest.raises(ValueError, match="bytes exceeds the limit of"):
+            framed(SpawnWorker("x" * 13))
 
 
 class TestDial:
@@ -127,7 +138,7 @@ class TestDial:
                     return
                 try:
                     authenticate(accepted, secret, "server", ControlConnection.PURPOSE)
-                    accepted.sendall(encode_message({"welcome": True}))
+                    accepted.sendall(framed(Ping()))
                     receive_exactly(accepted, 1)
                 except ConnectionError:
                     return
@@ -137,7 +148,7 @@ class TestDial:
     def test_both_sides_know_the_secret(self, listener: socket.socket) -> None:
         thread = self.serve(listener, "s")
         connection = ControlConnection.dial(listener.getsockname(), "s")
-        assert connection.receive() == {"welcome": True}
+        assert connection.receive(TO_AGENT) == Ping()
         assert connection.local_host == "127.0.0.1"
         connection.close()
         thread.join()

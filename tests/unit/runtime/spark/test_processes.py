@@ -9,7 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from ckpt_runtime.client.process_id import started
+from ckpt_runtime.network.control_messages import ProcessIdentity
 from ckpt_runtime.spark import processes
+from ckpt_runtime.spark.worker_processes import own_identity
 
 pytestmark = pytest.mark.skipif(not processes.machine(), reason="no process descriptors here")
 
@@ -23,18 +26,18 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_process_says_how_to_hold_it() -> None:
-    own = processes.identity()
-    assert (own["machine"], own["pid"]) == (processes.machine(), os.getpid())
-    assert own["started"] == processes.started(os.getpid())
+    own = own_identity()
+    assert (own.machine, own.pid) == (processes.machine(), os.getpid())
+    assert own.started == started(os.getpid())
 
 
 def test_where_there_are_no_process_descriptors_nobody_is_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "pidfd_open")
-    assert processes.identity() == {"machine": "", "pid": os.getpid(), "started": 0}
+    assert own_identity() == ProcessIdentity("", os.getpid(), 0)
 
 
 def test_an_adopted_process_is_killed_and_waited_for(sleeper: subprocess.Popen[bytes]) -> None:
-    adopted = processes.AdoptedProcess(sleeper.pid, processes.started(sleeper.pid))
+    adopted = processes.AdoptedProcess(sleeper.pid, started(sleeper.pid))
     adopted.kill()
     adopted.wait()
     assert sleeper.wait() == -9
@@ -44,14 +47,14 @@ def test_an_adopted_process_is_killed_and_waited_for(sleeper: subprocess.Popen[b
 
 def test_another_process_with_the_same_pid_is_not_taken_for_it(sleeper: subprocess.Popen[bytes]) -> None:
     with pytest.raises(ProcessLookupError, match="is another one by now"):
-        processes.AdoptedProcess(sleeper.pid, processes.started(sleeper.pid) - 1)
+        processes.AdoptedProcess(sleeper.pid, started(sleeper.pid) - 1)
 
 
 def test_one_that_is_gone_is_not_found(sleeper: subprocess.Popen[bytes]) -> None:
-    began = processes.started(sleeper.pid)
+    began = started(sleeper.pid)
     sleeper.kill()
     sleeper.wait()
     with pytest.raises(ProcessLookupError):
         processes.hold(sleeper.pid, began)
     with pytest.raises(ProcessLookupError):
-        processes.started(sleeper.pid)
+        started(sleeper.pid)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import struct
 import subprocess
 import sys
 import tempfile
@@ -17,12 +18,23 @@ import pytest
 
 from ckpt_runtime.client.process_id import started
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
-from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint, Message, Peer
+from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
 from ckpt_runtime.network.authentication import AuthenticationError
+from ckpt_runtime.network.control_messages import (
+    AdoptWorker,
+    KillWorker,
+    MalformedMessageError,
+    ProcessIdentity,
+    RegisterAgent,
+    Shutdown,
+    SpawnWorker,
+    WorkerExited,
+)
 from ckpt_runtime.spark import processes, worker_processes
 from ckpt_runtime.spark.slot_agent import AgentParameters, SlotAgent
-from ckpt_runtime.spark.worker_processes import Spawner
-from tests.support.slot_agents import TIMEOUT_S, running_agent, until
+from ckpt_runtime.spark.worker_processes import Spawner, own_identity
+from tests.support.processes import children
+from tests.support.slot_agents import TIMEOUT_S, SlotListener, running_agent, until
 
 OBEDIENT = """
 line = sys.stdin.readline()
@@ -31,32 +43,6 @@ os.rename(os.path.join(os.path.dirname(__file__), "started.partial"), os.path.di
 sys.stdin.read()
 """
 FAILING = "sys.exit(7)"
-
-
-class Driver:
-    """The driver's side: one agent's peer and messages."""
-
-    def __init__(self) -> None:
-        self.peer: Peer | None = None
-        self.messages: asyncio.Queue[Message] = asyncio.Queue()
-        self.lost = asyncio.Event()
-
-    def welcome(self, peer: Peer) -> None:
-        peer.listener = self
-        self.peer = peer
-
-    def peer_message(self, peer: Peer, message: Message) -> None:
-        self.messages.put_nowait(message)
-
-    def peer_lost(self, peer: Peer, reason: str) -> None:
-        self.lost.set()
-
-    async def next(self) -> Message:
-        return await asyncio.wait_for(self.messages.get(), TIMEOUT_S)
-
-    def send(self, **message: Any) -> None:
-        assert self.peer is not None
-        self.peer.send(message)
 
 
 @pytest.fixture
@@ -74,13 +60,13 @@ def use_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
     return use
 
 
-def run(test: Callable[[Driver], Coroutine[Any, Any, None]], *, shut_down: bool = True) -> None:
+def run(test: Callable[[SlotListener], Coroutine[Any, Any, None]], *, shut_down: bool = True) -> None:
     async def inside() -> None:
-        driver = Driver()
-        async with running_agent(driver.welcome, Spawner()) as agent:
+        driver = SlotListener()
+        async with running_agent(driver, Spawner()) as agent:
             await test(driver)
             if shut_down:
-                driver.send(type="shutdown")
+                driver.send(Shutdown())
         for worker in list(agent._workers.values()):
             await asyncio.wait_for(asyncio.to_thread(worker.wait), TIMEOUT_S)
 
@@ -88,26 +74,48 @@ def run(test: Callable[[Driver], Coroutine[Any, Any, None]], *, shut_down: bool 
 
 
 def test_it_says_who_it_is_and_answers_pings() -> None:
-    async def test(driver: Driver) -> None:
-        assert driver.peer is not None
-        hello = driver.peer.hello
-        assert (hello["role"], hello["slot"], hello["stage"], hello["host"]) == ("agent", "3-1", 3, "127.0.0.1")
-        assert hello["pid"] == os.getpid()
-        assert hello["cpus"] == sorted(os.sched_getaffinity(0))
-        driver.send(type="ping")
-        assert await driver.next() == {"type": "heartbeat"}
+    async def test(driver: SlotListener) -> None:
+        assert driver.agent is not None
+        cpus = tuple(sorted(os.sched_getaffinity(0)))
+        assert driver.agent.registration == RegisterAgent("3-1", 3, "127.0.0.1", cpus, own_identity())
+        assert await driver.answers()
 
     run(test)
 
 
-def test_an_unknown_message_is_ignored() -> None:
-    async def test(driver: Driver) -> None:
-        driver.send(type="nonsense")
-        driver.send(type="kill", worker="nobody")
-        driver.send(type="ping")
-        assert await driver.next() == {"type": "heartbeat"}
+def test_a_worker_that_it_does_not_know_cannot_be_killed() -> None:
+    async def test(driver: SlotListener) -> None:
+        driver.send(KillWorker("nobody"))
+        assert await driver.answers()
 
     run(test)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b"\x81\xa4type\xa8nonsense", "the driver sends no message 'nonsense' here"),
+        (b"\x82\xa4type\xabSpawnWorker\xa6worker\x05", "the message SpawnWorker of the driver is malformed"),
+        (b"noise", "what the driver sent is no message"),
+    ],
+)
+def test_it_ends_with_its_workers_when_it_cannot_understand_the_driver(
+    use_worker: Callable[[str], Path], body: bytes, told: str
+) -> None:
+    started = use_worker(OBEDIENT)
+
+    async def inside() -> None:
+        driver = SlotListener()
+        with pytest.raises(MalformedMessageError, match=told):
+            async with running_agent(driver, Spawner()):
+                driver.send(SpawnWorker("w1"))
+                await until(started.exists)
+                assert driver.agent is not None
+                driver.agent._writer.write(struct.pack("<I", len(body)) + body)
+
+    before = set(children(os.getpid()))
+    asyncio.run(inside())
+    assert not set(children(os.getpid())) - before
 
 
 def test_a_worker_gets_its_parameters_on_its_input_and_is_killed_on_request(
@@ -115,14 +123,14 @@ def test_a_worker_gets_its_parameters_on_its_input_and_is_killed_on_request(
 ) -> None:
     started = use_worker(OBEDIENT)
 
-    async def test(driver: Driver) -> None:
-        driver.send(type="spawn", worker="w1")
+    async def test(driver: SlotListener) -> None:
+        driver.send(SpawnWorker("w1"))
         await until(started.exists)
         line = json.loads(started.read_text())
         assert (line["secret"], line["slot"], line["worker"]) == ("secret", "3-1", "w1")
         assert line["driver"][0] == "127.0.0.1"
-        driver.send(type="kill", worker="w1")
-        assert await driver.next() == {"type": "exited", "worker": "w1", "code": -9}
+        driver.send(KillWorker("w1"))
+        assert await driver.exited() == WorkerExited("w1", -9)
 
     run(test)
 
@@ -130,10 +138,10 @@ def test_a_worker_gets_its_parameters_on_its_input_and_is_killed_on_request(
 def test_the_exit_of_a_worker_is_reported_with_its_code(use_worker: Callable[[str], Path]) -> None:
     use_worker(FAILING)
 
-    async def test(driver: Driver) -> None:
+    async def test(driver: SlotListener) -> None:
         for number in range(3):
-            driver.send(type="spawn", worker=f"w{number}")
-            assert await driver.next() == {"type": "exited", "worker": f"w{number}", "code": 7}
+            driver.send(SpawnWorker(f"w{number}"))
+            assert await driver.exited() == WorkerExited(f"w{number}", 7)
 
     run(test)
 
@@ -151,11 +159,10 @@ def test_a_worker_that_is_gone_before_it_reads_is_reported_like_any_other(
 
     monkeypatch.setattr(worker_processes, "subprocess", SimpleNamespace(Popen=start_and_wait, PIPE=pipe))
 
-    async def test(driver: Driver) -> None:
-        driver.send(type="spawn", worker="w1")
-        assert await driver.next() == {"type": "exited", "worker": "w1", "code": 7}
-        driver.send(type="ping")
-        assert await driver.next() == {"type": "heartbeat"}
+    async def test(driver: SlotListener) -> None:
+        driver.send(SpawnWorker("w1"))
+        assert await driver.exited() == WorkerExited("w1", 7)
+        assert await driver.answers()
 
     run(test)
 
@@ -182,14 +189,14 @@ class TestTemporaryFiles:
     def test_they_go_with_their_worker(self, use_worker: Callable[[str], Path], elsewhere: Path, by: str) -> None:
         started = use_worker(WRITING)
 
-        async def test(driver: Driver) -> None:
-            driver.send(type="spawn", worker="w1")
+        async def test(driver: SlotListener) -> None:
+            driver.send(SpawnWorker("w1"))
             await until(started.exists)
             directory = Path(json.loads(started.read_text())["directory"])
             assert directory.parent == elsewhere
             assert (directory / "left").exists()
             if by == "kill":
-                driver.send(type="kill", worker="w1")
+                driver.send(KillWorker("w1"))
                 await until(lambda: not os.listdir(elsewhere))
 
         run(test)
@@ -198,10 +205,10 @@ class TestTemporaryFiles:
     def test_those_of_a_worker_that_is_kept_stay(self, use_worker: Callable[[str], Path], elsewhere: Path) -> None:
         started = use_worker(WRITING + "open(os.path.dirname(__file__) + '/free', 'w').close()")
 
-        async def test(driver: Driver) -> None:
-            driver.send(type="spawn", worker="w1")
+        async def test(driver: SlotListener) -> None:
+            driver.send(SpawnWorker("w1"))
             await until(started.exists)
-            driver.send(type="shutdown", keep=["w1"])
+            driver.send(Shutdown(("w1",)))
             await until((started.parent / "free").exists)
 
         run(test, shut_down=False)
@@ -214,12 +221,12 @@ class TestTemporaryFiles:
         other.mkdir()
         strangers = [subprocess.Popen([sys.executable, "-IS", "-c", "input()"], stdin=subprocess.PIPE) for _ in "12"]
 
-        async def test(driver: Driver) -> None:
+        async def test(driver: SlotListener) -> None:
             for process, directory in zip(strangers, (own, other), strict=True):
                 began = started(process.pid)
-                driver.send(type="adopt", worker="w", pid=process.pid, started=began, directory=str(directory))
-                driver.send(type="kill", worker="w")
-                assert await driver.next() == {"type": "exited", "worker": "w", "code": None}
+                driver.send(AdoptWorker("w", ProcessIdentity("", process.pid, began), str(directory)))
+                driver.send(KillWorker("w"))
+                assert await driver.exited() == WorkerExited("w", None)
 
         run(test)
         for process in strangers:
@@ -240,11 +247,10 @@ def test_a_worker_that_cannot_be_started_is_reported_and_the_agent_lives_on(
     else:
         monkeypatch.setattr(worker_processes, "subprocess", SimpleNamespace(Popen=fail, PIPE=-1))
 
-    async def test(driver: Driver) -> None:
-        driver.send(type="spawn", worker="w1")
-        assert await driver.next() == {"type": "exited", "worker": "w1", "code": None}
-        driver.send(type="ping")
-        assert await driver.next() == {"type": "heartbeat"}
+    async def test(driver: SlotListener) -> None:
+        driver.send(SpawnWorker("w1"))
+        assert await driver.exited() == WorkerExited("w1", None)
+        assert await driver.answers()
 
     run(test)
     assert list(tmp_path.iterdir()) == []
@@ -257,9 +263,9 @@ def test_a_worker_does_not_inherit_the_token_of_the_rest_api(
     started = use_worker(f"sys.exit(9 if {TOKEN_VARIABLE!r} in os.environ else 8)")
     assert not started.exists()
 
-    async def test(driver: Driver) -> None:
-        driver.send(type="spawn", worker="w1")
-        assert (await driver.next())["code"] == 8
+    async def test(driver: SlotListener) -> None:
+        driver.send(SpawnWorker("w1"))
+        assert (await driver.exited()).code == 8
 
     run(test)
 
@@ -269,12 +275,12 @@ class TestAdoption:
     def test_an_adopted_process_is_killed_reported_and_ended_like_a_child(self) -> None:
         strangers = [subprocess.Popen([sys.executable, "-IS", "-c", "input()"], stdin=subprocess.PIPE) for _ in "12"]
 
-        async def test(driver: Driver) -> None:
+        async def test(driver: SlotListener) -> None:
             for number, process in enumerate(strangers):
                 began = started(process.pid)
-                driver.send(type="adopt", worker=f"w{number}", pid=process.pid, started=began, directory="")
-            driver.send(type="kill", worker="w0")
-            assert await driver.next() == {"type": "exited", "worker": "w0", "code": None}
+                driver.send(AdoptWorker(f"w{number}", ProcessIdentity("", process.pid, began), ""))
+            driver.send(KillWorker("w0"))
+            assert await driver.exited() == WorkerExited("w0", None)
 
         run(test)
         assert [process.wait(TIMEOUT_S) for process in strangers] == [-9, -9]
@@ -282,9 +288,9 @@ class TestAdoption:
             process.communicate()
 
     def test_one_that_is_gone_is_reported_as_ended(self) -> None:
-        async def test(driver: Driver) -> None:
-            driver.send(type="adopt", worker="w1", pid=os.getpid(), started=0, directory="")
-            assert await driver.next() == {"type": "exited", "worker": "w1", "code": None}
+        async def test(driver: SlotListener) -> None:
+            driver.send(AdoptWorker("w1", ProcessIdentity("", os.getpid(), 0), ""))
+            assert await driver.exited() == WorkerExited("w1", None)
 
         run(test)
 
@@ -293,10 +299,17 @@ class TestAdoption:
     ) -> None:
         started = use_worker(OBEDIENT + "open(os.path.dirname(__file__) + '/free', 'w').close()")
 
-        async def test(driver: Driver) -> None:
-            driver.send(type="spawn", worker="w1")
+        async def test(driver: SlotListener) -> None:
+            driver.send(SpawnWorker("w1"))
             await until(started.exists)
-            driver.send(type="shutdown", keep=["w1", "unknown"])
+            driver.send(
+                Shutdown(
+                    (
+                        "w1",
+                        "unknown",
+                    )
+                )
+            )
             await until((started.parent / "free").exists)
 
         run(test, shut_down=False)
@@ -306,19 +319,19 @@ class TestAdoption:
 def test_its_workers_never_outlive_it(use_worker: Callable[[str], Path], by: str) -> None:
     started = use_worker(OBEDIENT)
 
-    async def test(driver: Driver) -> None:
-        driver.send(type="spawn", worker="w1")
+    async def test(driver: SlotListener) -> None:
+        driver.send(SpawnWorker("w1"))
         await until(started.exists)
         if by == "hang-up":
-            assert driver.peer is not None
-            driver.peer.close()
+            assert driver.agent is not None
+            driver.agent.close()
 
     run(test, shut_down=by == "shutdown")
 
 
 def test_a_driver_with_another_secret_is_an_error() -> None:
     async def test() -> None:
-        endpoint = ControlEndpoint("127.0.0.1", "other", lambda _: None)
+        endpoint = ControlEndpoint("127.0.0.1", "other", SlotListener())
         port = await endpoint.start()
         agent = SlotAgent(AgentParameters("127.0.0.1", port, "secret", 0), 0)
         with pytest.raises((AuthenticationError, ConnectionError)):

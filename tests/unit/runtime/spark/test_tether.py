@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from ckpt_runtime.client.process_id import started
+from ckpt_runtime.network.control_messages import ProcessIdentity
 from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.tether import Tether
 
@@ -57,7 +59,7 @@ def agent() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def adopt(worker: Worker, agent: subprocess.Popen[bytes]) -> None:
-    worker.tether.adopted_by(agent.pid, processes.started(agent.pid))
+    worker.tether.adopted_by(ProcessIdentity("", agent.pid, started(agent.pid)))
 
 
 def test_one_that_has_worked_ends_with_its_agent() -> None:
@@ -116,10 +118,10 @@ def test_the_end_of_a_former_agent_that_hung_means_nothing(agent: subprocess.Pop
 
 def test_an_adopting_agent_that_is_gone_already_ends_it(agent: subprocess.Popen[bytes]) -> None:
     worker = Worker(FOREVER_S)
-    began = processes.started(agent.pid)
+    began = started(agent.pid)
     agent.kill()
     agent.wait()
-    worker.tether.adopted_by(agent.pid, began)
+    worker.tether.adopted_by(ProcessIdentity("", agent.pid, began))
     assert worker.ended.is_set()
 
 

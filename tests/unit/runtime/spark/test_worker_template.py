@@ -15,62 +15,38 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
-from ckpt_runtime.jobmaster.control_endpoint import Message, Peer
+from ckpt_runtime.network.control_messages import KillWorker, Shutdown, SpawnWorker
 from ckpt_runtime.spark import processes
 from tests.support.processes import children, command_name, living
-from tests.support.slot_agents import running_agent, until
+from tests.support.slot_agents import SlotListener, running_agent, until
 
 pytestmark = pytest.mark.skipif(not processes.machine(), reason="no process descriptors here")
 
 
-class Driver:
-    """The agent and its workers, as they connect."""
-
-    def __init__(self) -> None:
-        self.agent: Peer | None = None
-        self.workers: dict[str, Peer] = {}
-        self.messages: list[Message] = []
-        self.lost: list[Peer] = []
-
-    def welcome(self, peer: Peer) -> None:
-        peer.listener = self
-        if peer.hello["role"] == "agent":
-            self.agent = peer
-        else:
-            self.workers[peer.hello["worker"]] = peer
-
-    def peer_message(self, peer: Peer, message: Message) -> None:
-        if peer is self.agent:
-            self.messages.append(message)
-
-    def peer_lost(self, peer: Peer, reason: str) -> None:
-        self.lost.append(peer)
-
-    def send(self, **message: Any) -> None:
-        assert self.agent is not None
-        self.agent.send(message)
+class Driver(SlotListener):
+    """The agent and its workers, as they register."""
 
     async def started(self, *names: str) -> list[int]:
         """Their process ids, once they have connected."""
         for name in names:
-            self.send(type="spawn", worker=name)
+            self.send(SpawnWorker(name))
         await until(lambda: all(name in self.workers for name in names))
-        return [self.workers[name].hello["pid"] for name in names]
+        return [self.workers[name].registration.process.pid for name in names]
 
-    async def exited(self, name: str) -> int | None:
-        """The exit code that the agent reports."""
-        await until(lambda: any(message.get("worker") == name for message in self.messages))
-        (code,) = [message["code"] for message in self.messages if message.get("worker") == name]
-        return code
+    async def code_of(self, name: str) -> int | None:
+        """The exit code that the agent reports next, of this worker."""
+        exit_ = await self.exited()
+        assert exit_.worker == name
+        return exit_.code
 
 
 def run(test: Callable[[Driver], Coroutine[Any, Any, None]], *, shut_down: bool = True) -> None:
     async def inside() -> None:
         driver = Driver()
-        async with running_agent(driver.welcome):
+        async with running_agent(driver):
             await test(driver)
             if shut_down:
-                driver.send(type="shutdown")
+                driver.send(Shutdown())
 
     before = set(children(os.getpid()))
     asyncio.run(inside())
@@ -106,12 +82,12 @@ def test_workers_share_a_template_and_live_and_die_by_themselves(
         assert TOKEN_VARIABLE.encode() not in environment(pids[0])
         assert len(os.listdir(directory)) == 3
 
-        driver.send(type="kill", worker="w1")
-        assert await driver.exited("w1") == -signal.SIGKILL
+        driver.send(KillWorker("w1"))
+        assert await driver.code_of("w1") == -signal.SIGKILL
         os.kill(pids[1], signal.SIGTERM)
-        assert await driver.exited("w2") == -signal.SIGTERM
-        driver.workers["w3"].send({"type": "shutdown"})
-        assert await driver.exited("w3") == 0
+        assert await driver.code_of("w2") == -signal.SIGTERM
+        driver.workers["w3"].close()
+        assert await driver.code_of("w3") == 0
         assert not living(pids)
 
         (again,) = await driver.started("w4")
@@ -124,9 +100,9 @@ def test_workers_share_a_template_and_live_and_die_by_themselves(
 
 def test_a_worker_that_is_killed_before_it_is_forked_never_works(directory: Path) -> None:
     async def test(driver: Driver) -> None:
-        driver.send(type="spawn", worker="w1")
-        driver.send(type="kill", worker="w1")
-        assert await driver.exited("w1") == -signal.SIGKILL
+        driver.send(SpawnWorker("w1"))
+        driver.send(KillWorker("w1"))
+        assert await driver.code_of("w1") == -signal.SIGKILL
         await driver.started("w2")
 
     run(test)
@@ -135,7 +111,7 @@ def test_a_worker_that_is_killed_before_it_is_forked_never_works(directory: Path
 
 def test_an_agent_that_ends_while_its_template_starts_leaves_nothing(directory: Path) -> None:
     async def test(driver: Driver) -> None:
-        driver.send(type="spawn", worker="w1")
+        driver.send(SpawnWorker("w1"))
         await until(lambda: any(command_name(pid) == processes.TEMPLATE for pid in children(os.getpid())))
 
     run(test)
@@ -149,9 +125,9 @@ def test_workers_outlive_their_template_and_the_next_one_comes_when_it_is_needed
         os.kill(old, signal.SIGKILL)
         await until(lambda: not living([old]))
         assert living(pids) == pids
-        driver.send(type="kill", worker="w1")
-        assert await driver.exited("w1") is None
-        driver.send(type="spawn", worker="w3")
+        driver.send(KillWorker("w1"))
+        assert await driver.code_of("w1") is None
+        driver.send(SpawnWorker("w3"))
         await until(lambda: "w3" in driver.workers)
         assert template() != old
 
@@ -163,11 +139,11 @@ def test_kept_workers_outlive_agent_and_template(directory: Path) -> None:
 
     async def test(driver: Driver) -> None:
         kept.extend(await driver.started("w1", "w2"))
-        driver.send(type="shutdown", keep=["w1"])
+        driver.send(Shutdown(("w1",)))
         await until(lambda: driver.workers["w2"] in driver.lost)
         await until(lambda: living(kept) == kept[:1])
         assert driver.workers["w1"] not in driver.lost
-        driver.workers["w1"].send({"type": "shutdown"})
+        driver.workers["w1"].close()
         await until(lambda: not living(kept))
 
     run(test, shut_down=False)
@@ -176,10 +152,10 @@ def test_kept_workers_outlive_agent_and_template(directory: Path) -> None:
 
 def test_a_template_that_is_gone_in_the_moment_of_asking_is_told_of_like_a_worker_that_ended() -> None:
     async def test(driver: Driver) -> None:
-        driver.send(type="spawn", worker="w1")
+        driver.send(SpawnWorker("w1"))
         await until(lambda: any(command_name(pid) == processes.TEMPLATE for pid in children(os.getpid())))
         os.kill(template(), signal.SIGKILL)
-        assert await driver.exited("w1") is None
+        assert await driver.code_of("w1") is None
         await driver.started("w2")
 
     run(test)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
+from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.state_handles import OperatorListState
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.connectors import range_reader
@@ -28,7 +29,7 @@ from ckpt_runtime.network.gate import InputGate
 from ckpt_runtime.operators.operator import MAX_WATERMARK, OperatorContext, OperatorStateStore, WaitingInput
 from ckpt_runtime.task.chain import ChainEnd, OperatorChain
 from ckpt_runtime.task.output import BufferLimits, ResultPartition
-from ckpt_runtime.task.subtask import Subtask, TaskState
+from ckpt_runtime.task.subtask import Subtask
 from ckpt_runtime.task.waiting_input import waiting_input
 
 BATCH = 4

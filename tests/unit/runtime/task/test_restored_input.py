@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.state_handles import NO_PEER, ChannelStateSegment, ChannelStateStream
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import Watermark
@@ -26,7 +27,6 @@ from ckpt_runtime.task.restored_input import (
     UnreadableInFlightDataError,
     check_schema,
 )
-from ckpt_runtime.task.subtask import TaskState
 
 SCHEMA = pa.schema([("n", pa.int64())])
 KEYS = [EdgeKeys(("n",), 128)]

@@ -191,7 +191,7 @@ def test_a_damaged_file_is_named_with_its_operator(tmp_path: Path, damage: str) 
 def _fails_to_restore(handles: list[KeyedStateHandle], directory: Path) -> StateUnavailableError:
     with pytest.raises(StateUnavailableError, match="operator 'op' cannot restore its state from ") as caught:
         restored(handles, directory)
-    assert describe_error(caught.value)["recoverable"]
+    assert describe_error(caught.value).recoverable
     return caught.value
 
 
@@ -220,7 +220,7 @@ def test_damage_is_told_apart() -> None:
     for error in errors:
         with pytest.raises(StateRestoreError) as caught, naming_operator("op", "state"):
             raise error
-        assert not describe_error(caught.value)["recoverable"]
+        assert not describe_error(caught.value).recoverable
 
 
 def test_damaged_inline_state_is_named_by_its_snapshot(tmp_path: Path) -> None:

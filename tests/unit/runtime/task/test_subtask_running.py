@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.network.elements import EndOfData, EndOfPartition, Watermark
 from ckpt_runtime.operators.operator import MAX_WATERMARK, SourceStatus
-from ckpt_runtime.task.subtask import TaskState
 
 
 def test_it_opens_its_operators_and_runs(kit: Any) -> None:

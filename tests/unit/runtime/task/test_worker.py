@@ -2,57 +2,84 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import socket
+import struct
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import pytest
 
+from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedSection, KeyedStateHandle
 from ckpt_runtime.connectors.tagged_values import UnreadableValueError, ValueNotCarriedError
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.connections import ChannelLostError, ControlConnection
+from ckpt_runtime.network.control_messages import (
+    FROM_STRANGER,
+    FROM_WORKER,
+    Cancel,
+    Canceled,
+    DeclineCheckpoint,
+    Deploy,
+    DeploymentFailed,
+    EndOfDataReached,
+    FollowAgent,
+    Following,
+    MalformedMessageError,
+    ProcessIdentity,
+    RegisterWorker,
+    TaskStateChanged,
+    TriggerCheckpoint,
+    WorkerHeartbeat,
+)
 from ckpt_runtime.network.elements import CheckpointBarrier
+from ckpt_runtime.scheduler.deployment import Deployment, Program, SubtaskDescriptor
 from ckpt_runtime.state.errors import StateSchemaError
 from ckpt_runtime.state.snapshots import SnapshotFiles
-from ckpt_runtime.task.deployment import Deployment, Program, SubtaskDescriptor
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
-from ckpt_runtime.task.subtask import TaskState
 from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, Snapshot, SnapshotMeasures
 from ckpt_runtime.task.worker import TaskWorker, describe_error
 
 VERTEX = "a" * 32
+M = TypeVar("M")
 
 
-def archive(**files: str) -> str:
+def nested(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def archive(**files: str) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as zipped:
         for name, content in files.items():
             zipped.writestr(name.replace("__", "/").replace("dot", "."), content)
-    return base64.b64encode(buffer.getvalue()).decode()
+    return buffer.getvalue()
 
 
 class NoAgent:
     """A tether that notes what is asked of it."""
 
+    identity = ProcessIdentity("m", 12, 34)
+    directory = "/tmp/w"
+
     def __init__(self) -> None:
         self.calls: list[object] = []
-
-    def identity(self) -> dict[str, str | int]:
-        return {"machine": "m", "pid": 12, "started": 34}
 
     def begin_work(self) -> None:
         self.calls.append("work")
 
-    def adopted_by(self, pid: int, began: int) -> None:
-        self.calls.append((pid, began))
+    def adopted_by(self, agent: ProcessIdentity) -> None:
+        self.calls.append(agent)
 
 
 class Driver:
@@ -62,7 +89,7 @@ class Driver:
         self.connection = connection
         self.worker = worker
         self.tether = tether
-        self.hello = connection.receive()
+        self.registration = connection.receive(FROM_STRANGER)
 
     def start(self) -> threading.Thread:
         def serve() -> None:
@@ -75,11 +102,17 @@ class Driver:
         thread.start()
         return thread
 
-    def receive(self) -> dict[str, Any]:
+    def receive(self, kind: type[M]) -> M:
         """The next message that is no heartbeat."""
-        while (message := self.connection.receive())["type"] == "heartbeat":
+        while isinstance(message := self.connection.receive(FROM_WORKER), WorkerHeartbeat):
             pass
+        assert isinstance(message, kind)
         return message
+
+    def hang_up(self, thread: threading.Thread) -> None:
+        self.connection.close()
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 @pytest.fixture
@@ -102,50 +135,52 @@ def deployment(number: int = 1, program: str = "p", entry: str = "entry:pipeline
 
 
 def test_it_says_who_it_is(driver: Driver) -> None:
-    hello = driver.hello
-    assert (hello["type"], hello["role"], hello["slot"], hello["worker"]) == ("hello", "worker", "0-0", "w1")
-    assert (hello["machine"], hello["pid"], hello["started"]) == ("m", 12, 34)
-    assert hello["data_address"][0] == "127.0.0.1"
+    registration = driver.registration
+    assert isinstance(registration, RegisterWorker)
+    assert (registration.slot, registration.worker) == ("0-0", "w1")
+    assert (registration.process, registration.directory) == (NoAgent.identity, NoAgent.directory)
+    assert registration.data_address[0] == "127.0.0.1"
 
 
-def test_shutdown_ends_it(driver: Driver) -> None:
-    thread = driver.start()
-    driver.connection.send({"type": "shutdown"})
-    thread.join(10)
-    assert not thread.is_alive()
+def test_it_ends_with_the_drivers_connection(driver: Driver) -> None:
+    driver.hang_up(driver.start())
 
 
-def test_an_unknown_message_is_ignored(driver: Driver) -> None:
-    thread = driver.start()
-    driver.connection.send({"type": "nonsense"})
-    driver.connection.send({"type": "cancel", "deployment": 3})
-    assert driver.receive() == {"type": "canceled", "ended": True, "deployment": 3}
-    driver.connection.send({"type": "shutdown"})
-    thread.join(10)
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b"\x81\xa4type\xa8nonsense", "the driver sends no message 'nonsense' here"),
+        (b"\x82\xa4type\xa6Cancel\xaadeployment\xa1x", "the message Cancel of the driver is malformed"),
+        (b"\xff", "what the driver sent is no message"),
+        (struct.pack("<I", 1 << 31), "of 2147483648 bytes was announced"),
+    ],
+)
+def test_it_does_not_work_for_a_driver_that_it_cannot_understand(driver: Driver, body: bytes, told: str) -> None:
+    raw = driver.connection._connection
+    raw.sendall(body if "announced" in told else struct.pack("<I", len(body)) + body)
+    with pytest.raises(MalformedMessageError, match=told):
+        driver.worker.run()
 
 
 def test_it_follows_the_agent_that_adopts_it(driver: Driver) -> None:
-    driver.worker._handle({"type": "adopt", "pid": 5, "started": 6})
-    assert driver.receive() == {"type": "adopted"}
-    assert driver.tether.calls == [(5, 6)]
+    agent = ProcessIdentity("m", 5, 6)
+    driver.worker._handle(FollowAgent(agent))
+    assert driver.receive(Following) == Following()
+    assert driver.tether.calls == [agent]
 
 
 def test_a_deployment_binds_it_to_its_agent_before_anything_runs(driver: Driver) -> None:
-    message = {"type": "deploy", "deployment": deployment().to_json()}
-    driver.worker._handle(message)
+    driver.worker._handle(Deploy(deployment()))
     assert driver.tether.calls == ["work"]
-    assert driver.receive()["type"] == "deploy_failed"
+    driver.receive(DeploymentFailed)
 
 
 def test_triggers_for_another_deployment_are_declined(driver: Driver) -> None:
-    options = CheckpointOptions(CheckpointProperties(), "dir").to_json()
-    driver.worker._handle(
-        {"type": "trigger", "checkpoint_id": 5, "timestamp": 0, "options": options, "tasks": [[VERTEX, 0]],
-         "deployment": 9}
-    )  # fmt: skip
-    answer = driver.receive()
-    assert (answer["type"], answer["reason"]) == ("decline", "CHECKPOINT_DECLINED_TASK_NOT_READY")
-    assert (answer["vertex_id"], answer["subtask"], answer["checkpoint_id"], answer["deployment"]) == (VERTEX, 0, 5, 9)
+    options = CheckpointOptions(CheckpointProperties(), "dir")
+    driver.worker._handle(TriggerCheckpoint(9, ((VERTEX, 0),), 5, 0, options))
+    answer = driver.receive(DeclineCheckpoint)
+    assert answer.reason == "CHECKPOINT_DECLINED_TASK_NOT_READY"
+    assert (answer.vertex_id, answer.subtask, answer.checkpoint_id, answer.deployment) == (VERTEX, 0, 5, 9)
 
 
 class TestPrograms:
@@ -167,7 +202,7 @@ class TestPrograms:
             link = zipfile.ZipInfo("link")
             link.external_attr = 0o120777 << 16
             files.writestr(link, "/etc/passwd")
-        directory = Path(driver.worker._unpack("p", base64.b64encode(buffer.getvalue()).decode()))
+        directory = Path(driver.worker._unpack("p", buffer.getvalue()))
         assert not (directory.parent / "escape.py").exists()
         assert not (directory.parent / "escape2.py").exists()
         assert not Path(absolute).exists()
@@ -183,7 +218,7 @@ class TestPrograms:
     ) -> None:
         monkeypatch.setattr("ckpt_runtime.task.worker.tempfile.tempdir", str(tmp_path))
         with pytest.raises(zipfile.BadZipFile):
-            driver.worker._unpack("p", base64.b64encode(b"no zip").decode())
+            driver.worker._unpack("p", b"no zip")
         assert list(tmp_path.iterdir()) == []
         directory = driver.worker._unpack("p", archive(mdotpy=""))
         assert (Path(directory) / "m.py").exists()
@@ -192,14 +227,13 @@ class TestPrograms:
 class TestDeployment:
     def test_a_program_that_cannot_be_loaded_fails_the_deployment_and_not_the_worker(self, driver: Driver) -> None:
         thread = driver.start()
-        driver.connection.send({"type": "deploy", "deployment": deployment().to_json(), "archive": archive(mdotpy="")})
-        answer = driver.receive()
-        assert (answer["type"], answer["deployment"]) == ("deploy_failed", 1)
-        assert "entry" in answer["error"]["message"]
-        driver.connection.send({"type": "cancel", "deployment": 1})
-        assert driver.receive()["type"] == "canceled"
-        driver.connection.send({"type": "shutdown"})
-        thread.join(10)
+        driver.connection.send(Deploy(deployment(), archive(mdotpy="")))
+        answer = driver.receive(DeploymentFailed)
+        assert answer.deployment == 1
+        assert "entry" in answer.failure.cause.message
+        driver.connection.send(Cancel(1))
+        assert driver.receive(Canceled) == Canceled(1, ended=True)
+        driver.hang_up(thread)
 
     def test_a_subtask_of_an_earlier_deployment_is_no_longer_heard(self, driver: Driver) -> None:
         class Stub:
@@ -218,7 +252,7 @@ class TestDeployment:
             driver.worker.end_of_data(present)  # type: ignore[arg-type]
         finally:
             driver.worker._job = None
-        assert driver.receive() == {"type": "end_of_data", "vertex_id": VERTEX, "subtask": 0, "deployment": 2}
+        assert driver.receive(EndOfDataReached) == EndOfDataReached(2, VERTEX, 0)
 
 
 class _Ending:
@@ -257,7 +291,7 @@ def test_a_subtask_that_has_ended_leaves_no_snapshot_behind(
         driver.worker.end_of_data(subtask)
     finally:
         driver.worker._job = None
-    assert driver.receive()["type"] == "end_of_data"
+    driver.receive(EndOfDataReached)
     assert subtask.released == 1
     assert (subtask.written > 0) is ends_while_writing
     assert list(tmp_path.iterdir()) == []
@@ -268,10 +302,10 @@ def test_errors_are_described_with_their_class_message_and_trace() -> None:
         raise zipfile.BadZipFile("broken")
     except zipfile.BadZipFile as error:
         described = describe_error(error)
-    assert described["exception"] == "zipfile.BadZipFile"
-    assert described["message"] == "broken"
-    assert "in test_errors_are_described" in described["stack_trace"]
-    assert describe_error(ValueError("x"))["exception"] == "ValueError"
+    assert described.cause.exception == "zipfile.BadZipFile"
+    assert described.cause.message == "broken"
+    assert "in test_errors_are_described" in described.cause.stack_trace
+    assert describe_error(ValueError("x")).cause.exception == "ValueError"
 
 
 class Unprintable(OSError):
@@ -287,9 +321,10 @@ def test_an_error_that_is_hard_to_print_is_reported_all_the_same(driver: Driver,
         driver.worker.state_changed(subtask, error)
     finally:
         driver.worker._job = None
-    told = driver.receive()["error"]
-    assert told["recoverable"]
-    assert len(told["message"]) < 10_000
+    told = driver.receive(TaskStateChanged).failure
+    assert told is not None
+    assert told.recoverable
+    assert len(told.cause.message) < 10_000
 
 
 @pytest.mark.parametrize("error", [Unprintable(), ValueError("\ud800")])
@@ -298,24 +333,27 @@ def test_a_snapshot_that_fails_with_such_an_error_is_declined(driver: Driver, tm
         raise error
 
     answer = _snapshot_answer(driver, tmp_path, write)
-    assert (answer["type"], answer["checkpoint_id"]) == ("decline", 5)
-    assert type(error).__name__ in answer["message"]
+    assert answer.checkpoint_id == 5
+    assert type(error).__name__ in answer.message
 
 
-def test_a_snapshot_that_cannot_be_acknowledged_is_declined_and_leaves_no_file(driver: Driver, tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", ["\ud800", b"bytes", {1: 2}, 1 << 64, datetime.now(UTC), nested(65)])
+def test_a_snapshot_that_cannot_be_acknowledged_is_declined_and_leaves_no_file(
+    driver: Driver, tmp_path: Path, value: Any
+) -> None:
     def write(files: SnapshotFiles) -> list[KeyedHandle]:
         with files.private() as file:
             file.stream.write(b"x" * 100_000)
-            section = KeyedSection("state", {"name": "\ud800"}, ((0, 0, 100_000),))
+            section = KeyedSection("state", {"name": value}, ((0, 0, 100_000),))
             return [KeyedStateHandle(KeyGroupRange(0, 127), file.finish(), (section,))]
 
-    assert _snapshot_answer(driver, tmp_path, write)["type"] == "decline"
+    _snapshot_answer(driver, tmp_path, write)
     assert list(tmp_path.iterdir()) == []
 
 
 def _snapshot_answer(
     driver: Driver, directory: Path, write: Callable[[SnapshotFiles], list[KeyedHandle]]
-) -> dict[str, Any]:
+) -> DeclineCheckpoint:
     subtask: Any = _Ending(ends_while_writing=True)
     subtask.write = write
     barrier = CheckpointBarrier(5, 0, CheckpointOptions(CheckpointProperties(), str(directory)))
@@ -325,7 +363,7 @@ def _snapshot_answer(
         driver.worker._write_snapshot(subtask, snapshot)
     finally:
         driver.worker._job = None
-    return driver.receive()
+    return driver.receive(DeclineCheckpoint)
 
 
 def test_a_lost_channel_is_told_as_a_consequence_and_logged_without_a_trace(
@@ -339,16 +377,17 @@ def test_a_lost_channel_is_told_as_a_consequence_and_logged_without_a_trace(
         driver.worker.state_changed(subtask, error)
     finally:
         driver.worker._job = None
-    told = driver.receive()["error"]
-    assert told["consequence"]
-    assert "Traceback" not in told["stack_trace"] + caplog.text
+    told = driver.receive(TaskStateChanged).failure
+    assert told is not None
+    assert told.consequence
+    assert "Traceback" not in told.cause.stack_trace + caplog.text
     assert "connection to worker h:1 lost" in caplog.text
-    assert not describe_error(ConnectionError("of user code"))["consequence"]
+    assert not describe_error(ConnectionError("of user code")).consequence
 
 
 @pytest.mark.parametrize(
     "error", [ValueNotCarriedError("a lock"), UnreadableValueError("a class"), StateSchemaError("1")]
 )
 def test_what_meets_the_same_error_again_is_not_tried_again(error: Exception) -> None:
-    assert describe_error(error)["recoverable"] is False
-    assert describe_error(RuntimeError("x"))["recoverable"] is True
+    assert describe_error(error).recoverable is False
+    assert describe_error(RuntimeError("x")).recoverable is True

@@ -1,0 +1,98 @@
+"""A slot, its workers, and the job that holds it: what :mod:`ckpt_runtime.jobmaster.slot_pool` gives out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, WorkerPeer
+from ckpt_runtime.network.control_messages import DeploymentMessage
+
+
+class SlotsUnavailableError(RuntimeError):
+    """The slots that a job needs could not be had in time."""
+
+
+class SlotOwner(Protocol):
+    """The job that holds slots."""
+
+    def worker_message(self, slot: Slot, message: DeploymentMessage) -> None:
+        """Raises MalformedMessageError when the worker cannot mean that."""
+
+    def worker_lost(self, slot: Slot, reason: str) -> None:
+        """The slot's worker is gone. If the slot lives, ``slot.worker`` already is the spare (or None until ready)."""
+
+    def slot_lost(self, slot: Slot, reason: str) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A worker process that has registered. ``used`` when something was deployed to it."""
+
+    peer: WorkerPeer
+    used: bool = False
+    failures: int = 0
+    """How often subtasks have failed in it, of its job."""
+
+    @property
+    def worker_id(self) -> str:
+        return self.peer.registration.worker
+
+    @property
+    def machine(self) -> str:
+        """Where an agent can adopt it; empty when none can."""
+        return self.peer.registration.process.machine
+
+    @property
+    def data_address(self) -> tuple[str, int]:
+        return self.peer.registration.data_address
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One barrier task. ``worker`` is the active worker, None while none is ready.
+
+    ``starting`` says since when a worker is spawned or adopted; ``adopting`` is the latter. ``spare_due`` is when a
+    spare may be spawned beside the active worker.
+    """
+
+    agent: AgentPeer
+    worker: Worker | None = None
+    spare: Worker | None = None
+    owner: SlotOwner | None = None
+    idle_since: float = 0.0
+    starting: dict[str, float] = field(default_factory=dict)
+    adopting: Worker | None = None
+    spare_due: float = 0.0
+    failed_starts: int = 0
+    lost: bool = False
+
+    @property
+    def slot_id(self) -> str:
+        return self.agent.registration.slot
+
+    @property
+    def stage_id(self) -> int:
+        return self.agent.registration.stage
+
+    @property
+    def host(self) -> str:
+        return self.agent.registration.host
+
+    @property
+    def cpus(self) -> Sequence[int]:
+        return self.agent.registration.cpus
+
+    @property
+    def workers(self) -> list[Worker]:
+        """Those that are ready, the active one first, or that it adopts."""
+        return [worker for worker in (self.worker, self.spare, self.adopting) if worker is not None]
+
+    @property
+    def endpoint(self) -> str:
+        """``host:port`` of the active worker's data exchange; the host alone while there is none."""
+        if self.worker is None:
+            return self.host
+        host, port = self.worker.data_address
+        return f"{host}:{port}"

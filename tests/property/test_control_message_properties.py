@@ -1,0 +1,323 @@
+"""Every control message survives its trip, and what is none is refused by name, whatever it is."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckpt_runtime.checkpoint.events import CheckpointMetrics
+from ckpt_runtime.checkpoint.executions import TaskState
+from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, SavepointFormat
+from ckpt_runtime.checkpoint.state_handles import (
+    ChannelStateSegment,
+    ChannelStateStream,
+    KeyedSection,
+    KeyedStateHandle,
+    OperatorListState,
+    OperatorStateMode,
+    OperatorSubtaskState,
+    StateFile,
+    SubtaskState,
+)
+from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.network.control_messages import (
+    FROM_AGENT,
+    FROM_STRANGER,
+    FROM_WORKER,
+    TO_AGENT,
+    TO_WORKER,
+    AcknowledgeCheckpoint,
+    AdoptWorker,
+    AgentCommand,
+    AgentHeartbeat,
+    AgentMessage,
+    Cancel,
+    Canceled,
+    ControlMessage,
+    DeclineCheckpoint,
+    Deploy,
+    DeploymentFailed,
+    Door,
+    EndOfDataReached,
+    FollowAgent,
+    Following,
+    KillWorker,
+    MalformedMessageError,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    Ping,
+    ProcessIdentity,
+    RegisterAgent,
+    RegisterWorker,
+    Registration,
+    Shutdown,
+    SpawnWorker,
+    SubtaskMeasures,
+    TaskFailure,
+    TaskStateChanged,
+    TriggerCheckpoint,
+    WorkerCommand,
+    WorkerExited,
+    WorkerHeartbeat,
+    WorkerMessage,
+    encode,
+)
+from ckpt_runtime.scheduler.deployment import (
+    Deployment,
+    InputChannelDescriptor,
+    OutputChannelDescriptor,
+    OutputDescriptor,
+    Program,
+    SubtaskDescriptor,
+)
+from ckpt_runtime.scheduler.job_events import FailureInfo
+
+numbers = st.integers(0, 1 << 40)
+texts = st.text(max_size=8)
+values = st.one_of(st.none(), st.booleans(), numbers, texts, st.lists(numbers, max_size=2))
+
+files = st.one_of(
+    st.builds(StateFile, texts, numbers, texts), st.builds(StateFile, st.just(""), numbers, texts, st.binary())
+)
+sections = st.builds(
+    KeyedSection, texts, st.dictionaries(texts, texts, max_size=2), st.tuples(st.tuples(numbers, numbers, numbers))
+)
+keyed = st.builds(KeyedStateHandle, st.builds(KeyGroupRange, numbers, numbers), files, st.tuples(sections))
+lists = st.builds(OperatorListState, texts, st.sampled_from(OperatorStateMode), st.lists(values, max_size=2).map(tuple))
+states = st.builds(OperatorSubtaskState, st.lists(keyed, max_size=2).map(tuple), st.lists(lists, max_size=2).map(tuple))
+addresses = st.one_of(st.none(), st.tuples(texts, st.integers(1, 65_535)))
+outputs = st.builds(
+    OutputDescriptor,
+    st.sampled_from(Partitioning),
+    st.lists(texts, max_size=2).map(tuple),
+    numbers,
+    st.lists(st.builds(OutputChannelDescriptor, numbers, addresses), max_size=3).map(tuple),
+)
+key_groups = st.one_of(st.none(), st.builds(KeyGroupRange, numbers, numbers))
+segments = st.builds(ChannelStateSegment, files, numbers, numbers, key_groups)
+streams = st.builds(ChannelStateStream, numbers, numbers, texts, st.lists(segments, max_size=2).map(tuple))
+subtasks = st.builds(
+    SubtaskDescriptor,
+    texts,
+    numbers,
+    st.lists(st.builds(InputChannelDescriptor, numbers, numbers, st.booleans()), max_size=3).map(tuple),
+    st.lists(outputs, max_size=2).map(tuple),
+    st.dictionaries(texts, states, max_size=2),
+    st.booleans(),
+    st.lists(streams, max_size=2).map(tuple),
+)
+GRAPH = JobGraph(
+    "job",
+    (
+        JobVertex("a" * 32, (OperatorNode("s", "Source", "source"),), 2),
+        JobVertex("b" * 32, (OperatorNode("k", "Count", "aggregate", True, False, True),), 3, 64),
+    ),
+    (JobEdge("a" * 32, "b" * 32, Partitioning.HASH, ("k",)),),
+    {"parallelism.default": "2"},
+)
+deployments = st.builds(
+    Deployment,
+    job_id=texts,
+    deployment=numbers,
+    attempt=numbers,
+    graph=st.just(GRAPH),
+    program=st.builds(Program, texts, texts, st.lists(texts, max_size=2).map(tuple)),
+    subtasks=st.lists(subtasks, max_size=2).map(tuple),
+    restored_checkpoint_id=st.one_of(st.none(), numbers),
+    snapshot_directory=texts,
+    snapshot_owned=st.booleans(),
+    pin_cpu=st.one_of(st.none(), st.integers(0, 64)),
+)
+
+
+failures = st.builds(TaskFailure, st.builds(FailureInfo, texts, texts, texts), st.booleans(), st.booleans())
+durations = st.floats(0, 1e18)
+measures = st.builds(SubtaskMeasures, texts, *[numbers] * 6, *[durations] * 3, st.one_of(st.none(), numbers))
+subtask_states = st.builds(
+    SubtaskState,
+    st.dictionaries(texts, states, max_size=2),
+    numbers,
+    st.lists(streams, max_size=2).map(tuple),
+    st.lists(streams, max_size=2).map(tuple),
+)
+options = st.builds(
+    CheckpointOptions,
+    st.builds(
+        CheckpointProperties,
+        st.sampled_from(CheckpointType),
+        st.one_of(st.none(), st.sampled_from(SavepointFormat)),
+        st.booleans(),
+        st.booleans(),
+    ),
+    texts,
+    st.booleans(),
+    numbers,
+    st.one_of(st.none(), numbers),
+    texts,
+)
+metrics = st.builds(CheckpointMetrics, *[st.integers(-1, 1 << 40)] * 8, st.booleans())
+processes = st.builds(ProcessIdentity, texts, st.integers(1, (1 << 31) - 1), numbers)
+keys = st.lists(st.tuples(texts, numbers), max_size=3).map(tuple)
+ports = st.integers(1, 65_535)
+reasons = st.sampled_from([*CheckpointFailureReason.__members__])
+MESSAGES: dict[type, st.SearchStrategy[Any]] = {
+    RegisterAgent: st.builds(RegisterAgent, texts, numbers, texts, st.lists(numbers, max_size=3).map(tuple), processes),
+    RegisterWorker: st.builds(RegisterWorker, texts, texts, st.tuples(texts, ports), processes, texts),
+    AgentHeartbeat: st.just(AgentHeartbeat()),
+    WorkerExited: st.builds(WorkerExited, texts, st.one_of(st.none(), st.integers(-64, 255))),
+    SpawnWorker: st.builds(SpawnWorker, texts),
+    AdoptWorker: st.builds(AdoptWorker, texts, processes, texts),
+    KillWorker: st.builds(KillWorker, texts),
+    Ping: st.just(Ping()),
+    Shutdown: st.builds(Shutdown, st.lists(texts, max_size=3).map(tuple)),
+    Deploy: st.builds(Deploy, deployments, st.one_of(st.none(), st.binary())),
+    Cancel: st.builds(Cancel, numbers),
+    TriggerCheckpoint: st.builds(TriggerCheckpoint, numbers, keys, numbers, numbers, options),
+    NotifyCheckpointComplete: st.builds(NotifyCheckpointComplete, numbers, keys, numbers),
+    NotifyCheckpointAborted: st.builds(NotifyCheckpointAborted, numbers, keys, numbers, st.one_of(st.none(), numbers)),
+    FollowAgent: st.builds(FollowAgent, processes),
+    Following: st.just(Following()),
+    WorkerHeartbeat: st.builds(WorkerHeartbeat, st.integers(-1, 1 << 40), st.lists(measures, max_size=2).map(tuple)),
+    DeploymentFailed: st.builds(DeploymentFailed, numbers, failures),
+    Canceled: st.builds(Canceled, numbers, st.booleans()),
+    TaskStateChanged: st.builds(TaskStateChanged, numbers, texts, numbers, st.sampled_from(TaskState), failures),
+    EndOfDataReached: st.builds(EndOfDataReached, numbers, texts, numbers),
+    AcknowledgeCheckpoint: st.builds(
+        AcknowledgeCheckpoint, numbers, texts, numbers, numbers, texts, subtask_states, metrics, st.booleans()
+    ),
+    DeclineCheckpoint: st.builds(DeclineCheckpoint, numbers, texts, numbers, numbers, reasons, texts),
+}
+UNIONS: dict[Door[Any], Any] = {
+    FROM_STRANGER: Registration,
+    FROM_AGENT: AgentMessage,
+    FROM_WORKER: WorkerMessage,
+    TO_AGENT: AgentCommand,
+    TO_WORKER: WorkerCommand,
+}
+DOORS = list(UNIONS)
+TO = {door: st.one_of([MESSAGES[kind] for kind in get_args(union)]) for door, union in UNIONS.items()}
+sent = st.sampled_from(DOORS).flatmap(lambda door: st.tuples(st.just(door), TO[door]))
+
+
+@given(sent)
+@settings(deadline=None, max_examples=300)
+def test_it_comes_back_equal(sent: tuple[Door[Any], ControlMessage]) -> None:
+    door, message = sent
+    assert door.decode(encode(message)) == message
+
+
+def test_every_message_is_among_these() -> None:
+    assert MESSAGES.keys() == set(get_args(ControlMessage))
+
+
+@given(sent, st.sampled_from(DOORS))
+@settings(deadline=None, max_examples=100)
+def test_no_door_takes_the_messages_of_another(sent: tuple[Door[Any], ControlMessage], other: Door[Any]) -> None:
+    door, message = sent
+    if door is not other:
+        with pytest.raises(MalformedMessageError, match=f"sends no message '{type(message).__name__}' here"):
+            other.decode(encode(message))
+
+
+junk = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(-(1 << 63), (1 << 64) - 1), st.floats(), st.text(max_size=5),
+        st.binary(max_size=5), st.just("x" * 1000),
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@given(st.data(), sent)
+@settings(deadline=None, max_examples=500)
+def test_what_was_changed_anywhere_is_a_message_still_or_refused_by_name(
+    data: st.DataObject, sent: tuple[Door[Any], ControlMessage]
+) -> None:
+    door, message = sent
+    document = msgspec.msgpack.decode(encode(message))
+    inner = document
+    while isinstance(inner, dict | list) and inner:
+        container = inner
+        place = data.draw(st.sampled_from(sorted(inner) if isinstance(inner, dict) else range(len(inner))))
+        inner = container[place]
+        if data.draw(st.booleans()):
+            break
+    else:
+        container, place = document, "type"
+    if isinstance(container, dict) and data.draw(st.booleans()):
+        del container[place]
+    else:
+        container[place] = data.draw(junk)
+    try:
+        taken = door.decode(msgspec.msgpack.encode(document))
+    except MalformedMessageError as error:
+        told = str(error)
+    else:
+        assert door.decode(encode(taken)) == taken or "nan" in repr(taken)
+        return
+    assert 0 < len(told) < 1000
+    if document.get("type") == type(message).__name__:
+        assert f"the message {type(message).__name__} of" in told
+
+
+@given(st.binary(max_size=200), st.sampled_from(DOORS))
+@settings(max_examples=300)
+def test_bytes_that_nobody_means_are_refused(body: bytes, door: Door[Any]) -> None:
+    with pytest.raises(MalformedMessageError):
+        door.decode(body)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x91" * 200_000,  # arrays in one another
+        b"\x81\xa4type" * 50_000,
+        b"\xdd\xff\xff\xff\xff",  # an array of 4 billion elements
+        b"\xdf\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",  # 4 GB of bytes
+        b"\x81\xa4type\xdb\xff\xff\xff\xff",
+    ],
+)
+def test_measureless_announcements_are_refused_at_once(door: Door[Any], body: bytes) -> None:
+    with pytest.raises(MalformedMessageError, match="is no message"):
+        door.decode(body)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"checkpoint_id": -1}, r"Expected `int` >= 0 - at `\$.checkpoint_id`"),
+        ({"subtask": "1"}, r"Expected `int`, got `str` - at `\$.subtask`"),
+        ({"metrics": {"sync_duration": 0.5}}, r"Expected `int`, got `float` - at `\$.metrics.sync_duration`"),
+        ({"state": {"operators": {"u": {"lists": [{"name": "n", "mode": "?", "items": []}]}}}}, r"Invalid enum value"),
+        (
+            {"state": {"operators": {"u": {"lists": [{"name": "n", "mode": "UNION", "items": [{1: 2}]}]}}}},
+            "a list state has an object with another key than text",
+        ),
+        ({"state": {"inputs": [{"edge": 0, "peer": -2, "schema": "", "segments": []}]}}, "a peer is negative"),
+    ],
+)
+def test_a_wrong_acknowledgement_is_told_by_what_is_wrong(change: dict[str, Any], told: str) -> None:
+    right = AcknowledgeCheckpoint(1, "v", 0, 7, "file:///c", SubtaskState(), CheckpointMetrics(), False)
+    document = msgspec.msgpack.decode(encode(right))
+    assert FROM_WORKER.decode(msgspec.msgpack.encode(document)) == right
+    with pytest.raises(
+        MalformedMessageError, match=f"message AcknowledgeCheckpoint of a worker is malformed: .*{told}"
+    ):
+        FROM_WORKER.decode(msgspec.msgpack.encode(document | change))
+
+
+def test_failures_without_a_cause_and_reasons_that_there_are_not_are_refused() -> None:
+    with pytest.raises(ValueError, match="names no failure"):
+        TaskStateChanged(1, "v", 0, TaskState.FAILED)
+    with pytest.raises(ValueError, match="no reason 'BECAUSE'"):
+        DeclineCheckpoint(1, "v", 0, 1, "BECAUSE", "")
