@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.scheduler.job_status import JobStatus as JobStatus  # noqa: PLC0414
 
 if TYPE_CHECKING:
@@ -326,15 +327,6 @@ class EffectiveCheckpointConfig:
     state_backend: str
     checkpoint_storage: str
     overrides: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class FailureCause:
-    """``exception`` is a class name, ``message`` one line, ``stack_trace`` the whole text."""
-
-    exception: str
-    message: str
-    stack_trace: str
 
 
 @dataclass(frozen=True, slots=True)
