@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt_runtime.checkpoint.events import CheckpointMetrics
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, SavepointFormat
 from ckpt_runtime.checkpoint.state_handles import (
     ChannelStateSegment,
     ChannelStateStream,
+    IncrementalKeyedStateHandle,
     KeyedSection,
     KeyedStateHandle,
     OperatorListState,
@@ -24,7 +24,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     StateFile,
     SubtaskState,
 )
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointType
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.control_messages import (
@@ -89,7 +89,14 @@ files = st.one_of(
 sections = st.builds(
     KeyedSection, texts, st.dictionaries(texts, texts, max_size=2), st.tuples(st.tuples(numbers, numbers, numbers))
 )
-keyed = st.builds(KeyedStateHandle, st.builds(KeyGroupRange, numbers, numbers), files, st.tuples(sections))
+ranges = st.builds(KeyGroupRange, numbers, numbers)
+keyed = st.one_of(
+    st.builds(KeyedStateHandle, ranges, files, st.tuples(sections)),
+    st.builds(
+        IncrementalKeyedStateHandle, ranges, texts, st.dictionaries(st.sampled_from(["a", "b-1"]), files, max_size=2),
+        st.dictionaries(texts, values, max_size=2),
+    ),
+)  # fmt: skip
 lists = st.builds(OperatorListState, texts, st.sampled_from(OperatorStateMode), st.lists(values, max_size=2).map(tuple))
 states = st.builds(OperatorSubtaskState, st.lists(keyed, max_size=2).map(tuple), st.lists(lists, max_size=2).map(tuple))
 addresses = st.one_of(st.none(), st.tuples(texts, st.integers(1, 65_535)))
@@ -303,7 +310,10 @@ def test_measureless_announcements_are_refused_at_once(door: Door[Any], body: by
             {"state": {"operators": {"u": {"lists": [{"name": "n", "mode": "UNION", "items": [{1: 2}]}]}}}},
             "a list state has an object with another key than text",
         ),
-        ({"state": {"inputs": [{"edge": 0, "peer": -2, "schema": "", "segments": []}]}}, "a peer is negative"),
+        (
+            {"state": {"inputs": [{"edge": 0, "peer": -2, "schema": "", "segments": []}]}},
+            r"Expected `int` >= -1 - at `\$.state.inputs\[0\].peer`",
+        ),
     ],
 )
 def test_a_wrong_acknowledgement_is_told_by_what_is_wrong(change: dict[str, Any], told: str) -> None:

@@ -5,30 +5,28 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from msgspec import convert, to_builtins
 
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle, StateFile
 from ckpt_runtime.state.backend import KeyedStateBackend
-from ckpt_runtime.state.snapshots import KeyedSnapshot
+from ckpt_runtime.state.snapshots import KeyedSnapshot, SnapshotFile
 
 CHECKPOINT = CheckpointProperties()
 
 
-class InlineFile:
+class InlineFile(SnapshotFile):
     """Content that becomes no file."""
 
     def __init__(self) -> None:
-        self.stream = io.BytesIO()
+        self._content = io.BytesIO()
+        self.stream = self._content
 
     def finish(self) -> StateFile:
-        content = self.stream.getvalue()
+        content = self._content.getvalue()
         return StateFile("", len(content), "", content)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         pass

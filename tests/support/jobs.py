@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.jobmaster.gateway import ExecutionState, JobStatus
+from ckpt_runtime.jobmaster.gateway import ExecutionState
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.outputs import visible
 
@@ -116,6 +117,16 @@ class SequenceJob:
         file = self.faults / fault
         file.touch()
         self.cluster.wait_until(lambda: not file.exists(), f"user code to act on {fault}")
+
+    def hold(self, place: str) -> None:
+        """Waits until user code stands still; no checkpoint completes then."""
+        (self.faults / f"{place}-holds").unlink(missing_ok=True)
+        (self.faults / f"{place}-held").touch()
+        self.cluster.wait_until((self.faults / f"{place}-holds").exists, f"{place} to be held up")
+
+    def release(self, place: str) -> None:
+        """Lets it go on, if it is held up."""
+        (self.faults / f"{place}-held").unlink(missing_ok=True)
 
     def restarted(self, restarts: int) -> None:
         """Waits until that many restarts are over."""

@@ -35,6 +35,11 @@ def hash_float(value: float) -> int:
     return hash_int(struct.unpack("<q", struct.pack("<d", value + 0.0 if value != 0 else 0.0))[0])
 
 
+def key_group_of_hash(key_hash: int, max_parallelism: int) -> int:
+    """The key group of one 64-bit hash."""
+    return ((key_hash >> 32) * max_parallelism) >> 32
+
+
 def _rotate(word: int, shift: int) -> int:
     return ((word << shift) | (word >> (64 - shift))) & _MASK
 

@@ -16,6 +16,7 @@ from unittest.mock import patch
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster import gateway as g
+from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.runtime.rest.conftest import send_to
 from tests.unit.runtime.rest.fake_gateway import START_MS, VERTICES, FakeGateway, Operation
 
@@ -69,8 +70,8 @@ def dispatcher() -> FakeGateway:
     job.exceptions = [g.ExceptionEntry(CAUSE, fake.now, "count (1/2)", "localhost:37401", "agent-0")]
     fake.jobs[FAILED].exceptions = [g.ExceptionEntry(CAUSE, fake.now)]
     job.request = g.RunRequest(PIPELINE, configuration={"execution.checkpointing.interval": "2s"})
-    fake.move(FINISHED, g.JobStatus.FINISHED)
-    fake.move(FAILED, g.JobStatus.FAILED)
+    fake.move(FINISHED, JobStatus.FINISHED)
+    fake.move(FAILED, JobStatus.FAILED)
     add_operations(fake)
     return fake
 

@@ -1,8 +1,4 @@
-"""The reusable parts of the system tests: a real Airflow, and a job manager for it to steer.
-
-The processes of Airflow are those of the demonstration (``demo.airflow_instance``); the job manager is the real REST
-application over an in-memory dispatcher, served from the test's own process, so that a test decides how it behaves.
-"""
+"""A real Airflow for the system tests; its processes are those of the demonstration (``demo.airflow_instance``)."""
 
 from __future__ import annotations
 

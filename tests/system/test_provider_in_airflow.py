@@ -1,122 +1,151 @@
-"""The provider inside a real Airflow: deferral, kill, crash, clear, and a triggerer that dies."""
+"""The provider inside a real Airflow, with real jobs: deferral, kill, crash, clear, and a triggerer that dies."""
 
 from __future__ import annotations
 
 import pytest
 
 from ckpt_runtime.jobmaster.gateway import JobStatus
+from demo.airflow_api import DagRun
 from demo.airflow_instance import LocalAirflow
+from tests.support.jobs import SequenceJob
+from tests.support.outputs import assert_sequence
 from tests.system.airflow_instance import until, wait_state
-from tests.unit.provider.conftest import JOB, JobManager
-from tests.unit.runtime.rest.fake_gateway import FakeJob
+from tests.system.conftest import Session
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(600)]
-NEVER = 10**9
 
 
-def release(job_manager: JobManager) -> None:
-    """Let every operation that is in progress end at its next poll."""
-    job_manager.gateway.polls_until_done = 0
-    for operation in job_manager.gateway.operations.values():
-        operation.polls_left = 0
+@pytest.fixture
+def held(job: SequenceJob) -> SequenceJob:
+    """A job with a completed checkpoint whose user code lets no other one complete."""
+    job.start(rate=500)
+    job.running()
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    job.hold("processor")
+    return job
+
+
+def trigger(airflow: LocalAirflow, dag_id: str, job: SequenceJob) -> DagRun:
+    return airflow.trigger_dag(dag_id, {"job_id": job.job_id, "directory": str(job.directory)})
+
+
+def savepoints(job: SequenceJob) -> list[str]:
+    return [path.as_uri() for path in (job.directory / "savepoints").iterdir()]
+
+
+def stopped(job: SequenceJob) -> None:
+    """Waits until it runs, and ends it well."""
+    job.running()
+    job.cluster.savepoint(job.job_id, job.directory / "stopped", stop=True)
+    job.finished()
 
 
 @pytest.mark.row("air.3")
-def test_a_savepoint_waits_in_the_triggerer_with_its_link_shown(airflow: LocalAirflow, job_manager: JobManager) -> None:
-    job_manager.gateway.polls_until_done = NEVER
-    run = airflow.trigger_dag("system_savepoint")
+def test_a_savepoint_waits_in_the_triggerer_with_its_link_shown(
+    airflow: LocalAirflow, session: Session, held: SequenceJob
+) -> None:
+    run = trigger(airflow, "system_savepoint", held)
     wait_state(airflow, run, "savepoint", "deferred")
     links = airflow.api.call("GET", f"{run.path}/taskInstances/savepoint/links")["extra_links"]
-    assert links["Job"] == f"http://127.0.0.1:{job_manager.port}/jobs/{JOB}"
-    release(job_manager)
+    assert links["Job"] == f"http://127.0.0.1:{session.port}/jobs/{held.job_id}"
+    held.release("processor")
     assert airflow.wait_run(run, 120) == "success", airflow.failure_report(run)
-    path = f"file:/data/savepoint-{JOB[:6]}-000000000001"
-    assert airflow.api.xcom(run, "savepoint", "savepoint_path") == path
+    assert savepoints(held) == [airflow.api.xcom(run, "savepoint", "savepoint_path")]
 
 
 @pytest.mark.row("air.3")
-def test_a_worker_that_dies_after_asking_loses_nothing(airflow: LocalAirflow, job_manager: JobManager) -> None:
-    run = airflow.trigger_dag("system_crash")
+def test_a_worker_that_dies_after_asking_loses_nothing(airflow: LocalAirflow, job: SequenceJob) -> None:
+    job.start(rate=500)
+    job.running()
+    run = trigger(airflow, "system_crash", job)
     assert airflow.wait_run(run, 240) == "success", airflow.failure_report(run)
-    assert job_manager.gateway.triggered["savepoint"] == 1
+    assert len(savepoints(job)) == 1
     (instance,) = airflow.api.task_instances(run)
     assert instance["try_number"] == 2
 
 
 @pytest.mark.row("air.3")
-def test_a_triggerer_that_dies_loses_nothing(airflow: LocalAirflow, job_manager: JobManager) -> None:
-    job_manager.gateway.polls_until_done = NEVER
-    run = airflow.trigger_dag("system_savepoint")
+def test_a_triggerer_that_dies_loses_nothing(airflow: LocalAirflow, held: SequenceJob) -> None:
+    run = trigger(airflow, "system_savepoint", held)
     wait_state(airflow, run, "savepoint", "deferred")
     airflow.kill_component("triggerer")
-    release(job_manager)
+    held.release("processor")
     airflow.start_component("triggerer")
     assert airflow.wait_run(run, 240) == "success", airflow.failure_report(run)
-    assert job_manager.gateway.triggered["savepoint"] == 1
+    assert len(savepoints(held)) == 1
 
 
 @pytest.mark.row("air.3")
 def test_marking_a_waiting_task_failed_cancels_its_job_and_says_so(
-    airflow: LocalAirflow, job_manager: JobManager
+    airflow: LocalAirflow, session: Session, job: SequenceJob
 ) -> None:
-    run = airflow.trigger_dag("system_submit")
+    known = session.jobs()
+    run = trigger(airflow, "system_submit", job)
     wait_state(airflow, run, "submit", "deferred")
-    (job,) = [job for job in job_manager.gateway.jobs.values() if job.job_id != JOB]
-    assert job.status is JobStatus.RUNNING
+    job.job_id = session.job_after(known)
+    job.running()
     # Airflow has nobody to tell before the trigger runs.
-    polls = job_manager.count(f"GET /jobs/{job.job_id}")
-    until(lambda: job_manager.count(f"GET /jobs/{job.job_id}") > polls, "the trigger's first poll")
+    poll = f"GET /jobs/{job.job_id}"
+    polls = session.requests[poll]
+    until(lambda: session.requests[poll] > polls, "the trigger's first poll")
     airflow.api.set_task_state(run, "submit", "failed")
-    until(lambda: job.status is JobStatus.CANCELED, "the job's cancellation", 60)
+    job.cluster.wait_for_status(job.job_id, JobStatus.CANCELED)
     words = f"job {job.job_id} is being cancelled"
     until(lambda: words in airflow.api.task_log(run, "submit"), "a word in the task's log", 30)
 
 
 @pytest.mark.row("air.3")
 def test_a_retry_goes_on_from_the_latest_checkpoint_and_a_cleared_success_is_done_again(
-    airflow: LocalAirflow, job_manager: JobManager
+    airflow: LocalAirflow, session: Session, job: SequenceJob
 ) -> None:
-    gateway = job_manager.gateway
-    run = airflow.trigger_dag("system_resume")
+    def restored() -> str | None:
+        found = job.cluster.call(job.cluster.dispatcher.checkpoint_statistics(job.job_id)).latest_restored
+        return None if found is None else found.external_path
 
-    def job_after(known: set[str]) -> FakeJob:
-        return until(lambda: next((job for job in gateway.jobs.values() if job.job_id not in known), None), "a job")
+    def next_job() -> str:
+        job.job_id = session.job_after(known)
+        known.add(job.job_id)
+        return job.job_id
 
-    first = job_after({JOB})
+    known = session.jobs()
+    run = trigger(airflow, "system_resume", job)
+    first = next_job()
     wait_state(airflow, run, "submit", "deferred")
-    gateway.complete_checkpoint(first)
-    gateway.move(first.job_id, JobStatus.FAILED)
-    second = job_after({JOB, first.job_id})
-    assert second.request.savepoint_path == "file:/data/chk-1"
-    gateway.move(second.job_id, JobStatus.FINISHED)
+    job.running()
+    job.has_output()
+    job.inject("processor-raise")
+    next_job()
+    stopped(job)
     assert airflow.wait_run(run, 240) == "success", airflow.failure_report(run)
+    path = restored()
+    assert path is not None
+    assert f"/{first}/chk-" in path
+    assert assert_sequence(job.out) > 0
     airflow.api.clear_task(run, "submit")
-    third = job_after({JOB, first.job_id, second.job_id})
-    assert third.request.savepoint_path is None
-    gateway.move(third.job_id, JobStatus.FINISHED)
+    next_job()
+    stopped(job)
     assert airflow.wait_run(run, 240) == "success", airflow.failure_report(run)
+    assert restored() is None
 
 
 @pytest.mark.row("air.3")
-def test_clearing_a_waiting_task_does_not_double_the_operation(airflow: LocalAirflow, job_manager: JobManager) -> None:
-    job_manager.gateway.polls_until_done = NEVER
-    run = airflow.trigger_dag("system_savepoint")
+def test_clearing_a_waiting_task_does_not_double_the_operation(airflow: LocalAirflow, held: SequenceJob) -> None:
+    run = trigger(airflow, "system_savepoint", held)
     wait_state(airflow, run, "savepoint", "deferred")
     airflow.api.clear_task(run, "savepoint")
     until(lambda: airflow.api.task_instances(run)[0]["try_number"] == 2, "the second try")
     wait_state(airflow, run, "savepoint", "deferred")
-    release(job_manager)
+    held.release("processor")
     assert airflow.wait_run(run, 120) == "success", airflow.failure_report(run)
-    assert job_manager.gateway.triggered["savepoint"] == 1
+    assert len(savepoints(held)) == 1
 
 
 @pytest.mark.row("air.2")
-def test_a_sensor_sees_new_checkpoints(airflow: LocalAirflow, job_manager: JobManager) -> None:
-    job = job_manager.gateway.jobs[JOB]
-    job_manager.gateway.complete_checkpoint(job)
-    run = airflow.trigger_dag("system_sensor")
+def test_a_sensor_sees_new_checkpoints(airflow: LocalAirflow, held: SequenceJob) -> None:
+    before = held.cluster.call(held.cluster.dispatcher.checkpoint_statistics(held.job_id)).latest_completed
+    assert before is not None
+    run = trigger(airflow, "system_sensor", held)
     wait_state(airflow, run, "checkpoint", "deferred")
-    job_manager.gateway.complete_checkpoint(job)
-    job_manager.gateway.complete_checkpoint(job)
+    held.release("processor")
     assert airflow.wait_run(run, 120) == "success", airflow.failure_report(run)
-    assert airflow.api.xcom(run, "checkpoint", "checkpoint_id") == 3
+    assert airflow.api.xcom(run, "checkpoint", "checkpoint_id") >= before.id + 2

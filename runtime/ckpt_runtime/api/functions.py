@@ -12,46 +12,46 @@ from ckpt_runtime.graph.specs import Aggregate
 
 
 @dataclass(frozen=True, slots=True)
-class AggregateColumn:
+class AggregateExpression:
     """One aggregate with the name of its output column."""
 
     function: str
     column: str | None
     name: str
 
-    def alias(self, name: str) -> AggregateColumn:
+    def alias(self, name: str) -> AggregateExpression:
         """The same aggregate under another output name."""
-        return AggregateColumn(self.function, self.column, checked_text("alias", name))
+        return AggregateExpression(self.function, self.column, checked_text("alias", name))
 
     def to_aggregate(self) -> Aggregate:
         return Aggregate(self.function, self.column, self.name)
 
 
-def _over(function: str, column: str) -> AggregateColumn:
+def _over(function: str, column: str) -> AggregateExpression:
     name = checked_text(function, column)
-    return AggregateColumn(function, name, f"{function}({name})")
+    return AggregateExpression(function, name, f"{function}({name})")
 
 
-def count(column: str = "*") -> AggregateColumn:
+def count(column: str = "*") -> AggregateExpression:
     """Rows per key, named ``count``; with a column, its values that are not null, named ``count(column)``."""
-    return AggregateColumn("count", None, "count") if column == "*" else _over("count", column)
+    return AggregateExpression("count", None, "count") if column == "*" else _over("count", column)
 
 
-def sum(column: str) -> AggregateColumn:
+def sum(column: str) -> AggregateExpression:
     """Sum of the values that are not null; null while there is none."""
     return _over("sum", column)
 
 
-def min(column: str) -> AggregateColumn:
+def min(column: str) -> AggregateExpression:
     """Least value; null while there is none."""
     return _over("min", column)
 
 
-def max(column: str) -> AggregateColumn:
+def max(column: str) -> AggregateExpression:
     """Greatest value; null while there is none."""
     return _over("max", column)
 
 
-def avg(column: str) -> AggregateColumn:
+def avg(column: str) -> AggregateExpression:
     """Mean of the values that are not null, as a double; null while there is none."""
     return _over("avg", column)

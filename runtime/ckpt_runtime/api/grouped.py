@@ -9,7 +9,7 @@ from typing import Any
 
 from ckpt_runtime.api import functions
 from ckpt_runtime.api.checks import chosen
-from ckpt_runtime.api.functions import AggregateColumn
+from ckpt_runtime.api.functions import AggregateExpression
 from ckpt_runtime.api.stream import Stream
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
@@ -31,7 +31,7 @@ class GroupedStream:
         self._stream = stream
         self._keys = keys
 
-    def agg(self, *exprs: AggregateColumn) -> Stream:
+    def agg(self, *exprs: AggregateExpression) -> Stream:
         """Running aggregates: for each row in, one row out with the keys and the updated values."""
         schema = self._stream.schema
         if not exprs:
@@ -90,7 +90,7 @@ class GroupedStream:
 
 
 def _check_aggregate(column: object) -> None:
-    if not isinstance(column, AggregateColumn):
+    if not isinstance(column, AggregateExpression):
         what = "count(), sum(...), min(...), max(...) or avg(...) of ckpt_runtime.api"
         raise PlanError("agg", f"expected {what}, not {kind_text(column)}")
 

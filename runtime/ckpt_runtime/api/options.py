@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Self
 
 from ckpt_runtime.api.checks import checked_text
 from ckpt_runtime.graph.errors import PlanError
+
+Resolve = Callable[[str | type], str | type]
+"""Gives the class that a registered name stands for."""
 
 
 def option_text(key: str, value: object) -> str:
@@ -18,10 +22,17 @@ def option_text(key: str, value: object) -> str:
 
 
 class WithOptions:
-    """``option`` and ``options``; names are case-insensitive, the last one given wins."""
+    """``format``, ``option`` and ``options``; names of options are case-insensitive, the last one given wins."""
 
-    def __init__(self) -> None:
+    def __init__(self, resolve: Resolve) -> None:
+        self._resolve = resolve
+        self._format: str | type | None = None
         self._options: dict[str, str] = {}
+
+    def format(self, source: str | type) -> Self:
+        """A built-in format's name, a registered ``DataSource``'s name, or a ``DataSource`` class."""
+        self._format = self._resolve(source)
+        return self
 
     def option(self, key: str, value: str | int | float | bool | None) -> Self:
         """Sets one option; None removes it."""
@@ -37,3 +48,11 @@ class WithOptions:
         for key, value in options.items():
             self.option(key, value)
         return self
+
+    def _chosen_format(self, method: str, path: str | None) -> str | type:
+        """Ends the description. ``path`` is short for ``option("path", path)``."""
+        if self._format is None:
+            raise PlanError("format", f"not given; call .format(name or DataSource class) before .{method}()")
+        if path is not None:
+            self.option("path", path)
+        return self._format

@@ -11,6 +11,7 @@ import json
 import traceback
 import zipfile
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from ckpt_runtime.api.plan_result import PlanFailure, PlanRequest, PlanResult
@@ -37,7 +38,7 @@ def plan_in_process(
     passes a limit or answers with something else than a plan gives a failure of type ``PlanProcessFailed`` or
     ``PlanTimeout``.
     """
-    document = json.dumps(request.to_json()).encode()
+    document = json.dumps(asdict(request)).encode()
     try:
         answer = run_limited("ckpt_runtime.api.plan_process", document, limits, environment)
         return PlanResult.from_json(answer)
@@ -83,7 +84,7 @@ def _user_traceback(error: BaseException) -> str:
 
 
 def _answer(document: bytes) -> bytes:
-    return json.dumps(run(PlanRequest.from_json(document)).to_json()).encode()
+    return json.dumps(asdict(run(PlanRequest.from_json(document)))).encode()
 
 
 def main() -> None:

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Self
 
 import pyarrow as pa
 
-from ckpt_runtime.api.options import WithOptions
+from ckpt_runtime.api.options import Resolve, WithOptions
 from ckpt_runtime.api.stream import Stream
 from ckpt_runtime.graph.ddl import to_arrow_schema
-from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import source_schema
 from ckpt_runtime.graph.logical import LogicalInput, LogicalNode, LogicalPlan
 from ckpt_runtime.graph.specs import SourceSpec
-
-Resolve = Callable[[str | type], str | type]
 
 
 class StreamReader(WithOptions):
     """Builds one source, on the conventions of PySpark's ``DataStreamReader``."""
 
     def __init__(self, plan: LogicalPlan, resolve: Resolve) -> None:
-        super().__init__()
+        super().__init__(resolve)
         self._plan = plan
-        self._resolve = resolve
-        self._format: str | type | None = None
         self._schema: pa.Schema | None = None
-
-    def format(self, source: str | type) -> Self:
-        """A built-in format's name, a registered ``DataSource``'s name, or a ``DataSource`` class."""
-        self._format = self._resolve(source)
-        return self
 
     def schema(self, schema: Any) -> Self:
         """The schema to read with: an Arrow schema, a DDL string or a PySpark ``StructType``."""
@@ -43,11 +32,8 @@ class StreamReader(WithOptions):
 
         :raises PlanError: no format, an unknown one, a bad option, or a source whose schema cannot be told.
         """
-        if self._format is None:
-            raise PlanError("format", "not given; call .format(name or DataSource class) before .load()")
-        if path is not None:
-            self.option("path", path)
-        schema = source_schema(self._format, self._options, self._schema)
-        spec = SourceSpec(self._format, dict(self._options), self._schema)
+        source = self._chosen_format("load", path)
+        schema = source_schema(source, self._options, self._schema)
+        spec = SourceSpec(source, dict(self._options), self._schema)
         node = self._plan.add(LogicalNode(spec, (), schema))
         return Stream(self._plan, self._resolve, (LogicalInput(node),), schema)

@@ -10,7 +10,7 @@ operator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from ckpt_runtime.api.checks import checked_text
 from ckpt_runtime.api.operator_settings import OperatorSettings
+from ckpt_runtime.api.options import Resolve
 from ckpt_runtime.api.writer import StreamWriter
 from ckpt_runtime.configuration.quantities import parse_duration
 from ckpt_runtime.graph.ddl import to_arrow_schema
@@ -38,8 +39,6 @@ from ckpt_runtime.graph.specs import (
 
 if TYPE_CHECKING:
     from ckpt_runtime.api.grouped import GroupedStream
-
-Resolve = Callable[[str | type], str | type]
 
 
 class Stream(OperatorSettings):

@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Self
 
 import pyarrow as pa
 
 from ckpt_runtime.api.checks import chosen
 from ckpt_runtime.api.operator_settings import OperatorSettings
-from ckpt_runtime.api.options import WithOptions
-from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.api.options import Resolve, WithOptions
 from ckpt_runtime.graph.formats import check_sink
 from ckpt_runtime.graph.logical import LogicalInput, LogicalNode, LogicalPlan
 from ckpt_runtime.graph.specs import SinkSpec
@@ -37,23 +35,16 @@ class StreamWriter(WithOptions):
     def __init__(
         self,
         plan: LogicalPlan,
-        resolve: Callable[[str | type], str | type],
+        resolve: Resolve,
         inputs: tuple[LogicalInput, ...],
         schema: pa.Schema,
     ) -> None:
-        super().__init__()
+        super().__init__(resolve)
         self._plan = plan
-        self._resolve = resolve
         self._inputs = inputs
         self._schema = schema
-        self._format: str | type | None = None
         self._uid: str | None = None
         self._name: str | None = None
-
-    def format(self, source: str | type) -> Self:
-        """A built-in format's name, a registered ``DataSource``'s name, or a ``DataSource`` class."""
-        self._format = self._resolve(source)
-        return self
 
     def outputMode(self, outputMode: str) -> Self:
         """``append`` or ``update``: rows are written as they are produced, so both write the same.
@@ -78,12 +69,9 @@ class StreamWriter(WithOptions):
 
         :raises PlanError: no format, an unknown one, or an option that does not fit the stream.
         """
-        if self._format is None:
-            raise PlanError("format", "not given; call .format(name or DataSource class) before .start()")
-        if path is not None:
-            self.option("path", path)
-        check_sink(self._format, self._options, self._schema)
-        node = self._plan.add(LogicalNode(SinkSpec(self._format, dict(self._options)), self._inputs, None))
+        target = self._chosen_format("start", path)
+        check_sink(target, self._options, self._schema)
+        node = self._plan.add(LogicalNode(SinkSpec(target, dict(self._options)), self._inputs, None))
         sink = Sink(node)
         if self._uid is not None:
             sink.uid(self._uid)

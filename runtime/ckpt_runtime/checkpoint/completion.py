@@ -7,7 +7,6 @@ go last of all.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
@@ -101,8 +100,8 @@ class Completion:
             index=event.execution.subtask,
             ack_timestamp=now.abs_ms,
             state_size=event.state.bytes if isinstance(event, on.Acknowledged) else 0,
+            metrics=event.metrics,
             completed=isinstance(event, on.Acknowledged),
-            **asdict(event.metrics),
         )
         self._stats.report_subtask(event.checkpoint_id, event.execution.vertex_id, subtask)
 

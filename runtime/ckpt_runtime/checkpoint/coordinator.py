@@ -224,7 +224,10 @@ class CheckpointCoordinator:
             self._failures.fail_request(event.request_id, Reason.CHECKPOINT_COORDINATOR_SHUTDOWN)
 
     def _go_on(self, event: CoordinatorEvent, now: Instant) -> None:
-        """With all that may have waited for what the event has changed."""
+        """With all that may have waited for what the event has changed; when it has changed nothing, nothing happens.
+
+        One place for it, so that no part has to know who waits for what it does.
+        """
         self._completion.finalize_what_is_ready(now)
         self._restoring.answer_when_known(now)
         if self._state is CoordinatorState.RESTORING and not self._restoring.is_waiting:

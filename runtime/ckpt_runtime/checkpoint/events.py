@@ -15,6 +15,7 @@ from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
+from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.graph.job_graph import JobGraph
 
 
@@ -32,21 +33,6 @@ class TimerId:
 
     kind: TimerKind
     checkpoint_id: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointMetrics:
-    """What one subtask measured. Milliseconds and bytes; -1 for what was not measured."""
-
-    sync_duration: int = 0
-    async_duration: int = 0
-    checkpointed_size: int = 0
-    alignment_buffered: int = 0
-    processed_data: int = 0
-    persisted_data: int = 0
-    alignment_duration: int = 0
-    start_delay: int = 0
-    unaligned: bool = False
 
 
 # --- the job's life

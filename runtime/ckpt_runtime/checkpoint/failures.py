@@ -9,14 +9,76 @@ from ckpt_runtime.checkpoint.effects import Effect
 from ckpt_runtime.checkpoint.events import TimerId, TimerKind
 from ckpt_runtime.checkpoint.execution_view import ExecutionView
 from ckpt_runtime.checkpoint.executions import ExecutionId
-from ckpt_runtime.checkpoint.failure_manager import CheckpointFailureManager
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.pending_checkpoint import PendingCheckpoint, PendingCheckpoints, PendingState
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.request_decider import TriggerRequest
 from ckpt_runtime.checkpoint.retention import Retention
 from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+
+
+class CheckpointFailureManager:
+    """An id counts at most once, failures without an id always, ids up to the last success never; success resets.
+
+    ``failed_jobs`` is how often they have been too many since the last success, over all deployments: the pause before
+    the next one grows with it.
+    """
+
+    def __init__(self, tolerable_failures: int) -> None:
+        self.tolerable_failures = tolerable_failures
+        self._counted: set[int] = set()
+        self._continuous = 0
+        self._last_success = 0
+        self.failed_jobs = 0
+
+    def on_success(self, checkpoint_id: int) -> None:
+        self._last_success = max(self._last_success, checkpoint_id)
+        self._continuous = 0
+        self.failed_jobs = 0
+        self._counted.clear()
+
+    def on_restart(self) -> None:
+        """A new deployment starts with a clean count."""
+        self._continuous = 0
+        self._counted.clear()
+
+    def on_failure(
+        self,
+        reason: Reason,
+        properties: CheckpointProperties,
+        checkpoint_id: int | None = None,
+        task_level: bool = False,
+        attempt_is_running: bool = True,
+    ) -> bool:
+        """Counts one failure; returns whether the job must fail.
+
+        ``task_level``: a task reported it. Savepoints are then counted too, and a synchronous one fails the job at
+        once; a task's report fails the job only while that attempt runs.
+        """
+        if task_level and properties.is_synchronous:
+            return attempt_is_running
+        if not task_level and properties.is_savepoint:
+            return False
+        if not reason.is_counted or not self._is_new(checkpoint_id):
+            return False
+        self._continuous += 1
+        if self._continuous <= self.tolerable_failures:
+            return False
+        if task_level and not attempt_is_running:
+            return False
+        self.on_restart()
+        self.failed_jobs += 1
+        return True
+
+    def _is_new(self, checkpoint_id: int | None) -> bool:
+        if checkpoint_id is None:
+            return True
+        if checkpoint_id <= self._last_success or checkpoint_id in self._counted:
+            return False
+        self._counted.add(checkpoint_id)
+        return True
 
 
 class CheckpointFailures:
@@ -104,6 +166,7 @@ class CheckpointFailures:
             task_level=reporter is not None,
             attempt_is_running=reporter is not None and self._executions.is_running(reporter),
         )
+        # A deployment that is being left has failed for another reason already.
         if fails_job and self._executions.is_deployed:
             times = 0 if pending.request.properties.is_synchronous else self._count.failed_jobs
             self._emit(out.FailJob(reason, message, times))

@@ -17,7 +17,7 @@ from ckpt_runtime.checkpoint.execution_view import CheckpointPlan
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.checkpoint.request_decider import TriggerRequest
 from ckpt_runtime.checkpoint.state_handles import OperatorStateMode, SubtaskState
-from ckpt_runtime.checkpoint.statistics import SubtaskStats
+from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, SubtaskStats
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 
 ABORTED_REMEMBERED = 1_024
@@ -201,7 +201,8 @@ class PendingCheckpoints:
             pending.deadline_timestamp,
         )
         for vertex_id, subtask in sorted(pending.plan.finished):
-            self._stats.report_subtask(pending.id, vertex_id, SubtaskStats(subtask, pending.timestamp, 0, 0, 0, 0))
+            nothing = SubtaskStats(subtask, pending.timestamp, 0, CheckpointMetrics())
+            self._stats.report_subtask(pending.id, vertex_id, nothing)
 
     def move_deadline(self, pending: PendingCheckpoint, deadline: int) -> None:
         """A timer for the old deadline does nothing from now on."""

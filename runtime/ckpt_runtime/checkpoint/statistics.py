@@ -89,26 +89,36 @@ def percentiles(ordered: Sequence[int]) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class SubtaskStats:
-    """One acknowledged (or, with ``completed`` false, reported but aborted) subtask of one checkpoint.
+class CheckpointMetrics:
+    """What one subtask measured of its snapshot: the one definition, from its worker's message to REST.
 
-    ``checkpointed_size`` is what was newly written, ``state_size`` all that the snapshot refers to; both count
-    in-flight data, ``persisted_data`` is that alone. ``processed_data`` is what was processed during the alignment.
-    ``alignment_duration`` and ``start_delay`` are ``-1`` when the subtask did not measure them.
+    ``checkpointed_size`` is what was newly written, in-flight data included; ``persisted_data`` is that alone.
+    ``processed_data`` is what was processed during the alignment. ``alignment_duration`` and ``start_delay`` are ``-1``
+    when the subtask did not measure them.
     """
 
-    index: int
-    ack_timestamp: int
-    state_size: int
-    checkpointed_size: int
-    sync_duration: int
-    async_duration: int
+    sync_duration: int = 0
+    async_duration: int = 0
+    checkpointed_size: int = 0
     alignment_buffered: int = 0
     processed_data: int = 0
     persisted_data: int = 0
     alignment_duration: int = 0
     start_delay: int = 0
     unaligned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskStats:
+    """One acknowledged (or, with ``completed`` false, reported but aborted) subtask of one checkpoint.
+
+    ``state_size`` is all that the snapshot refers to, in-flight data included.
+    """
+
+    index: int
+    ack_timestamp: int
+    state_size: int
+    metrics: CheckpointMetrics
     completed: bool = True
 
     @property
@@ -120,20 +130,7 @@ class SubtaskStats:
         return max(0, self.ack_timestamp - trigger_timestamp)
 
 
-@dataclass(frozen=True, slots=True)
-class VertexStatsSummary:
-    """Minimum, maximum, average and percentiles over a vertex's acknowledged subtasks."""
-
-    checkpointed_size: StatsSummary
-    state_size: StatsSummary
-    end_to_end_duration: StatsSummary
-    sync_duration: StatsSummary
-    async_duration: StatsSummary
-    alignment_buffered: StatsSummary
-    processed_data: StatsSummary
-    persisted_data: StatsSummary
-    alignment_duration: StatsSummary
-    start_delay: StatsSummary
+_MEASURES = tuple(item.name for item in fields(CheckpointMetrics) if item.name != "unaligned")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,11 +172,11 @@ def acknowledged_totals(subtasks: Iterable[SubtaskStats | None]) -> Acknowledged
     return {
         "num_acknowledged_subtasks": len(acknowledged),
         "latest_ack_timestamp": max((subtask.ack_timestamp for subtask in acknowledged), default=ABSENT),
-        "checkpointed_size": sum(subtask.checkpointed_size for subtask in acknowledged),
+        "checkpointed_size": sum(subtask.metrics.checkpointed_size for subtask in acknowledged),
         "state_size": sum(subtask.state_size for subtask in acknowledged),
-        "processed_data": sum(subtask.processed_data for subtask in acknowledged),
-        "persisted_data": sum(subtask.persisted_data for subtask in acknowledged),
-        "alignment_buffered": sum(subtask.alignment_buffered for subtask in acknowledged),
+        "processed_data": sum(subtask.metrics.processed_data for subtask in acknowledged),
+        "persisted_data": sum(subtask.metrics.persisted_data for subtask in acknowledged),
+        "alignment_buffered": sum(subtask.metrics.alignment_buffered for subtask in acknowledged),
     }
 
 
@@ -203,16 +200,15 @@ class VertexStats(AcknowledgedTotals):
             **acknowledged_totals(subtasks),
         )
 
-    def summary(self) -> VertexStatsSummary:
-        """Over the acknowledged subtasks."""
+    def summary(self) -> dict[str, StatsSummary]:
+        """Of each measure by its name, over the acknowledged subtasks."""
         acknowledged = [subtask for subtask in self.subtasks if subtask is not None and subtask.completed]
-        measured = {
-            measure.name: StatsSummary.of(getattr(subtask, measure.name) for subtask in acknowledged)
-            for measure in fields(VertexStatsSummary)
-            if measure.name != "end_to_end_duration"
+        durations = (subtask.end_to_end_duration(self.trigger_timestamp) for subtask in acknowledged)
+        return {
+            "state_size": StatsSummary.of(subtask.state_size for subtask in acknowledged),
+            "end_to_end_duration": StatsSummary.of(durations),
+            **{name: StatsSummary.of(getattr(item.metrics, name) for item in acknowledged) for name in _MEASURES},
         }
-        durations = StatsSummary.of(subtask.end_to_end_duration(self.trigger_timestamp) for subtask in acknowledged)
-        return VertexStatsSummary(end_to_end_duration=durations, **measured)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,10 +243,8 @@ class CheckpointStats(AcknowledgedTotals):
     @property
     def end_to_end_duration(self) -> int:
         """To the failure when failed, else to the latest acknowledgement; -1 when there is none."""
-        if self.failure_timestamp is not None:
-            return max(0, self.failure_timestamp - self.trigger_timestamp)
-        ack = self.latest_ack_timestamp
-        return ABSENT if ack == ABSENT else max(0, ack - self.trigger_timestamp)
+        end = self.latest_ack_timestamp if self.failure_timestamp is None else self.failure_timestamp
+        return ABSENT if end == ABSENT else max(0, end - self.trigger_timestamp)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.checkpoint.statistics import (
     CheckpointCounts,
+    CheckpointMetrics,
     CheckpointStats,
     CheckpointStatsSnapshot,
     CheckpointStatsStatus,
@@ -31,14 +32,7 @@ DEFAULT_HISTORY_SIZE = 10
 SUMMARY_WINDOW = 10_000
 """Percentiles look at this many completed checkpoints, the latest; minimum, maximum and average at all."""
 
-_MEASURES = (
-    "checkpointed_size",
-    "state_size",
-    "end_to_end_duration",
-    "alignment_buffered",
-    "processed_data",
-    "persisted_data",
-)
+_MEASURES = tuple(measure.name for measure in fields(CompletedCheckpointsSummary))
 
 
 @dataclass(slots=True)
@@ -79,7 +73,7 @@ class _Running:
     def freeze(self, status: CheckpointStatsStatus) -> CheckpointStats:
         """A checkpoint becomes an unaligned one with the first acknowledgement that says so, as in Flink."""
         reported = [stats for subtasks in self.vertices.values() for stats in subtasks]
-        turned = any(stats is not None and stats.completed and stats.unaligned for stats in reported)
+        turned = any(stats is not None and stats.completed and stats.metrics.unaligned for stats in reported)
         unaligned = turned and self.checkpoint_type is CheckpointType.CHECKPOINT
         return CheckpointStats(
             id=self.id,
@@ -98,18 +92,14 @@ class _Running:
 
 
 def _recovered_subtask(index: int, at: int, state: SubtaskState) -> SubtaskStats:
-    return SubtaskStats(
-        index,
-        at,
-        state.bytes,
-        state.bytes,
-        sync_duration=0,
-        async_duration=0,
+    metrics = CheckpointMetrics(
+        checkpointed_size=state.bytes,
         persisted_data=state.in_flight_bytes,
         alignment_duration=-1,
         start_delay=-1,
         unaligned=state.has_channel_state,
     )
+    return SubtaskStats(index, at, state.bytes, metrics)
 
 
 def _recovered(checkpoint: CompletedCheckpoint) -> CheckpointStats:
@@ -190,11 +180,7 @@ class CheckpointStatsTracker:
         if running is None:
             return
         stats = replace(running.freeze(CheckpointStatsStatus.COMPLETED), external_path=external_path)
-        self._history.append(stats)
-        if stats.is_savepoint:
-            self._latest_savepoint = stats
-        else:
-            self._latest_completed = stats
+        self._show_completed(stats)
         for name, measure in self._measures.items():
             measure.add(getattr(stats, name))
         self._summary_is_stale = True
@@ -202,13 +188,15 @@ class CheckpointStatsTracker:
 
     def report_recovered(self, checkpoint: CompletedCheckpoint) -> None:
         """One that completed under an earlier leader: shown, but neither counted nor summarised."""
-        stats = _recovered(checkpoint)
+        self._show_completed(_recovered(checkpoint))
+        self._snapshot = None
+
+    def _show_completed(self, stats: CheckpointStats) -> None:
         self._history.append(stats)
         if stats.is_savepoint:
             self._latest_savepoint = stats
         else:
             self._latest_completed = stats
-        self._snapshot = None
 
     def report_discarded(self, checkpoint_id: int) -> None:
         """A completed checkpoint was subsumed and its files are going away."""
@@ -270,15 +258,7 @@ class CheckpointStatsTracker:
         ended = sorted(self._history, key=lambda stats: stats.id, reverse=True)[:room]
         return tuple(sorted([*pending, *ended], key=lambda stats: stats.id, reverse=True))
 
-    def _count(
-        self, restored: int = 0, total: int = 0, in_progress: int = 0, completed: int = 0, failed: int = 0
-    ) -> None:
-        before = self._counts
-        self._counts = CheckpointCounts(
-            before.restored + restored,
-            before.total + total,
-            before.in_progress + in_progress,
-            before.completed + completed,
-            before.failed + failed,
-        )
+    def _count(self, **changes: int) -> None:
+        counts = {name: getattr(self._counts, name) + change for name, change in changes.items()}
+        self._counts = replace(self._counts, **counts)
         self._snapshot = None

@@ -6,7 +6,7 @@ code has run before (the pipeline function) or runs later (in a worker).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -142,16 +142,7 @@ def _expand_data_sources(nodes: list[LogicalNode]) -> list[LogicalNode]:
         inputs = tuple(
             LogicalInput(replaced.get(edge.node, edge.node), edge.partitioning, edge.keys) for edge in node.inputs
         )
-        copy = LogicalNode(
-            node.spec,
-            inputs,
-            node.schema,
-            node.uid,
-            node.name,
-            node.parallelism,
-            node.max_parallelism,
-            node.chaining,
-        )
+        copy = replace(node, inputs=inputs)
         replaced[node] = copy
         spec = copy.spec
         if isinstance(spec, SourceSpec) and isinstance(spec.format, type):
@@ -168,25 +159,20 @@ def _expand_data_sources(nodes: list[LogicalNode]) -> list[LogicalNode]:
 
 def _reader_pair(node: LogicalNode, spec: SourceSpec) -> tuple[LogicalNode, LogicalNode]:
     name = node.name or _format_name(spec.format)
-    enumerator = LogicalNode(
-        EnumeratorSpec(spec.format, spec.options, spec.schema or node.schema),
-        (),
-        SPLIT_SCHEMA,
-        node.uid,
-        f"{name} offsets",
-        1,
-        node.max_parallelism,
-        Chaining.NEVER,
+    enumerator = replace(
+        node,
+        spec=EnumeratorSpec(spec.format, spec.options, spec.schema or node.schema),
+        schema=SPLIT_SCHEMA,
+        name=f"{name} offsets",
+        parallelism=1,
+        chaining=Chaining.NEVER,
     )
-    reader = LogicalNode(
-        RangeReaderSpec(spec.format, spec.options, spec.schema or node.schema),
-        (LogicalInput(enumerator, Partitioning.REBALANCE),),
-        node.schema,
-        None if node.uid is None else node.uid + READER_SUFFIX,
-        name,
-        node.parallelism,
-        node.max_parallelism,
-        node.chaining,
+    reader = replace(
+        node,
+        spec=RangeReaderSpec(spec.format, spec.options, spec.schema or node.schema),
+        inputs=(LogicalInput(enumerator, Partitioning.REBALANCE),),
+        uid=None if node.uid is None else node.uid + READER_SUFFIX,
+        name=name,
     )
     return enumerator, reader
 

@@ -122,16 +122,20 @@ class JobGraph:
     def from_json(cls, document: object) -> JobGraph:
         """Raises :class:`DocumentError` for another shape, and for parts that do not fit together."""
         graph = checked(document, cls)
-        ids = [vertex.id for vertex in graph.vertices]
+        graph.check()
+        return graph
+
+    def check(self) -> None:
+        """Raises :class:`DocumentError` for parts that do not fit together."""
+        ids = [vertex.id for vertex in self.vertices]
         if not ids or len(set(ids)) != len(ids):
             raise DocumentError("the ids of a graph's vertices have to be distinct, and there is at least one vertex")
-        if (subtasks := sum(vertex.parallelism for vertex in graph.vertices)) > MAX_SUBTASKS:
+        if (subtasks := sum(vertex.parallelism for vertex in self.vertices)) > MAX_SUBTASKS:
             raise DocumentError(f"the graph has {subtasks} subtasks; at most {MAX_SUBTASKS} are allowed")
-        if any(not vertex.operators for vertex in graph.vertices):
+        if any(not vertex.operators for vertex in self.vertices):
             raise DocumentError("a vertex of the graph has no operator")
-        if any(end not in ids for edge in graph.edges for end in (edge.source, edge.target)):
+        if any(end not in ids for edge in self.edges for end in (edge.source, edge.target)):
             raise DocumentError("an edge of the graph leads to a vertex that there is not")
-        return graph
 
 
 def vertex_id_of(uid: str) -> str:

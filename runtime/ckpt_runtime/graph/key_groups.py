@@ -38,8 +38,3 @@ def key_group_range(max_parallelism: int, parallelism: int, subtask_index: int) 
 def owner_of_key_group(key_group: int, max_parallelism: int, parallelism: int) -> int:
     """The subtask whose range holds ``key_group``; the inverse of :func:`key_group_range`."""
     return key_group * parallelism // max_parallelism
-
-
-def key_group_of_hash(key_hash: int, max_parallelism: int) -> int:
-    """The key group of one 64-bit hash; the vectorised form is in ``state/hashing.py``."""
-    return ((key_hash >> 32) * max_parallelism) >> 32

@@ -18,12 +18,17 @@ ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True, slots=True)
-class SourceSpec:
-    """Reads a stream. ``format`` is a registered name or a PySpark ``DataSource`` class."""
+class _ConnectorSpec:
+    """``format`` is a registered name or a PySpark ``DataSource`` class; ``schema`` that of the rows in its hands."""
 
     format: str | type
     options: Mapping[str, str] = field(default_factory=dict)
     schema: pa.Schema | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSpec(_ConnectorSpec):
+    """Reads a stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,33 +143,18 @@ class SinkSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitterSpec:
-    """The single global committer behind a PySpark stream writer (two-phase commit); follows its :class:`SinkSpec`.
-
-    ``schema`` is that of the rows which the writer gets.
-    """
-
-    format: str | type
-    options: Mapping[str, str] = field(default_factory=dict)
-    schema: pa.Schema | None = None
+class CommitterSpec(_ConnectorSpec):
+    """The single global committer behind a PySpark stream writer (two-phase commit); follows its :class:`SinkSpec`."""
 
 
 @dataclass(frozen=True, slots=True)
-class EnumeratorSpec:
+class EnumeratorSpec(_ConnectorSpec):
     """The single planner of offset ranges in front of a PySpark stream reader; its :class:`RangeReaderSpec` follows."""
 
-    format: str | type
-    options: Mapping[str, str] = field(default_factory=dict)
-    schema: pa.Schema | None = None
-
 
 @dataclass(frozen=True, slots=True)
-class RangeReaderSpec:
+class RangeReaderSpec(_ConnectorSpec):
     """Reads the partitions of offset ranges that an :class:`EnumeratorSpec` planned and sent to this subtask."""
-
-    format: str | type
-    options: Mapping[str, str] = field(default_factory=dict)
-    schema: pa.Schema | None = None
 
 
 OperatorSpec = (

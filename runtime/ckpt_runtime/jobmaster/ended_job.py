@@ -33,9 +33,9 @@ from ckpt_runtime.jobmaster.gateway import (
     JobConfigInfo,
     JobDetails,
     JobOverview,
-    JobStatus,
     RunRequest,
 )
+from ckpt_runtime.scheduler.job_status import JobStatus
 
 _TASKS = {JobStatus.FINISHED: ExecutionState.FINISHED, JobStatus.FAILED: ExecutionState.FAILED}
 

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.properties import SavepointFormat
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.failure_report import FailureCause
-from ckpt_runtime.scheduler.job_status import JobStatus as JobStatus  # noqa: PLC0414
+from ckpt_runtime.scheduler.job_status import JobStatus
 
 if TYPE_CHECKING:
     from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
@@ -40,25 +42,11 @@ class ExecutionState(StrEnum):
     RECONCILING = "RECONCILING"
 
 
-class SavepointFormat(StrEnum):
-    """FLIP-203: the backend's own files, or the one form that all backends read."""
-
-    NATIVE = "NATIVE"
-    CANONICAL = "CANONICAL"
-
-
 class CheckpointKind(StrEnum):
     """What a triggered checkpoint writes: as configured, or everything."""
 
     CONFIGURED = "CONFIGURED"
     FULL = "FULL"
-
-
-class ClaimMode(StrEnum):
-    """FLIP-193: who owns the snapshot that a job is restored from."""
-
-    NO_CLAIM = "NO_CLAIM"
-    CLAIM = "CLAIM"
 
 
 class OperationKind(StrEnum):
@@ -187,7 +175,7 @@ class ClusterOverview:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotAgent:
+class SlotOverview:
     """A slot with the process that supervises it. ``data_port`` is -1 while no worker is ready."""
 
     slot_id: str
@@ -234,7 +222,7 @@ class RunRequest:
     configuration: Mapping[str, str] = field(default_factory=dict)
     savepoint_path: str | None = None
     allow_non_restored_state: bool = False
-    claim_mode: ClaimMode = ClaimMode.NO_CLAIM
+    claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
     job_id: str | None = None
 
 
@@ -398,7 +386,7 @@ class DispatcherGateway(Protocol):
 
     async def cluster_overview(self) -> ClusterOverview: ...
 
-    async def slot_agents(self) -> tuple[SlotAgent, ...]:
+    async def slot_agents(self) -> tuple[SlotOverview, ...]:
         """Those that have been started, oldest first."""
         ...
 

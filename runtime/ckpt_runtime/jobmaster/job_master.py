@@ -12,8 +12,7 @@ from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.events import TriggerRequested
 from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode
-from ckpt_runtime.checkpoint.properties import SavepointFormat as SnapshotFormat
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode, SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot, CheckpointType
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
@@ -32,11 +31,9 @@ from ckpt_runtime.jobmaster.gateway import (
     JobConfigInfo,
     JobDetails,
     JobOverview,
-    JobStatus,
     JobTerminated,
     NotReady,
     OperationStatus,
-    SavepointFormat,
     UpdateInProgress,
 )
 from ckpt_runtime.jobmaster.job_host import LoopHost
@@ -60,6 +57,7 @@ from ckpt_runtime.scheduler.core_events import (
 )
 from ckpt_runtime.scheduler.job_core import JobCore, JobPlan
 from ckpt_runtime.scheduler.job_machine import JobMachine
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import subtasks_of
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.crash_points import reach
@@ -151,7 +149,7 @@ class JobMaster:
         self, directory: str, savepoint_format: SavepointFormat, cancel_job: bool
     ) -> OperationStatus:
         """Raises OperationFailed; the job goes on then."""
-        properties = CheckpointProperties(CheckpointType.SAVEPOINT, SnapshotFormat(savepoint_format.value))
+        properties = CheckpointProperties(CheckpointType.SAVEPOINT, savepoint_format)
         done = await self._trigger(properties, directory)
         try:
             await self._loop.run_in_executor(
@@ -189,8 +187,7 @@ class JobMaster:
 
     async def _stop(self, directory: str, savepoint_format: SavepointFormat, drain: bool) -> OperationStatus:
         request_id = uuid.uuid4().hex
-        snapshot_format = SnapshotFormat(savepoint_format.value)
-        answer = await self._ask(request_id, job_on.StopRequested(request_id, drain, directory, snapshot_format))
+        answer = await self._ask(request_id, job_on.StopRequested(request_id, drain, directory, savepoint_format))
         if isinstance(answer, job_out.StopCompleted):
             return OperationStatus(True, location=answer.location)
         assert isinstance(answer, job_out.StopFailed)

@@ -23,7 +23,7 @@ from ckpt_runtime.configuration.cluster_options import CpuPinning, TaskManagerOp
 from ckpt_runtime.jobmaster.checkpoint_settings import shown_settings
 from ckpt_runtime.jobmaster.consequences import Consequences
 from ckpt_runtime.jobmaster.deployment_planner import place, plan_deployments
-from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig, ExecutionState, JobStatus
+from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig, ExecutionState
 from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost, Pool, Result
 from ckpt_runtime.jobmaster.job_record import OverridesChange
 from ckpt_runtime.jobmaster.job_view import JobView
@@ -52,6 +52,7 @@ from ckpt_runtime.scheduler.core_events import JobInput, JobOutput
 from ckpt_runtime.scheduler.deployment import Program
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_events import FailureInfo
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.crash_points import reach
 from ckpt_runtime.storage.errors import AmbiguousWriteError, NotFoundError, StorageError

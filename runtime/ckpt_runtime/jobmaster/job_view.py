@@ -21,7 +21,6 @@ from ckpt_runtime.jobmaster.gateway import (
     JobConfigInfo,
     JobDetails,
     JobOverview,
-    JobStatus,
 )
 from ckpt_runtime.jobmaster.restart_strategy_factory import strategy_type
 from ckpt_runtime.jobmaster.slots import Slot
@@ -29,6 +28,7 @@ from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.scheduler.core_events import DeployTasks, RecordFailure
 from ckpt_runtime.scheduler.job_effects import JobEnded, StatusChanged
 from ckpt_runtime.scheduler.job_events import FailureInfo
+from ckpt_runtime.scheduler.job_status import JobStatus
 
 logger = logging.getLogger(__name__)
 

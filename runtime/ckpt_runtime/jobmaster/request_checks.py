@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ckpt_runtime.checkpoint.channel_state_assignment import StateAssignmentError
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.checkpoint.state_assignment import assign_states, restored_max_parallelism
 from ckpt_runtime.configuration.checkpointing_options import (
     CheckpointingOptions,
@@ -20,13 +21,7 @@ from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import RESTORED_MAX_PARALLELISM
 from ckpt_runtime.configuration.validation import validate
 from ckpt_runtime.graph.job_graph import JobGraph
-from ckpt_runtime.jobmaster.gateway import (
-    ClaimMode,
-    InvalidRequest,
-    RunRequest,
-    SavepointFormat,
-    SubmissionFailed,
-)
+from ckpt_runtime.jobmaster.gateway import InvalidRequest, RunRequest, SubmissionFailed
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.storage.errors import InvalidLocationError
 from ckpt_runtime.storage.filesystem import check_url
@@ -84,7 +79,7 @@ def with_recovery_options(request: RunRequest) -> RunRequest:
     return replace(
         request,
         savepoint_path=path,
-        claim_mode=request.claim_mode if mode is RecoveryClaimMode.NO_CLAIM else ClaimMode(mode.value),
+        claim_mode=request.claim_mode if mode is RecoveryClaimMode.NO_CLAIM else mode,
         allow_non_restored_state=request.allow_non_restored_state or ignore,
     )
 

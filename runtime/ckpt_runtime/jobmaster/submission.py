@@ -9,14 +9,15 @@ from msgspec import Struct
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, find_option
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import NonNegative, checked, malformed
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
-from ckpt_runtime.jobmaster.gateway import ClaimMode, ExceptionEntry, RunRequest
-from ckpt_runtime.jobmaster.job_record import JobRecord, VolatileRecord
+from ckpt_runtime.jobmaster.gateway import ExceptionEntry, RunRequest
+from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.storage.disposal import SnapshotDisposal
 from ckpt_runtime.storage.job_store import StoredJob
 
@@ -61,10 +62,10 @@ class JobSubmission:
     arguments: tuple[str, ...]
     default_checkpoint_directory: str
     savepoint: CompletedCheckpoint | None = None
-    claim_mode: ClaimMode = ClaimMode.NO_CLAIM
+    claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
     allow_non_restored_state: bool = False
     request: RunRequest | None = None
-    record: JobRecord = field(default_factory=VolatileRecord)
+    record: JobRecord = field(default_factory=JobRecord)
     history: JobHistory = field(default_factory=JobHistory)
     submitted_at_ms: int = field(default_factory=wall_clock_ms)
     ended_jobs: tuple[str, ...] = ()
@@ -130,7 +131,7 @@ class StoredProperties(Struct):
     program_id: str
     entry: str
     arguments: tuple[str, ...]
-    claim_mode: ClaimMode
+    claim_mode: RecoveryClaimMode
     allow_non_restored_state: bool
     cluster_configuration: dict[str, str]
     first_checkpoint_id: NonNegative

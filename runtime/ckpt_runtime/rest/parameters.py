@@ -5,7 +5,7 @@ Ids are 32 ASCII hex digits in any case and reach handlers in lower case. A valu
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Path, Query, Request
 from pydantic import AfterValidator
@@ -17,8 +17,11 @@ _JOB, _VERTEX = "fa461ac280c9aa36bde4a060aa97618c", "f74362dd18da632fe7d708268d6
 _TRIGGER = "3e4fc69c1d0a4bb0b1a4d1a2c3b4d5e6"
 
 
-def _lower(value: str) -> str:
-    return value.lower()
+def _hex_id(alias: str, description: str, example: str) -> Any:
+    return Path(alias=alias, description=description, pattern=HEX_ID_PATTERN, examples=[example])
+
+
+_LOWER = AfterValidator(str.lower)
 
 
 async def gateway_of(request: Request) -> DispatcherGateway:
@@ -28,26 +31,10 @@ async def gateway_of(request: Request) -> DispatcherGateway:
 
 
 Gateway = Annotated[DispatcherGateway, Depends(gateway_of)]
-JobId = Annotated[
-    str,
-    Path(alias="jobid", description="job id, 32 hex digits", pattern=HEX_ID_PATTERN, examples=[_JOB]),
-    AfterValidator(_lower),
-]
-ApplicationId = Annotated[
-    str,
-    Path(alias="applicationid", description="the job's id", pattern=HEX_ID_PATTERN, examples=[_JOB]),
-    AfterValidator(_lower),
-]
-VertexId = Annotated[
-    str,
-    Path(alias="vertexid", description="vertex id, 32 hex digits", pattern=HEX_ID_PATTERN, examples=[_VERTEX]),
-    AfterValidator(_lower),
-]
-TriggerId = Annotated[
-    str,
-    Path(alias="triggerid", description="trigger id, 32 hex digits", pattern=HEX_ID_PATTERN, examples=[_TRIGGER]),
-    AfterValidator(_lower),
-]
+JobId = Annotated[str, _hex_id("jobid", "job id, 32 hex digits", _JOB), _LOWER]
+ApplicationId = Annotated[str, _hex_id("applicationid", "the job's id", _JOB), _LOWER]
+VertexId = Annotated[str, _hex_id("vertexid", "vertex id, 32 hex digits", _VERTEX), _LOWER]
+TriggerId = Annotated[str, _hex_id("triggerid", "trigger id, 32 hex digits", _TRIGGER), _LOWER]
 CheckpointId = Annotated[
     str, Path(alias="checkpointid", description="checkpoint id", pattern="^[0-9]{1,19}$", examples=["42"])
 ]

@@ -14,20 +14,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster.cluster import Cluster, ClusterSettings
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
-from ckpt_runtime.jobmaster.gateway import (
-    JobStatus,
-    OperationKind,
-    OperationStatus,
-    RunRequest,
-    SavepointFormat,
-)
+from ckpt_runtime.jobmaster.gateway import OperationKind, OperationStatus, RunRequest
 from ckpt_runtime.jobmaster.leadership import LEASE_TIMEOUT_S
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.local_slots import LocalSlotProvider
 
 T = TypeVar("T")
@@ -122,9 +118,9 @@ class MiniCluster:
         entry: str | None = None,
         savepoint: str | None = None,
         allow_non_restored_state: bool = False,
+        job_id: str | None = None,
     ) -> str:
         """Uploads and runs a pipeline, a file or a directory; returns the job id."""
-
         stored = self.call(self.dispatcher.store_pipeline(*_upload(pipeline)))
         request = RunRequest(
             pipeline_id=stored.id,
@@ -134,6 +130,7 @@ class MiniCluster:
             parallelism=parallelism,
             savepoint_path=savepoint,
             allow_non_restored_state=allow_non_restored_state,
+            job_id=job_id,
         )
         return self.call(self.dispatcher.run_pipeline(request))
 

@@ -19,11 +19,11 @@ from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, RestoreMode
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.compiler import CompiledPlan
-from ckpt_runtime.jobmaster.gateway import ClaimMode
 from ckpt_runtime.jobmaster.job_host import Cancellable, Pool, Result
-from ckpt_runtime.jobmaster.job_record import OverridesChange, VolatileRecord
+from ckpt_runtime.jobmaster.job_record import JobRecord, OverridesChange
 from ckpt_runtime.jobmaster.job_shell import JobShell
 from ckpt_runtime.jobmaster.slots import Slot, SlotOwner
 from ckpt_runtime.jobmaster.submission import JobSubmission
@@ -143,7 +143,7 @@ def _raise(error: Exception) -> Any:
     raise error
 
 
-class SimulatedRecord(VolatileRecord):
+class SimulatedRecord(JobRecord):
     """High availability of one run: each call may fail, with or without an effect."""
 
     def __init__(self, master: JobMaster) -> None:
@@ -286,7 +286,7 @@ class JobMaster:
                 arguments=(),
                 default_checkpoint_directory=ROOT,
                 savepoint=origin,
-                claim_mode=ClaimMode(mode.value),
+                claim_mode=RecoveryClaimMode(mode.value),
                 record=self._record,
                 submitted_at_ms=world.wall_ms(-1),
             ),

@@ -16,7 +16,7 @@ _COUNTED = (
     Reason.FINALIZE_CHECKPOINT_FAILURE,
 )
 # Longest first: the text of one reason may begin with another's.
-_BY_TEXT = sorted(((reason.value[1], reason) for reason in Reason), key=lambda pair: -len(pair[0]))
+_BY_TEXT = sorted(((reason.message, reason) for reason in Reason), key=lambda pair: -len(pair[0]))
 
 
 def reason_of(message: str) -> Reason:

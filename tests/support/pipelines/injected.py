@@ -1,7 +1,7 @@
 """Failures on demand in user code: a test drops a file into a directory, the next call of user code acts on it.
 
-Knows nothing of the engine. Every file but ``slow``, ``held`` and ``process`` is consumed by the one call that acts on
-it.
+Knows nothing of the engine. Every file but ``slow``, ``held``, ``holds`` and ``process`` is consumed by the one call
+that acts on it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class UnprintableError(RuntimeError):
 def act(directory: str | None, place: str) -> None:
     """``<place>-raise`` raises, ``-exit`` calls ``sys.exit``, ``-block`` never returns; ``-slow`` takes 50 ms.
 
-    ``-held`` holds user code up as long as the file is there. ``-unprintable``, ``-surrogate`` and ``-huge`` raise what
-    is hard to report; ``-spawn`` starts processes that nobody waits for.
+    ``-held`` holds user code up as long as the file is there; ``-holds`` shows that it does. ``-unprintable``,
+    ``-surrogate`` and ``-huge`` raise what is hard to report; ``-spawn`` starts processes that nobody waits for.
     """
     if directory is None:
         return
@@ -36,6 +36,7 @@ def act(directory: str | None, place: str) -> None:
     if (root / f"{place}-slow").exists():
         time.sleep(0.05)
     while (root / f"{place}-held").exists():
+        (root / f"{place}-holds").touch()
         time.sleep(0.01)
     if _consumed(root / f"{place}-raise"):
         raise InjectedError(f"injected in {place}")

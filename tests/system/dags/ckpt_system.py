@@ -1,9 +1,10 @@
-"""DAGs of the system tests, each with one task that waits for the job manager."""
+"""DAGs of the system tests, each with one task that waits for the session."""
 
 from __future__ import annotations
 
 import os
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG
@@ -13,8 +14,22 @@ from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 
 JOB = "{{ params.job_id }}"
-PARAMS = {"job_id": "fa461ac280c9aa36bde4a060aa97618c"}
+DIRECTORY = "{{ params.directory }}"
+PARAMS = {"job_id": "", "directory": ""}
 WAIT = {"defer_after": 0, "poll_interval": 0.5, "wait_timeout": 300}
+SUBMIT = {
+    "pipeline": str(Path(__file__).parents[2] / "support" / "pipelines"),
+    "entry": "sequence:pipeline",
+    "args": ["--output", f"{DIRECTORY}/out", "--faults", f"{DIRECTORY}/faults", "--rate", "500", "--batch", "64"],
+    "parallelism": 2,
+    "configuration": {
+        "execution.checkpointing.dir": f"{DIRECTORY}/checkpoints",
+        "execution.checkpointing.interval": "250ms",
+        "restart-strategy.type": "none",
+    },
+    "wait_for_completion": True,
+}
+"""The ``sequence`` pipeline, which runs until it is stopped."""
 
 
 class CrashingSavepointOperator(TakeSavepointOperator):
@@ -27,26 +42,25 @@ class CrashingSavepointOperator(TakeSavepointOperator):
 
 
 with DAG("system_savepoint", schedule=None, params=PARAMS):
-    TakeSavepointOperator(task_id="savepoint", job_id=JOB, target_directory="/data", **WAIT)
+    TakeSavepointOperator(task_id="savepoint", job_id=JOB, target_directory=f"{DIRECTORY}/savepoints", **WAIT)
 
 with DAG("system_crash", schedule=None, params=PARAMS):
     CrashingSavepointOperator(
         task_id="savepoint",
         job_id=JOB,
-        target_directory="/data",
+        target_directory=f"{DIRECTORY}/savepoints",
         retries=1,
         retry_delay=timedelta(seconds=1),
         **WAIT,
     )
 
-with DAG("system_submit", schedule=None):
-    SubmitJobOperator(task_id="submit", pipeline=__file__, wait_for_completion=True, **WAIT)
+with DAG("system_submit", schedule=None, params=PARAMS):
+    SubmitJobOperator(task_id="submit", **SUBMIT, **WAIT)
 
-with DAG("system_resume", schedule=None):
+with DAG("system_resume", schedule=None, params=PARAMS):
     SubmitJobOperator(
         task_id="submit",
-        pipeline=__file__,
-        wait_for_completion=True,
+        **SUBMIT,
         retries=1,
         retry_delay=timedelta(seconds=1),
         defer_after=0,

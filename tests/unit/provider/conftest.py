@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
@@ -27,6 +27,10 @@ os.environ["AIRFLOW__CKPT__MIN_DEFERRAL"] = "0"
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
+
+if TYPE_CHECKING:
+    from airflow.sdk import BaseOperator
+    from airflow.sdk.exceptions import TaskDeferred
 
 JOB = "fa461ac280c9aa36bde4a060aa97618c"
 
@@ -166,13 +170,21 @@ def task() -> Task:
     return Task()
 
 
+class Finish(Protocol):
+    """Runs an operator to its end; ``start`` stands for its first step."""
+
+    def __call__(
+        self, operator: BaseOperator, context: dict[str, Any], *, start: Callable[[], Any] | None = None
+    ) -> Any: ...
+
+
 @pytest.fixture
-def finish() -> Callable[..., Any]:
+def finish() -> Finish:
     """Run an operator to its end as Airflow would: execute, its trigger after a round trip, resume, and so on."""
     return run_to_end
 
 
-def fire(deferred: Any) -> dict[str, Any]:
+def fire(deferred: TaskDeferred) -> dict[str, Any]:
     """The event of a deferral's trigger, which is rebuilt from JSON first."""
     from airflow.sdk.module_loading import import_string
 
@@ -190,7 +202,7 @@ def fire(deferred: Any) -> dict[str, Any]:
     return found
 
 
-def run_to_end(operator: Any, context: dict[str, Any], *, start: Callable[[], Any] | None = None) -> Any:
+def run_to_end(operator: BaseOperator, context: dict[str, Any], *, start: Callable[[], Any] | None = None) -> Any:
     from airflow.sdk.exceptions import TaskDeferred
 
     step = start or (lambda: operator.execute(context))

@@ -12,21 +12,23 @@ from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed,
 from airflow_provider_ckpt.operators.cancel import CancelJobOperator
 from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
 from ckpt_runtime.jobmaster.gateway import JobStatus
-from tests.unit.provider.conftest import JOB, JobManager, Task
+from tests.unit.provider.conftest import JOB, Finish, JobManager, Task
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 10}
 
 
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("deferrable", [True, False])
-def test_cancelling_waits_for_the_end(job_manager: JobManager, task: Task, finish: Any, deferrable: bool) -> None:
+def test_cancelling_waits_for_the_end(job_manager: JobManager, task: Task, finish: Finish, deferrable: bool) -> None:
     result = finish(CancelJobOperator(task_id="t", job_id=JOB, deferrable=deferrable, **FAST), task.context())
     assert result["status"] == "CANCELED"
     again = finish(CancelJobOperator(task_id="t", job_id=JOB, **FAST), task.context())
     assert again["status"] == "CANCELED"
 
 
-def test_a_job_that_ended_by_itself_is_fine_unless_it_is_not(job_manager: JobManager, task: Task, finish: Any) -> None:
+def test_a_job_that_ended_by_itself_is_fine_unless_it_is_not(
+    job_manager: JobManager, task: Task, finish: Finish
+) -> None:
     job_manager.gateway.move(JOB, JobStatus.FINISHED)
     assert finish(CancelJobOperator(task_id="t", job_id=JOB, **FAST), task.context())["status"] == "FINISHED"
     with pytest.raises(CkptJobFailed, match="it is FINISHED"):

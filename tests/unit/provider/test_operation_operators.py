@@ -19,7 +19,7 @@ from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
 from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster.gateway import JobStatus
-from tests.unit.provider.conftest import JOB, JobManager, Task, fire
+from tests.unit.provider.conftest import JOB, Finish, JobManager, Task, fire
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 10}
 CAUSE = FailureCause("java.io.IOException", "disk full", "java.io.IOException: disk full\n\tat somewhere")
@@ -41,7 +41,7 @@ def deferral(operator: Any, context: Any) -> TaskDeferred:
 
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("deferrable", [True, False])
-def test_a_checkpoint_returns_its_id(job_manager: JobManager, task: Task, finish: Any, deferrable: bool) -> None:
+def test_a_checkpoint_returns_its_id(job_manager: JobManager, task: Task, finish: Finish, deferrable: bool) -> None:
     operator = TriggerCheckpointOperator(
         task_id="t", job_id=JOB.upper(), checkpoint_type="full", deferrable=deferrable, **FAST
     )
@@ -53,7 +53,9 @@ def test_a_checkpoint_returns_its_id(job_manager: JobManager, task: Task, finish
 
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("savepoint_format", ["native", "CANONICAL"])
-def test_a_savepoint_returns_its_path(job_manager: JobManager, task: Task, finish: Any, savepoint_format: str) -> None:
+def test_a_savepoint_returns_its_path(
+    job_manager: JobManager, task: Task, finish: Finish, savepoint_format: str
+) -> None:
     result = finish(savepoint(savepoint_format=savepoint_format), task.context())
     assert result["savepoint_path"] == f"file:/data/savepoint-{JOB[:6]}-000000000001"
     stored = job_manager.gateway.jobs[JOB].tracker.snapshot().latest_savepoint
@@ -62,7 +64,7 @@ def test_a_savepoint_returns_its_path(job_manager: JobManager, task: Task, finis
 
 
 @pytest.mark.row("air.2")
-def test_a_stop_ends_the_job_and_returns_the_savepoint(job_manager: JobManager, task: Task, finish: Any) -> None:
+def test_a_stop_ends_the_job_and_returns_the_savepoint(job_manager: JobManager, task: Task, finish: Finish) -> None:
     result = finish(stop(), task.context())
     assert result["savepoint_path"].startswith("file:/data/savepoint-")
     assert job_manager.gateway.jobs[JOB].status is JobStatus.FINISHED
@@ -76,7 +78,9 @@ def test_links_are_stored_while_the_task_is_still_deferred(job_manager: JobManag
 
 
 @pytest.mark.row("air.3")
-def test_a_retry_attaches_to_the_operation_of_the_try_before(job_manager: JobManager, task: Task, finish: Any) -> None:
+def test_a_retry_attaches_to_the_operation_of_the_try_before(
+    job_manager: JobManager, task: Task, finish: Finish
+) -> None:
     first = deferral(savepoint(), task.context())
     second = deferral(savepoint(), task.context())
     assert second.trigger.operation_id == first.trigger.operation_id
@@ -95,7 +99,7 @@ def test_a_retry_returns_the_result_when_the_operation_ended_meanwhile(job_manag
 
 @pytest.mark.row("air.3")
 def test_a_crash_between_writing_down_and_asking_repeats_the_request_with_the_same_id(
-    job_manager: JobManager, task: Task, finish: Any, monkeypatch: pytest.MonkeyPatch
+    job_manager: JobManager, task: Task, finish: Finish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     operator = savepoint()
 
@@ -113,7 +117,7 @@ def test_a_crash_between_writing_down_and_asking_repeats_the_request_with_the_sa
 
 
 @pytest.mark.row("air.3")
-def test_a_retry_after_a_failed_operation_starts_another(job_manager: JobManager, task: Task, finish: Any) -> None:
+def test_a_retry_after_a_failed_operation_starts_another(job_manager: JobManager, task: Task, finish: Finish) -> None:
     job_manager.gateway.savepoint_failure = CAUSE
     with pytest.raises(CkptOperationFailed, match="disk full"):
         finish(savepoint(), task.context())
@@ -123,7 +127,9 @@ def test_a_retry_after_a_failed_operation_starts_another(job_manager: JobManager
 
 
 @pytest.mark.row("air.3")
-def test_an_inherited_operation_that_fails_is_replaced_once(job_manager: JobManager, task: Task, finish: Any) -> None:
+def test_an_inherited_operation_that_fails_is_replaced_once(
+    job_manager: JobManager, task: Task, finish: Finish
+) -> None:
     deferral(savepoint(), task.context())
     job_manager.gateway.savepoint_failure = CAUSE
     with pytest.raises(CkptOperationFailed, match="disk full"):
@@ -133,14 +139,14 @@ def test_an_inherited_operation_that_fails_is_replaced_once(job_manager: JobMana
 
 @pytest.mark.row("air.3")
 def test_a_cleared_task_that_had_succeeded_takes_a_new_savepoint(
-    job_manager: JobManager, task: Task, finish: Any
+    job_manager: JobManager, task: Task, finish: Finish
 ) -> None:
     first = finish(savepoint(), task.context())
     second = finish(savepoint(), task.context())
     assert first["savepoint_path"] != second["savepoint_path"]
 
 
-def test_another_job_id_after_a_clear_is_another_operation(job_manager: JobManager, task: Task, finish: Any) -> None:
+def test_another_job_id_after_a_clear_is_another_operation(job_manager: JobManager, task: Task, finish: Finish) -> None:
     other = "00" * 16
     job_manager.gateway.add_job(other)
     deferral(savepoint(), task.context())
@@ -149,7 +155,7 @@ def test_another_job_id_after_a_clear_is_another_operation(job_manager: JobManag
     assert job_manager.gateway.triggered["savepoint"] == 2
 
 
-def test_without_a_store_a_task_works_and_starts_afresh(job_manager: JobManager, finish: Any) -> None:
+def test_without_a_store_a_task_works_and_starts_afresh(job_manager: JobManager, finish: Finish) -> None:
     task = Task(store=None)
     deferral(savepoint(), task.context())
     assert finish(savepoint(), task.context())["savepoint_path"]
@@ -158,7 +164,7 @@ def test_without_a_store_a_task_works_and_starts_afresh(job_manager: JobManager,
 
 @pytest.mark.row("air.3")
 def test_a_stop_whose_record_expired_is_recovered_from_the_ended_job(
-    job_manager: JobManager, task: Task, finish: Any
+    job_manager: JobManager, task: Task, finish: Finish
 ) -> None:
     fire(deferral(stop(), task.context()))
     job_manager.gateway.operations.clear()
@@ -172,7 +178,7 @@ def test_a_stop_whose_record_expired_is_recovered_from_the_ended_job(
 
 
 def test_a_stop_of_a_job_that_was_started_again_under_its_id_is_a_new_stop(
-    job_manager: JobManager, task: Task, finish: Any
+    job_manager: JobManager, task: Task, finish: Finish
 ) -> None:
     fire(deferral(stop(), task.context()))
     job_manager.gateway.move(JOB, JobStatus.RUNNING)
@@ -181,7 +187,7 @@ def test_a_stop_of_a_job_that_was_started_again_under_its_id_is_a_new_stop(
 
 @pytest.mark.row("air.3")
 def test_the_deadline_fails_the_task_and_says_what_becomes_of_the_operation(
-    job_manager: JobManager, task: Task, finish: Any
+    job_manager: JobManager, task: Task, finish: Finish
 ) -> None:
     job_manager.gateway.polls_until_done = 10**9
     with pytest.raises(CkptWaitTimeout, match="cannot be taken back.*attaches to it"):

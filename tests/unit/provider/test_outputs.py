@@ -27,7 +27,7 @@ from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 from ckpt_runtime.jobmaster.gateway import JobStatus
-from tests.unit.provider.conftest import JobManager, Task
+from tests.unit.provider.conftest import Finish, JobManager, Task
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 30}
 SENSOR = {"defer_after": 0, "poke_interval": 0.01, "timeout": 30}
@@ -36,7 +36,7 @@ SENSOR = {"defer_after": 0, "poke_interval": 0.01, "timeout": 30}
 class Run:
     """One run of a DAG: every task is rendered and expanded by Airflow, and its results are kept as Airflow does."""
 
-    def __init__(self, dag: DAG, finish: Callable[..., Any]) -> None:
+    def __init__(self, dag: DAG, finish: Finish) -> None:
         self.dag = dag
         self._finish = finish
         self._results: dict[str, dict[int, Any]] = {}
@@ -67,7 +67,7 @@ class Run:
 
 
 @pytest.fixture
-def run(finish: Callable[..., Any], job_manager: JobManager, monkeypatch: pytest.MonkeyPatch) -> Callable[[DAG], Run]:
+def run(finish: Finish, job_manager: JobManager, monkeypatch: pytest.MonkeyPatch) -> Callable[[DAG], Run]:
     def start(dag: DAG) -> Run:
         started = Run(dag, finish)
         monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", started, raising=False)

@@ -29,7 +29,7 @@ from airflow_provider_ckpt.sensors.job import JobStatusSensor
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster.gateway import JobStatus, JobTerminated, OperationStatus
-from tests.unit.provider.conftest import JOB, Fault, JobManager, Task, fire
+from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task, fire
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 30}
 SENSOR = {"defer_after": 0, "poke_interval": 0.01, "timeout": 30}
@@ -79,7 +79,7 @@ def deferral(operator: Any, context: Any) -> TaskDeferred:
 @pytest.mark.row("air.3")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_session_that_is_away_is_waited_for(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str, name: str
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, name: str
 ) -> None:
     job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
     with away(job_manager):
@@ -89,7 +89,7 @@ def test_a_session_that_is_away_is_waited_for(
 @pytest.mark.row("air.3")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_single_request_is_repeated_while_another_driver_takes_over(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str, name: str
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, name: str
 ) -> None:
     """Each distinct request fails first: a driver that does not lead, a proxy without one, or a lost connection."""
     job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
@@ -121,7 +121,7 @@ def test_a_session_that_stays_away_is_named(
 
 @pytest.mark.parametrize("name", ["patch", "checkpoint", "savepoint", "stop", "cancel", "status", "checkpoints"])
 def test_a_single_not_found_is_not_believed(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str, name: str
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, name: str
 ) -> None:
     job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
     job_manager.faults.append(Fault(f"/jobs/{JOB}", 404, times=2))
@@ -130,7 +130,7 @@ def test_a_single_not_found_is_not_believed(
 
 @pytest.mark.parametrize("name", ["patch", "checkpoint", "savepoint", "stop", "cancel", "status", "checkpoints"])
 def test_an_unknown_job_costs_no_retry(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str, name: str
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, name: str
 ) -> None:
     del job_manager.gateway.jobs[JOB]
     with pytest.raises(CkptNotFound):
@@ -140,7 +140,7 @@ def test_an_unknown_job_costs_no_retry(
 @pytest.mark.row("air.3")
 @pytest.mark.parametrize("name", ["checkpoint", "savepoint", "stop"])
 def test_a_deferred_wait_survives_a_driver_that_forgot_the_operation(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str, name: str
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, name: str
 ) -> None:
     operator, context = operators(pipeline)[name], task.context()
     deferred = deferral(operator, context)
@@ -153,7 +153,7 @@ def test_a_deferred_wait_survives_a_driver_that_forgot_the_operation(
 
 
 def test_a_stop_whose_job_ended_under_the_driver_before_is_recovered(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     operator, context = operators(pipeline)["stop"], task.context()
     deferred = deferral(operator, context)
@@ -170,7 +170,7 @@ def test_a_stop_whose_job_ended_under_the_driver_before_is_recovered(
 @pytest.mark.parametrize("state", [JobStatus.RESTARTING, JobStatus.CREATED, JobStatus.RECONCILING])
 @pytest.mark.parametrize("name", ["checkpoint", "savepoint", "stop"])
 def test_a_job_that_is_restarting_is_waited_for(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str, name: str, state: JobStatus
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, name: str, state: JobStatus
 ) -> None:
     gateway = job_manager.gateway
     gateway.move(JOB, state)
@@ -184,7 +184,7 @@ def test_a_job_that_is_restarting_is_waited_for(
 
 
 def test_a_job_that_restarts_for_too_long_gets_no_savepoint(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     job_manager.gateway.move(JOB, JobStatus.RESTARTING)
     operator = TakeSavepointOperator(task_id="t", job_id=JOB, target_directory="/d", **FAST | {"wait_timeout": 0.1})
@@ -209,7 +209,7 @@ def failing_once(job_manager: JobManager, meanwhile: Callable[[], None]) -> None
 @pytest.mark.row("air.3")
 @pytest.mark.parametrize("name", ["savepoint", "stop"])
 def test_an_operation_that_a_restart_of_the_job_ended_is_started_again(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str, name: str
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, name: str
 ) -> None:
     def restart() -> None:
         job_manager.gateway.move(JOB, JobStatus.RESTARTING)
@@ -221,7 +221,7 @@ def test_an_operation_that_a_restart_of_the_job_ended_is_started_again(
 
 
 def test_an_operation_that_fails_by_itself_is_a_failure(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     failing_once(job_manager, lambda: None)
     with pytest.raises(CkptOperationFailed, match="suspending"):
@@ -231,7 +231,7 @@ def test_an_operation_that_fails_by_itself_is_a_failure(
 
 @pytest.mark.row("air.3")
 def test_the_second_of_two_stops_returns_the_savepoint_of_the_first(
-    job_manager: JobManager, finish: Any, pipeline: str
+    job_manager: JobManager, finish: Finish, pipeline: str
 ) -> None:
     first, context = operators(pipeline)["stop"], Task().context()
     deferred = deferral(first, context)
@@ -247,7 +247,7 @@ def test_the_second_of_two_stops_returns_the_savepoint_of_the_first(
 
 @pytest.mark.row("air.3")
 def test_a_stop_that_comes_while_another_one_ends_returns_its_savepoint(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str, monkeypatch: pytest.MonkeyPatch
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = job_manager.gateway
 
@@ -262,7 +262,7 @@ def test_a_stop_that_comes_while_another_one_ends_returns_its_savepoint(
 
 @pytest.mark.parametrize("name", ["checkpoint", "savepoint", "stop"])
 def test_a_job_that_has_ended_takes_none(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str, name: str
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, name: str
 ) -> None:
     job_manager.gateway.move(JOB, JobStatus.CANCELED)
     with pytest.raises(CkptJobFailed, match=r"is CANCELED; it takes no .* any more"):
@@ -271,7 +271,7 @@ def test_a_job_that_has_ended_takes_none(
 
 
 def test_a_stop_of_a_job_that_is_being_stopped_waits_for_that(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     gateway = job_manager.gateway
     gateway.start_checkpoint(gateway.jobs[JOB], CheckpointType.SYNC_SAVEPOINT, "NATIVE")
@@ -288,7 +288,7 @@ def test_a_stop_of_a_job_that_is_being_stopped_waits_for_that(
 @pytest.mark.row("air.3")
 @pytest.mark.parametrize("forgotten", [True, False])
 def test_clearing_a_stop_that_had_succeeded_returns_its_savepoint(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str, forgotten: bool
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, forgotten: bool
 ) -> None:
     first = finish(operators(pipeline)["stop"], task.context())
     if forgotten:

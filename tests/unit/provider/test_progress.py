@@ -29,7 +29,7 @@ from airflow_provider_ckpt.triggers.job import CkptJobTrigger
 from airflow_provider_ckpt.triggers.operation import CkptOperationTrigger, CkptReadyTrigger
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster.gateway import ExceptionEntry, JobStatus
-from tests.unit.provider.conftest import JOB, Fault, JobManager, Task
+from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task
 
 TRACE = 'ValueError: no such airport\n  File "flights.py", line 12, in enrich\n    raise ValueError(code)'
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 30}
@@ -203,7 +203,7 @@ def operators(**how: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("deferrable", [True, False])
 @pytest.mark.parametrize("name", ["savepoint", "stop", "status", "checkpoints"])
 def test_a_failed_job_is_told_with_its_trace(
-    job_manager: JobManager, task: Task, finish: Any, name: str, deferrable: bool, monkeypatch: pytest.MonkeyPatch
+    job_manager: JobManager, task: Task, finish: Finish, name: str, deferrable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail(job_manager)
     operator, log = operators(deferrable=deferrable)[name], Lines()
@@ -254,7 +254,12 @@ def test_both_ends_of_a_long_trace_are_kept() -> None:
 
 @pytest.mark.parametrize("deferrable", [True, False])
 def test_a_job_that_fails_after_its_submission_is_told_with_its_trace(
-    job_manager: JobManager, task: Task, finish: Any, deferrable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job_manager: JobManager,
+    task: Task,
+    finish: Finish,
+    deferrable: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "flights.py").write_text("def pipeline(session): ...\n")
     operator = SubmitJobOperator(

@@ -14,7 +14,7 @@ from airflow_provider_ckpt.sensors.job import JobStatusSensor
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster.gateway import ExceptionEntry, JobStatus
-from tests.unit.provider.conftest import JOB, Fault, JobManager, Task, fire
+from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task, fire
 
 FAST = {"defer_after": 0, "poke_interval": 0.01, "timeout": 5}
 BOTH = pytest.mark.parametrize("deferrable", [True, False])
@@ -28,14 +28,14 @@ def deferral(sensor: Any, context: Any) -> TaskDeferred:
 
 @pytest.mark.row("air.2")
 @BOTH
-def test_a_state_is_waited_for(job_manager: JobManager, task: Task, finish: Any, deferrable: bool) -> None:
+def test_a_state_is_waited_for(job_manager: JobManager, task: Task, finish: Finish, deferrable: bool) -> None:
     sensor = JobStatusSensor(task_id="t", job_id=JOB, expected=["running", "FINISHED"], deferrable=deferrable, **FAST)
     assert finish(sensor, task.context())["status"] == "RUNNING"
 
 
 @BOTH
 def test_another_end_fails_the_sensor_with_the_cause(
-    job_manager: JobManager, task: Task, finish: Any, deferrable: bool
+    job_manager: JobManager, task: Task, finish: Finish, deferrable: bool
 ) -> None:
     job = job_manager.gateway.jobs[JOB]
     cause = FailureCause("ValueError", "no such carrier", "ValueError: no such carrier\n  at line 3")
@@ -47,13 +47,13 @@ def test_another_end_fails_the_sensor_with_the_cause(
 
 
 @BOTH
-def test_the_timeout_is_the_sensors_own(job_manager: JobManager, task: Task, finish: Any, deferrable: bool) -> None:
+def test_the_timeout_is_the_sensors_own(job_manager: JobManager, task: Task, finish: Finish, deferrable: bool) -> None:
     sensor = JobStatusSensor(task_id="t", job_id=JOB, deferrable=deferrable, poke_interval=0.01, timeout=0.05)
     with pytest.raises(AirflowSensorTimeout):
         finish(sensor, task.context())
 
 
-def test_soft_fail_skips(job_manager: JobManager, task: Task, finish: Any) -> None:
+def test_soft_fail_skips(job_manager: JobManager, task: Task, finish: Finish) -> None:
     sensor = JobStatusSensor(task_id="t", job_id=JOB, soft_fail=True, poke_interval=0.01, timeout=0.05)
     with pytest.raises(AirflowSkipException):
         finish(sensor, task.context())
@@ -61,7 +61,7 @@ def test_soft_fail_skips(job_manager: JobManager, task: Task, finish: Any) -> No
 
 @BOTH
 def test_a_job_that_stays_unknown_fails_the_sensor(
-    job_manager: JobManager, task: Task, finish: Any, deferrable: bool
+    job_manager: JobManager, task: Task, finish: Finish, deferrable: bool
 ) -> None:
     sensor = JobStatusSensor(task_id="t", job_id="0" * 32, deferrable=deferrable, **FAST)
     with pytest.raises(CkptNotFound, match="not found"):
@@ -107,7 +107,7 @@ def test_a_mode_beside_deferral_is_refused() -> None:
 
 @pytest.mark.row("air.2")
 @BOTH
-def test_any_completed_checkpoint(job_manager: JobManager, task: Task, finish: Any, deferrable: bool) -> None:
+def test_any_completed_checkpoint(job_manager: JobManager, task: Task, finish: Finish, deferrable: bool) -> None:
     job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
     sensor = CheckpointCompletedSensor(task_id="t", job_id=JOB, since_checkpoint_id=0, deferrable=deferrable, **FAST)
     result = finish(sensor, task.context())
@@ -133,7 +133,7 @@ def test_so_many_new_ones_since_the_first_look_also_after_a_retry(job_manager: J
 
 
 @pytest.mark.row("air.2")
-def test_one_by_its_id_and_one_after_a_moment(job_manager: JobManager, task: Task, finish: Any) -> None:
+def test_one_by_its_id_and_one_after_a_moment(job_manager: JobManager, task: Task, finish: Finish) -> None:
     gateway = job_manager.gateway
     job = gateway.jobs[JOB]
     gateway.complete_checkpoint(job)
@@ -148,14 +148,14 @@ def test_one_by_its_id_and_one_after_a_moment(job_manager: JobManager, task: Tas
 
 
 @pytest.mark.row("air.2")
-def test_savepoints_count_when_they_are_meant_to(job_manager: JobManager, task: Task, finish: Any) -> None:
+def test_savepoints_count_when_they_are_meant_to(job_manager: JobManager, task: Task, finish: Finish) -> None:
     job = job_manager.gateway.jobs[JOB]
     job_manager.gateway.complete_checkpoint(job, CheckpointType.SAVEPOINT, "CANONICAL")
     sensor = CheckpointCompletedSensor(task_id="t", job_id=JOB, since_checkpoint_id=0, include_savepoints=True, **FAST)
     assert finish(sensor, task.context())["checkpoint_type"] == "SAVEPOINT"
 
 
-def test_a_wanted_checkpoint_that_failed_fails_the_sensor(job_manager: JobManager, task: Task, finish: Any) -> None:
+def test_a_wanted_checkpoint_that_failed_fails_the_sensor(job_manager: JobManager, task: Task, finish: Finish) -> None:
     job = job_manager.gateway.jobs[JOB]
     checkpoint_id = job_manager.gateway.start_checkpoint(job)
     job.tracker.report_failed(checkpoint_id, job_manager.gateway.now, "it expired")
@@ -166,7 +166,7 @@ def test_a_wanted_checkpoint_that_failed_fails_the_sensor(job_manager: JobManage
 
 @BOTH
 def test_an_ended_job_completes_no_more_checkpoints(
-    job_manager: JobManager, task: Task, finish: Any, deferrable: bool
+    job_manager: JobManager, task: Task, finish: Finish, deferrable: bool
 ) -> None:
     job_manager.gateway.move(JOB, JobStatus.FINISHED)
     sensor = CheckpointCompletedSensor(task_id="t", job_id=JOB, deferrable=deferrable, **FAST)

@@ -21,7 +21,7 @@ from airflow_provider_ckpt.hooks.connection import Endpoint
 from airflow_provider_ckpt.operators.session import StartSessionOperator, StopSessionOperator
 from airflow_provider_ckpt.session_process import SessionProcess
 from ckpt_runtime.client.session_command import SessionFiles
-from tests.unit.provider.conftest import JobManager, Task, fire
+from tests.unit.provider.conftest import Finish, JobManager, Task, fire
 
 FAST = {"defer_after": 0, "poll_interval": 0.02, "wait_timeout": 20}
 SERVER = """
@@ -85,7 +85,7 @@ def deferral(operator: Any, context: Any) -> TaskDeferred:
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("deferrable", [True, False])
 def test_a_session_is_started_detached_and_stopped(
-    session: dict[str, Any], task: Task, finish: Any, deferrable: bool
+    session: dict[str, Any], task: Task, finish: Finish, deferrable: bool
 ) -> None:
     started = finish(StartSessionOperator(deferrable=deferrable, **session), task.context())
     assert started["slots_total"] == 2
@@ -100,7 +100,7 @@ def test_a_session_is_started_detached_and_stopped(
 
 @pytest.mark.row("air.3")
 def test_a_retry_finds_the_process_that_an_earlier_try_started(
-    session: dict[str, Any], task: Task, finish: Any
+    session: dict[str, Any], task: Task, finish: Finish
 ) -> None:
     first = deferral(StartSessionOperator(**session), task.context())
     started = finish(StartSessionOperator(**session), task.context())
@@ -109,7 +109,7 @@ def test_a_retry_finds_the_process_that_an_earlier_try_started(
 
 @pytest.mark.row("air.3")
 def test_a_crash_between_starting_and_writing_down_the_pid_is_survived(
-    session: dict[str, Any], task: Task, finish: Any
+    session: dict[str, Any], task: Task, finish: Finish
 ) -> None:
     first = deferral(StartSessionOperator(**session), task.context())
     assert task.store is not None
@@ -128,7 +128,7 @@ def test_a_running_session_is_used_or_refused(job_manager: JobManager, task: Tas
 
 
 @pytest.mark.parametrize("reused", [True, False])
-def test_a_session_is_ready_when_it_leads(session: dict[str, Any], task: Task, finish: Any, reused: bool) -> None:
+def test_a_session_is_ready_when_it_leads(session: dict[str, Any], task: Task, finish: Finish, reused: bool) -> None:
     session["env"] = {"LOOKS_BEFORE_IT_LEADS": "4"}
     if reused:
         first = deferral(StartSessionOperator(**session), task.context())
@@ -144,7 +144,7 @@ def test_a_session_is_ready_when_it_leads(session: dict[str, Any], task: Task, f
     assert httpx.get(f"{started['base_url']}/jobs/overview").status_code == 200
 
 
-def test_a_session_that_never_leads_is_no_success(session: dict[str, Any], task: Task, finish: Any) -> None:
+def test_a_session_that_never_leads_is_no_success(session: dict[str, Any], task: Task, finish: Finish) -> None:
     session["command"].append("standby")
     first = deferral(StartSessionOperator(**session), task.context())
     wait_for_line(Path(first.trigger.process.log_file), "serving")
@@ -161,7 +161,7 @@ def wait_for_line(file: Path, line: str) -> None:
 
 
 def test_a_session_that_dies_while_starting_is_told_at_once_with_its_log(
-    session: dict[str, Any], task: Task, finish: Any
+    session: dict[str, Any], task: Task, finish: Finish
 ) -> None:
     session["command"] = [sys.executable, "-c", "print('no barrier for you', flush=True)"]
     with pytest.raises(CkptSessionFailed, match="no barrier for you"):
@@ -169,7 +169,7 @@ def test_a_session_that_dies_while_starting_is_told_at_once_with_its_log(
     assert task.store == {}
 
 
-def test_the_deadline_ends_the_session_that_never_answered(session: dict[str, Any], task: Task, finish: Any) -> None:
+def test_the_deadline_ends_the_session_that_never_answered(session: dict[str, Any], task: Task, finish: Finish) -> None:
     session |= {"command": [sys.executable, "-c", "import time; time.sleep(60)"], "wait_timeout": 0.3}
     with pytest.raises(CkptWaitTimeout, match="was ended"):
         finish(StartSessionOperator(**session), task.context())
@@ -185,7 +185,7 @@ def test_killing_the_task_ends_the_session_that_was_being_started(session: dict[
     assert not process.is_alive
 
 
-def test_a_session_that_does_not_end_by_itself_is_ended(session: dict[str, Any], task: Task, finish: Any) -> None:
+def test_a_session_that_does_not_end_by_itself_is_ended(session: dict[str, Any], task: Task, finish: Finish) -> None:
     session["command"].append("stubborn")
     started = finish(StartSessionOperator(**session), task.context())
     stop = StopSessionOperator(task_id="s", session=started, poll_interval=0.02, wait_timeout=0.2)

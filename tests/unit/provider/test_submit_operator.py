@@ -18,7 +18,7 @@ from airflow_provider_ckpt.exceptions import (
 )
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from ckpt_runtime.jobmaster.gateway import JobStatus
-from tests.unit.provider.conftest import JOB, Fault, JobManager, Task, fire
+from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task, fire
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 10}
 
@@ -39,7 +39,7 @@ def deferral(operator: Any, context: Any) -> TaskDeferred:
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("deferrable", [True, False])
 def test_submitting_waits_until_the_job_runs_and_passes_everything_on(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str, deferrable: bool
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, deferrable: bool
 ) -> None:
     operator = SubmitJobOperator(
         task_id="t",
@@ -71,7 +71,7 @@ def test_submitting_waits_until_the_job_runs_and_passes_everything_on(
 
 @pytest.mark.row("air.3")
 def test_a_retry_attaches_to_the_job_of_the_try_before(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     first = deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
     result = finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
@@ -82,7 +82,7 @@ def test_a_retry_attaches_to_the_job_of_the_try_before(
 
 @pytest.mark.row("air.3")
 def test_a_crash_before_the_request_arrived_repeats_it_with_the_same_ids(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str, monkeypatch: pytest.MonkeyPatch
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     operator = SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST)
 
@@ -101,7 +101,7 @@ def test_a_crash_before_the_request_arrived_repeats_it_with_the_same_ids(
 
 @pytest.mark.row("air.3")
 def test_a_cleared_task_finds_the_job_that_still_runs(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     first = finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
     second = finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
@@ -110,7 +110,7 @@ def test_a_cleared_task_finds_the_job_that_still_runs(
 
 @pytest.mark.parametrize("state", [JobStatus.FINISHED, JobStatus.CANCELED, JobStatus.FAILED])
 def test_a_cleared_task_whose_job_has_ended_starts_another(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str, state: JobStatus
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, state: JobStatus
 ) -> None:
     first = finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
     job_manager.gateway.move(first["job_id"], state)
@@ -120,7 +120,7 @@ def test_a_cleared_task_whose_job_has_ended_starts_another(
 
 @pytest.mark.row("air.3")
 def test_a_retry_of_a_job_that_finished_meanwhile_reports_it(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     first = deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
     job_manager.gateway.move(first.trigger.job_id, JobStatus.FINISHED)
@@ -131,7 +131,7 @@ def test_a_retry_of_a_job_that_finished_meanwhile_reports_it(
 
 @pytest.mark.row("air.3")
 def test_a_clear_that_cancels_the_inherited_job_leads_to_a_new_one(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
     context = task.context()
@@ -145,7 +145,7 @@ def test_a_clear_that_cancels_the_inherited_job_leads_to_a_new_one(
     assert again.value.trigger.memo["inherited"] is False
 
 
-def test_a_job_that_fails_fails_the_task(job_manager: JobManager, task: Task, finish: Any, pipeline: str) -> None:
+def test_a_job_that_fails_fails_the_task(job_manager: JobManager, task: Task, finish: Finish, pipeline: str) -> None:
     context = task.context()
     operator = SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST)
     deferred = deferral(operator, context)
@@ -154,7 +154,7 @@ def test_a_job_that_fails_fails_the_task(job_manager: JobManager, task: Task, fi
         operator.resume_execution("execute_complete", {"event": fire(deferred)}, context)
 
 
-def failed_after_checkpoints(job_manager: JobManager, task: Task, finish: Any, pipeline: str, **kwargs: Any) -> Any:
+def failed_after_checkpoints(job_manager: JobManager, task: Task, finish: Finish, pipeline: str, **kwargs: Any) -> Any:
     """A first try whose job has completed two checkpoints and failed; returns the job."""
     gateway, context = job_manager.gateway, task.context()
     operator = SubmitJobOperator(task_id="t", pipeline=pipeline, wait_for_completion=True, **FAST | kwargs)
@@ -170,7 +170,7 @@ def failed_after_checkpoints(job_manager: JobManager, task: Task, finish: Any, p
 
 @pytest.mark.row("air.3")
 def test_a_retry_resumes_the_failed_job_and_owns_its_checkpoint(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     failed = failed_after_checkpoints(job_manager, task, finish, pipeline)
     second = SubmitJobOperator(task_id="t", pipeline=pipeline, wait_for_completion=True, **FAST)
@@ -191,7 +191,7 @@ def test_a_retry_resumes_the_failed_job_and_owns_its_checkpoint(
 
 @pytest.mark.row("air.3")
 def test_a_retry_that_would_double_output_is_refused_until_a_person_says_so(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     failed = failed_after_checkpoints(job_manager, task, finish, pipeline)
     for checkpoint_id in (1, 2):
@@ -207,7 +207,7 @@ def test_a_retry_that_would_double_output_is_refused_until_a_person_says_so(
 
 @pytest.mark.row("air.3")
 def test_one_answer_that_a_job_has_no_checkpoints_is_not_believed(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     failed = failed_after_checkpoints(job_manager, task, finish, pipeline)
     job_manager.faults.append(Fault(f"/jobs/{failed.job_id}/checkpoints", 404))
@@ -217,7 +217,7 @@ def test_one_answer_that_a_job_has_no_checkpoints_is_not_believed(
 
 @pytest.mark.row("air.3")
 def test_a_job_that_was_seen_has_arrived_whatever_the_crashed_try_wrote(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     assert task.store is not None
     deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
@@ -230,7 +230,7 @@ def test_a_job_that_was_seen_has_arrived_whatever_the_crashed_try_wrote(
 
 @pytest.mark.row("air.3")
 def test_a_checkpoint_that_cannot_be_read_is_named_and_a_person_gives_another(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     failed = failed_after_checkpoints(job_manager, task, finish, pipeline)
     job_manager.faults.append(Fault("POST /jars/.*/run", 400))
@@ -247,7 +247,7 @@ def test_a_checkpoint_that_cannot_be_read_is_named_and_a_person_gives_another(
 
 @pytest.mark.row("air.3")
 def test_a_session_that_forgot_the_job_starts_no_second_one(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     failed = failed_after_checkpoints(job_manager, task, finish, pipeline)
     del job_manager.gateway.jobs[failed.job_id]
@@ -257,7 +257,7 @@ def test_a_session_that_forgot_the_job_starts_no_second_one(
 
 @pytest.mark.row("air.3")
 def test_an_inherited_job_that_fails_is_resumed_by_the_same_try(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, wait_for_completion=True, **FAST), task.context())
     context = task.context()
@@ -271,7 +271,7 @@ def test_an_inherited_job_that_fails_is_resumed_by_the_same_try(
     assert job_manager.gateway.jobs[again.value.trigger.job_id].request.savepoint_path == "file:/data/chk-1"
 
 
-def test_mapped_tasks_have_jobs_of_their_own(job_manager: JobManager, finish: Any, pipeline: str) -> None:
+def test_mapped_tasks_have_jobs_of_their_own(job_manager: JobManager, finish: Finish, pipeline: str) -> None:
     first, second = (
         finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), Task(map_index=index).context())
         for index in (0, 1)
@@ -280,7 +280,7 @@ def test_mapped_tasks_have_jobs_of_their_own(job_manager: JobManager, finish: An
 
 
 def test_without_a_store_the_jobs_of_a_task_instance_are_found_by_their_ids(
-    job_manager: JobManager, finish: Any, pipeline: str
+    job_manager: JobManager, finish: Finish, pipeline: str
 ) -> None:
     def submit(map_index: int) -> Any:
         operator = SubmitJobOperator(task_id="t", pipeline=pipeline, poll_interval=0.01)
@@ -299,7 +299,7 @@ def test_without_a_store_the_jobs_of_a_task_instance_are_found_by_their_ids(
 
 @pytest.mark.row("air.3")
 def test_a_pipeline_that_went_with_its_driver_is_uploaded_again(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str, monkeypatch: pytest.MonkeyPatch
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     operator = SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST)
 
@@ -315,7 +315,7 @@ def test_a_pipeline_that_went_with_its_driver_is_uploaded_again(
 
 @pytest.mark.row("air.3")
 def test_a_submission_whose_answer_was_lost_starts_one_job(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     job_manager.faults.append(Fault("POST /jars/.*/run", 502, carried_out=True))
     assert finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())["status"] == "RUNNING"
@@ -335,7 +335,7 @@ def test_completion_is_waited_for_without_an_end(job_manager: JobManager, task: 
 
 @pytest.mark.row("air.3")
 def test_after_a_deadline_the_job_goes_on_and_the_next_try_finds_it(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     limited = {"wait_for_completion": True, "defer_after": 0, "poll_interval": 0.01, "wait_timeout": 0.1}
     with pytest.raises(CkptWaitTimeout, match="goes on; the next try attaches"):
@@ -349,7 +349,7 @@ def test_after_a_deadline_the_job_goes_on_and_the_next_try_finds_it(
 
 @pytest.mark.parametrize("cancel", [True, False])
 def test_the_deadline_cancels_the_job_if_wanted(
-    job_manager: JobManager, task: Task, finish: Any, pipeline: str, cancel: bool
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, cancel: bool
 ) -> None:
     operator = SubmitJobOperator(
         task_id="t", pipeline=pipeline, wait_for_completion=True, cancel_on_timeout=cancel,

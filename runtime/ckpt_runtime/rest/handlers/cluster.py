@@ -6,10 +6,11 @@ from typing import Any
 
 from fastapi import APIRouter, Depends
 
-from ckpt_runtime.jobmaster.gateway import ClusterOverview, JobStatus
+from ckpt_runtime.jobmaster.gateway import ClusterOverview
 from ckpt_runtime.rest.json_body import whole_request
 from ckpt_runtime.rest.openapi import errors
 from ckpt_runtime.rest.parameters import Gateway, JobId
+from ckpt_runtime.scheduler.job_status import JobStatus
 
 router = APIRouter(tags=["cluster"])
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 
-from ckpt_runtime.jobmaster.gateway import JobNotFound, JobStatus, JobTerminated
+from ckpt_runtime.jobmaster.gateway import JobNotFound, JobTerminated
 from ckpt_runtime.rest.clock import now_ms
 from ckpt_runtime.rest.errors import ApiError, BadRequest, echo
 from ckpt_runtime.rest.json_body import whole_request
@@ -16,6 +16,7 @@ from ckpt_runtime.rest.openapi import errors
 from ckpt_runtime.rest.parameters import Aggregations, Gateway, JobId, MaxExceptions, MetricNames
 from ckpt_runtime.rest.shapes import jobs as shapes
 from ckpt_runtime.rest.shapes import metrics
+from ckpt_runtime.scheduler.job_status import JobStatus
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 

@@ -8,7 +8,8 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
-from ckpt_runtime.jobmaster.gateway import ClaimMode, RunRequest, StoredPipeline
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
+from ckpt_runtime.jobmaster.gateway import RunRequest, StoredPipeline
 from ckpt_runtime.rest.bodies import (
     Body,
     EntryPoint,
@@ -56,7 +57,9 @@ class JarRunRequestBody(Body):
     job_id: HexId | None = spelled("jobId", default=None)
     savepoint_path: Location | None = spelled("savepointPath", default=None)
     allow_non_restored_state: Flag = spelled("allowNonRestoredState", default=False)
-    claim_mode: Annotated[ClaimMode, OneOf(ClaimMode)] = spelled("claimMode", "restoreMode", default=ClaimMode.NO_CLAIM)
+    claim_mode: Annotated[RecoveryClaimMode, OneOf(RecoveryClaimMode)] = spelled(
+        "claimMode", "restoreMode", default=RecoveryClaimMode.NO_CLAIM
+    )
     configuration: Options = spelled("flinkConfiguration", default={})
 
     @model_validator(mode="before")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from typing import Any
 
 from ckpt_runtime.checkpoint.configuration import CheckpointRetention
@@ -69,23 +70,28 @@ def checkpoint(stats: CheckpointStats, *, with_tasks: bool) -> Json:
 
 def subtasks(vertex: VertexStats, stats: CheckpointStats) -> Json:
     """``details/:checkpointid/subtasks/:vertexid``."""
-    over = vertex.summary()
+    over = {name: summary(values) for name, values in vertex.summary().items()}
     return {
         **_task(vertex, stats),
-        "summary": {
-            "checkpointed_size": summary(over.checkpointed_size),
-            "state_size": summary(over.state_size),
-            "end_to_end_duration": summary(over.end_to_end_duration),
-            "checkpoint_duration": {"sync": summary(over.sync_duration), "async": summary(over.async_duration)},
-            "alignment": {
-                "buffered": summary(over.alignment_buffered),
-                "processed": summary(over.processed_data),
-                "persisted": summary(over.persisted_data),
-                "duration": summary(over.alignment_duration),
-            },
-            "start_delay": summary(over.start_delay),
-        },
+        "summary": _measured(over, "checkpoint_duration"),
         "subtasks": [_subtask(index, item, stats) for index, item in enumerate(vertex.subtasks)],
+    }
+
+
+def _measured(values: Mapping[str, Any], durations: str) -> Json:
+    """Flink's fields for what each subtask measures; ``durations`` is the name of the one that differs."""
+    return {
+        "checkpointed_size": values["checkpointed_size"],
+        "state_size": values["state_size"],
+        "end_to_end_duration": values["end_to_end_duration"],
+        durations: {"sync": values["sync_duration"], "async": values["async_duration"]},
+        "alignment": {
+            "buffered": values["alignment_buffered"],
+            "processed": values["processed_data"],
+            "persisted": values["persisted_data"],
+            "duration": values["alignment_duration"],
+        },
+        "start_delay": values["start_delay"],
     }
 
 
@@ -127,22 +133,17 @@ def _task(vertex: VertexStats, stats: CheckpointStats) -> Json:
 def _subtask(index: int, subtask: SubtaskStats | None, stats: CheckpointStats) -> Json:
     if subtask is None:
         return {"className": "pending_or_failed", "index": index, "status": "pending_or_failed"}
+    values = {
+        **asdict(subtask.metrics),
+        "state_size": subtask.state_size,
+        "end_to_end_duration": subtask.end_to_end_duration(stats.trigger_timestamp),
+    }
     return {
         "className": "completed",
         "index": index,
         "ack_timestamp": subtask.ack_timestamp,
-        "end_to_end_duration": subtask.end_to_end_duration(stats.trigger_timestamp),
-        "checkpointed_size": subtask.checkpointed_size,
-        "state_size": subtask.state_size,
-        "checkpoint": {"sync": subtask.sync_duration, "async": subtask.async_duration},
-        "alignment": {
-            "buffered": subtask.alignment_buffered,
-            "processed": subtask.processed_data,
-            "persisted": subtask.persisted_data,
-            "duration": subtask.alignment_duration,
-        },
-        "start_delay": subtask.start_delay,
-        "unaligned_checkpoint": subtask.unaligned,
+        **_measured(values, "checkpoint"),
+        "unaligned_checkpoint": subtask.metrics.unaligned,
         "aborted": subtask.aborted,
         "status": "completed",
     }

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckpt_runtime.jobmaster.gateway import NOT_YET, JobDetails, JobOverview, JobStatus, SlotAgent
-from ckpt_runtime.rest.shapes.jobs import duration, job_line
+from ckpt_runtime.jobmaster.gateway import NOT_YET, JobDetails, JobOverview, SlotOverview
+from ckpt_runtime.rest.shapes.jobs import job_line, times
+from ckpt_runtime.scheduler.job_status import JobStatus
 
 Json = dict[str, Any]
 
@@ -42,9 +43,7 @@ def _application(job: JobOverview, now_ms: int) -> Json:
     return {
         "id": job.job_id,
         "name": job.name,
-        "start-time": job.start_time_ms,
-        "end-time": job.end_time_ms,
-        "duration": duration(job.start_time_ms, job.end_time_ms, now_ms),
+        **times(job.start_time_ms, job.end_time_ms, now_ms),
         "status": _state(job.status),
     }
 
@@ -65,7 +64,7 @@ def application(details: JobDetails, now_ms: int) -> Json:
     return {**_application(job, now_ms), "timestamps": timestamps, "jobs": [job_line(job, now_ms)]}
 
 
-def task_manager(agent: SlotAgent) -> Json:
+def task_manager(agent: SlotOverview) -> Json:
     """An entry of ``/taskmanagers``. Memory, which no JVM of ours has in pools, is 0."""
     free = int(agent.is_free)
     return {

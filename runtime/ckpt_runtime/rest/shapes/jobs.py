@@ -18,12 +18,12 @@ from ckpt_runtime.jobmaster.gateway import (
     JobConfigInfo,
     JobDetails,
     JobOverview,
-    JobStatus,
     SubtaskDetails,
     VertexDetails,
     VertexPressure,
 )
 from ckpt_runtime.rest.serialized_throwable import serialized_throwable
+from ckpt_runtime.scheduler.job_status import JobStatus
 
 Json = dict[str, Any]
 
@@ -42,6 +42,11 @@ def duration(start_ms: int, end_ms: int, now_ms: int) -> int:
     return max(0, (now_ms if end_ms == NOT_YET else end_ms) - start_ms)
 
 
+def times(start_ms: int, end_ms: int, now_ms: int) -> Json:
+    """Flink's three fields."""
+    return {"start-time": start_ms, "end-time": end_ms, "duration": duration(start_ms, end_ms, now_ms)}
+
+
 def counts_by_state(counts: Mapping[ExecutionState, int]) -> Json:
     """All states, also those with no subtask."""
     return {state.value: counts.get(state, 0) for state in ExecutionState}
@@ -55,9 +60,7 @@ def job_line(job: JobOverview, now_ms: int) -> Json:
         "name": job.name,
         "jobType": "STREAMING",
         "schedulerType": "Default",
-        "start-time": job.start_time_ms,
-        "end-time": job.end_time_ms,
-        "duration": duration(job.start_time_ms, job.end_time_ms, now_ms),
+        **times(job.start_time_ms, job.end_time_ms, now_ms),
         "state": job.status.value,
         "last-modification": job.last_modification_ms,
         "tasks": {**tasks, "total": sum(tasks.values())},
@@ -77,9 +80,7 @@ def job_details(details: JobDetails, now_ms: int) -> Json:
         "state": job.status.value,
         "job-type": "STREAMING",
         "schedulerType": "Default",
-        "start-time": job.start_time_ms,
-        "end-time": job.end_time_ms,
-        "duration": duration(job.start_time_ms, job.end_time_ms, now_ms),
+        **times(job.start_time_ms, job.end_time_ms, now_ms),
         "maxParallelism": details.max_parallelism,
         "now": now_ms,
         "timestamps": {status.value: details.state_timestamps_ms.get(status, 0) for status in JobStatus},
@@ -99,9 +100,7 @@ def vertex_line(vertex: VertexDetails, now_ms: int) -> Json:
         "maxParallelism": vertex.max_parallelism,
         "parallelism": vertex.parallelism,
         "status": vertex.status.value,
-        "start-time": vertex.start_time_ms,
-        "end-time": vertex.end_time_ms,
-        "duration": duration(vertex.start_time_ms, vertex.end_time_ms, now_ms),
+        **times(vertex.start_time_ms, vertex.end_time_ms, now_ms),
         "tasks": counts_by_state(Counter(subtask.state for subtask in vertex.subtasks)),
         "metrics": io_metrics(_total(subtask.io for subtask in vertex.subtasks)),
     }
@@ -116,10 +115,7 @@ def vertex_details(vertex: VertexDetails, now_ms: int) -> Json:
         "maxParallelism": vertex.max_parallelism,
         "now": now_ms,
         "subtasks": [_subtask(subtask, now_ms) for subtask in vertex.subtasks],
-        "aggregated": {
-            "metrics": _aggregated(vertex.subtasks),
-            "status-duration": _aggregated_durations(vertex.subtasks, now_ms),
-        },
+        "aggregated": _aggregated(vertex.subtasks, now_ms),
     }
 
 
@@ -147,9 +143,7 @@ def _subtask(subtask: SubtaskDetails, now_ms: int) -> Json:
         "status": subtask.state.value,
         "attempt": subtask.attempt,
         "endpoint": subtask.endpoint,
-        "start-time": subtask.start_time_ms,
-        "end-time": subtask.end_time_ms,
-        "duration": duration(subtask.start_time_ms, subtask.end_time_ms, now_ms),
+        **times(subtask.start_time_ms, subtask.end_time_ms, now_ms),
         "metrics": io_metrics(subtask.io),
         "taskmanager-id": subtask.slot_agent_id,
         "status-duration": status_durations(subtask, now_ms),
@@ -177,15 +171,10 @@ def _vertex_task_manager(agent_id: str, subtasks: Sequence[SubtaskDetails], now_
         "endpoint": subtasks[0].endpoint,
         "taskmanager-id": agent_id,
         "status": states.most_common(1)[0][0].value,
-        "start-time": start,
-        "end-time": end,
-        "duration": duration(start, end, now_ms),
+        **times(start, end, now_ms),
         "metrics": io_metrics(_total(subtask.io for subtask in subtasks)),
         "status-counts": counts_by_state(states),
-        "aggregated": {
-            "metrics": _aggregated(subtasks),
-            "status-duration": _aggregated_durations(subtasks, now_ms),
-        },
+        "aggregated": _aggregated(subtasks, now_ms),
     }
 
 
@@ -199,46 +188,42 @@ def status_durations(subtask: SubtaskDetails, now_ms: int) -> dict[str, int]:
 
 def io_metrics(io: IoMetrics) -> Json:
     """The ``metrics`` object of a subtask or vertex; what is not measured is 0 and not complete."""
-    return {
-        "read-bytes": io.read_bytes,
-        "read-bytes-complete": io.complete,
-        "write-bytes": io.write_bytes,
-        "write-bytes-complete": io.complete,
-        "read-records": io.read_records,
-        "read-records-complete": io.complete,
-        "write-records": io.write_records,
-        "write-records-complete": io.complete,
-        "accumulated-backpressured-time": io.backpressured_ms,
-        "accumulated-idle-time": io.idle_ms,
-        "accumulated-busy-time": io.busy_ms,
-    }
+    counted = {f"{name}-complete": io.complete for name in _COUNTED}
+    return {**{name: getattr(io, field) for name, field in _MEASURED.items()}, **counted}
+
+
+_COUNTED = {
+    "read-bytes": "read_bytes",
+    "write-bytes": "write_bytes",
+    "read-records": "read_records",
+    "write-records": "write_records",
+}
+_MEASURED = {
+    **_COUNTED,
+    "accumulated-backpressured-time": "backpressured_ms",
+    "accumulated-idle-time": "idle_ms",
+    "accumulated-busy-time": "busy_ms",
+}
 
 
 def _total(parts: Iterable[IoMetrics]) -> IoMetrics:
     items = list(parts)
-    return IoMetrics(
-        read_bytes=sum(io.read_bytes for io in items),
-        write_bytes=sum(io.write_bytes for io in items),
-        read_records=sum(io.read_records for io in items),
-        write_records=sum(io.write_records for io in items),
-        backpressured_ms=sum(io.backpressured_ms for io in items),
-        idle_ms=sum(io.idle_ms for io in items),
-        busy_ms=sum((io.busy_ms for io in items), 0.0),
-        complete=bool(items) and all(io.complete for io in items),
-    )
+    sums = {field: sum(getattr(io, field) for io in items) for field in _MEASURED.values()}
+    return IoMetrics(**sums, complete=bool(items) and all(io.complete for io in items))
 
 
-def _aggregated(subtasks: Sequence[SubtaskDetails]) -> Json:
-    measured = [io_metrics(subtask.io) for subtask in subtasks]
-    names = [name for name in io_metrics(IoMetrics()) if not name.endswith("-complete")]
-    return {name: distribution([int(metrics[name]) for metrics in measured]) for name in names}
-
-
-def _aggregated_durations(subtasks: Sequence[SubtaskDetails], now_ms: int) -> Json:
-    """Of all states: Flink's dashboard does not get on without one of them."""
+def _aggregated(subtasks: Sequence[SubtaskDetails], now_ms: int) -> Json:
+    """Durations are those of all states: Flink's dashboard does not get on without one of them."""
     lasted = [status_durations(subtask, now_ms) for subtask in subtasks]
     return {
-        state.value: distribution([durations.get(state.value, 0) for durations in lasted]) for state in ExecutionState
+        "metrics": {
+            name: distribution([int(getattr(subtask.io, field)) for subtask in subtasks])
+            for name, field in _MEASURED.items()
+        },
+        "status-duration": {
+            state.value: distribution([durations.get(state.value, 0) for durations in lasted])
+            for state in ExecutionState
+        },
     }
 
 
@@ -356,21 +341,18 @@ def execution_result(result: ExecutionResult) -> Json:
 
 
 def backpressure(pressure: VertexPressure) -> Json:
-    """Both of Flink's spellings of the level; ``deprecated`` before the first measurement."""
+    """``deprecated`` before the first measurement."""
     if not pressure.subtasks:
         return {"status": "deprecated"}
-    level = _level(max(subtask.backpressured for subtask in pressure.subtasks))
     return {
         "status": "ok",
-        "backpressureLevel": level,
-        "backpressure-level": level,
+        **_level(max(subtask.backpressured for subtask in pressure.subtasks)),
         "end-timestamp": pressure.measured_at_ms,
         "subtasks": [
             {
                 "subtask": subtask.index,
                 "attempt-number": subtask.attempt,
-                "backpressureLevel": _level(subtask.backpressured),
-                "backpressure-level": _level(subtask.backpressured),
+                **_level(subtask.backpressured),
                 "ratio": subtask.backpressured,
                 "idleRatio": subtask.idle,
                 "busyRatio": subtask.busy,
@@ -380,7 +362,7 @@ def backpressure(pressure: VertexPressure) -> Json:
     }
 
 
-def _level(ratio: float) -> str:
-    if ratio > _HIGH_PRESSURE:
-        return "high"
-    return "low" if ratio > _LOW_PRESSURE else "ok"
+def _level(ratio: float) -> Json:
+    """In both of Flink's spellings."""
+    level = "high" if ratio > _HIGH_PRESSURE else "low" if ratio > _LOW_PRESSURE else "ok"
+    return {"backpressureLevel": level, "backpressure-level": level}

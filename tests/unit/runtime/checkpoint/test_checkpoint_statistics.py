@@ -9,14 +9,21 @@ import pytest
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import ChannelStateSegment, ChannelStateStream, StateFile, SubtaskState
-from ckpt_runtime.checkpoint.statistics import CheckpointStatsStatus, CheckpointType, StatsSummary, SubtaskStats
+from ckpt_runtime.checkpoint.statistics import (
+    CheckpointMetrics,
+    CheckpointStatsStatus,
+    CheckpointType,
+    StatsSummary,
+    SubtaskStats,
+)
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 
 CHECKPOINT, SAVEPOINT = CheckpointType.CHECKPOINT, CheckpointType.SAVEPOINT
 
 
-def ack(index, at, size=0, **more):
-    return SubtaskStats(index, at, size, size, 1, 2, **more)
+def ack(index, at, size=0, completed=True, **more):
+    metrics = CheckpointMetrics(sync_duration=1, async_duration=2, checkpointed_size=size, **more)
+    return SubtaskStats(index, at, size, metrics, completed)
 
 
 def pending(tracker, number, kind=CHECKPOINT, at=1_000, parallelism=None):
@@ -62,8 +69,8 @@ def test_a_completed_checkpoint_and_its_vertices():
     vertex = stats.vertices["a"]
     assert (vertex.num_subtasks, vertex.num_acknowledged_subtasks, vertex.state_size) == (2, 2, 30)
     summary = vertex.summary()
-    assert (summary.end_to_end_duration.min, summary.end_to_end_duration.max) == (20, 87)
-    assert summary.async_duration.avg == 2
+    assert (summary["end_to_end_duration"].min, summary["end_to_end_duration"].max) == (20, 87)
+    assert summary["async_duration"].avg == 2
     assert snapshot.summary.end_to_end_duration.max == 87
     assert snapshot.summary.persisted_data.p50 == 0.0
 
@@ -99,7 +106,7 @@ def test_one_of_an_earlier_leader_shows_its_in_flight_data():
     stats = tracker.snapshot().latest_completed
     assert (stats.id, stats.checkpoint_type) == (3, CheckpointType.UNALIGNED_CHECKPOINT)
     assert (stats.persisted_data, stats.state_size) == (7, 17)
-    assert [subtask.unaligned for subtask in stats.vertices["a"].subtasks] == [True, False]
+    assert [subtask.metrics.unaligned for subtask in stats.vertices["a"].subtasks] == [True, False]
 
 
 def test_a_failed_checkpoint():

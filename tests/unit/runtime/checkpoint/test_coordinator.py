@@ -710,6 +710,6 @@ def test_progress_is_shown():
     driver.ack(1, driver.executions[1], metrics=on.CheckpointMetrics(sync_duration=3))
     stats = driver.coordinator.statistics().checkpoint(1)
     first, second = stats.vertices["v-source"].subtasks
-    assert (first.aborted, first.checkpointed_size) == (True, 7)
-    assert (second.completed, second.sync_duration, stats.num_acknowledged_subtasks) == (True, 3, 1)
+    assert (first.aborted, first.metrics.checkpointed_size) == (True, 7)
+    assert (second.completed, second.metrics.sync_duration, stats.num_acknowledged_subtasks) == (True, 3, 1)
     assert stats.deadline_timestamp == stats.trigger_timestamp + 600_000

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.checkpoint.documents import check_checkpoint, subtask_state_of
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.documents import check_state
 from ckpt_runtime.checkpoint.state_handles import (
     IncrementalKeyedStateHandle,
     KeyedSection,
@@ -17,7 +18,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     SubtaskState,
 )
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.graph.schema import DocumentError
+from ckpt_runtime.graph.schema import DocumentError, checked
 
 GROUPS = KeyGroupRange(0, 63)
 SECTION = KeyedSection("counts", {"kind": "value"}, ((3, 0, 5),))
@@ -37,8 +38,9 @@ def checkpoint(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_handles_survive_their_document() -> None:
-    assert subtask_state_of(STATE.to_json()) == STATE
-    assert check_checkpoint(checkpoint(STATE.to_json())) == {("v", 0): STATE}
+    assert checked(STATE.to_json(), SubtaskState) == STATE
+    check_state(STATE, "it")
+    assert CompletedCheckpoint.from_json(checkpoint(STATE.to_json())).states == {("v", 0): STATE}
     assert [handle["kind"] for handle in STATE.to_json()["operators"]["op"]["keyed"]] == ["key_groups", "incremental"]
 
 
@@ -66,7 +68,7 @@ def test_a_handle_without_kind_and_version_is_one_of_before() -> None:
         "inputs": [],
         "outputs": [],
     }
-    found = check_checkpoint(checkpoint(before))
+    found = CompletedCheckpoint.from_json(checkpoint(before)).states
     assert found == {("v", 0): SubtaskState({"op": OperatorSubtaskState((KEYED,))}, 5)}
 
 
@@ -85,4 +87,4 @@ def test_a_handle_that_this_version_does_not_know_is_refused(changes: dict[str, 
     document = json.loads(json.dumps(STATE.to_json()))
     document["operators"]["op"]["keyed"][1] |= changes
     with pytest.raises(DocumentError, match=message):
-        check_checkpoint(checkpoint(document))
+        CompletedCheckpoint.from_json(checkpoint(document))

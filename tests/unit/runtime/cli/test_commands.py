@@ -12,8 +12,9 @@ import pytest
 
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.cli.main import main
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.failure_report import FailureCause
-from ckpt_runtime.jobmaster.gateway import ClaimMode, ExceptionEntry, JobStatus, RunRequest
+from ckpt_runtime.jobmaster.gateway import ExceptionEntry, JobStatus, RunRequest
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 
 JOB = "fa461ac280c9aa36bde4a060aa97618c"
@@ -170,7 +171,7 @@ def test_run_detached_passes_everything_on(
     (stored,) = gateway.pipelines
     assert gateway.jobs["ab" * 16].request == RunRequest(
         stored, "wordcount:main", ("--input", "x", "-d", "--", "--json"), 3, {"a": "1", "b": "x=y"}, "s3://b/s", True,
-        ClaimMode.CLAIM, "ab" * 16,
+        RecoveryClaimMode.CLAIM, "ab" * 16,
     )  # fmt: skip
 
 

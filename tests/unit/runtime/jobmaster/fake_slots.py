@@ -15,17 +15,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.events import CheckpointMetrics
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
+from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
-from ckpt_runtime.jobmaster.gateway import ClaimMode, JobStatus
+from ckpt_runtime.jobmaster.gateway import JobStatus
 from ckpt_runtime.jobmaster.job_master import JobMaster
-from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord, VolatileRecord
+from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord
 from ckpt_runtime.jobmaster.slot_pool import SlotPool, SlotTimes
 from ckpt_runtime.jobmaster.stored_submissions import store_job
 from ckpt_runtime.jobmaster.submission import JobSubmission
@@ -292,7 +293,7 @@ class World:
         savepoint: CompletedCheckpoint | None = None,
         graph: JobGraph = GRAPH,
         record: JobRecord | None = None,
-        claim_mode: ClaimMode = ClaimMode.NO_CLAIM,
+        claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM,
         **options: str,
     ) -> JobSubmission:
         """Options as keywords: double underscores stand for dots, single ones for dashes."""
@@ -309,7 +310,7 @@ class World:
             default_checkpoint_directory=str(self.directory / "checkpoints"),
             savepoint=savepoint,
             claim_mode=claim_mode,
-            record=VolatileRecord() if record is None else record,
+            record=JobRecord() if record is None else record,
         )
 
     def start_job(self, **arguments: Any) -> JobMaster:

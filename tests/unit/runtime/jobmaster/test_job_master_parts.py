@@ -23,6 +23,7 @@ from ckpt_runtime.jobmaster.exceptions_history import MAX_CONCURRENT, FailureLog
 from ckpt_runtime.jobmaster.executions import ExecutionGraph
 from ckpt_runtime.jobmaster.gateway import NOT_YET, ExceptionEntry, ExecutionState
 from ckpt_runtime.jobmaster.restart_strategy_factory import create_restart_strategy, strategy_type
+from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.rest.shapes.checkpoints import config
 from ckpt_runtime.scheduler.restart_strategies import ExponentialDelay, FailureRate, FixedDelay, NoRestart
 
@@ -172,12 +173,12 @@ class TestExecutions:
         return ExecutionGraph(JobGraph("j", (SOURCE, SINK), ()))
 
     @staticmethod
-    def figures(rows: int, busy: float = 0.0, vertex: str = "s", subtask: int = 0) -> dict[str, Any]:
-        return {
-            "vertex_id": vertex, "subtask": subtask, "rows_in": rows, "rows_out": 2 * rows, "bytes_in": 8 * rows,
-            "bytes_out": 16 * rows, "late_rows_dropped": rows // 100,
-            "busy_ms": busy, "idle_ms": 0.0, "backpressured_ms": 0.0,
-        }  # fmt: skip
+    def figures(rows: int, busy: float = 0.0, vertex: str = "s", buffers: int | None = None) -> SubtaskMeasures:
+        return SubtaskMeasures(
+            vertex, 0, rows_in=rows, rows_out=2 * rows, bytes_in=8 * rows, bytes_out=16 * rows,
+            late_rows_dropped=rows // 100, busy_ms=busy, idle_ms=0.0, backpressured_ms=0.0,
+            debloated_buffer_size=buffers,
+        )  # fmt: skip
 
     def test_a_new_attempt_starts_from_created(self, graph: ExecutionGraph) -> None:
         graph.enter_all(State.RUNNING)
@@ -250,9 +251,9 @@ class TestExecutions:
         assert not graph.vertex_details(SOURCE).subtasks[1].io.complete
 
     def test_the_size_of_buffers_is_shown_where_it_adapts(self, graph: ExecutionGraph) -> None:
-        graph.measured([{**self.figures(200), "debloated_buffer_size": 4_096}])
+        graph.measured([self.figures(200, buffers=4_096)])
         assert graph.vertex_metrics(SOURCE)[0]["debloatedBufferSize"] == 4_096
-        graph.measured([{**self.figures(200), "debloated_buffer_size": None}])
+        graph.measured([self.figures(200)])
         assert "debloatedBufferSize" not in graph.vertex_metrics(SOURCE)[0]
 
     def test_two_heartbeats_in_one_millisecond_are_no_division_by_zero(self, graph: ExecutionGraph) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
 import pytest
 
 from ckpt_runtime.graph.schemas import SchemaDerivationError, aggregate_output_schema
 from ckpt_runtime.graph.specs import Aggregate, AggregateSpec
 from ckpt_runtime.operators.aggregate import AggregateOperator
+from tests.unit.runtime.operators.conftest import Harness
 
 SPEC = AggregateSpec(
     ("k",), (Aggregate("count", None, "n"), Aggregate("sum", "v", "total"), Aggregate("avg", "v", "a"))
@@ -17,7 +16,7 @@ SPEC = AggregateSpec(
 BATCH = pa.record_batch({"k": ["a", "b", "a"], "v": pa.array([1, 2, 3], pa.int32())})
 
 
-def test_every_row_gives_its_running_values(harness: Any) -> None:
+def test_every_row_gives_its_running_values(harness: type[Harness]) -> None:
     run = harness(AggregateOperator(SPEC))
     assert run.process(BATCH) == [
         {"k": "a", "n": 1, "total": 1, "a": 1.0},
@@ -28,7 +27,7 @@ def test_every_row_gives_its_running_values(harness: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_state_is_restored_with_or_without_the_input_schema(harness: Any, given: bool) -> None:
+def test_state_is_restored_with_or_without_the_input_schema(harness: type[Harness], given: bool) -> None:
     run = harness(AggregateOperator(SPEC))
     run.process(BATCH)
     again = harness(AggregateOperator(SPEC, BATCH.schema if given else None), run.snapshot())
@@ -36,7 +35,7 @@ def test_state_is_restored_with_or_without_the_input_schema(harness: Any, given:
     assert third.process(BATCH)[0] == {"k": "a", "n": 3, "total": 5, "a": 5 / 3}
 
 
-def test_dictionary_keys_come_out_as_they_came_in(harness: Any) -> None:
+def test_dictionary_keys_come_out_as_they_came_in(harness: type[Harness]) -> None:
     run = harness(AggregateOperator(SPEC))
     encoded = pa.record_batch({"k": BATCH["k"].dictionary_encode(), "v": BATCH["v"]})
     run.process(BATCH)

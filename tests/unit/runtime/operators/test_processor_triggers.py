@@ -15,6 +15,7 @@ from ckpt_runtime.graph.specs import ProcessSpec
 from ckpt_runtime.operators import stateful_processor
 from ckpt_runtime.operators.operator import MAX_WATERMARK
 from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
+from tests.unit.runtime.operators.conftest import Harness
 
 OUT = pa.schema([("k", pa.string()), ("what", pa.string())])
 IN = pa.schema([("k", pa.string()), ("v", pa.int64()), ("t", pa.timestamp("ms"))])
@@ -65,7 +66,7 @@ def test_a_buffer_is_cut_between_keys_only() -> None:
     assert operator().together(rows(("x", 1), ("y", 2))) is None
 
 
-def test_rows_between_two_checkpoints_come_in_one_call(harness: Any) -> None:
+def test_rows_between_two_checkpoints_come_in_one_call(harness: type[Harness]) -> None:
     run = harness(operator(), configuration=CHECKPOINT)
     assert run.process(rows(("x", 1), ("y", 2))) == []
     assert run.process(rows(("x", 3), (None, 4))) == []
@@ -79,7 +80,7 @@ def test_rows_between_two_checkpoints_come_in_one_call(harness: Any) -> None:
     assert said(run.take()) == [("x", "[5] at -1")]
 
 
-def test_rows_of_an_interval_come_at_its_end(harness: Any) -> None:
+def test_rows_of_an_interval_come_at_its_end(harness: type[Harness]) -> None:
     run = harness(operator(), configuration=INTERVAL)
     run.now = 5_300
     assert run.process(rows(("x", 1))) == []
@@ -95,7 +96,7 @@ def test_rows_of_an_interval_come_at_its_end(harness: Any) -> None:
 
 
 @pytest.mark.parametrize("after", [INTERVAL, CHECKPOINT, {}])
-def test_gathered_rows_are_part_of_a_checkpoint(harness: Any, after: dict[str, str]) -> None:
+def test_gathered_rows_are_part_of_a_checkpoint(harness: type[Harness], after: dict[str, str]) -> None:
     run = harness(operator(), configuration=INTERVAL)
     run.process(rows(("x", 1), ("y", 2), ("x", 3)))
     restored = harness(operator(), run.snapshot(), configuration=after)
@@ -111,7 +112,7 @@ def test_gathered_rows_are_part_of_a_checkpoint(harness: Any, after: dict[str, s
     assert again.take() == []
 
 
-def test_the_watermark_and_timers_wait_behind_gathered_rows(harness: Any) -> None:
+def test_the_watermark_and_timers_wait_behind_gathered_rows(harness: type[Harness]) -> None:
     run = harness(operator("EventTime"), configuration=CHECKPOINT)
     assert run.watermark(10) == [("watermark", 10)]
     run.process(rows(("x", -20), ("x", 9)))
@@ -123,7 +124,7 @@ def test_the_watermark_and_timers_wait_behind_gathered_rows(harness: Any) -> Non
     assert said(run.watermark(MAX_WATERMARK)) == [("x", "[31] at 30"), ("watermark", MAX_WATERMARK)]
 
 
-def test_timers_of_the_clock_wait_behind_gathered_rows(harness: Any) -> None:
+def test_timers_of_the_clock_wait_behind_gathered_rows(harness: type[Harness]) -> None:
     run = harness(operator("ProcessingTime"), configuration=INTERVAL)
     run.process(rows(("x", -1_500)))
     assert said(run.advance(1_000)) == [("x", "[-1500] at 0")]
@@ -133,7 +134,7 @@ def test_timers_of_the_clock_wait_behind_gathered_rows(harness: Any) -> None:
     assert said(run.advance(2_000)) == [("x", "[7] at 0"), ("x", "fired 1500")]
 
 
-def test_no_timer_fires_that_stands_for_never(harness: Any) -> None:
+def test_no_timer_fires_that_stands_for_never(harness: type[Harness]) -> None:
     run = harness(operator("EventTime"))
     run.process(never(50))
     assert said(run.watermark(MAX_WATERMARK)) == [("x", "fired 50"), ("watermark", MAX_WATERMARK)]
@@ -145,7 +146,7 @@ def never(other: int) -> pa.RecordBatch:
     return pa.record_batch([["x", "x"], [-MAX_WATERMARK, -other], [epoch, epoch]], schema=IN)
 
 
-def test_event_time_may_stay_where_it_was_at_the_end_of_data(harness: Any) -> None:
+def test_event_time_may_stay_where_it_was_at_the_end_of_data(harness: type[Harness]) -> None:
     run = harness(operator("EventTime"), configuration={"execution.stateful-processor.fire-timers-at-end": "false"})
     run.process(rows(("x", -50), ("x", -10)))
     assert said(run.watermark(20)) == [("x", "fired 10"), ("watermark", 20)]
@@ -164,7 +165,7 @@ class Restless(Calls):
 
 @pytest.mark.parametrize("time_mode", ["ProcessingTime", "EventTime"])
 def test_timers_that_register_due_timers_let_other_work_through(
-    harness: Any, time_mode: str, monkeypatch: pytest.MonkeyPatch
+    harness: type[Harness], time_mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stateful_processor, "MOST_CALLBACKS", 5)
     run = harness(operator(time_mode, Restless))

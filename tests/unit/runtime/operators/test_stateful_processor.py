@@ -23,6 +23,7 @@ from ckpt_runtime.operators.errors import (
 )
 from ckpt_runtime.operators.operator import MAX_WATERMARK
 from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
+from tests.unit.runtime.operators.conftest import Harness
 
 OUT = pa.schema([("k", pa.string()), ("what", pa.string()), ("n", pa.int64())])
 
@@ -93,7 +94,7 @@ def answers_of(tester: TwsTester, part: pa.RecordBatch) -> list[dict[str, Any]]:
 
 @pytest.mark.row("io.2")
 @pytest.mark.parametrize("restart", [False, True])
-def test_same_output_as_pyspark_in_processing_time(harness: Any, restart: bool) -> None:
+def test_same_output_as_pyspark_in_processing_time(harness: type[Harness], restart: bool) -> None:
     tester = TwsTester(Everything(), timeMode="ProcessingTime")
     run = harness(operator(Everything, "ProcessingTime"))
     for step, part in enumerate(BATCHES):
@@ -110,7 +111,7 @@ def test_same_output_as_pyspark_in_processing_time(harness: Any, restart: bool) 
 
 
 @pytest.mark.row("io.2")
-def test_same_output_as_pyspark_in_event_time(harness: Any) -> None:
+def test_same_output_as_pyspark_in_event_time(harness: type[Harness]) -> None:
     tester = TwsTester(Everything(), timeMode="EventTime", eventTimeExtractor=lambda r: 10**9)
     run = harness(operator(Everything(), "eventtime"))
     for watermark, part in zip((50, 90, 650), BATCHES, strict=True):
@@ -141,7 +142,7 @@ class Simple(StatefulProcessor):
         return self.function(self, key, rows)
 
 
-def one(function: Any, harness: Any, mode: str = "None") -> Any:
+def one(function: Any, harness: type[Harness], mode: str = "None") -> Any:
     return harness(operator(Simple(function), mode)).process(batch(("x", 1, "a")))
 
 
@@ -157,7 +158,9 @@ def one(function: Any, harness: Any, mode: str = "None") -> Any:
         (Row(s="a", n=1), ProcessorValueError, r"fields \('s', 'n'\), allowed are \('n', 's'\) in this order"),
     ],
 )
-def test_what_spark_silently_nulls_is_an_error(harness: Any, value: Any, error: type[Exception], text: str) -> None:
+def test_what_spark_silently_nulls_is_an_error(
+    harness: type[Harness], value: Any, error: type[Exception], text: str
+) -> None:
     def function(self: Any, _key: Any, _rows: Any) -> Any:
         self.state.update(value)
         return []
@@ -177,17 +180,17 @@ def test_what_spark_silently_nulls_is_an_error(harness: Any, value: Any, error: 
         ([Row(k="x", what="a", n="one")], OutputSchemaError, "output field 'n'"),
     ],
 )
-def test_wrong_results_are_named(harness: Any, result: Any, error: type[Exception], text: str) -> None:
+def test_wrong_results_are_named(harness: type[Harness], result: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         one(lambda *_: result, harness)
 
 
-def test_output_fields_go_by_name_as_in_spark(harness: Any) -> None:
+def test_output_fields_go_by_name_as_in_spark(harness: type[Harness]) -> None:
     rows = [Row(n=1, k="x", extra=0), Row(k="y", what="w", n=2)]
     assert one(lambda *_: rows, harness) == [{"k": "x", "what": None, "n": 1}, {"k": "y", "what": "w", "n": 2}]
 
 
-def test_rows_have_all_columns_and_the_key_is_a_tuple(harness: Any) -> None:
+def test_rows_have_all_columns_and_the_key_is_a_tuple(harness: type[Harness]) -> None:
     seen = []
 
     def function(self: Any, key: Any, rows: Any) -> Any:
@@ -206,7 +209,7 @@ def test_rows_have_all_columns_and_the_key_is_a_tuple(harness: Any) -> None:
     assert repr(rows[0]) == "Row(k='x', v=1, word='a')"
 
 
-def test_handle_keeps_its_life_cycle(harness: Any) -> None:
+def test_handle_keeps_its_life_cycle(harness: type[Harness]) -> None:
     def late(self: Any, *_: Any) -> Any:
         self.handle.getValueState("late", "n int")
 
@@ -229,7 +232,7 @@ def test_handle_keeps_its_life_cycle(harness: Any) -> None:
         harness(operator(Early())).process(batch(("x", 1, "a")))
 
 
-def test_timers_and_ttl_need_their_time_mode(harness: Any) -> None:
+def test_timers_and_ttl_need_their_time_mode(harness: type[Harness]) -> None:
     with pytest.raises(ProcessorUsageError, match="registerTimer needs timeMode"):
         one(lambda self, *_: self.handle.registerTimer(1), harness)
     processor = Simple(lambda *_: [])
@@ -240,7 +243,7 @@ def test_timers_and_ttl_need_their_time_mode(harness: Any) -> None:
         operator(Simple(), "Sometimes")
 
 
-def test_state_expires(harness: Any) -> None:
+def test_state_expires(harness: type[Harness]) -> None:
     def function(self: Any, key: Any, rows: Any) -> Any:
         before = self.state.get()
         if before is None:
@@ -257,7 +260,7 @@ def test_state_expires(harness: Any) -> None:
     assert seen == [None, 1, None, 1]
 
 
-def test_what_is_read_is_safe_to_change(harness: Any) -> None:
+def test_what_is_read_is_safe_to_change(harness: type[Harness]) -> None:
     def function(self: Any, key: Any, rows: Any) -> Any:
         if not self.state.exists():
             self.state.update(([1, 2],))
@@ -270,7 +273,7 @@ def test_what_is_read_is_safe_to_change(harness: Any) -> None:
     assert [run.process(batch(("x", 1, "a")))[0]["n"] for _ in range(3)] == [2, 2, 2]
 
 
-def test_each_attempt_has_its_own_copy(harness: Any) -> None:
+def test_each_attempt_has_its_own_copy(harness: type[Harness]) -> None:
     processor = Simple(lambda self, *_: [])
     run = harness(operator(processor))
     run.process(batch(("x", 1, "a")))
@@ -282,7 +285,7 @@ class Closing(Simple):
         self.function(self, None, None)
 
 
-def test_close_is_called_once_and_only_after_init(harness: Any) -> None:
+def test_close_is_called_once_and_only_after_init(harness: type[Harness]) -> None:
     calls: list[str] = []
     run = harness(operator(Closing()))
     run.operator._processor.function = lambda *_: calls.append("closed") or []
@@ -309,7 +312,7 @@ class Ticking(Simple):
         yield row(key, "tick", expiredTimerInfo.getExpiryTimeInMs())
 
 
-def test_timers_set_in_callbacks_fire_when_due(harness: Any) -> None:
+def test_timers_set_in_callbacks_fire_when_due(harness: type[Harness]) -> None:
     run = harness(operator(Ticking(), "EventTime"))
     run.process(batch(("x", 1, "a")))
     assert [r["n"] for r in run.watermark(35)[:-1]] == [10, 20, 30]
@@ -318,7 +321,7 @@ def test_timers_set_in_callbacks_fire_when_due(harness: Any) -> None:
     assert [r["n"] for r in run.watermark(MAX_WATERMARK)[:-1]] == [40]
 
 
-def test_restored_processing_timers_ask_for_the_clock_at_open(harness: Any) -> None:
+def test_restored_processing_timers_ask_for_the_clock_at_open(harness: type[Harness]) -> None:
     run = harness(operator(Ticking(), "ProcessingTime"))
     run.process(batch(("x", 1, "a")))
     assert run.timer == 10
@@ -328,7 +331,7 @@ def test_restored_processing_timers_ask_for_the_clock_at_open(harness: Any) -> N
     assert restored.timer == 20
 
 
-def test_nanoseconds_are_refused_by_name(harness: Any) -> None:
+def test_nanoseconds_are_refused_by_name(harness: type[Harness]) -> None:
     part = pa.record_batch({"k": ["x"], "t": pa.array([1], pa.timestamp("ns"))})
     with pytest.raises(TypeError, match="field 't': type timestamp.ns. is not supported; cast nanoseconds"):
         harness(operator(Simple())).process(part)
@@ -362,7 +365,7 @@ def late_dropper(time_mode: str = "EventTime") -> StatefulProcessorOperator:
 
 @pytest.mark.row("io.2")
 @pytest.mark.parametrize("unit", ["s", "ms", "us"])
-def test_late_rows_are_dropped_as_pyspark_drops_them(harness: Any, unit: str) -> None:
+def test_late_rows_are_dropped_as_pyspark_drops_them(harness: type[Harness], unit: str) -> None:
     def event_time(r: Row) -> int:
         return int(r.at.timestamp() * 1000)
 
@@ -386,14 +389,14 @@ def test_late_rows_are_dropped_as_pyspark_drops_them(harness: Any, unit: str) ->
     assert run.operator.late_rows_dropped == dropped == 6
 
 
-def test_rows_without_event_time_are_never_late(harness: Any) -> None:
+def test_rows_without_event_time_are_never_late(harness: type[Harness]) -> None:
     run = harness(late_dropper())
     run.watermark(50_000)
     assert [r["what"] for r in run.process(timed("ms", ("x", None, "a"), ("x", 1, "late")))] == ["a"]
     assert [r["what"] for r in run.process(timed("ms", ("x", None, "b")))] == ["b"]
 
 
-def test_nothing_is_late_in_another_time_mode(harness: Any) -> None:
+def test_nothing_is_late_in_another_time_mode(harness: type[Harness]) -> None:
     run = harness(late_dropper("ProcessingTime"))
     run.watermark(50_000)
     assert [r["what"] for r in run.process(timed("ms", ("x", 1, "a")))] == ["a"]
@@ -401,7 +404,7 @@ def test_nothing_is_late_in_another_time_mode(harness: Any) -> None:
     assert run.operator.late_rows_dropped == 0
 
 
-def test_the_watermark_survives_a_restore_but_not_the_end_of_data(harness: Any) -> None:
+def test_the_watermark_survives_a_restore_but_not_the_end_of_data(harness: type[Harness]) -> None:
     run = harness(late_dropper())
     run.watermark(3000)
     run.process(timed("ms", ("x", 4000, "a")))

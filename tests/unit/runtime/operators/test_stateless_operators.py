@@ -18,11 +18,12 @@ from ckpt_runtime.operators.map_in_arrow import MapInArrowOperator
 from ckpt_runtime.operators.operator import MAX_WATERMARK
 from ckpt_runtime.operators.project import ProjectOperator
 from ckpt_runtime.operators.watermark import WatermarkOperator
+from tests.unit.runtime.operators.conftest import Harness
 
 BATCH = pa.record_batch({"k": [1, 2, 3, None], "v": [10.0, None, 30.0, 40.0]})
 
 
-def test_filter_counts_null_as_false(harness: Any) -> None:
+def test_filter_counts_null_as_false(harness: type[Harness]) -> None:
     spec = FilterSpec(pc.field("v") > 15)
     run = harness(FilterOperator(spec))
     assert run.process(BATCH) == [{"k": 3, "v": 30.0}, {"k": None, "v": 40.0}]
@@ -31,7 +32,7 @@ def test_filter_counts_null_as_false(harness: Any) -> None:
     assert FilterOperator.output_schema(spec, BATCH.schema) == BATCH.schema
 
 
-def test_project_computes_what_its_schema_says(harness: Any) -> None:
+def test_project_computes_what_its_schema_says(harness: type[Harness]) -> None:
     spec = ProjectSpec((("double", pc.field("v") * 2), ("k", pc.field("k")), ("one", pc.scalar(1))))
     run = harness(ProjectOperator(spec))
     assert run.process(BATCH.slice(0, 2)) == [{"double": 20.0, "k": 1, "one": 1}, {"double": None, "k": 2, "one": 1}]
@@ -47,7 +48,7 @@ def test_expressions_that_do_not_fit_are_refused(expression: pc.Expression) -> N
         FilterOperator.output_schema(FilterSpec(expression), schema)
 
 
-def test_map_is_called_once_per_buffer(harness: Any) -> None:
+def test_map_is_called_once_per_buffer(harness: type[Harness]) -> None:
     calls = []
 
     def double(batches: Any) -> Any:
@@ -76,14 +77,16 @@ def test_map_is_called_once_per_buffer(harness: Any) -> None:
         ),
     ],
 )
-def test_map_that_breaks_its_contract_is_named(harness: Any, result: Any, error: type[Exception], text: str) -> None:
+def test_map_that_breaks_its_contract_is_named(
+    harness: type[Harness], result: Any, error: type[Exception], text: str
+) -> None:
     run = harness(MapInArrowOperator(MapInArrowSpec(lambda _: result, BATCH.schema)))
     with pytest.raises(error, match=text):
         run.process(BATCH)
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
-def test_watermark_trails_and_never_falls(harness: Any, unit: str) -> None:
+def test_watermark_trails_and_never_falls(harness: type[Harness], unit: str) -> None:
     run = harness(WatermarkOperator(WatermarkSpec("t", 1000)))
 
     def batch(*seconds: int | None) -> pa.RecordBatch:
@@ -104,7 +107,7 @@ def at(*seconds: int) -> pa.RecordBatch:
 
 
 @pytest.mark.row("76.9")
-def test_a_restored_watermark_is_emitted_again_before_anything_else(harness: Any) -> None:
+def test_a_restored_watermark_is_emitted_again_before_anything_else(harness: type[Harness]) -> None:
     """Or event time would stand still until newer rows than those in flight come."""
     run = harness(WatermarkOperator(WatermarkSpec("t", 1000)))
     run.process(at(10, 5))
@@ -115,20 +118,20 @@ def test_a_restored_watermark_is_emitted_again_before_anything_else(harness: Any
     assert restored.lists()[0].items == ({"ms": 10_000, "parallelism": 1},)
 
 
-def test_without_a_watermark_there_is_none_to_restore(harness: Any) -> None:
+def test_without_a_watermark_there_is_none_to_restore(harness: type[Harness]) -> None:
     lists = harness(WatermarkOperator(WatermarkSpec("t", 0))).lists()
     assert [state.items for state in lists] == [()]
     assert harness(WatermarkOperator(WatermarkSpec("t", 0)), lists=lists).take() == []
 
 
-def test_the_end_of_all_time_is_not_restored_but_the_watermark_before_it(harness: Any) -> None:
+def test_the_end_of_all_time_is_not_restored_but_the_watermark_before_it(harness: type[Harness]) -> None:
     run = harness(WatermarkOperator(WatermarkSpec("t", 0)))
     run.process(at(3))
     run.watermark(MAX_WATERMARK)
     assert harness(WatermarkOperator(WatermarkSpec("t", 0)), lists=run.lists()).take() == [("watermark", 3000)]
 
 
-def test_at_another_parallelism_the_watermark_starts_anew(harness: Any) -> None:
+def test_at_another_parallelism_the_watermark_starts_anew(harness: type[Harness]) -> None:
     """Rows of a slower subtask may come here; behind this one's watermark they would be late."""
     lists = (OperatorListState("watermark", OperatorStateMode.SPLIT, ({"ms": 9000, "parallelism": 2},)),)
     restored = harness(WatermarkOperator(WatermarkSpec("t", 0)), lists=lists)

@@ -16,7 +16,7 @@ from ckpt_runtime.checkpoint.configuration import (
     CheckpointRetention,
 )
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
-from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot, CheckpointType, SubtaskStats
+from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStatsSnapshot, CheckpointType, SubtaskStats
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning, vertex_id_of
@@ -122,9 +122,8 @@ class FakeGateway:
         for vertex in VERTICES:
             for index in range(PARALLELISM):
                 self.now += 1
-                stats = SubtaskStats(
-                    index, self.now, 100, 100, 1, 2, processed_data=5, alignment_duration=3, start_delay=1
-                )
+                metrics = CheckpointMetrics(1, 2, 100, processed_data=5, alignment_duration=3, start_delay=1)
+                stats = SubtaskStats(index, self.now, 100, metrics)
                 job.tracker.report_subtask(checkpoint_id, vertex, stats)
         name = (
             f"chk-{checkpoint_id}" if savepoint_format is None else f"savepoint-{job.job_id[:6]}-{checkpoint_id:012x}"
@@ -149,9 +148,9 @@ class FakeGateway:
         self._check()
         return g.ClusterOverview(8, 6, 4, Counter(job.status for job in self.jobs.values()))
 
-    async def slot_agents(self) -> tuple[g.SlotAgent, ...]:
+    async def slot_agents(self) -> tuple[g.SlotOverview, ...]:
         self._check()
-        return tuple(g.SlotAgent(f"0-{n}", "localhost:37401", 37401, 2, n > 1, self.now) for n in range(4))
+        return tuple(g.SlotOverview(f"0-{n}", "localhost:37401", 37401, 2, n > 1, self.now) for n in range(4))
 
     async def dashboard_config(self) -> g.DashboardConfig:
         return g.DashboardConfig(3000, "Coordinated Universal Time", 0, "2.3.0", "c0f8d1a")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
-from ckpt_runtime.checkpoint.statistics import SubtaskStats
+from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, SubtaskStats
 from ckpt_runtime.jobmaster.gateway import ExecutionState, IoMetrics, JobStatus, SubtaskDetails
 from ckpt_runtime.rest.serialized_throwable import serialized_throwable
 from ckpt_runtime.rest.shapes import jobs, metrics
@@ -44,21 +44,11 @@ def test_an_unaligned_checkpoint_shows_what_it_persisted(send: Send, gateway: Fa
     """Flink's fields: persisted bytes count in the sizes, and one subtask that turned names the type."""
     job = gateway.jobs[JOB]
     checkpoint_id = gateway.start_checkpoint(job)
-    turned = SubtaskStats(
-        0,
-        gateway.now + 5,
-        900,
-        700,
-        1,
-        2,
-        0,
-        processed_data=30,
-        persisted_data=600,
-        alignment_duration=4,
-        unaligned=True,
-    )
+    metrics = CheckpointMetrics(1, 2, 700, processed_data=30, persisted_data=600, alignment_duration=4, unaligned=True)
+    turned = SubtaskStats(0, gateway.now + 5, 900, metrics)
     job.tracker.report_subtask(checkpoint_id, VERTICES[0], turned)
-    job.tracker.report_subtask(checkpoint_id, VERTICES[0], SubtaskStats(1, gateway.now + 6, 100, 100, 1, 2))
+    aligned = SubtaskStats(1, gateway.now + 6, 100, CheckpointMetrics(1, 2, 100))
+    job.tracker.report_subtask(checkpoint_id, VERTICES[0], aligned)
     (shown,) = send("GET", f"/jobs/{JOB}/checkpoints").json()["history"]
     assert (shown["checkpoint_type"], shown["is_savepoint"]) == ("UNALIGNED_CHECKPOINT", False)
     assert [shown[name] for name in ("processed_data", "persisted_data")] == [30, 600]
@@ -69,6 +59,39 @@ def test_an_unaligned_checkpoint_shows_what_it_persisted(send: Send, gateway: Fa
     first, second = vertex["subtasks"]
     assert first["alignment"] == {"buffered": 0, "processed": 30, "persisted": 600, "duration": 4}
     assert (first["unaligned_checkpoint"], second["unaligned_checkpoint"]) == (True, False)
+
+
+def test_every_measure_of_a_subtask_is_shown(send: Send, gateway: FakeGateway) -> None:
+    """The mapping from the engine's one definition to Flink's fields, and the summary beside it."""
+    measures = [item.name for item in fields(CheckpointMetrics) if item.name != "unaligned"]
+    values = dict(zip(measures, range(101, 200), strict=False))
+    job = gateway.jobs[JOB]
+    checkpoint_id = gateway.start_checkpoint(job)
+    for index in range(2):
+        stats = SubtaskStats(index, gateway.now + 7, 900, CheckpointMetrics(**values, unaligned=True))
+        job.tracker.report_subtask(checkpoint_id, VERTICES[0], stats)
+    vertex = send("GET", f"/jobs/{JOB}/checkpoints/details/{checkpoint_id}/subtasks/{VERTICES[0]}").json()
+    shown = {
+        "checkpointed_size": values["checkpointed_size"],
+        "state_size": 900,
+        "end_to_end_duration": 7,
+        "checkpoint": {"sync": values["sync_duration"], "async": values["async_duration"]},
+        "alignment": {
+            "buffered": values["alignment_buffered"],
+            "processed": values["processed_data"],
+            "persisted": values["persisted_data"],
+            "duration": values["alignment_duration"],
+        },
+        "start_delay": values["start_delay"],
+        "unaligned_checkpoint": True,
+    }
+    assert vertex["subtasks"][1].items() >= shown.items()
+    summary = vertex["summary"]
+    assert {name: summary[name]["max"] for name in summary if "max" in summary[name]} == {
+        name: value for name, value in shown.items() if isinstance(value, int) and value is not True
+    }
+    assert {name: part["max"] for name, part in summary["alignment"].items()} == shown["alignment"]
+    assert {name: part["max"] for name, part in summary["checkpoint_duration"].items()} == shown["checkpoint"]
 
 
 def test_durations_of_states() -> None:

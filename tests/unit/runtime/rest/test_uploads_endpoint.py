@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.jobmaster.gateway import ClaimMode, RunRequest
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
+from ckpt_runtime.jobmaster.gateway import RunRequest
 from ckpt_runtime.rest.errors import BadRequest
 from ckpt_runtime.rest.uploads import display_name
 from tests.unit.runtime.rest.conftest import JOB, Send
@@ -36,7 +37,7 @@ def test_upload_list_run_delete(send: Send, gateway: FakeGateway) -> None:
     assert run.json() == {"jobid": "ab" * 16, "applicationId": "ab" * 16}
     assert gateway.jobs["ab" * 16].request == RunRequest(
         pipeline, "pkg.job:main", ("--a", "ä b"), 3, {"a": "1", "b": "2", "c": "true", "d": "1.5"}, "s3://b/s", True,
-        ClaimMode.CLAIM, "ab" * 16,
+        RecoveryClaimMode.CLAIM, "ab" * 16,
     )  # fmt: skip
     assert send("DELETE", f"/jars/{pipeline}").status_code == 200
     assert send("DELETE", f"/jars/{pipeline}").status_code == 404

@@ -13,6 +13,7 @@ from ckpt_runtime.graph.schemas import aggregate_type
 from ckpt_runtime.graph.specs import Aggregate
 from ckpt_runtime.state.errors import AggregateOverflowError, StateSchemaError
 from ckpt_runtime.state.states import AggregateColumn
+from tests.unit.runtime.state.conftest import Snapshots
 
 
 def column(function: str, name: str | None, alias: str, kind: pa.DataType | None) -> AggregateColumn:
@@ -28,7 +29,7 @@ def run(table: Any, batch: pa.RecordBatch) -> list[list[Any]]:
     return [array.to_pylist() for array in table.update(batch)]
 
 
-def test_nulls_are_ignored_and_nothing_sums_to_null(snapshots: Any, int_key: pa.Schema) -> None:
+def test_nulls_are_ignored_and_nothing_sums_to_null(snapshots: Snapshots, int_key: pa.Schema) -> None:
     wanted = [column("count", None, "all", None), *columns_of(pa.int32(), "count", "sum", "min", "max", "avg")]
     table = snapshots.backend().aggregate_table("a", int_key, wanted)
     batch = pa.record_batch({"k": pa.array([1, 1, None, 1, None]), "v": pa.array([None, 5, 2, -1, None], pa.int32())})
@@ -43,20 +44,20 @@ def test_nulls_are_ignored_and_nothing_sums_to_null(snapshots: Any, int_key: pa.
     assert len(table) == 2
 
 
-def test_overflow_is_an_error_that_names_the_column(snapshots: Any, int_key: pa.Schema) -> None:
+def test_overflow_is_an_error_that_names_the_column(snapshots: Snapshots, int_key: pa.Schema) -> None:
     table = snapshots.backend().aggregate_table("a", int_key, columns_of(pa.int64(), "sum"))
     with pytest.raises(AggregateOverflowError, match=r"column 'v' .*when adding 1 to 9223372036854775807"):
         table.update(pa.record_batch({"k": [1, 1], "v": [2**63 - 1, 1]}))
 
 
-def test_nan_is_the_greatest_float(snapshots: Any, int_key: pa.Schema) -> None:
+def test_nan_is_the_greatest_float(snapshots: Snapshots, int_key: pa.Schema) -> None:
     table = snapshots.backend().aggregate_table("a", int_key, columns_of(pa.float64(), "min", "max"))
     least, greatest = run(table, pa.record_batch({"k": [1, 1, 1], "v": [float("nan"), 3.0, 4.0]}))
     assert least[1:] == [3.0, 3.0]
     assert all(math.isnan(value) for value in greatest)
 
 
-def test_extremes_keep_their_type(snapshots: Any, int_key: pa.Schema) -> None:
+def test_extremes_keep_their_type(snapshots: Snapshots, int_key: pa.Schema) -> None:
     for kind, values in [
         (pa.uint64(), [2**63 + 5, 3]),
         (pa.bool_(), [True, False]),
@@ -74,7 +75,7 @@ def test_extremes_keep_their_type(snapshots: Any, int_key: pa.Schema) -> None:
         assert greatest.to_pylist() == [batch["v"].to_pylist()[0]] * 2
 
 
-def test_string_arena_is_compacted(snapshots: Any, int_key: pa.Schema) -> None:
+def test_string_arena_is_compacted(snapshots: Snapshots, int_key: pa.Schema) -> None:
     table = snapshots.backend().aggregate_table("a", int_key, columns_of(pa.string(), "max"))
     frozen = None
     for round_ in range(60):
@@ -87,7 +88,7 @@ def test_string_arena_is_compacted(snapshots: Any, int_key: pa.Schema) -> None:
     assert frozen is not None
 
 
-def test_thousands_of_new_keys_grow_every_array(snapshots: Any) -> None:
+def test_thousands_of_new_keys_grow_every_array(snapshots: Snapshots) -> None:
     for key in (pa.schema([("k", pa.int64())]), pa.schema([("k", pa.string())])):
         table = snapshots.backend().aggregate_table("a", key, columns_of(pa.int64(), "sum", "count"))
         numbers = np.arange(30_000)
@@ -118,7 +119,7 @@ def composite_batch() -> pa.RecordBatch:
     )
 
 
-def test_composite_keys_survive_a_snapshot(snapshots: Any) -> None:
+def test_composite_keys_survive_a_snapshot(snapshots: Snapshots) -> None:
     wanted = columns_of(pa.int64(), "sum")
     backend = snapshots.backend()
     table = backend.aggregate_table("a", COMPOSITE, wanted)
@@ -128,7 +129,7 @@ def test_composite_keys_survive_a_snapshot(snapshots: Any) -> None:
     assert len(again) == 4
 
 
-def test_added_aggregates_start_neutral_and_removed_ones_go(snapshots: Any, int_key: pa.Schema) -> None:
+def test_added_aggregates_start_neutral_and_removed_ones_go(snapshots: Snapshots, int_key: pa.Schema) -> None:
     backend = snapshots.backend()
     old = backend.aggregate_table("a", int_key, columns_of(pa.int64(), "sum", "max", "avg"))
     batch = pa.record_batch({"k": [1, 2], "v": [10, 20]})
@@ -139,7 +140,7 @@ def test_added_aggregates_start_neutral_and_removed_ones_go(snapshots: Any, int_
     assert run(new, batch) == [[1, 1], [10.0, 20.0], [20, 40]]
 
 
-def test_a_sum_learns_of_nulls_when_the_first_one_comes(snapshots: Any, int_key: pa.Schema) -> None:
+def test_a_sum_learns_of_nulls_when_the_first_one_comes(snapshots: Snapshots, int_key: pa.Schema) -> None:
     for kind in (pa.int64(), pa.float64()):
         backend = snapshots.backend()
         table = backend.aggregate_table("a", int_key, columns_of(kind, "sum"))
@@ -153,7 +154,7 @@ def test_a_sum_learns_of_nulls_when_the_first_one_comes(snapshots: Any, int_key:
         assert run(again, unknown) == [[10, 20, 5, 1, None]]
 
 
-def test_a_sum_added_to_known_keys_is_null_until_their_next_value(snapshots: Any, int_key: pa.Schema) -> None:
+def test_a_sum_added_to_known_keys_is_null_until_their_next_value(snapshots: Snapshots, int_key: pa.Schema) -> None:
     backend = snapshots.backend()
     backend.aggregate_table("a", int_key, columns_of(pa.int64(), "count")).update(
         pa.record_batch({"k": [1, 2], "v": [10, 20]})
@@ -163,7 +164,7 @@ def test_a_sum_added_to_known_keys_is_null_until_their_next_value(snapshots: Any
     assert run(table, pa.record_batch({"k": [1, 2], "v": pa.array([7, None])})) == [[2, 1], [7, None]]
 
 
-def test_changed_meaning_or_key_is_refused(snapshots: Any, int_key: pa.Schema) -> None:
+def test_changed_meaning_or_key_is_refused(snapshots: Snapshots, int_key: pa.Schema) -> None:
     backend = snapshots.backend()
     backend.aggregate_table("a", int_key, columns_of(pa.int64(), "sum")).update(pa.record_batch({"k": [1], "v": [1]}))
     sources = snapshots.of(backend)
@@ -175,7 +176,7 @@ def test_changed_meaning_or_key_is_refused(snapshots: Any, int_key: pa.Schema) -
         snapshots.restored(sources).value_state("a", int_key, int_key)
 
 
-def test_same_name_gives_the_same_table(snapshots: Any, int_key: pa.Schema) -> None:
+def test_same_name_gives_the_same_table(snapshots: Snapshots, int_key: pa.Schema) -> None:
     backend = snapshots.backend()
     wanted = columns_of(pa.int64(), "sum")
     assert backend.aggregate_table("a", int_key, wanted) is backend.aggregate_table("a", int_key, wanted)

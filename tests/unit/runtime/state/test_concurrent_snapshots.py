@@ -11,6 +11,7 @@ import pytest
 
 from ckpt_runtime.state.states import AggregateColumn
 from tests.support.inline_snapshots import CHECKPOINT
+from tests.unit.runtime.state.conftest import Snapshots
 
 COLUMNS = [
     AggregateColumn("count", None, "n", None, pa.int64()),
@@ -45,7 +46,7 @@ def content(backend: Any, int_key: pa.Schema) -> Any:
 
 
 @pytest.mark.parametrize("overlapping", [1, 3, 6])
-def test_writing_beside_updates(snapshots: Any, int_key: pa.Schema, overlapping: int) -> None:
+def test_writing_beside_updates(snapshots: Snapshots, int_key: pa.Schema, overlapping: int) -> None:
     backend = snapshots.backend()
     pending: list[tuple[int, Any]] = []
     with ThreadPoolExecutor(2) as pool:

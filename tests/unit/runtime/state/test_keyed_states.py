@@ -15,13 +15,14 @@ from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError
 from ckpt_runtime.state.states import TimeToLive
 from tests.support.inline_snapshots import CHECKPOINT, InlineReader
+from tests.unit.runtime.state.conftest import Snapshots
 
 VALUE = pa.schema([("n", pa.int64()), ("s", pa.string())])
 USER_KEY = pa.schema([("u", pa.string())])
 ONE = pa.schema([("n", pa.int64())])
 
 
-def filled(snapshots: Any, int_key: pa.Schema, keys: range) -> Any:
+def filled(snapshots: Snapshots, int_key: pa.Schema, keys: range) -> Any:
     backend = snapshots.backend()
     values = backend.value_state("v", int_key, VALUE)
     lists = backend.list_state("l", int_key, ONE)
@@ -49,7 +50,7 @@ def content(backend: Any, int_key: pa.Schema, keys: range) -> dict[int, Any]:
     }
 
 
-def test_rescaling_gives_each_part_its_keys_and_back(snapshots: Any, int_key: pa.Schema) -> None:
+def test_rescaling_gives_each_part_its_keys_and_back(snapshots: Snapshots, int_key: pa.Schema) -> None:
     keys = range(1, 300)
     whole = filled(snapshots, int_key, keys)
     expected = content(whole, int_key, keys)
@@ -65,7 +66,7 @@ def test_rescaling_gives_each_part_its_keys_and_back(snapshots: Any, int_key: pa
     assert merged.timers("$timers", int_key).next_time() == 5
 
 
-def test_snapshot_shows_the_moment_it_was_taken(snapshots: Any, int_key: pa.Schema) -> None:
+def test_snapshot_shows_the_moment_it_was_taken(snapshots: Snapshots, int_key: pa.Schema) -> None:
     keys = range(1, 50)
     backend = filled(snapshots, int_key, keys)
     before = content(backend, int_key, keys)
@@ -88,7 +89,7 @@ def test_snapshot_shows_the_moment_it_was_taken(snapshots: Any, int_key: pa.Sche
     assert content(backend, int_key, keys) == {}
 
 
-def test_state_nobody_asked_for_is_passed_on(snapshots: Any, int_key: pa.Schema) -> None:
+def test_state_nobody_asked_for_is_passed_on(snapshots: Snapshots, int_key: pa.Schema) -> None:
     keys = range(1, 50)
     backend = filled(snapshots, int_key, keys)
     expected = content(backend, int_key, keys)
@@ -100,7 +101,7 @@ def test_state_nobody_asked_for_is_passed_on(snapshots: Any, int_key: pa.Schema)
     assert dropped.value_state("v", int_key, VALUE).get((1,)) is None
 
 
-def test_fields_may_come_go_and_widen(snapshots: Any, int_key: pa.Schema) -> None:
+def test_fields_may_come_go_and_widen(snapshots: Snapshots, int_key: pa.Schema) -> None:
     backend = snapshots.backend()
     backend.value_state("v", int_key, pa.schema([("n", pa.int32()), ("gone", pa.string())])).put((1,), (5, "x"))
     wanted = pa.schema([("new", pa.string()), ("n", pa.int64())])
@@ -116,7 +117,7 @@ def test_fields_may_come_go_and_widen(snapshots: Any, int_key: pa.Schema) -> Non
     ],
 )
 def test_unsafe_evolution_names_state_and_schemas(
-    snapshots: Any, int_key: pa.Schema, wanted: pa.Schema, reason: str
+    snapshots: Snapshots, int_key: pa.Schema, wanted: pa.Schema, reason: str
 ) -> None:
     backend = snapshots.backend()
     backend.value_state("v", int_key, ONE).put((1,), (5,))
@@ -124,7 +125,7 @@ def test_unsafe_evolution_names_state_and_schemas(
         snapshots.restored(snapshots.of(backend)).value_state("v", int_key, wanted)
 
 
-def test_key_may_not_change(snapshots: Any, int_key: pa.Schema) -> None:
+def test_key_may_not_change(snapshots: Snapshots, int_key: pa.Schema) -> None:
     backend = snapshots.backend()
     backend.value_state("v", int_key, ONE).put((1,), (5,))
     for other in (pa.schema([("k", pa.int32())]), pa.schema([("j", pa.int64())])):
@@ -132,7 +133,7 @@ def test_key_may_not_change(snapshots: Any, int_key: pa.Schema) -> None:
             snapshots.restored(snapshots.of(backend)).value_state("v", other, ONE)
 
 
-def test_all_types_survive_a_snapshot(snapshots: Any) -> None:
+def test_all_types_survive_a_snapshot(snapshots: Snapshots) -> None:
     struct = pa.struct([("x", pa.int32()), ("tags", pa.list_(pa.string()))])
     schema = pa.schema(
         [
@@ -163,7 +164,7 @@ class Clock:
         return self.now
 
 
-def test_entries_expire_on_their_own_clock_and_are_removed(snapshots: Any, int_key: pa.Schema) -> None:
+def test_entries_expire_on_their_own_clock_and_are_removed(snapshots: Snapshots, int_key: pa.Schema) -> None:
     clock = Clock()
     ttl = TimeToLive(100, clock)
     backend = snapshots.backend()
@@ -195,7 +196,7 @@ def test_entries_expire_on_their_own_clock_and_are_removed(snapshots: Any, int_k
         assert not list(again.list_state("l", int_key, ONE, ttl)._entries.items())
 
 
-def test_ttl_may_be_added_and_removed(snapshots: Any, int_key: pa.Schema) -> None:
+def test_ttl_may_be_added_and_removed(snapshots: Snapshots, int_key: pa.Schema) -> None:
     clock = Clock()
     backend = snapshots.backend()
     backend.value_state("v", int_key, ONE).put((1,), (1,))
@@ -208,7 +209,7 @@ def test_ttl_may_be_added_and_removed(snapshots: Any, int_key: pa.Schema) -> Non
     assert without.get((1,)) == (1,)
 
 
-def test_timers_are_a_queue_with_deletion(snapshots: Any, int_key: pa.Schema) -> None:
+def test_timers_are_a_queue_with_deletion(snapshots: Snapshots, int_key: pa.Schema) -> None:
     timers = snapshots.backend().timers("$timers", int_key)
     for key, time in [(1, 30), (1, 10), (2, 20), (1, 10), (3, 5)]:
         timers.register((key,), time)
@@ -223,7 +224,7 @@ def test_timers_are_a_queue_with_deletion(snapshots: Any, int_key: pa.Schema) ->
     assert timers.next_time() == 30
 
 
-def test_damaged_bytes_are_named(snapshots: Any, int_key: pa.Schema) -> None:
+def test_damaged_bytes_are_named(snapshots: Snapshots, int_key: pa.Schema) -> None:
     (handle,) = snapshots.of(filled(snapshots, int_key, range(1, 9)))
     sections = tuple(section for section in handle.sections if section.name == "v")
     handle = KeyedStateHandle(handle.key_groups, handle.file, sections)
@@ -242,7 +243,7 @@ def test_damaged_bytes_are_named(snapshots: Any, int_key: pa.Schema) -> None:
             backend.value_state("v", int_key, VALUE)
 
 
-def test_unknown_format_version_is_refused(snapshots: Any, int_key: pa.Schema) -> None:
+def test_unknown_format_version_is_refused(snapshots: Snapshots, int_key: pa.Schema) -> None:
     (handle,) = snapshots.of(filled(snapshots, int_key, range(1, 3)))
     handle.sections[0].descriptor["format"] = 99
     with pytest.raises(CorruptStateError, match="native format 99, this version reads 1"):

@@ -14,6 +14,7 @@ from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers
 from ckpt_runtime.state.memory.row_segments import RowSegments
 from ckpt_runtime.state.states import RowBufferSpec
 from tests.support import reference_kernels as reference
+from tests.unit.runtime.state.conftest import Snapshots
 
 SCHEMA = pa.schema(
     [
@@ -109,7 +110,7 @@ def test_matches_and_forgetting_follow_the_plain_form(seed: int, keeps_matched: 
         assert len(side) == plain.living()
 
 
-def test_rows_of_a_key_keep_their_order_over_a_snapshot_and_unclaimed_ones_are_passed_on(snapshots: Any) -> None:
+def test_rows_of_a_key_keep_their_order_over_a_snapshot_and_unclaimed_ones_are_passed_on(snapshots: Snapshots) -> None:
     backend = snapshots.backend()
     buffers = backend.row_buffers([SPEC])
     append(buffers, buffers.sides[0], rows_of(range(500)))
@@ -125,7 +126,7 @@ def test_rows_of_a_key_keep_their_order_over_a_snapshot_and_unclaimed_ones_are_p
         assert [r for r in found if (r["k"], r["n"]) == key] == [r for r in expected if (r["k"], r["n"]) == key]
 
 
-def test_added_and_removed_columns_evolve_as_in_other_states(snapshots: Any) -> None:
+def test_added_and_removed_columns_evolve_as_in_other_states(snapshots: Snapshots) -> None:
     backend = snapshots.backend()
     buffers = backend.row_buffers([SPEC])
     append(buffers, buffers.sides[0], rows_of(range(3)))
@@ -141,7 +142,7 @@ def test_added_and_removed_columns_evolve_as_in_other_states(snapshots: Any) -> 
         snapshots.restored(snapshots.of(backend)).row_buffers([RowBufferSpec("rows", strict, ("k", "n"), "t")])
 
 
-def test_another_kind_of_state_and_sides_with_other_keys_are_refused(snapshots: Any) -> None:
+def test_another_kind_of_state_and_sides_with_other_keys_are_refused(snapshots: Snapshots) -> None:
     backend = snapshots.backend()
     backend.value_state("rows", SPEC.key_schema, pa.schema([("x", pa.int64())]))
     with pytest.raises(StateSchemaError, match="state 'rows' of operator 'op': the snapshot has another kind of state"):
@@ -152,7 +153,7 @@ def test_another_kind_of_state_and_sides_with_other_keys_are_refused(snapshots: 
         snapshots.backend().row_buffers([SPEC, INTS])
 
 
-def test_a_descriptor_that_does_not_say_how_rows_end_is_corrupt(snapshots: Any) -> None:
+def test_a_descriptor_that_does_not_say_how_rows_end_is_corrupt(snapshots: Snapshots) -> None:
     backend = snapshots.backend()
     buffers = backend.row_buffers([INTS])
     append(buffers, buffers.sides[0], pa.RecordBatch.from_pylist([{"k": 1, "t": 1}], INTS.schema))

@@ -380,5 +380,5 @@ class TaskKit:
 
 
 @pytest.fixture(scope="session")
-def kit() -> type[TaskKit]:
-    return TaskKit
+def kit() -> TaskKit:
+    return TaskKit()

@@ -12,6 +12,7 @@ from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.network.elements import Watermark
 from ckpt_runtime.storage.channel_state_frame import PersistedElement
 from ckpt_runtime.task.in_flight import CapturedChannel, InFlight, PersistedBuffers, size_of
+from tests.unit.runtime.task.conftest import TaskKit
 
 
 def place(number: int) -> PersistedElement:
@@ -19,11 +20,11 @@ def place(number: int) -> PersistedElement:
 
 
 @pytest.fixture(params=["message", "batch"])
-def buffer(request: pytest.FixtureRequest, kit: Any) -> Any:
+def buffer(request: pytest.FixtureRequest, kit: TaskKit) -> Any:
     return kit.rows(1, 2).serialize() if request.param == "message" else kit.rows(1, 2)
 
 
-def test_rows_count_as_they_are_kept_whether_they_came_over_the_wire_or_not(kit: Any) -> None:
+def test_rows_count_as_they_are_kept_whether_they_came_over_the_wire_or_not(kit: TaskKit) -> None:
     batch = kit.rows(1, 2, 3)
     assert size_of(batch) == size_of(batch.serialize()) == batch.serialize().size
     assert size_of(batch.slice(1, 1)) == batch.slice(1, 1).serialize().size
@@ -70,7 +71,7 @@ class TestPersistedBuffers:
         known.completed(2)
         assert known.place_of(buffer, 3) == place(1)
 
-    def test_a_later_one_replaces_and_those_below_it_are_forgotten(self, buffer: Any, kit: Any) -> None:
+    def test_a_later_one_replaces_and_those_below_it_are_forgotten(self, buffer: Any, kit: TaskKit) -> None:
         known, other = PersistedBuffers(), kit.rows(9)
         known.written(1, [(other, place(1))])
         known.written(2, [(buffer, place(2))])
@@ -82,7 +83,7 @@ class TestPersistedBuffers:
         known.completed(3)
         assert known.place_of(buffer, 3) == place(3)
 
-    def test_buffers_are_not_kept_alive(self, kit: Any) -> None:
+    def test_buffers_are_not_kept_alive(self, kit: TaskKit) -> None:
         known = PersistedBuffers()
         before = pa.total_allocated_bytes()
         for number in range(1, 4):
@@ -96,7 +97,7 @@ class TestPersistedBuffers:
         assert known._places == {}
         assert known._written == {}
 
-    def test_one_that_is_gone_before_completion_is_not_remembered(self, kit: Any) -> None:
+    def test_one_that_is_gone_before_completion_is_not_remembered(self, kit: TaskKit) -> None:
         known = PersistedBuffers()
         gone = kit.rows(1).serialize()
         known.written(1, [(gone, place(1))])
@@ -105,7 +106,7 @@ class TestPersistedBuffers:
         known.completed(1)
         assert known._places == {}
 
-    def test_an_equal_buffer_is_another_one(self, kit: Any) -> None:
+    def test_an_equal_buffer_is_another_one(self, kit: TaskKit) -> None:
         known = PersistedBuffers()
         buffer = kit.rows(1).serialize()
         known.written(1, [(buffer, place(1))])

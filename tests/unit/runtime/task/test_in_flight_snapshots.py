@@ -21,6 +21,7 @@ from ckpt_runtime.task import snapshot_writer
 from ckpt_runtime.task.in_flight import CapturedChannel, InFlight, PersistedBuffers
 from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
 from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, Snapshot, SnapshotMeasures
+from tests.unit.runtime.task.conftest import TaskKit
 
 ALL = KeyGroupRange(0, 127)
 
@@ -92,7 +93,7 @@ def storage(tmp_path: Path) -> Storage:
 
 
 @pytest.mark.row("76.3")
-def test_all_in_flight_data_of_a_subtask_is_one_file_beside_its_state(storage: Storage, kit: Any) -> None:
+def test_all_in_flight_data_of_a_subtask_is_one_file_beside_its_state(storage: Storage, kit: TaskKit) -> None:
     message, batch = kit.rows(1).serialize(), kit.rows(2)
     frozen = Frozen()
     written = storage.write(
@@ -113,7 +114,7 @@ def test_all_in_flight_data_of_a_subtask_is_one_file_beside_its_state(storage: S
 
 
 @pytest.mark.row("76.11")
-def test_what_a_completed_checkpoint_holds_is_referred_to(storage: Storage, kit: Any) -> None:
+def test_what_a_completed_checkpoint_holds_is_referred_to(storage: Storage, kit: TaskKit) -> None:
     first, second = kit.rows(1).serialize(), kit.rows(2).serialize()
     schema = kit.rows(1).schema
     storage.write(1, [CapturedChannel(0, schema, [first])])
@@ -133,7 +134,7 @@ def test_what_a_completed_checkpoint_holds_is_referred_to(storage: Storage, kit:
     assert storage.content(4, full.state.inputs[0]) == [first, second]
 
 
-def test_small_data_lies_in_the_handles_and_is_never_referred_to(storage: Storage, kit: Any) -> None:
+def test_small_data_lies_in_the_handles_and_is_never_referred_to(storage: Storage, kit: TaskKit) -> None:
     message = kit.rows(1).serialize()
     written = storage.write(1, [CapturedChannel(0, kit.rows(1).schema, [message])], threshold=1 << 20)
     assert (written.files.locations, storage.files()) == ([], [])
@@ -142,7 +143,7 @@ def test_small_data_lies_in_the_handles_and_is_never_referred_to(storage: Storag
     assert storage.persisted.place_of(message, 3) is None
 
 
-def test_failing_to_freeze_state_leaves_no_file(storage: Storage, kit: Any) -> None:
+def test_failing_to_freeze_state_leaves_no_file(storage: Storage, kit: TaskKit) -> None:
     good, bad = Frozen(), Frozen(RuntimeError("broken"))
     with pytest.raises(RuntimeError, match="broken"):
         storage.write(1, [CapturedChannel(0, None, [kit.rows(1)])], operators=[good, bad])
@@ -151,7 +152,7 @@ def test_failing_to_freeze_state_leaves_no_file(storage: Storage, kit: Any) -> N
 
 
 def test_failing_to_write_in_flight_data_leaves_no_file(
-    storage: Storage, kit: Any, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, kit: TaskKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frozen = Frozen()
     monkeypatch.setattr("ckpt_runtime.storage.channel_state_writer.MAX_BODY_BYTES", 500)
@@ -163,7 +164,7 @@ def test_failing_to_write_in_flight_data_leaves_no_file(
 
 
 def test_a_full_disk_at_the_second_file_takes_the_first_with_it(
-    storage: Storage, kit: Any, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, kit: TaskKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_room(*_: Any, **__: Any) -> Any:
         raise StorageError("no space left", "x")
@@ -174,7 +175,7 @@ def test_a_full_disk_at_the_second_file_takes_the_first_with_it(
     assert storage.files() == []
 
 
-def test_a_snapshot_that_nobody_waits_for_is_deleted_but_not_what_it_refers_to(storage: Storage, kit: Any) -> None:
+def test_a_snapshot_that_nobody_waits_for_is_deleted_but_not_what_it_refers_to(storage: Storage, kit: TaskKit) -> None:
     first, second = kit.rows(1).serialize(), kit.rows(2).serialize()
     schema = kit.rows(1).schema
     kept = storage.write(1, [CapturedChannel(0, schema, [first])])

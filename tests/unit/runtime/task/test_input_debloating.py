@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
 import pytest
 
@@ -12,6 +10,7 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.task.input_debloating import input_debloating
 from ckpt_runtime.task.metrics import SubtaskMetrics
+from tests.unit.runtime.task.conftest import TaskKit
 
 ROW_BYTES = 8
 ON = {
@@ -95,7 +94,7 @@ def test_without_input_nothing_is_learnt() -> None:
 
 
 @pytest.mark.parametrize("remote", [False, True])
-def test_a_buffer_of_slow_rows_counts_as_far_as_it_has_been_processed(kit: Any, remote: bool) -> None:
+def test_a_buffer_of_slow_rows_counts_as_far_as_it_has_been_processed(kit: TaskKit, remote: bool) -> None:
     """One ms a row; 14 buffers of a channel. Bytes on the wire would be many more."""
     bench = kit.Bench().open()
     [channel] = bench.gate.channels
@@ -118,7 +117,7 @@ def test_a_buffer_of_slow_rows_counts_as_far_as_it_has_been_processed(kit: Any, 
     assert channel.buffer_size.latest == pytest.approx(1_000 * ROW_BYTES / 14, abs=1)
 
 
-def test_nothing_is_measured_when_it_is_off(kit: Any) -> None:
+def test_nothing_is_measured_when_it_is_off(kit: TaskKit) -> None:
     bench = kit.Bench().open()
     bench.put(0, kit.rows(1, 2)).run()
     assert wishes(bench.gate.channels) == [None]

@@ -31,6 +31,7 @@ from ckpt_runtime.task.chain import ChainEnd, OperatorChain
 from ckpt_runtime.task.output import BufferLimits, ResultPartition
 from ckpt_runtime.task.subtask import Subtask
 from ckpt_runtime.task.waiting_input import waiting_input
+from tests.unit.runtime.task.conftest import TaskKit
 
 BATCH = 4
 SIZES = [10, 0, 3, 17]
@@ -108,7 +109,7 @@ class Given:
 class Lab:
     """A range reader in its subtask. The clock moves in ``run`` only, when nothing else does; output has no bounds."""
 
-    def __init__(self, kit: Any, how: Given | None = None) -> None:
+    def __init__(self, kit: TaskKit, how: Given | None = None) -> None:
         how = how or Given()
         self.host = kit.Host()
         self.out = kit.Sent()
@@ -174,7 +175,7 @@ def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ckpt_runtime.connectors.datasource_rows.BATCH_ROWS", BATCH)
 
 
-def test_a_step_reads_one_buffer_and_the_mailbox_is_heard_between_two(kit: Any) -> None:
+def test_a_step_reads_one_buffer_and_the_mailbox_is_heard_between_two(kit: TaskKit) -> None:
     lab = Lab(kit).put(range_of(0))
     sizes = []
     heard: list[int] = []
@@ -187,7 +188,7 @@ def test_a_step_reads_one_buffer_and_the_mailbox_is_heard_between_two(kit: Any) 
     assert lab.rows == expected(1)
 
 
-def test_output_without_room_stops_the_reading(kit: Any) -> None:
+def test_output_without_room_stops_the_reading(kit: TaskKit) -> None:
     lab = Lab(kit)
     lab.out.capacity = 2
     lab.put(range_of(0)).run()
@@ -199,7 +200,7 @@ def test_output_without_room_stops_the_reading(kit: Any) -> None:
 
 @pytest.mark.row("io.2")
 @pytest.mark.parametrize("ordered", [True, False])
-def test_a_barrier_comes_into_the_middle_of_a_range_and_the_rest_is_state(kit: Any, ordered: bool) -> None:
+def test_a_barrier_comes_into_the_middle_of_a_range_and_the_rest_is_state(kit: TaskKit, ordered: bool) -> None:
     lab = Lab(kit, Given(ordered=ordered)).put(range_of(0), range_of(1))
     lab.step(2).put(kit.barrier(1))
     while not lab.snapshots:
@@ -219,7 +220,7 @@ def test_a_barrier_comes_into_the_middle_of_a_range_and_the_rest_is_state(kit: A
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=6), st.integers(1, 3), st.integers(1, 4), st.booleans())
 def test_any_cuts_and_parallelisms_give_each_row_once(
-    kit: Any, cuts: list[int], before: int, after: int, ordered: bool
+    kit: TaskKit, cuts: list[int], before: int, after: int, ordered: bool
 ) -> None:
     """Several checkpoints in the first run, one restore at another parallelism from the last, cut again."""
     with pytest.MonkeyPatch.context() as patch:
@@ -247,7 +248,7 @@ def test_any_cuts_and_parallelisms_give_each_row_once(
         assert sorted(rows) == expected(len(cuts) + 1)
 
 
-def test_ranges_in_front_of_a_barrier_are_taken_so_that_it_can_pass(kit: Any) -> None:
+def test_ranges_in_front_of_a_barrier_are_taken_so_that_it_can_pass(kit: TaskKit) -> None:
     lab = Lab(kit).put(range_of(0)).step(2).put(range_of(1), range_of(2), kit.barrier(1), range_of(3))
     lab.step(4)
     assert lab.snapshots == [1]
@@ -255,7 +256,7 @@ def test_ranges_in_front_of_a_barrier_are_taken_so_that_it_can_pass(kit: Any) ->
     assert lab.run().rows == expected(4)
 
 
-def test_ranges_are_taken_from_time_to_time_as_a_barrier_may_lack_credit(kit: Any) -> None:
+def test_ranges_are_taken_from_time_to_time_as_a_barrier_may_lack_credit(kit: TaskKit) -> None:
     lab = Lab(kit).put(range_of(0)).step(1).put(range_of(1))
     lab.step(2)
     assert len(lab.channel.queue) == 1
@@ -267,7 +268,7 @@ def test_ranges_are_taken_from_time_to_time_as_a_barrier_may_lack_credit(kit: An
     assert lab.run().rows == expected(3)
 
 
-def test_the_end_of_data_waits_for_the_rows_and_a_stop_without_drain_does_not(kit: Any) -> None:
+def test_the_end_of_data_waits_for_the_rows_and_a_stop_without_drain_does_not(kit: TaskKit) -> None:
     lab = Lab(kit).put(range_of(0)).step(2).put(EndOfData(True), kit.barrier(1)).step(3)
     assert not lab.subtask.data_ended
     assert lab.run().rows == expected(1)
@@ -282,7 +283,7 @@ def test_the_end_of_data_waits_for_the_rows_and_a_stop_without_drain_does_not(ki
 
 @pytest.mark.row("147.1")
 @pytest.mark.parametrize("ordered", [True, False])
-def test_checkpoints_go_on_behind_the_end_of_data(kit: Any, ordered: bool) -> None:
+def test_checkpoints_go_on_behind_the_end_of_data(kit: TaskKit, ordered: bool) -> None:
     """First in the channel; then, when the predecessor is gone, by the coordinator."""
     how = Given(ordered=ordered)
     lab = Lab(kit, how).put(range_of(0)).step(2).put(Watermark(MAX_WATERMARK), EndOfData(True), kit.barrier(1))
@@ -311,7 +312,7 @@ def test_checkpoints_go_on_behind_the_end_of_data(kit: Any, ordered: bool) -> No
 
 @pytest.mark.row("147.5")
 @pytest.mark.parametrize("by", ["barrier", "coordinator"])
-def test_a_savepoint_with_drain_waits_for_the_rows(kit: Any, by: str) -> None:
+def test_a_savepoint_with_drain_waits_for_the_rows(kit: TaskKit, by: str) -> None:
     stop = kit.barrier(7, CheckpointType.SYNC_SAVEPOINT, drain=True)
     lab = Lab(kit).put(range_of(0)).step(2).put(Watermark(MAX_WATERMARK), EndOfData(True))
     if by == "barrier":
@@ -329,7 +330,7 @@ def test_a_savepoint_with_drain_waits_for_the_rows(kit: Any, by: str) -> None:
 
 
 @pytest.mark.row("147.5")
-def test_a_savepoint_without_drain_behind_the_end_of_data_keeps_what_is_left(kit: Any) -> None:
+def test_a_savepoint_without_drain_behind_the_end_of_data_keeps_what_is_left(kit: TaskKit) -> None:
     lab = Lab(kit).put(range_of(0)).step(2).put(EndOfData(True), EndOfPartition()).step(4)
     lab.subtask.trigger_checkpoint(kit.barrier(7, CheckpointType.SYNC_SAVEPOINT))
     assert lab.snapshots == [7]
@@ -339,7 +340,7 @@ def test_a_savepoint_without_drain_behind_the_end_of_data_keeps_what_is_left(kit
     assert stopped + Lab(kit, Given(state=lab.lists)).run().rows == expected(1)
 
 
-def test_the_end_of_event_time_stays_behind_the_rows(kit: Any) -> None:
+def test_the_end_of_event_time_stays_behind_the_rows(kit: TaskKit) -> None:
     lab = Lab(kit).put(range_of(0)).step(2).put(Watermark(MAX_WATERMARK), EndOfData(True))
     lab.host.wall_ms += range_reader._GREATEST_TAKE_MS
     lab.run()
@@ -357,7 +358,7 @@ class Committed(Ranges):
     reader = Committing
 
 
-def test_ranges_of_a_reader_that_commits_are_not_cut(kit: Any) -> None:
+def test_ranges_of_a_reader_that_commits_are_not_cut(kit: TaskKit) -> None:
     lab = Lab(kit, Given(source=Committed)).put(range_of(0)).step(2).put(kit.barrier(1), range_of(1))
     while not lab.snapshots:
         lab.step()
@@ -366,7 +367,7 @@ def test_ranges_of_a_reader_that_commits_are_not_cut(kit: Any) -> None:
     assert lab.run().rows == expected(2)
 
 
-def test_rows_that_came_with_their_range_are_not_cut(kit: Any) -> None:
+def test_rows_that_came_with_their_range_are_not_cut(kit: TaskKit) -> None:
     lab = Lab(kit).put(carried(0)).step(2).put(kit.barrier(1))
     assert len(lab.rows) == 1
     lab.step(10)
@@ -383,7 +384,7 @@ def test_rows_that_came_with_their_range_are_not_cut(kit: Any) -> None:
     ],
 )
 def test_a_reader_that_gives_something_else_after_a_restore_is_named(
-    kit: Any, change: dict[str, Any], text: str
+    kit: TaskKit, change: dict[str, Any], text: str
 ) -> None:
     lab = Lab(kit).put(range_of(0)).step(2).put(kit.barrier(1)).step(2)
     (entry,) = lab.lists
@@ -410,7 +411,9 @@ class InAnyOrder(Ranges):
 @pytest.mark.row("147.1")
 @pytest.mark.parametrize("steps", range(5, 30))
 @pytest.mark.parametrize("savepoint", [False, True])
-def test_a_trigger_of_the_coordinator_waits_for_the_end_of_a_partition(kit: Any, steps: int, savepoint: bool) -> None:
+def test_a_trigger_of_the_coordinator_waits_for_the_end_of_a_partition(
+    kit: TaskKit, steps: int, savepoint: bool
+) -> None:
     """The enumerator has finished; what is restored may come in another order."""
     how = Given(source=InAnyOrder, ordered=False)
     lab = Lab(kit, how).put(range_of(0), range_of(1), Watermark(MAX_WATERMARK), EndOfData(True), EndOfPartition())
@@ -427,7 +430,7 @@ def test_a_trigger_of_the_coordinator_waits_for_the_end_of_a_partition(kit: Any,
 
 
 @pytest.mark.parametrize("what", ["rows instead", "a reader that commits"])
-def test_a_trigger_of_the_coordinator_waits_for_what_must_be_read_as_a_whole(kit: Any, what: str) -> None:
+def test_a_trigger_of_the_coordinator_waits_for_what_must_be_read_as_a_whole(kit: TaskKit, what: str) -> None:
     given, sent = (Given(), carried(0)) if what == "rows instead" else (Given(source=Committed), range_of(0))
     lab = Lab(kit, given).put(sent, Watermark(MAX_WATERMARK), EndOfData(True), EndOfPartition())
     lab.tick(2)
@@ -442,7 +445,7 @@ def test_a_trigger_of_the_coordinator_waits_for_what_must_be_read_as_a_whole(kit
     assert lab.run().subtask.data_ended
 
 
-def test_a_trigger_that_waits_is_forgotten_when_its_checkpoint_is_aborted(kit: Any) -> None:
+def test_a_trigger_that_waits_is_forgotten_when_its_checkpoint_is_aborted(kit: TaskKit) -> None:
     lab = Lab(kit, Given(ordered=False)).put(range_of(0), EndOfData(True), EndOfPartition()).tick(7)
     assert lab.operator.holds_checkpoints_back
     lab.subtask.trigger_checkpoint(kit.barrier(1, CheckpointType.SYNC_SAVEPOINT))
@@ -452,14 +455,14 @@ def test_a_trigger_that_waits_is_forgotten_when_its_checkpoint_is_aborted(kit: A
     assert lab.snapshots == [2]
 
 
-def test_an_open_partition_is_closed_with_the_subtask(kit: Any) -> None:
+def test_an_open_partition_is_closed_with_the_subtask(kit: TaskKit) -> None:
     closed = Reader.closed
     lab = Lab(kit).put(range_of(0)).step(2)
     lab.subtask.cancel()
     assert Reader.closed == closed + 1
 
 
-def test_what_waits_in_a_gate(kit: Any) -> None:
+def test_what_waits_in_a_gate(kit: TaskKit) -> None:
     def found(*elements: Any) -> WaitingInput:
         gate = InputGate(lambda: None)
         channel = gate.add_channel(0, 4)

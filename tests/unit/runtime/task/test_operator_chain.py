@@ -13,6 +13,7 @@ from ckpt_runtime.network.elements import Watermark
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
 from ckpt_runtime.task.chain import ChainEnd, OperatorChain
 from ckpt_runtime.task.output import BufferLimits, ResultPartition
+from tests.unit.runtime.task.conftest import TaskKit
 
 
 def forward(out: Any, timeout_ms: int = 0, now: Any = lambda: 0.0) -> ResultPartition:
@@ -21,7 +22,7 @@ def forward(out: Any, timeout_ms: int = 0, now: Any = lambda: 0.0) -> ResultPart
     )  # fmt: skip
 
 
-def test_it_opens_from_the_tail_so_that_operators_may_emit_while_opening(kit: Any) -> None:
+def test_it_opens_from_the_tail_so_that_operators_may_emit_while_opening(kit: TaskKit) -> None:
     bench = kit.Bench(operators=3)
     bench.head.at["open"] = lambda: bench.head.output.emit(kit.rows(1))
     bench.subtask.open()
@@ -31,7 +32,7 @@ def test_it_opens_from_the_tail_so_that_operators_may_emit_while_opening(kit: An
     assert bench.out.elements == [[1]]
 
 
-def test_rows_and_watermarks_run_through(kit: Any) -> None:
+def test_rows_and_watermarks_run_through(kit: TaskKit) -> None:
     bench = kit.Bench(operators=2).open()
     bench.chain.head.process_batch(kit.rows(1, 2), 0)
     bench.chain.head.process_watermark(9)
@@ -44,7 +45,7 @@ def test_rows_and_watermarks_run_through(kit: Any) -> None:
     assert bench.chain.end.rows == 2
 
 
-def test_empty_batches_stop_at_the_operator_that_made_them(kit: Any) -> None:
+def test_empty_batches_stop_at_the_operator_that_made_them(kit: TaskKit) -> None:
     bench = kit.Bench(operators=2).open()
     bench.head.output.emit(kit.rows())
     bench.operators[1].output.emit(kit.rows())
@@ -52,14 +53,14 @@ def test_empty_batches_stop_at_the_operator_that_made_them(kit: Any) -> None:
     assert bench.out.elements == []
 
 
-def test_what_an_operator_emits_while_finishing_reaches_the_ones_behind_it_first(kit: Any) -> None:
+def test_what_an_operator_emits_while_finishing_reaches_the_ones_behind_it_first(kit: TaskKit) -> None:
     bench = kit.Bench(operators=2).open()
     bench.head.at["finish"] = lambda: bench.head.output.emit(kit.rows(7))
     bench.chain.finish()
     assert bench.calls == [("op0", "finish"), ("op1", "batch", 0, [7]), ("op1", "finish")]
 
 
-def test_dictionary_columns_are_sent_as_plain_ones(kit: Any) -> None:
+def test_dictionary_columns_are_sent_as_plain_ones(kit: TaskKit) -> None:
     out = kit.Sent()
     end = ChainEnd([forward(out)])
     end.emit(pa.record_batch({"s": pa.array(["a", "b", "a"]).dictionary_encode(), "n": [1, 2, 3]}))
@@ -68,7 +69,7 @@ def test_dictionary_columns_are_sent_as_plain_ones(kit: Any) -> None:
     assert batch.to_pydict() == {"s": ["a", "b", "a"], "n": [1, 2, 3]}
 
 
-def test_a_batch_without_dictionaries_is_passed_on_as_it_is(kit: Any) -> None:
+def test_a_batch_without_dictionaries_is_passed_on_as_it_is(kit: TaskKit) -> None:
     out = kit.Sent()
     end = ChainEnd([forward(out)])
     nested = pa.array([[{"x": 1}], None], pa.list_(pa.struct({"x": pa.int64()})))
@@ -98,7 +99,7 @@ NESTED = {
 
 
 @pytest.mark.parametrize("kind", NESTED)
-def test_dictionaries_inside_of_nested_columns_are_decoded_too(kit: Any, kind: str) -> None:
+def test_dictionaries_inside_of_nested_columns_are_decoded_too(kit: TaskKit, kind: str) -> None:
     out = kit.Sent()
     end = ChainEnd([forward(out)])
     column = NESTED[kind]
@@ -114,7 +115,7 @@ def test_dictionaries_inside_of_nested_columns_are_decoded_too(kit: Any, kind: s
         assert pa.ipc.read_record_batch(message, batch.schema).equals(batch)
 
 
-def test_a_change_of_the_schema_is_noticed(kit: Any) -> None:
+def test_a_change_of_the_schema_is_noticed(kit: TaskKit) -> None:
     out = kit.Sent()
     end = ChainEnd([forward(out)])
     for column in (pa.array(["a"]), _dictionary("b"), pa.array(["c"]), pa.array([1])):
@@ -123,7 +124,7 @@ def test_a_change_of_the_schema_is_noticed(kit: Any) -> None:
     assert [batch.schema.types for batch in out.batches] == [[pa.string()]] * 3 + [[pa.int64()]]
 
 
-def test_every_outgoing_edge_gets_everything(kit: Any) -> None:
+def test_every_outgoing_edge_gets_everything(kit: TaskKit) -> None:
     outs = [kit.Sent(), kit.Sent(capacity=1)]
     end = ChainEnd([forward(out) for out in outs])
     assert end.has_room
@@ -135,7 +136,7 @@ def test_every_outgoing_edge_gets_everything(kit: Any) -> None:
         end.check()
 
 
-def test_only_partitions_whose_timeout_has_passed_are_flushed(kit: Any) -> None:
+def test_only_partitions_whose_timeout_has_passed_are_flushed(kit: TaskKit) -> None:
     early, late = kit.Sent(), kit.Sent()
     end = ChainEnd([forward(early, 10), forward(late, 50)])
     assert end.next_flush_ms is None
@@ -146,14 +147,14 @@ def test_only_partitions_whose_timeout_has_passed_are_flushed(kit: Any) -> None:
     assert end.next_flush_ms == 50
 
 
-def test_a_chain_without_outputs_has_room_for_ever(kit: Any) -> None:
+def test_a_chain_without_outputs_has_room_for_ever(kit: TaskKit) -> None:
     end = ChainEnd([])
     end.emit(kit.rows(1))
     assert end.has_room
     assert end.next_flush_ms is None
 
 
-def test_closing_goes_on_after_a_failure_and_happens_once(kit: Any) -> None:
+def test_closing_goes_on_after_a_failure_and_happens_once(kit: TaskKit) -> None:
     bench = kit.Bench(operators=3).open()
     bench.operators[1].raises_in.add("close")
     errors = bench.chain.close()
@@ -163,7 +164,7 @@ def test_closing_goes_on_after_a_failure_and_happens_once(kit: Any) -> None:
     assert len(bench.calls) == 3
 
 
-def test_operators_behind_the_one_that_failed_to_open_are_closed_too(kit: Any) -> None:
+def test_operators_behind_the_one_that_failed_to_open_are_closed_too(kit: TaskKit) -> None:
     bench = kit.Bench(operators=3)
     bench.operators[1].raises_in.add("open")
     with pytest.raises(RuntimeError, match="open of op1"):
@@ -173,7 +174,7 @@ def test_operators_behind_the_one_that_failed_to_open_are_closed_too(kit: Any) -
     assert bench.calls == [("op2", "close"), ("op1", "close")]
 
 
-def test_keyed_backends_are_closed_with_their_operators(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keyed_backends_are_closed_with_their_operators(kit: TaskKit, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
     monkeypatch.setattr(MemoryKeyedStateBackend, "close", lambda self: closed.append(self.uid))
     backend = MemoryKeyedStateBackend(KeyGroupRange(0, 127), 128, "op")

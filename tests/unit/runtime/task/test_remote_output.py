@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from ckpt_runtime.network.elements import EndOfData, Watermark
+from tests.unit.runtime.task.conftest import TaskKit
 
 
 @pytest.mark.row("76.2")
-def test_an_unaligned_barrier_leaves_at_once_whatever_waits_for_credit(kit: Any) -> None:
+def test_an_unaligned_barrier_leaves_at_once_whatever_waits_for_credit(kit: TaskKit) -> None:
     wire = kit.Wire()
     wire.grant(1)
     for value in (1, 2, 3):
@@ -24,7 +23,7 @@ def test_an_unaligned_barrier_leaves_at_once_whatever_waits_for_credit(kit: Any)
     assert wire.take() == [[2], [3], Watermark(5)]
 
 
-def test_nothing_leaves_before_the_receiver_is_there(kit: Any) -> None:
+def test_nothing_leaves_before_the_receiver_is_there(kit: TaskKit) -> None:
     wire = kit.Wire()
     wire.subpartition.overtake(kit.unaligned(1), None)
     assert wire.take() == []
@@ -33,7 +32,7 @@ def test_nothing_leaves_before_the_receiver_is_there(kit: Any) -> None:
     assert wire.take() == [kit.unaligned(1)]
 
 
-def test_the_schema_goes_in_front_of_the_first_rows_even_if_a_barrier_overtook_it(kit: Any) -> None:
+def test_the_schema_goes_in_front_of_the_first_rows_even_if_a_barrier_overtook_it(kit: TaskKit) -> None:
     wire = kit.Wire()
     wire.subpartition.send_batch(kit.rows(1))
     wire.subpartition.overtake(kit.unaligned(1), None)
@@ -42,7 +41,7 @@ def test_the_schema_goes_in_front_of_the_first_rows_even_if_a_barrier_overtook_i
     assert wire.take() == [kit.unaligned(1), [1]]
 
 
-def test_the_producer_is_woken_when_there_is_room_again(kit: Any) -> None:
+def test_the_producer_is_woken_when_there_is_room_again(kit: TaskKit) -> None:
     wire = kit.Wire(capacity=3)
     for value in (1, 2, 3):
         wire.subpartition.send_batch(kit.rows(value))
@@ -55,7 +54,7 @@ def test_the_producer_is_woken_when_there_is_room_again(kit: Any) -> None:
     assert wire.woken == 1
 
 
-def test_the_producer_is_woken_when_a_barrier_that_might_turn_has_left(kit: Any) -> None:
+def test_the_producer_is_woken_when_a_barrier_that_might_turn_has_left(kit: TaskKit) -> None:
     wire = kit.Wire(capacity=9)
     for element in (kit.rows(1), kit.unaligned(1, timeout_ms=60_000), kit.rows(2)):
         send = wire.subpartition.send_batch if hasattr(element, "schema") else wire.subpartition.send_control
@@ -65,7 +64,7 @@ def test_the_producer_is_woken_when_a_barrier_that_might_turn_has_left(kit: Any)
     assert wire.woken == 1
 
 
-def test_the_producer_is_woken_when_nothing_is_left(kit: Any) -> None:
+def test_the_producer_is_woken_when_nothing_is_left(kit: TaskKit) -> None:
     """A subtask that ends waits for that, however little was queued."""
     wire = kit.Wire(capacity=9)
     wire.subpartition.send_batch(kit.rows(1))
@@ -75,7 +74,7 @@ def test_the_producer_is_woken_when_nothing_is_left(kit: Any) -> None:
     assert wire.woken == 1
 
 
-def test_a_lost_connection_wakes_the_producer_and_tells_why(kit: Any) -> None:
+def test_a_lost_connection_wakes_the_producer_and_tells_why(kit: TaskKit) -> None:
     wire = kit.Wire()
     wire.error = ConnectionError("gone")
     wire.subpartition.failed()

@@ -27,6 +27,7 @@ from ckpt_runtime.task.restored_input import (
     UnreadableInFlightDataError,
     check_schema,
 )
+from tests.unit.runtime.task.conftest import TaskKit
 
 SCHEMA = pa.schema([("n", pa.int64())])
 KEYS = [EdgeKeys(("n",), 128)]
@@ -77,7 +78,7 @@ def everything(restored: RestoredInput) -> list[Any]:
 
 
 @pytest.mark.row("76.5")
-def test_streams_come_one_after_the_other_each_in_its_order(stored: Stored, kit: Any) -> None:
+def test_streams_come_one_after_the_other_each_in_its_order(stored: Stored, kit: TaskKit) -> None:
     restored = stored.restored(
         stored.stream(kit.rows(1, 2), InFlightWatermark(5), kit.rows(3)), stored.stream(kit.rows(4), edge=1, peer=7)
     )
@@ -85,7 +86,7 @@ def test_streams_come_one_after_the_other_each_in_its_order(stored: Stored, kit:
     assert restored.poll() is None
 
 
-def test_files_are_opened_when_their_turn_comes(stored: Stored, kit: Any) -> None:
+def test_files_are_opened_when_their_turn_comes(stored: Stored, kit: TaskKit) -> None:
     restored = stored.restored(stored.stream(kit.rows(1)), stored.stream(kit.rows(2)))
     assert stored.readers == []
     restored.poll()
@@ -94,7 +95,7 @@ def test_files_are_opened_when_their_turn_comes(stored: Stored, kit: Any) -> Non
     assert restored.is_empty
 
 
-def test_no_more_than_one_element_is_in_memory(stored: Stored, kit: Any) -> None:
+def test_no_more_than_one_element_is_in_memory(stored: Stored, kit: TaskKit) -> None:
     big = [kit.rows(*range(start, start + 50_000)) for start in range(0, 500_000, 50_000)]
     restored = stored.restored(stored.stream(*big))
     del big
@@ -109,7 +110,7 @@ def test_no_more_than_one_element_is_in_memory(stored: Stored, kit: Any) -> None
 
 
 @pytest.mark.row("76.6")
-def test_rows_are_clipped_to_the_key_groups_that_are_meant(stored: Stored, kit: Any) -> None:
+def test_rows_are_clipped_to_the_key_groups_that_are_meant(stored: Stored, kit: TaskKit) -> None:
     batch = kit.rows(*range(100))
     groups = key_groups_of(hash_columns(batch, ["n"]), 128)
     own = KeyGroupRange(0, 63)
@@ -121,7 +122,7 @@ def test_rows_are_clipped_to_the_key_groups_that_are_meant(stored: Stored, kit: 
 
 
 @pytest.mark.row("76.7")
-def test_what_has_not_been_read_is_referred_to_behind_the_rest_in_work(stored: Stored, kit: Any) -> None:
+def test_what_has_not_been_read_is_referred_to_behind_the_rest_in_work(stored: Stored, kit: TaskKit) -> None:
     first, second = stored.stream(kit.rows(1), kit.rows(2), peer=3), stored.stream(kit.rows(4), edge=1)
     restored = stored.restored(first, second, keys=[*KEYS, *KEYS])
     assert [kit.kept(c) for c in restored.unread(0, None)] == [[self_of(first)], [self_of(second)]]
@@ -144,7 +145,7 @@ def self_of(stream: ChannelStateStream) -> PersistedElement:
     return PersistedElement(segment.file, segment.offset, segment.length)
 
 
-def test_damage_is_named_with_the_file(stored: Stored, kit: Any) -> None:
+def test_damage_is_named_with_the_file(stored: Stored, kit: TaskKit) -> None:
     stream = stored.stream(kit.rows(1))
     (file,) = stored.shared.iterdir()
     content = bytearray(file.read_bytes())
@@ -154,7 +155,7 @@ def test_damage_is_named_with_the_file(stored: Stored, kit: Any) -> None:
         stored.restored(stream).poll()
 
 
-def test_a_file_that_is_missing_is_named_and_is_no_damage(stored: Stored, kit: Any) -> None:
+def test_a_file_that_is_missing_is_named_and_is_no_damage(stored: Stored, kit: TaskKit) -> None:
     stream = stored.stream(kit.rows(1))
     (file,) = stored.shared.iterdir()
     away = file.rename(file.with_name("away"))
@@ -166,14 +167,14 @@ def test_a_file_that_is_missing_is_named_and_is_no_damage(stored: Stored, kit: A
 
 
 class TestSchema:
-    def test_another_one_is_refused_with_the_operator_and_both(self, stored: Stored, kit: Any) -> None:
+    def test_another_one_is_refused_with_the_operator_and_both(self, stored: Stored, kit: TaskKit) -> None:
         now = pa.schema([("n", pa.string()), ("m", pa.int64())])
         with pytest.raises(UnreadableInFlightDataError) as caught:
             check_schema(stored.stream(kit.rows(1)), now, "my-operator")
         for part in ("'my-operator'", "[n: int64]", "[n: string, m: int64]", "Take a savepoint"):
             assert part in str(caught.value)
 
-    def test_nullability_is_not_compared_and_streams_without_rows_fit(self, stored: Stored, kit: Any) -> None:
+    def test_nullability_is_not_compared_and_streams_without_rows_fit(self, stored: Stored, kit: TaskKit) -> None:
         check_schema(stored.stream(kit.rows(1)), pa.schema([pa.field("n", pa.int64(), nullable=False)]), "op")
         check_schema(ChannelStateStream(0, 0, "", ()), SCHEMA, "op")
         check_schema(stored.stream(kit.rows(1)), None, "op")
@@ -181,14 +182,14 @@ class TestSchema:
 
 class TestInASubtask:
     @pytest.mark.row("76.5")
-    def test_it_comes_before_anything_of_the_channels(self, stored: Stored, kit: Any) -> None:
+    def test_it_comes_before_anything_of_the_channels(self, stored: Stored, kit: TaskKit) -> None:
         restored = stored.restored(stored.stream(kit.rows(1), kit.rows(2)), stored.stream(kit.rows(3), peer=1))
         bench = kit.Bench(channels=2, restored=restored).open()
         bench.put(0, kit.rows(10)).put(1, kit.rows(11)).run()
         assert bench.out.elements == [[1], [2], [3], [10], [11]]
         assert bench.subtask.metrics.rows_in == 5
 
-    def test_watermarks_count_for_the_channels_that_there_still_are(self, stored: Stored, kit: Any) -> None:
+    def test_watermarks_count_for_the_channels_that_there_still_are(self, stored: Stored, kit: TaskKit) -> None:
         streams = [stored.stream(InFlightWatermark(5 + peer), peer=peer) for peer in (0, 1, 2, NO_PEER)]
         bench = kit.Bench(channels=2, restored=stored.restored(*streams)).open()
         bench.run()
@@ -198,7 +199,7 @@ class TestInASubtask:
 
     @pytest.mark.row("76.7")
     def test_a_checkpoint_meanwhile_has_the_rest_in_work_then_what_is_unread_then_the_channel(
-        self, stored: Stored, kit: Any
+        self, stored: Stored, kit: TaskKit
     ) -> None:
         stream = stored.stream(kit.rows(*range(300)), kit.rows(300))
         bench = kit.Bench(restored=stored.restored(stream)).open()
@@ -215,14 +216,14 @@ class TestInASubtask:
         bench.run()
         assert [row for _, rows in bench.called("batch") for row in rows] == list(range(302))
 
-    def test_an_aligned_checkpoint_waits_until_all_of_it_is_processed(self, stored: Stored, kit: Any) -> None:
+    def test_an_aligned_checkpoint_waits_until_all_of_it_is_processed(self, stored: Stored, kit: TaskKit) -> None:
         bench = kit.Bench(restored=stored.restored(stored.stream(kit.rows(1), kit.rows(2)))).open()
         bench.put(0, kit.barrier(1)).run()
         assert bench.out.elements == [[1], [2], kit.barrier(1)]
         assert bench.host.written[0].in_flight.is_empty
 
     @pytest.mark.row("76.1")
-    def test_it_counts_for_the_bound_of_in_flight_data(self, stored: Stored, kit: Any) -> None:
+    def test_it_counts_for_the_bound_of_in_flight_data(self, stored: Stored, kit: TaskKit) -> None:
         bench = kit.Bench(restored=stored.restored(stored.stream(kit.rows(1), kit.rows(2)))).open()
         bench.put(0, kit.unaligned(1, limit=kit.rows(1).serialize().size + 30))
         bench.subtask.step()
@@ -231,7 +232,7 @@ class TestInASubtask:
         assert bench.host.snapshot_ids == [1]
         assert bench.out.elements == [[1], kit.unaligned(1, limit=kit.rows(1).serialize().size + 30), [2]]
 
-    def test_the_end_of_the_subtask_closes_the_file(self, stored: Stored, kit: Any) -> None:
+    def test_the_end_of_the_subtask_closes_the_file(self, stored: Stored, kit: TaskKit) -> None:
         restored = stored.restored(stored.stream(kit.rows(1), kit.rows(2)))
         bench = kit.Bench(restored=restored).open()
         bench.subtask.step()

@@ -25,6 +25,7 @@ from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
 from ckpt_runtime.storage.filesystem import delete_tree, make_directory, resolve
 from ckpt_runtime.task.restored_input import EdgeKeys, RestoredInput
 from ckpt_runtime.task.snapshot_writer import write_snapshot
+from tests.unit.runtime.task.conftest import Bench, TaskKit, Wire
 
 ALL = KeyGroupRange(0, 127)
 PER_CHANNEL = 1_000
@@ -39,7 +40,7 @@ class Policy:
     limit: int | None
     cancelled: int | None
 
-    def element(self, kit: Any, number: int, channel: int, directory: str) -> Any:
+    def element(self, kit: TaskKit, number: int, channel: int, directory: str) -> Any:
         if channel == self.cancelled:
             return CancelCheckpoint(number)
         if self.kind == "savepoint":
@@ -72,7 +73,7 @@ def scenarios(draw: Any) -> tuple[list[Policy], list[list[list[int]]], list[bool
     return checkpoints, contents, overtakes, schedule, draw(st.sampled_from([0.0, 3.0])), draw(st.integers(1, 30))
 
 
-def elements_of(kit: Any, channel: int, content: list[list[int]], barriers: list[Any], ends: bool) -> list[Any]:
+def elements_of(kit: TaskKit, channel: int, content: list[list[int]], barriers: list[Any], ends: bool) -> list[Any]:
     found: list[Any] = []
     number = PER_CHANNEL * channel
     for position, piece in enumerate(content):
@@ -125,7 +126,7 @@ def read_back(directory: Any, stream: ChannelStateStream) -> list[Any]:
 class Collector:
     """Makes the head of a bench keep every row in its state, and notes what the state was for each checkpoint."""
 
-    def __init__(self, bench: Any, rows: list[int]) -> None:
+    def __init__(self, bench: Bench, rows: list[int]) -> None:
         self.rows = list(rows)
         self.states: dict[int, list[int]] = {}
         worked = bench.head.at["batch"]
@@ -141,7 +142,7 @@ class Collector:
 class Run:
     """One subtask, driven by the schedule; ``taken`` are its written checkpoints by id."""
 
-    def __init__(self, kit: Any, bench: Any, wire: Any, channels: list[list[Any]], state: list[int]) -> None:
+    def __init__(self, kit: TaskKit, bench: Bench, wire: Wire, channels: list[list[Any]], state: list[int]) -> None:
         self.bench, self.wire = bench, wire
         self.waiting = [list(channel) for channel in channels]
         self.collector = Collector(bench, state)
@@ -210,7 +211,7 @@ def short_slices() -> Iterator[pytest.MonkeyPatch]:
 @settings(max_examples=100)
 @given(scenarios(), st.booleans())
 def test_a_restored_subtask_sees_what_an_undisturbed_one_sees(
-    kit: Any, short_slices: pytest.MonkeyPatch, scenario: Any, ends: bool
+    kit: TaskKit, short_slices: pytest.MonkeyPatch, scenario: Any, ends: bool
 ) -> None:
     checkpoints, contents, overtakes, schedule, row_ms, capacity = scenario
     directory = f"memory://{uuid4().hex}"
@@ -244,7 +245,7 @@ def test_a_restored_subtask_sees_what_an_undisturbed_one_sees(
 
 
 def check(
-    kit: Any, run: Run, number: int, channels: list[list[Any]], overtakes: list[bool], directory: str, ends: bool
+    kit: TaskKit, run: Run, number: int, channels: list[list[Any]], overtakes: list[bool], directory: str, ends: bool
 ) -> None:
     snapshot, written = run.taken[number]
     state = run.collector.states[number]

@@ -13,11 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt_runtime.graph.job_graph import Partitioning
-from ckpt_runtime.graph.key_groups import key_group_of_hash, owner_of_key_group
+from ckpt_runtime.graph.key_groups import owner_of_key_group
 from ckpt_runtime.network.elements import CancelCheckpoint, Watermark
 from ckpt_runtime.network.gate import InputGate
 from ckpt_runtime.state.hashing import hash_columns
 from ckpt_runtime.task.output import BufferLimits, LocalSubpartition, ResultPartition, Subpartition
+from tests.support.reference_kernels import key_group_of_hash
+from tests.unit.runtime.task.conftest import TaskKit
 
 MAX_PARALLELISM = 16
 
@@ -55,7 +57,7 @@ def keyed_batches(sizes: list[int]) -> list[pa.RecordBatch]:
 
 
 class TestBuffers:
-    def test_rows_wait_for_company_until_the_timeout(self, kit: Any) -> None:
+    def test_rows_wait_for_company_until_the_timeout(self, kit: TaskKit) -> None:
         now = [1_000.0]
         out = kit.Sent()
         part = partition(Partitioning.FORWARD, [out], now_ms=lambda: now[0])
@@ -70,33 +72,33 @@ class TestBuffers:
         assert out.elements == [[1, 2]]
         assert part.flush_at is None
 
-    def test_a_full_buffer_goes_at_once(self, kit: Any) -> None:
+    def test_a_full_buffer_goes_at_once(self, kit: TaskKit) -> None:
         out = kit.Sent()
         part = partition(Partitioning.FORWARD, [out], buffer_rows=4)
         part.emit(kit.rows(1))
         part.emit(kit.rows(2))
         assert out.elements == [[1, 2]]
 
-    def test_without_a_timeout_every_batch_goes_at_once(self, kit: Any) -> None:
+    def test_without_a_timeout_every_batch_goes_at_once(self, kit: TaskKit) -> None:
         out = kit.Sent()
         part = partition(Partitioning.FORWARD, [out], buffer_timeout_ms=0)
         part.emit(kit.rows(1))
         assert out.elements == [[1]]
         assert part.flush_at is None
 
-    def test_a_large_batch_is_cut(self, kit: Any) -> None:
+    def test_a_large_batch_is_cut(self, kit: TaskKit) -> None:
         out = kit.Sent()
         partition(Partitioning.FORWARD, [out], buffer_rows=4).emit(kit.rows(*range(100)))
         assert flat(out) == list(range(100))
         assert max(batch.num_rows for batch in out.batches) <= 8
 
-    def test_wide_rows_are_cut_by_bytes_and_a_huge_row_stands_alone(self, kit: Any) -> None:
+    def test_wide_rows_are_cut_by_bytes_and_a_huge_row_stands_alone(self, kit: TaskKit) -> None:
         out = kit.Sent()
         part = partition(Partitioning.FORWARD, [out], buffer_rows=1_000, buffer_bytes=100)
         part.emit(pa.record_batch({"s": ["x" * 1_000, "y" * 1_000, "z" * 1_000]}))
         assert [batch.num_rows for batch in out.batches] == [1, 1, 1]
 
-    def test_a_control_element_stays_behind_all_rows(self, kit: Any) -> None:
+    def test_a_control_element_stays_behind_all_rows(self, kit: TaskKit) -> None:
         outs = [kit.Sent(), kit.Sent()]
         part = partition(Partitioning.REBALANCE, outs)
         part.emit(kit.rows(1))
@@ -104,7 +106,7 @@ class TestBuffers:
         part.send_control(CancelCheckpoint(7))
         assert [out.elements for out in outs] == [[[1], CancelCheckpoint(7)], [[2], CancelCheckpoint(7)]]
 
-    def test_only_the_latest_watermark_is_sent_behind_the_rows_before_it(self, kit: Any) -> None:
+    def test_only_the_latest_watermark_is_sent_behind_the_rows_before_it(self, kit: TaskKit) -> None:
         out = kit.Sent()
         part = partition(Partitioning.FORWARD, [out])
         part.emit_watermark(5)
@@ -116,14 +118,14 @@ class TestBuffers:
         part.flush()
         assert len(out.elements) == 2
 
-    def test_room_means_room_on_every_channel(self, kit: Any) -> None:
+    def test_room_means_room_on_every_channel(self, kit: TaskKit) -> None:
         outs = [kit.Sent(capacity=1), kit.Sent(capacity=1)]
         part = partition(Partitioning.REBALANCE, outs, buffer_timeout_ms=0)
         assert part.has_room
         part.emit(kit.rows(1))
         assert not part.has_room
 
-    def test_a_lost_channel_is_reported(self, kit: Any) -> None:
+    def test_a_lost_channel_is_reported(self, kit: TaskKit) -> None:
         outs = [kit.Sent(), kit.Sent()]
         part = partition(Partitioning.BROADCAST, outs)
         assert part.error is None
@@ -134,7 +136,7 @@ class TestBuffers:
 class TestLimitedBytes:
     """One channel's consumer wants smaller buffers (FLIP-183). Rows have 8 bytes."""
 
-    def test_that_channels_buffers_become_smaller_and_no_other_channels(self, kit: Any) -> None:
+    def test_that_channels_buffers_become_smaller_and_no_other_channels(self, kit: TaskKit) -> None:
         outs = [kit.Sent(), kit.Sent()]
         part = partition(Partitioning.BROADCAST, outs, buffer_rows=100)
         part.limit_bytes(1, 32)
@@ -143,7 +145,7 @@ class TestLimitedBytes:
         assert [batch.num_rows for batch in outs[1].batches] == [8] * 8
         assert flat(outs[1]) == list(range(64))
 
-    def test_rows_are_gathered_up_to_the_smaller_size(self, kit: Any) -> None:
+    def test_rows_are_gathered_up_to_the_smaller_size(self, kit: TaskKit) -> None:
         out = kit.Sent()
         part = partition(Partitioning.FORWARD, [out], buffer_rows=1_000)
         part.emit(kit.rows(0, 1))
@@ -153,7 +155,7 @@ class TestLimitedBytes:
             part.emit(kit.rows(start, start + 1))
         assert [batch.num_rows for batch in out.batches] == [4] * 5
 
-    def test_rows_gathered_before_go_with_the_next_ones(self, kit: Any) -> None:
+    def test_rows_gathered_before_go_with_the_next_ones(self, kit: TaskKit) -> None:
         out = kit.Sent()
         part = partition(Partitioning.FORWARD, [out], buffer_rows=1_000)
         part.emit(kit.rows(*range(20)))
@@ -161,7 +163,7 @@ class TestLimitedBytes:
         part.emit(kit.rows(20))
         assert out.elements == [list(range(21))]
 
-    def test_rows_stay_the_upper_bound_and_the_configured_bytes_too(self, kit: Any) -> None:
+    def test_rows_stay_the_upper_bound_and_the_configured_bytes_too(self, kit: TaskKit) -> None:
         out = kit.Sent()
         part = partition(Partitioning.FORWARD, [out], buffer_rows=4, buffer_bytes=80)
         part.limit_bytes(0, 1 << 20)
@@ -172,14 +174,14 @@ class TestLimitedBytes:
         wide.emit(kit.rows(*range(64)))
         assert {batch.num_rows for batch in out.batches} == {16}
 
-    def test_a_row_larger_than_the_size_gets_a_buffer_of_its_own(self, kit: Any) -> None:
+    def test_a_row_larger_than_the_size_gets_a_buffer_of_its_own(self, kit: TaskKit) -> None:
         out = kit.Sent()
         part = partition(Partitioning.FORWARD, [out], buffer_rows=1_000)
         part.limit_bytes(0, 1)
         part.emit(kit.rows(1, 2, 3))
         assert out.elements == [[1], [2], [3]]
 
-    def test_sizes_grow_again(self, kit: Any) -> None:
+    def test_sizes_grow_again(self, kit: TaskKit) -> None:
         out = kit.Sent()
         part = partition(Partitioning.FORWARD, [out], buffer_rows=100)
         part.limit_bytes(0, 32)
@@ -196,7 +198,7 @@ class TestRouting:
     @given(SIZES, ACTIONS, st.integers(1, 4), st.integers(1, 20), st.sampled_from([0, 100]))
     @settings(deadline=None, max_examples=40)
     def test_hash_sends_each_key_to_its_owner_in_order(
-        self, kit: Any, sizes: list[int], actions: list[str], channels: int, buffer_rows: int, timeout: int
+        self, kit: TaskKit, sizes: list[int], actions: list[str], channels: int, buffer_rows: int, timeout: int
     ) -> None:
         outs = [kit.Sent() for _ in range(channels)]
         part = partition(Partitioning.HASH, outs, keys=("k",), buffer_rows=buffer_rows, buffer_timeout_ms=timeout)
@@ -215,7 +217,7 @@ class TestRouting:
     @given(SIZES, ACTIONS, st.integers(1, 4), st.integers(1, 20), st.sampled_from([0, 100]))
     @settings(deadline=None, max_examples=40)
     def test_rebalance_loses_nothing_and_keeps_the_order_within_a_channel(
-        self, kit: Any, sizes: list[int], actions: list[str], channels: int, buffer_rows: int, timeout: int
+        self, kit: TaskKit, sizes: list[int], actions: list[str], channels: int, buffer_rows: int, timeout: int
     ) -> None:
         outs = [kit.Sent() for _ in range(channels)]
         part = partition(Partitioning.REBALANCE, outs, buffer_rows=buffer_rows, buffer_timeout_ms=timeout)
@@ -229,7 +231,7 @@ class TestRouting:
     @given(SIZES, ACTIONS, st.integers(1, 4))
     @settings(deadline=None, max_examples=40)
     def test_pieces_of_work_are_dealt_out_one_by_one_and_those_of_a_batch_arrive_together(
-        self, kit: Any, sizes: list[int], actions: list[str], channels: int
+        self, kit: TaskKit, sizes: list[int], actions: list[str], channels: int
     ) -> None:
         outs = [kit.Sent() for _ in range(channels)]
         part = partition(Partitioning.REBALANCE, outs, buffer_rows=1 << 10, buffer_timeout_ms=0, overtakes=False)
@@ -243,7 +245,7 @@ class TestRouting:
     @given(SIZES, ACTIONS, st.integers(1, 4), st.integers(1, 20), st.sampled_from([0, 100]))
     @settings(deadline=None, max_examples=40)
     def test_broadcast_gives_everything_to_everybody(
-        self, kit: Any, sizes: list[int], actions: list[str], channels: int, buffer_rows: int, timeout: int
+        self, kit: TaskKit, sizes: list[int], actions: list[str], channels: int, buffer_rows: int, timeout: int
     ) -> None:
         outs = [kit.Sent() for _ in range(channels)]
         part = partition(Partitioning.BROADCAST, outs, buffer_rows=buffer_rows, buffer_timeout_ms=timeout)
@@ -254,7 +256,7 @@ class TestRouting:
         assert all(flat(out) == list(range(sum(sizes))) for out in outs)
         assert (part.rows, part.bytes) == (sum(sizes), 16 * sum(sizes) * channels)
 
-    def test_large_batches_are_spread_evenly(self, kit: Any) -> None:
+    def test_large_batches_are_spread_evenly(self, kit: TaskKit) -> None:
         outs = [kit.Sent() for _ in range(3)]
         part = partition(Partitioning.REBALANCE, outs, buffer_rows=6)
         part.emit(kit.rows(*range(30)))
@@ -273,7 +275,7 @@ class TestRouting:
 
 
 class TestLocalSubpartition:
-    def test_room_comes_back_with_the_consumers_credit(self, kit: Any) -> None:
+    def test_room_comes_back_with_the_consumers_credit(self, kit: TaskKit) -> None:
         woken: list[bool] = []
         gate = InputGate(lambda: None)
         receiver = gate.add_channel(0, 2)
@@ -290,7 +292,7 @@ class TestLocalSubpartition:
         assert woken
         assert local.error is None
 
-    def test_the_same_batch_arrives_without_a_copy(self, kit: Any) -> None:
+    def test_the_same_batch_arrives_without_a_copy(self, kit: TaskKit) -> None:
         gate = InputGate(lambda: None)
         local = LocalSubpartition(gate.add_channel(0, 2), 2, lambda: None)
         batch = kit.rows(1)
@@ -300,7 +302,7 @@ class TestLocalSubpartition:
         assert arrived[1] is batch
 
     @pytest.mark.parametrize("line", range(1, 4))
-    def test_a_producer_that_fills_the_channel_while_credit_comes_back_is_woken(self, kit: Any, line: int) -> None:
+    def test_a_producer_that_fills_the_channel_while_credit_comes_back_is_woken(self, kit: TaskKit, line: int) -> None:
         """The producer runs in front of the given line of the consumer's return of credit, finds no room, sleeps."""
         woken: list[bool] = []
         asleep: list[bool] = []

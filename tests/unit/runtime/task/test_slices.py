@@ -9,13 +9,14 @@ import pytest
 
 from ckpt_runtime.task.rows_in_work import RowsInWork
 from ckpt_runtime.task.slice_size import FIRST_ROWS
+from tests.unit.runtime.task.conftest import Bench, TaskKit
 
 
-def sizes(bench: Any) -> list[int]:
+def sizes(bench: Bench) -> list[int]:
     return [len(values) for _, values in bench.called("batch")]
 
 
-def test_fast_operators_soon_take_whole_buffers(kit: Any) -> None:
+def test_fast_operators_soon_take_whole_buffers(kit: TaskKit) -> None:
     bench = kit.Bench().open()
     for _ in range(4):
         bench.put(0, kit.rows(*range(2_000))).run()
@@ -24,7 +25,7 @@ def test_fast_operators_soon_take_whole_buffers(kit: Any) -> None:
     assert sum(sizes(bench)) == 8_000
 
 
-def test_slow_rows_are_taken_about_five_milliseconds_at_a_time(kit: Any) -> None:
+def test_slow_rows_are_taken_about_five_milliseconds_at_a_time(kit: TaskKit) -> None:
     bench = kit.Bench().open()
     bench.row_ms = 0.5
     bench.put(0, kit.rows(*range(1_000))).run()
@@ -32,14 +33,14 @@ def test_slow_rows_are_taken_about_five_milliseconds_at_a_time(kit: Any) -> None
     assert [value for _, values in bench.called("batch") for value in values] == list(range(1_000))
 
 
-def test_a_row_slower_than_a_slice_is_one(kit: Any) -> None:
+def test_a_row_slower_than_a_slice_is_one(kit: TaskKit) -> None:
     bench = kit.Bench().open()
     bench.row_ms = 60
     bench.put(0, kit.rows(*range(300))).run()
     assert set(sizes(bench)[2:]) == {1}
 
 
-def test_a_buffer_is_counted_and_gives_credit_back_once(kit: Any) -> None:
+def test_a_buffer_is_counted_and_gives_credit_back_once(kit: TaskKit) -> None:
     bench = kit.Bench().open()
     granted: list[int] = []
     bench.gate.channels[0].on_credit(granted.append)
@@ -51,7 +52,7 @@ def test_a_buffer_is_counted_and_gives_credit_back_once(kit: Any) -> None:
     assert (bench.subtask.metrics.rows_in, granted) == (300, [1])
 
 
-def test_mails_and_announcements_come_between_slices(kit: Any) -> None:
+def test_mails_and_announcements_come_between_slices(kit: TaskKit) -> None:
     bench = kit.Bench().open()
     bench.row_ms = 1
     bench.put(0, kit.rows(*range(300)))
@@ -66,7 +67,7 @@ def test_mails_and_announcements_come_between_slices(kit: Any) -> None:
     assert bench.host.snapshot_ids == [1]
 
 
-def test_the_next_slice_waits_for_output_room(kit: Any) -> None:
+def test_the_next_slice_waits_for_output_room(kit: TaskKit) -> None:
     bench = kit.Bench(capacity=1).open()
     bench.row_ms = 1
     bench.put(0, kit.rows(*range(300))).run()
@@ -78,14 +79,14 @@ def test_the_next_slice_waits_for_output_room(kit: Any) -> None:
     assert sum(sizes(bench)) == 300
 
 
-def test_a_channel_that_stays_in_order_has_its_buffers_taken_whole(kit: Any) -> None:
+def test_a_channel_that_stays_in_order_has_its_buffers_taken_whole(kit: TaskKit) -> None:
     bench = kit.Bench(inputs=[(0, False)]).open()
     bench.row_ms = 50
     bench.put(0, kit.rows(*range(400)), kit.rows(*range(300))).run()
     assert sizes(bench) == [400, 300]
 
 
-def test_the_rest_is_what_has_not_been_processed(kit: Any) -> None:
+def test_the_rest_is_what_has_not_been_processed(kit: TaskKit) -> None:
     clock = [0.0]
     seen: list[Any] = []
 
@@ -109,7 +110,7 @@ def test_the_rest_is_what_has_not_been_processed(kit: Any) -> None:
     assert {edge for edge, _ in seen} == {3}
 
 
-def test_an_operator_that_fails_leaves_its_slice_unprocessed(kit: Any) -> None:
+def test_an_operator_that_fails_leaves_its_slice_unprocessed(kit: TaskKit) -> None:
     bench = kit.Bench().open()
     bench.head.raises_in.add("batch")
     bench.put(0, kit.rows(1))
@@ -119,7 +120,7 @@ def test_an_operator_that_fails_leaves_its_slice_unprocessed(kit: Any) -> None:
     assert bench.host.states == ["FAILED"]
 
 
-def test_a_slice_ends_where_the_operator_allows_it(kit: Any) -> None:
+def test_a_slice_ends_where_the_operator_allows_it(kit: TaskKit) -> None:
     bench = kit.Bench().open()
     bench.head.together = lambda batch: (batch.slice(0), [100, 101, 250, 300])
     bench.row_ms = 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from ckpt_runtime.checkpoint.executions import TaskState
@@ -12,10 +10,11 @@ from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CancelCheckpoint, EndOfData, EndOfPartition, Watermark
 from ckpt_runtime.operators.operator import MAX_WATERMARK, SourceStatus
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
+from tests.unit.runtime.task.conftest import TaskKit
 
 
 class TestSnapshot:
-    def test_the_barrier_follows_what_preparing_emitted_and_state_comes_tail_first(self, kit: Any) -> None:
+    def test_the_barrier_follows_what_preparing_emitted_and_state_comes_tail_first(self, kit: TaskKit) -> None:
         bench = kit.Bench(operators=2).open()
         bench.operators[1].at["prepare"] = lambda: bench.operators[1].output.emit(kit.rows(9))
         first = kit.barrier(1)
@@ -29,7 +28,7 @@ class TestSnapshot:
             ("op1", (1,), None), ("op0", (1,), None),
         ]  # fmt: skip
 
-    def test_keyed_state_is_frozen_behind_the_operators_own_part(self, kit: Any) -> None:
+    def test_keyed_state_is_frozen_behind_the_operators_own_part(self, kit: TaskKit) -> None:
         bench = kit.Bench()
         backend = MemoryKeyedStateBackend(KeyGroupRange(0, 127), 128, "op0")
         bench.chain.contexts[0] = kit.context("op0", bench.host, lambda _: None, keyed_state=backend)
@@ -38,7 +37,7 @@ class TestSnapshot:
         assert snapshot is not None
         snapshot.release()
 
-    def test_barriers_align_and_a_blocked_channel_waits(self, kit: Any) -> None:
+    def test_barriers_align_and_a_blocked_channel_waits(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         one = kit.barrier(1)
         bench.put(0, one, kit.rows(10)).run()
@@ -51,7 +50,7 @@ class TestSnapshot:
         assert sorted(bench.out.elements[2:]) == [[10], [20]]
         assert bench.host.snapshot_ids == [1]
 
-    def test_measures_tell_delay_alignment_and_rows_between_the_barriers(self, kit: Any) -> None:
+    def test_measures_tell_delay_alignment_and_rows_between_the_barriers(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         bench.host.wall_ms = 1_000
         one = kit.barrier(1, timestamp=700)
@@ -64,18 +63,18 @@ class TestSnapshot:
         assert measures.alignment_ms == 50
         assert measures.processed_bytes == 16
 
-    def test_a_clock_that_is_behind_the_coordinators_gives_no_negative_delay(self, kit: Any) -> None:
+    def test_a_clock_that_is_behind_the_coordinators_gives_no_negative_delay(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         bench.put(0, kit.barrier(1, timestamp=5_000)).run()
         assert bench.host.snapshots[0][2].start_delay_ms == 0
 
-    def test_an_older_barrier_takes_no_snapshot_and_unblocks_its_channel(self, kit: Any) -> None:
+    def test_an_older_barrier_takes_no_snapshot_and_unblocks_its_channel(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         bench.put(0, kit.barrier(2)).put(1, kit.barrier(1), kit.rows(5), kit.barrier(2)).run()
         assert bench.host.snapshot_ids == [2]
         assert [5] in bench.out.elements
 
-    def test_a_newer_checkpoint_subsumes_the_one_being_aligned(self, kit: Any) -> None:
+    def test_a_newer_checkpoint_subsumes_the_one_being_aligned(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         two = kit.barrier(2)
         bench.put(0, kit.barrier(1), two).put(1, two).run()
@@ -83,7 +82,7 @@ class TestSnapshot:
         assert bench.out.elements == [CancelCheckpoint(1), two]
         assert bench.host.snapshot_ids == [2]
 
-    def test_what_an_operator_raises_in_its_snapshot_fails_the_step(self, kit: Any) -> None:
+    def test_what_an_operator_raises_in_its_snapshot_fails_the_step(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         bench.head.raises_in.add("snapshot")
         with pytest.raises(RuntimeError, match="snapshot of op0"):
@@ -92,7 +91,7 @@ class TestSnapshot:
 
 
 class TestTrigger:
-    def test_a_source_snapshots_at_once(self, kit: Any) -> None:
+    def test_a_source_snapshots_at_once(self, kit: TaskKit) -> None:
         bench = kit.Bench(source=[kit.rows(1)]).open()
         one = kit.barrier(1)
         bench.run()
@@ -100,19 +99,19 @@ class TestTrigger:
         assert bench.out.elements == [[1], one]
         assert bench.host.snapshot_ids == [1]
 
-    def test_it_reaches_a_source_that_has_no_room(self, kit: Any) -> None:
+    def test_it_reaches_a_source_that_has_no_room(self, kit: TaskKit) -> None:
         bench = kit.Bench(source=[], capacity=0).open()
         bench.mail(lambda: bench.subtask.trigger_checkpoint(kit.barrier(1))).run()
         assert bench.host.snapshot_ids == [1]
 
-    def test_the_same_trigger_twice_is_one_snapshot(self, kit: Any) -> None:
+    def test_the_same_trigger_twice_is_one_snapshot(self, kit: TaskKit) -> None:
         bench = kit.Bench(source=[]).open()
         bench.subtask.trigger_checkpoint(kit.barrier(1))
         bench.subtask.trigger_checkpoint(kit.barrier(1))
         assert bench.host.snapshot_ids == [1]
 
     @pytest.mark.parametrize("ended", [False, True])
-    def test_a_subtask_that_does_not_run_declines(self, kit: Any, ended: bool) -> None:
+    def test_a_subtask_that_does_not_run_declines(self, kit: TaskKit, ended: bool) -> None:
         bench = kit.Bench(source=[])
         if ended:
             bench.open().subtask.cancel()
@@ -120,7 +119,7 @@ class TestTrigger:
         assert bench.host.declined == [(1, "CHECKPOINT_DECLINED_TASK_NOT_READY")]
 
     @pytest.mark.row("147.1")
-    def test_one_whose_inputs_have_all_ended_snapshots_on_trigger(self, kit: Any) -> None:
+    def test_one_whose_inputs_have_all_ended_snapshots_on_trigger(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         for channel in range(2):
             bench.put(channel, EndOfData(True), EndOfPartition())
@@ -128,7 +127,7 @@ class TestTrigger:
         bench.subtask.trigger_checkpoint(kit.barrier(1))
         assert bench.host.snapshot_ids == [1]
 
-    def test_one_whose_inputs_are_still_ending_waits_for_their_ends(self, kit: Any) -> None:
+    def test_one_whose_inputs_are_still_ending_waits_for_their_ends(self, kit: TaskKit) -> None:
         """Its predecessors have finished, but what they sent at last may still be on its way."""
         bench = kit.Bench(channels=2).open()
         bench.put(0, EndOfData(True), EndOfPartition()).run()
@@ -140,20 +139,20 @@ class TestTrigger:
 
 
 class TestAbort:
-    def test_a_cancel_barrier_unblocks_declines_and_goes_on_downstream(self, kit: Any) -> None:
+    def test_a_cancel_barrier_unblocks_declines_and_goes_on_downstream(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         bench.put(0, kit.barrier(1), kit.rows(10)).put(1, CancelCheckpoint(1)).run()
         assert bench.host.declined == [(1, "CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER")]
         assert bench.out.elements == [CancelCheckpoint(1), [10]]
         assert bench.host.snapshots == []
 
-    def test_a_barrier_behind_its_own_cancellation_is_obsolete(self, kit: Any) -> None:
+    def test_a_barrier_behind_its_own_cancellation_is_obsolete(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         bench.put(0, CancelCheckpoint(1)).put(1, kit.barrier(1), kit.rows(4)).run()
         assert bench.out.elements == [CancelCheckpoint(1), [4]]
         assert bench.host.snapshots == []
 
-    def test_a_checkpoint_aborted_before_its_barriers_is_not_taken(self, kit: Any) -> None:
+    def test_a_checkpoint_aborted_before_its_barriers_is_not_taken(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         bench.subtask.notify_aborted(1, None)
         two = kit.barrier(2)
@@ -163,18 +162,18 @@ class TestAbort:
         assert bench.called("prepare") == [(2,)]
         assert bench.host.declined == []
 
-    def test_it_heals_a_lost_completion_first(self, kit: Any) -> None:
+    def test_it_heals_a_lost_completion_first(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         bench.subtask.notify_aborted(3, 2)
         assert bench.calls == [("op0", "complete", 2), ("op0", "aborted", 3)]
 
-    def test_of_a_checkpoint_already_taken_only_tells_the_operators(self, kit: Any) -> None:
+    def test_of_a_checkpoint_already_taken_only_tells_the_operators(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         bench.put(0, kit.barrier(1)).run()
         bench.subtask.notify_aborted(1, None)
         assert bench.called("aborted") == [(1,)]
 
-    def test_a_subtask_that_has_ended_hears_nothing(self, kit: Any) -> None:
+    def test_a_subtask_that_has_ended_hears_nothing(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         bench.subtask.cancel()
         bench.calls.clear()
@@ -184,7 +183,7 @@ class TestAbort:
 
 
 class TestEndOfData:
-    def test_it_ends_when_the_last_channel_has(self, kit: Any) -> None:
+    def test_it_ends_when_the_last_channel_has(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         bench.put(0, Watermark(MAX_WATERMARK), EndOfData(True)).run()
         assert not bench.subtask.data_ended
@@ -193,13 +192,13 @@ class TestEndOfData:
         assert bench.out.elements == [[1], Watermark(MAX_WATERMARK), EndOfData(True)]
         assert bench.host.ends_of_data == 1
 
-    def test_without_drain_of_one_channel_nothing_finishes(self, kit: Any) -> None:
+    def test_without_drain_of_one_channel_nothing_finishes(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         bench.put(0, EndOfData(True)).put(1, EndOfData(False)).run()
         assert bench.called("finish") == []
         assert bench.out.elements == [EndOfData(False)]
 
-    def test_it_stays_until_a_checkpoint_taken_afterwards_is_complete(self, kit: Any) -> None:
+    def test_it_stays_until_a_checkpoint_taken_afterwards_is_complete(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         two = kit.barrier(2)
         bench.put(0, kit.barrier(1), EndOfData(True)).run()
@@ -212,7 +211,7 @@ class TestEndOfData:
         assert bench.out.elements[-2:] == [two, EndOfPartition()]
         assert bench.called("close") == [()]
 
-    def test_a_later_completion_covers_the_final_checkpoint(self, kit: Any) -> None:
+    def test_a_later_completion_covers_the_final_checkpoint(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         bench.put(0, EndOfData(True), kit.barrier(2), kit.barrier(3)).run()
         bench.subtask.notify_aborted(2, None)
@@ -221,7 +220,7 @@ class TestEndOfData:
         assert bench.host.states == ["FINISHED"]
 
     @pytest.mark.row("147.2")
-    def test_of_three_pending_checkpoints_the_middle_one_ends_it(self, kit: Any) -> None:
+    def test_of_three_pending_checkpoints_the_middle_one_ends_it(self, kit: TaskKit) -> None:
         """Whatever is notified first ends it; what comes later finds nothing to do."""
         bench = kit.Bench().open()
         bench.put(0, kit.rows(1), EndOfData(True), kit.barrier(42), kit.barrier(43), kit.barrier(44)).run()
@@ -237,14 +236,14 @@ class TestEndOfData:
         assert [call[1:] for call in bench.calls if call[1] in ("complete", "close", "abort")] == calls
         assert bench.out.elements[-1] == EndOfPartition()
 
-    def test_an_abort_that_heals_the_final_completion_ends_it(self, kit: Any) -> None:
+    def test_an_abort_that_heals_the_final_completion_ends_it(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         bench.put(0, EndOfData(True), kit.barrier(2)).run()
         bench.subtask.notify_aborted(3, 2)
         assert bench.host.states == ["FINISHED"]
         assert bench.called("aborted") == []
 
-    def test_an_ended_source_goes_on_answering_triggers(self, kit: Any) -> None:
+    def test_an_ended_source_goes_on_answering_triggers(self, kit: TaskKit) -> None:
         bench = kit.Bench(source=[SourceStatus.END_OF_INPUT]).open()
         bench.run()
         bench.mail(lambda: bench.subtask.trigger_checkpoint(kit.barrier(1))).run()
@@ -252,7 +251,7 @@ class TestEndOfData:
         assert bench.host.states == ["FINISHED"]
         assert bench.host.ends_of_data == 1
 
-    def test_a_close_that_fails_after_the_final_checkpoint_fails_the_subtask(self, kit: Any) -> None:
+    def test_a_close_that_fails_after_the_final_checkpoint_fails_the_subtask(self, kit: TaskKit) -> None:
         bench = kit.Bench(source=[SourceStatus.END_OF_INPUT]).open()
         bench.run()
         bench.subtask.trigger_checkpoint(kit.barrier(1))
@@ -261,7 +260,7 @@ class TestEndOfData:
         assert bench.host.states == ["FAILED"]
         assert str(bench.host.errors[0]) == "close of op0"
 
-    def test_a_commit_that_fails_is_raised(self, kit: Any) -> None:
+    def test_a_commit_that_fails_is_raised(self, kit: TaskKit) -> None:
         bench = kit.Bench(source=[SourceStatus.END_OF_INPUT]).open()
         bench.run()
         bench.subtask.trigger_checkpoint(kit.barrier(1))
@@ -270,7 +269,7 @@ class TestEndOfData:
             bench.subtask.notify_complete(1)
         assert bench.host.states == []
 
-    def test_an_ended_channel_counts_as_aligned(self, kit: Any) -> None:
+    def test_an_ended_channel_counts_as_aligned(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         bench.put(0, kit.barrier(1)).put(1, EndOfData(True), EndOfPartition()).run()
         assert bench.host.snapshot_ids == [1]
@@ -278,7 +277,7 @@ class TestEndOfData:
 
 class TestSynchronousSavepoint:
     @pytest.mark.parametrize("drain", [True, False])
-    def test_a_source_ends_its_data_before_the_barrier_and_itself_afterwards(self, kit: Any, drain: bool) -> None:
+    def test_a_source_ends_its_data_before_the_barrier_and_itself_afterwards(self, kit: TaskKit, drain: bool) -> None:
         bench = kit.Bench(source=[kit.rows(1), kit.rows(2)]).open()
         bench.subtask.step()
         savepoint = kit.barrier(4, CheckpointType.SYNC_SAVEPOINT, drain=drain)
@@ -291,14 +290,14 @@ class TestSynchronousSavepoint:
         assert bench.host.states == ["FINISHED"]
         assert bench.out.elements[-1] == EndOfPartition()
 
-    def test_a_source_that_has_ended_does_not_end_twice(self, kit: Any) -> None:
+    def test_a_source_that_has_ended_does_not_end_twice(self, kit: TaskKit) -> None:
         bench = kit.Bench(source=[SourceStatus.END_OF_INPUT]).open()
         bench.run()
         bench.subtask.trigger_checkpoint(kit.barrier(4, CheckpointType.SYNC_SAVEPOINT))
         assert bench.host.ends_of_data == 1
         assert bench.out.elements.count(EndOfData(True)) == 1
 
-    def test_downstream_ends_with_its_inputs_and_waits_for_the_completion(self, kit: Any) -> None:
+    def test_downstream_ends_with_its_inputs_and_waits_for_the_completion(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         savepoint = kit.barrier(4, CheckpointType.SYNC_SAVEPOINT)
         for channel in range(2):

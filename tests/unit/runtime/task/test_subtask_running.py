@@ -9,9 +9,10 @@ import pytest
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.network.elements import EndOfData, EndOfPartition, Watermark
 from ckpt_runtime.operators.operator import MAX_WATERMARK, SourceStatus
+from tests.unit.runtime.task.conftest import TaskKit
 
 
-def test_it_opens_its_operators_and_runs(kit: Any) -> None:
+def test_it_opens_its_operators_and_runs(kit: TaskKit) -> None:
     bench = kit.Bench(operators=2)
     assert bench.subtask.state is TaskState.INITIALIZING
     bench.subtask.open()
@@ -19,7 +20,7 @@ def test_it_opens_its_operators_and_runs(kit: Any) -> None:
     assert not bench.subtask.step()
 
 
-def test_rows_come_in_order_with_their_gate_and_are_counted(kit: Any) -> None:
+def test_rows_come_in_order_with_their_gate_and_are_counted(kit: TaskKit) -> None:
     bench = kit.Bench(channels=1).open()
     bench.put(0, kit.rows(1, 2), kit.rows(3)).run()
     assert bench.called("batch") == [(0, [1, 2]), (0, [3])]
@@ -28,14 +29,14 @@ def test_rows_come_in_order_with_their_gate_and_are_counted(kit: Any) -> None:
     assert bench.subtask.metrics.bytes_in == 24
 
 
-def test_serialised_batches_are_read_with_the_channels_schema(kit: Any) -> None:
+def test_serialised_batches_are_read_with_the_channels_schema(kit: TaskKit) -> None:
     bench = kit.Bench().open()
     bench.gate.channels[0].schema = kit.rows().schema
     bench.put(0, kit.rows(4).serialize()).run()
     assert bench.out.elements == [[4]]
 
 
-def test_consumed_buffers_give_credit_back(kit: Any) -> None:
+def test_consumed_buffers_give_credit_back(kit: TaskKit) -> None:
     bench = kit.Bench().open()
     granted: list[int] = []
     bench.gate.channels[0].on_credit(granted.append)
@@ -43,7 +44,7 @@ def test_consumed_buffers_give_credit_back(kit: Any) -> None:
     assert granted == [1]
 
 
-def test_a_mail_comes_before_data(kit: Any) -> None:
+def test_a_mail_comes_before_data(kit: TaskKit) -> None:
     bench = kit.Bench().open()
     seen: list[Any] = []
     bench.put(0, kit.rows(1)).mail(lambda: seen.append(list(bench.out.elements)))
@@ -53,7 +54,7 @@ def test_a_mail_comes_before_data(kit: Any) -> None:
     assert not bench.subtask.has_work
 
 
-def test_watermarks_of_all_channels_are_combined(kit: Any) -> None:
+def test_watermarks_of_all_channels_are_combined(kit: TaskKit) -> None:
     bench = kit.Bench(channels=2).open()
     bench.put(0, Watermark(10)).run()
     assert bench.called("watermark") == []
@@ -62,7 +63,7 @@ def test_watermarks_of_all_channels_are_combined(kit: Any) -> None:
 
 
 class TestSource:
-    def test_it_is_polled_until_it_has_nothing_and_again_after_its_pause(self, kit: Any) -> None:
+    def test_it_is_polled_until_it_has_nothing_and_again_after_its_pause(self, kit: TaskKit) -> None:
         bench = kit.Bench(source=[kit.rows(1), kit.rows(2), SourceStatus.NOTHING_AVAILABLE, kit.rows(3)]).open()
         bench.run()
         assert bench.out.elements == [[1], [2]]
@@ -74,7 +75,7 @@ class TestSource:
         bench.run()
         assert bench.out.elements == [[1], [2], [3]]
 
-    def test_mails_do_not_wait_for_more_than_a_few_slow_rows_of_the_operators_behind_it(self, kit: Any) -> None:
+    def test_mails_do_not_wait_for_more_than_a_few_slow_rows_of_the_operators_behind_it(self, kit: TaskKit) -> None:
         bench = kit.Bench(source=[kit.rows(*range(300)), kit.rows(*range(300, 500))], operators=2).open()
         bench.row_ms = 1.0
         waited = []
@@ -85,12 +86,12 @@ class TestSource:
         assert max(waited) <= 5
         assert [row for batch in bench.out.elements for row in batch] == list(range(500))
 
-    def test_alone_it_emits_as_much_as_it_likes(self, kit: Any) -> None:
+    def test_alone_it_emits_as_much_as_it_likes(self, kit: TaskKit) -> None:
         bench = kit.Bench(source=[kit.rows(*range(300))]).open()
         bench.subtask.step()
         assert bench.head.script == []
 
-    def test_its_end_drains_the_chain(self, kit: Any) -> None:
+    def test_its_end_drains_the_chain(self, kit: TaskKit) -> None:
         bench = kit.Bench(source=[kit.rows(1), SourceStatus.END_OF_INPUT], operators=2).open()
         bench.run()
         assert bench.called("finish") == [(), ()]
@@ -100,7 +101,7 @@ class TestSource:
         assert not bench.subtask.has_work
         assert bench.subtask.wait_ms() is None
 
-    def test_it_refuses_rows(self, kit: Any) -> None:
+    def test_it_refuses_rows(self, kit: TaskKit) -> None:
         bench = kit.Bench(source=[]).open()
         source = super(kit.Recorder, bench.head)
         with pytest.raises(TypeError, match="source 'op0' has no input"):
@@ -108,7 +109,7 @@ class TestSource:
 
 
 class TestBackpressure:
-    def test_nothing_is_taken_or_polled_without_room(self, kit: Any) -> None:
+    def test_nothing_is_taken_or_polled_without_room(self, kit: TaskKit) -> None:
         bench = kit.Bench(capacity=1).open()
         bench.put(0, kit.rows(1), kit.rows(2)).run()
         assert bench.out.elements == [[1]]
@@ -118,20 +119,20 @@ class TestBackpressure:
         bench.run()
         assert bench.out.elements == [[1], [2]]
 
-    def test_mails_are_taken_all_the_same(self, kit: Any) -> None:
+    def test_mails_are_taken_all_the_same(self, kit: TaskKit) -> None:
         bench = kit.Bench(capacity=0).open()
         seen: list[bool] = []
         bench.mail(lambda: seen.append(True)).run()
         assert seen == [True]
 
-    def test_a_blocked_source_does_not_ask_to_be_woken_by_the_clock(self, kit: Any) -> None:
+    def test_a_blocked_source_does_not_ask_to_be_woken_by_the_clock(self, kit: TaskKit) -> None:
         bench = kit.Bench(source=[SourceStatus.NOTHING_AVAILABLE]).open()
         bench.run()
         bench.out.capacity = 0
         bench.run()
         assert bench.subtask.wait_ms() is None
 
-    def test_timers_wait_for_room_since_they_may_emit(self, kit: Any) -> None:
+    def test_timers_wait_for_room_since_they_may_emit(self, kit: TaskKit) -> None:
         bench = kit.Bench(capacity=0).open()
         bench.subtask.set_timer(0, 500)
         bench.run()
@@ -141,7 +142,7 @@ class TestBackpressure:
         bench.run()
         assert bench.called("timer") == [(1_000,)]
 
-    def test_a_lost_consumer_ends_the_wait(self, kit: Any) -> None:
+    def test_a_lost_consumer_ends_the_wait(self, kit: TaskKit) -> None:
         bench = kit.Bench(capacity=0).open()
         bench.out.error = ConnectionError("gone")
         with pytest.raises(ConnectionError, match="gone"):
@@ -149,7 +150,7 @@ class TestBackpressure:
 
 
 class TestFlush:
-    def test_rows_held_back_are_sent_when_their_time_has_come(self, kit: Any) -> None:
+    def test_rows_held_back_are_sent_when_their_time_has_come(self, kit: TaskKit) -> None:
         bench = kit.Bench(buffer_timeout_ms=100).open()
         bench.put(0, kit.rows(1)).run()
         assert bench.out.elements == []
@@ -161,7 +162,7 @@ class TestFlush:
 
 
 class TestTimers:
-    def test_the_earliest_request_of_each_operator_counts(self, kit: Any) -> None:
+    def test_the_earliest_request_of_each_operator_counts(self, kit: TaskKit) -> None:
         bench = kit.Bench(operators=2).open()
         bench.subtask.set_timer(0, 1_200)
         bench.subtask.set_timer(0, 1_100)
@@ -177,7 +178,7 @@ class TestTimers:
         assert bench.calls[1:] == [("op1", "timer", 1_150)]
         assert bench.subtask.wait_ms() is None
 
-    def test_an_operator_may_ask_again_from_its_timer(self, kit: Any) -> None:
+    def test_an_operator_may_ask_again_from_its_timer(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         bench.head.at["timer"] = lambda: bench.subtask.set_timer(0, 1_500)
         bench.subtask.set_timer(0, 900)
@@ -186,7 +187,7 @@ class TestTimers:
         assert not bench.subtask.step()
         assert bench.subtask.wait_ms() == 500
 
-    def test_none_fires_after_the_end_of_data(self, kit: Any) -> None:
+    def test_none_fires_after_the_end_of_data(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         bench.subtask.set_timer(0, 1_100)
         bench.put(0, EndOfData(True)).run()
@@ -199,7 +200,7 @@ class TestTimers:
 
 class TestFailure:
     @pytest.mark.parametrize("call", ["batch", "watermark", "timer"])
-    def test_what_an_operator_raises_ends_the_step(self, kit: Any, call: str) -> None:
+    def test_what_an_operator_raises_ends_the_step(self, kit: TaskKit, call: str) -> None:
         bench = kit.Bench().open()
         bench.head.raises_in.add(call)
         bench.subtask.set_timer(0, 0 if call == "timer" else 10_000)
@@ -207,12 +208,12 @@ class TestFailure:
         with pytest.raises(RuntimeError, match=f"{call} of op0"):
             bench.subtask.step()
 
-    def test_a_lost_producer_is_a_failure(self, kit: Any) -> None:
+    def test_a_lost_producer_is_a_failure(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         with pytest.raises(ConnectionError, match="lost"):
             bench.put(0, ConnectionError("lost")).run()
 
-    def test_failing_closes_once_and_reports_the_error(self, kit: Any) -> None:
+    def test_failing_closes_once_and_reports_the_error(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         error = RuntimeError("x")
         bench.subtask.fail(error)
@@ -222,7 +223,7 @@ class TestFailure:
         assert bench.host.errors == [error]
         assert bench.called("close") == [()]
 
-    def test_an_operator_that_cannot_open_fails_the_subtask(self, kit: Any) -> None:
+    def test_an_operator_that_cannot_open_fails_the_subtask(self, kit: TaskKit) -> None:
         bench = kit.Bench(operators=2)
         bench.head.raises_in.add("open")
         with pytest.raises(RuntimeError) as raised:
@@ -233,7 +234,7 @@ class TestFailure:
 
 
 class TestCancel:
-    def test_it_closes_without_finishing(self, kit: Any) -> None:
+    def test_it_closes_without_finishing(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         bench.mail(bench.subtask.cancel).run()
         assert bench.host.states == ["CANCELED"]
@@ -241,20 +242,20 @@ class TestCancel:
         assert bench.called("close") == [()]
         assert bench.out.elements == []
 
-    def test_a_failing_close_does_not_change_the_outcome(self, kit: Any) -> None:
+    def test_a_failing_close_does_not_change_the_outcome(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         bench.head.raises_in.add("close")
         bench.subtask.cancel()
         assert bench.host.states == ["CANCELED"]
 
-    def test_one_that_never_opened_can_be_canceled(self, kit: Any) -> None:
+    def test_one_that_never_opened_can_be_canceled(self, kit: TaskKit) -> None:
         bench = kit.Bench()
         bench.subtask.cancel()
         assert bench.host.states == ["CANCELED"]
         assert bench.calls == []
 
 
-def test_a_subtask_that_had_finished_before_only_ends_its_outputs(kit: Any) -> None:
+def test_a_subtask_that_had_finished_before_only_ends_its_outputs(kit: TaskKit) -> None:
     bench = kit.Bench(finished_on_restore=True)
     bench.subtask.open()
     assert bench.host.states == ["FINISHED"]

@@ -14,6 +14,7 @@ from ckpt_runtime.operators.operator import SourceStatus
 from ckpt_runtime.task.subtask import Subtask
 from ckpt_runtime.task.task_thread import TaskThread
 from ckpt_runtime.task.wakeup import Wakeup
+from tests.unit.runtime.task.conftest import TaskKit
 
 TIMEOUT_S = 10.0
 
@@ -21,7 +22,7 @@ TIMEOUT_S = 10.0
 class Woken:
     """A bench whose gate wakes the thread, and whose host tells when something was reported."""
 
-    def __init__(self, kit: Any, **settings: Any) -> None:
+    def __init__(self, kit: TaskKit, **settings: Any) -> None:
         self.wakeup = Wakeup()
         self.bench = kit.Bench(**settings)
         self.gate: InputGate = self.bench.gate
@@ -46,7 +47,7 @@ class Woken:
         self.wakeup.wake()
 
 
-def test_data_and_mails_wake_a_sleeping_thread(kit: Any) -> None:
+def test_data_and_mails_wake_a_sleeping_thread(kit: TaskKit) -> None:
     woken = Woken(kit)
     thread = TaskThread("t", [woken.bench.subtask], woken.wakeup)
     thread.start()
@@ -64,7 +65,7 @@ def test_data_and_mails_wake_a_sleeping_thread(kit: Any) -> None:
 
 @pytest.mark.parametrize("call", ["open", "batch"])
 @pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3)])
-def test_what_user_code_raises_fails_its_subtask_alone(kit: Any, call: str, error: BaseException) -> None:
+def test_what_user_code_raises_fails_its_subtask_alone(kit: TaskKit, call: str, error: BaseException) -> None:
     first, second = Woken(kit), Woken(kit)
 
     def raise_error() -> None:
@@ -84,7 +85,7 @@ def test_what_user_code_raises_fails_its_subtask_alone(kit: Any, call: str, erro
     assert second.bench.subtask.state is TaskState.CANCELED
 
 
-def test_a_timer_in_the_distant_future_lets_the_thread_sleep(kit: Any) -> None:
+def test_a_timer_in_the_distant_future_lets_the_thread_sleep(kit: TaskKit) -> None:
     woken = Woken(kit)
     thread = TaskThread("t", [woken.bench.subtask], woken.wakeup)
     thread.start()
@@ -96,7 +97,7 @@ def test_a_timer_in_the_distant_future_lets_the_thread_sleep(kit: Any) -> None:
     assert thread.join(TIMEOUT_S)
 
 
-def test_an_idle_source_is_polled_again_without_being_woken(kit: Any) -> None:
+def test_an_idle_source_is_polled_again_without_being_woken(kit: TaskKit) -> None:
     woken = Woken(kit, source=[SourceStatus.NOTHING_AVAILABLE, SourceStatus.END_OF_INPUT])
     clock = [0.0]
 
@@ -114,7 +115,7 @@ def test_an_idle_source_is_polled_again_without_being_woken(kit: Any) -> None:
     assert thread.join(TIMEOUT_S)
 
 
-def test_a_subtask_canceled_before_the_start_is_never_opened(kit: Any) -> None:
+def test_a_subtask_canceled_before_the_start_is_never_opened(kit: TaskKit) -> None:
     woken = Woken(kit)
     subtask: Subtask = woken.bench.subtask
     subtask.cancel()

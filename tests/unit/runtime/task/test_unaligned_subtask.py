@@ -12,20 +12,21 @@ from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CancelCheckpoint, EndOfData, EndOfPartition, Watermark
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
+from tests.unit.runtime.task.conftest import Bench, TaskKit, Wire
 
 
-def inputs(bench: Any, kit: Any, written: int = 0) -> dict[int, list[Any]]:
+def inputs(bench: Bench, kit: TaskKit, written: int = 0) -> dict[int, list[Any]]:
     """In-flight data of the inputs by peer, which is the channel here, of a snapshot that was handed over."""
     return {c.peer: kit.kept(c) for c in bench.host.written[written].in_flight.inputs if c.elements}
 
 
-def outputs(bench: Any, kit: Any, written: int = 0) -> dict[int, list[Any]]:
+def outputs(bench: Bench, kit: TaskKit, written: int = 0) -> dict[int, list[Any]]:
     return {c.peer: kit.kept(c) for c in bench.host.written[written].in_flight.outputs}
 
 
 class TestRecording:
     @pytest.mark.row("76.2")
-    def test_an_announced_barrier_is_taken_at_once_and_what_is_queued_before_it_is_kept(self, kit: Any) -> None:
+    def test_an_announced_barrier_is_taken_at_once_and_what_is_queued_before_it_is_kept(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         one = kit.unaligned(1)
         bench.put(0, kit.rows(1), Watermark(3), kit.rows(2), one, kit.rows(4))
@@ -38,7 +39,7 @@ class TestRecording:
         assert bench.host.snapshot_ids == [1]
 
     @pytest.mark.row("76.2")
-    def test_channels_without_a_sign_are_recorded_until_theirs_comes(self, kit: Any) -> None:
+    def test_channels_without_a_sign_are_recorded_until_theirs_comes(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=3).open()
         one = kit.unaligned(1)
         bench.put(0, kit.rows(10), one).put(1, kit.rows(11))
@@ -55,7 +56,7 @@ class TestRecording:
         assert bench.out.elements[0] == one
         assert sorted(e[0] for e in bench.out.elements[1:]) == [10, 11, 12, 13, 14, 20, 21]
 
-    def test_nothing_is_recorded_any_more_afterwards(self, kit: Any) -> None:
+    def test_nothing_is_recorded_any_more_afterwards(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         bench.put(0, kit.unaligned(1)).run()
         assert bench.subtask.checkpoints.records
@@ -65,7 +66,7 @@ class TestRecording:
         assert inputs(bench, kit) == {}
 
     @pytest.mark.row("76.8")
-    def test_two_checkpoints_at_once_each_have_what_stood_before_their_barriers(self, kit: Any) -> None:
+    def test_two_checkpoints_at_once_each_have_what_stood_before_their_barriers(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         one, two = kit.unaligned(1), kit.unaligned(2)
         bench.put(0, one, kit.rows(1), two).run()
@@ -78,7 +79,7 @@ class TestRecording:
         assert inputs(bench, kit, 1) == {0: [[1]], 1: [[11], [12], [13], [14]]}
 
     @pytest.mark.row("76.2")
-    def test_the_rest_of_a_buffer_in_work_comes_first_in_its_channel(self, kit: Any) -> None:
+    def test_the_rest_of_a_buffer_in_work_comes_first_in_its_channel(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         bench.row_ms = 5
         bench.put(0, kit.rows(*range(300)), kit.rows(300)).put(1, kit.rows(1_000))
@@ -90,7 +91,7 @@ class TestRecording:
         assert [row for _, batch in bench.called("batch") for row in batch if row != 1_000] == list(range(301))
 
     @pytest.mark.row("76.2")
-    def test_the_rest_in_work_of_a_recorded_channel_is_kept_once(self, kit: Any) -> None:
+    def test_the_rest_in_work_of_a_recorded_channel_is_kept_once(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         bench.row_ms = 5
         bench.put(1, kit.rows(*range(300)))
@@ -102,7 +103,7 @@ class TestRecording:
         bench.put(1, kit.rows(300), kit.unaligned(1)).run()
         assert inputs(bench, kit) == {1: [list(range(done, 300)), [300]]}
 
-    def test_the_end_of_a_channel_stands_for_its_barrier(self, kit: Any) -> None:
+    def test_the_end_of_a_channel_stands_for_its_barrier(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         bench.put(0, kit.unaligned(1)).run()
         bench.put(1, kit.rows(11)).run()
@@ -111,21 +112,21 @@ class TestRecording:
         assert bench.host.snapshot_ids == [1]
         assert inputs(bench, kit) == {1: [[11], [12]]}
 
-    def test_an_end_that_was_announced_before_the_barrier_is_captured(self, kit: Any) -> None:
+    def test_an_end_that_was_announced_before_the_barrier_is_captured(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2, capacity=0).open()
         bench.put(1, kit.rows(11), EndOfData(True), EndOfPartition()).run()
         bench.put(0, kit.rows(1), kit.unaligned(1)).run()
         assert bench.host.snapshot_ids == [1]
         assert inputs(bench, kit) == {0: [[1]], 1: [[11]]}
 
-    def test_a_schema_that_came_while_recording_belongs_to_what_was_recorded(self, kit: Any) -> None:
+    def test_a_schema_that_came_while_recording_belongs_to_what_was_recorded(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         bench.put(0, kit.unaligned(1)).run()
         bench.gate.channels[1].schema = kit.rows(1).schema
         bench.put(1, kit.rows(4).serialize(), kit.unaligned(1)).run()
         assert inputs(bench, kit) == {1: [[4]]}
 
-    def test_channels_that_stay_in_order_are_aligned_first(self, kit: Any) -> None:
+    def test_channels_that_stay_in_order_are_aligned_first(self, kit: TaskKit) -> None:
         bench = kit.Bench(inputs=[(0, True), (1, False)]).open()
         bench.put(0, kit.rows(1), kit.unaligned(1)).put(1, kit.rows(2), kit.unaligned(1), kit.rows(3))
         bench.subtask.step()
@@ -138,7 +139,7 @@ class TestRecording:
 
 class TestTurning:
     @pytest.mark.row("76.4")
-    def test_alignment_ends_at_the_deadline(self, kit: Any) -> None:
+    def test_alignment_ends_at_the_deadline(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         one = kit.unaligned(1, timeout_ms=100)
         bench.put(0, one, kit.rows(10)).run()
@@ -153,7 +154,7 @@ class TestTurning:
         assert inputs(bench, kit) == {1: [[12]]}
         assert bench.subtask.wait_ms() is None
 
-    def test_one_whose_barriers_all_come_in_time_stays_aligned(self, kit: Any) -> None:
+    def test_one_whose_barriers_all_come_in_time_stays_aligned(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         one = kit.unaligned(1, timeout_ms=100)
         bench.put(0, kit.rows(1), one).put(1, kit.rows(2), one).run()
@@ -162,7 +163,7 @@ class TestTurning:
         assert not bench.host.snapshots[0][2].unaligned
 
     @pytest.mark.row("76.9")
-    def test_an_announcement_waits_for_the_savepoint_in_front_of_it(self, kit: Any) -> None:
+    def test_an_announcement_waits_for_the_savepoint_in_front_of_it(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         savepoint, two = kit.barrier(1, CheckpointType.SAVEPOINT), kit.unaligned(2)
         bench.put(0, kit.rows(1), savepoint, kit.rows(2), two).run()
@@ -174,7 +175,7 @@ class TestTurning:
         assert bench.host.declined == []
 
     @pytest.mark.row("76.1")
-    def test_a_bound_of_in_flight_data_is_kept(self, kit: Any) -> None:
+    def test_a_bound_of_in_flight_data_is_kept(self, kit: TaskKit) -> None:
         size = kit.rows(1).serialize().size
         bench = kit.Bench(channels=2).open()
         one = kit.unaligned(1, limit=2 * size)
@@ -189,7 +190,7 @@ class TestTurning:
         assert bench.host.snapshot_ids == [1]
 
     @pytest.mark.row("76.1")
-    def test_a_bound_of_nothing_is_full_alignment(self, kit: Any) -> None:
+    def test_a_bound_of_nothing_is_full_alignment(self, kit: TaskKit) -> None:
         wire = kit.Wire()
         bench = kit.Bench(channels=2, wires=[wire]).open()
         one = kit.unaligned(1, limit=0)
@@ -199,7 +200,7 @@ class TestTurning:
         assert bench.host.written[0].in_flight.is_empty
         assert wire.take()[-1] == one
 
-    def test_a_clock_behind_the_coordinators_does_not_delay_what_is_unaligned_at_once(self, kit: Any) -> None:
+    def test_a_clock_behind_the_coordinators_does_not_delay_what_is_unaligned_at_once(self, kit: TaskKit) -> None:
         wire = kit.Wire()
         bench = kit.Bench(wires=[wire]).open()
         bench.put(0, kit.rows(1)).run()
@@ -211,7 +212,7 @@ class TestTurning:
 
 class TestOutputs:
     @pytest.mark.row("76.2")
-    def test_what_a_barrier_overtakes_on_the_sending_side_is_kept_by_channel(self, kit: Any) -> None:
+    def test_what_a_barrier_overtakes_on_the_sending_side_is_kept_by_channel(self, kit: TaskKit) -> None:
         wires = [kit.Wire(), kit.Wire()]
         wires[0].grant(1)
         bench = kit.Bench(wires=wires).open()
@@ -225,7 +226,7 @@ class TestOutputs:
         assert wires[1].take() == [one, [1], Watermark(2), [3]]
 
     @pytest.mark.row("76.4")
-    def test_a_barrier_in_order_turns_where_it_is_still_queued_at_the_deadline(self, kit: Any) -> None:
+    def test_a_barrier_in_order_turns_where_it_is_still_queued_at_the_deadline(self, kit: TaskKit) -> None:
         wires = [kit.Wire(), kit.Wire()]
         bench = kit.Bench(wires=wires).open()
         one = kit.unaligned(1, timeout_ms=100)
@@ -243,7 +244,7 @@ class TestOutputs:
         wires[1].grant(9)
         assert wires[1].take() == [one, [1], [2]]
 
-    def test_one_that_has_left_in_time_keeps_nothing_and_is_seen_before_going_to_sleep(self, kit: Any) -> None:
+    def test_one_that_has_left_in_time_keeps_nothing_and_is_seen_before_going_to_sleep(self, kit: TaskKit) -> None:
         wire = kit.Wire()
         bench = kit.Bench(wires=[wire]).open()
         bench.put(0, kit.rows(1), kit.unaligned(1, timeout_ms=100)).run()
@@ -257,7 +258,7 @@ class TestOutputs:
         assert bench.subtask.wait_ms() is None
 
     @pytest.mark.row("76.1")
-    def test_inputs_and_outputs_share_one_bound(self, kit: Any) -> None:
+    def test_inputs_and_outputs_share_one_bound(self, kit: TaskKit) -> None:
         size = kit.rows(1).serialize().size
         wires = [kit.Wire(), kit.Wire()]
         bench = kit.Bench(wires=wires).open()
@@ -268,7 +269,7 @@ class TestOutputs:
         assert sum(c.bytes for c in (*found.inputs, *found.outputs)) == 2 * size
         assert inputs(bench, kit) == {0: [[2]]}
 
-    def test_announcements_are_served_without_output_room(self, kit: Any) -> None:
+    def test_announcements_are_served_without_output_room(self, kit: TaskKit) -> None:
         wire = kit.Wire(capacity=1)
         bench = kit.Bench(wires=[wire]).open()
         bench.put(0, kit.rows(1), kit.rows(2)).run()
@@ -279,7 +280,7 @@ class TestOutputs:
         assert inputs(bench, kit) == {0: [[2]]}
         assert outputs(bench, kit) == {0: [[1]]}
 
-    def test_a_lost_connection_is_seen_before_going_to_sleep(self, kit: Any) -> None:
+    def test_a_lost_connection_is_seen_before_going_to_sleep(self, kit: TaskKit) -> None:
         wire = kit.Wire(capacity=1)
         bench = kit.Bench(wires=[wire]).open()
         bench.put(0, kit.rows(1)).run()
@@ -291,7 +292,7 @@ class TestOutputs:
 
 
 class TestEnd:
-    def ended(self, kit: Any, wire: Any, *, timeout_ms: int = 0) -> Any:
+    def ended(self, kit: TaskKit, wire: Wire, *, timeout_ms: int = 0) -> Any:
         """A subtask whose final checkpoint is complete while rows of it wait for credit."""
         bench = kit.Bench(wires=[wire]).open()
         bench.put(0, kit.rows(1), EndOfData(True)).run()
@@ -299,7 +300,7 @@ class TestEnd:
         bench.mail(lambda: bench.subtask.notify_complete(1)).run()
         return bench
 
-    def test_it_waits_until_all_that_was_overtaken_has_left(self, kit: Any) -> None:
+    def test_it_waits_until_all_that_was_overtaken_has_left(self, kit: TaskKit) -> None:
         wire = kit.Wire()
         bench = self.ended(kit, wire)
         assert outputs(bench, kit) == {0: [[1]]}
@@ -312,7 +313,7 @@ class TestEnd:
         assert bench.subtask.state is TaskState.FINISHED
         assert wire.take() == [kit.unaligned(1), [1], EndOfData(True), EndOfPartition()]
 
-    def test_a_checkpoint_meanwhile_keeps_them_again(self, kit: Any) -> None:
+    def test_a_checkpoint_meanwhile_keeps_them_again(self, kit: TaskKit) -> None:
         wire = kit.Wire()
         bench = self.ended(kit, wire)
         bench.put(0, kit.unaligned(2)).run()
@@ -320,7 +321,7 @@ class TestEnd:
         assert outputs(bench, kit, 1) == {0: [[1]]}
         assert bench.host.snapshots[1][2].finished_operators
 
-    def test_one_whose_barrier_leaves_last_is_handed_over_before_the_end(self, kit: Any) -> None:
+    def test_one_whose_barrier_leaves_last_is_handed_over_before_the_end(self, kit: TaskKit) -> None:
         wire = kit.Wire()
         bench = self.ended(kit, wire)
         bench.put(0, EndOfPartition()).run()
@@ -332,7 +333,7 @@ class TestEnd:
         assert bench.host.snapshot_ids == [1, 2]
         assert bench.host.states == ["FINISHED"]
 
-    def test_a_lost_connection_is_reported_while_it_waits(self, kit: Any) -> None:
+    def test_a_lost_connection_is_reported_while_it_waits(self, kit: TaskKit) -> None:
         wire = kit.Wire()
         bench = self.ended(kit, wire)
         wire.error = ConnectionError("gone")
@@ -340,7 +341,7 @@ class TestEnd:
         with pytest.raises(ConnectionError, match="gone"):
             bench.run()
 
-    def test_operators_that_end_after_the_snapshot_had_not_finished_in_it(self, kit: Any) -> None:
+    def test_operators_that_end_after_the_snapshot_had_not_finished_in_it(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         bench.put(0, kit.unaligned(1), EndOfData(True)).run()
         bench.put(1, EndOfData(True)).run()
@@ -350,7 +351,7 @@ class TestEnd:
 
 
 class TestAbort:
-    def frozen(self, kit: Any) -> tuple[Any, Any]:
+    def frozen(self, kit: TaskKit) -> tuple[Any, Any]:
         """Two channels; a keyed backend that tells how many snapshots of it are held."""
         bench = kit.Bench(channels=2, wires=[kit.Wire()])
         backend = MemoryKeyedStateBackend(KeyGroupRange(0, 127), 128, "op0")
@@ -368,7 +369,7 @@ class TestAbort:
         bench.chain.contexts[0] = kit.context("op0", bench.host, lambda _: None, keyed_state=backend)
         return bench.open(), held
 
-    def test_while_aligning_it_resumes_what_was_blocked(self, kit: Any) -> None:
+    def test_while_aligning_it_resumes_what_was_blocked(self, kit: TaskKit) -> None:
         bench, held = self.frozen(kit)
         bench.put(0, kit.unaligned(1, timeout_ms=100), kit.rows(10)).run()
         assert bench.called("batch") == []
@@ -378,7 +379,7 @@ class TestAbort:
         assert bench.called("batch") == [(0, [10]), (0, [11])]
         assert (held, bench.host.snapshots, bench.host.declined) == ([], [], [])
 
-    def test_while_recording_it_lets_go_of_frozen_state_and_of_what_was_recorded(self, kit: Any) -> None:
+    def test_while_recording_it_lets_go_of_frozen_state_and_of_what_was_recorded(self, kit: TaskKit) -> None:
         bench, held = self.frozen(kit)
         bench.put(0, kit.unaligned(1)).run()
         bench.put(1, kit.rows(11)).run()
@@ -390,7 +391,7 @@ class TestAbort:
         assert bench.called("batch") == [(0, [11]), (0, [12])]
         assert (bench.host.snapshots, bench.host.declined) == ([], [])
 
-    def test_while_its_barrier_waits_in_the_output_it_lets_go_as_well(self, kit: Any) -> None:
+    def test_while_its_barrier_waits_in_the_output_it_lets_go_as_well(self, kit: TaskKit) -> None:
         bench, held = self.frozen(kit)
         one = kit.unaligned(1, timeout_ms=100)
         bench.put(0, kit.rows(1), one).put(1, one).run()
@@ -400,7 +401,7 @@ class TestAbort:
         assert bench.subtask.wait_ms() is None
 
     @pytest.mark.parametrize("end", ["cancel", "fail"])
-    def test_the_end_of_the_subtask_lets_go_of_open_snapshots(self, kit: Any, end: str) -> None:
+    def test_the_end_of_the_subtask_lets_go_of_open_snapshots(self, kit: TaskKit, end: str) -> None:
         bench, held = self.frozen(kit)
         bench.put(0, kit.unaligned(1)).run()
         assert held == [1]
@@ -410,7 +411,7 @@ class TestAbort:
             bench.subtask.fail(RuntimeError("x"))
         assert held == []
 
-    def test_a_cancellation_of_one_that_was_taken_declines_and_sends_no_cancellation(self, kit: Any) -> None:
+    def test_a_cancellation_of_one_that_was_taken_declines_and_sends_no_cancellation(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         one = kit.unaligned(1)
         bench.put(0, one).run()
@@ -419,7 +420,7 @@ class TestAbort:
         assert bench.out.elements == [one]
         assert not bench.subtask.checkpoints.records
 
-    def test_a_newer_barrier_says_that_an_older_one_never_comes(self, kit: Any) -> None:
+    def test_a_newer_barrier_says_that_an_older_one_never_comes(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         bench.put(0, kit.unaligned(1)).run()
         bench.put(1, kit.rows(1), kit.unaligned(2)).run()
@@ -430,7 +431,7 @@ class TestAbort:
 
 
 class TestMeasures:
-    def test_they_count_until_the_last_barrier(self, kit: Any) -> None:
+    def test_they_count_until_the_last_barrier(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         bench.host.wall_ms = 1_300
         bench.put(0, kit.unaligned(1)).run()
@@ -441,7 +442,7 @@ class TestMeasures:
         assert (measures.start_delay_ms, measures.alignment_ms, measures.processed_bytes) == (300, 40, 16)
         assert measures.unaligned
 
-    def test_each_of_several_checkpoints_counts_its_own(self, kit: Any) -> None:
+    def test_each_of_several_checkpoints_counts_its_own(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         bench.put(0, kit.unaligned(1), kit.unaligned(2)).run()
         for number in (1, 2):
