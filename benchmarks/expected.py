@@ -15,12 +15,8 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.state_handles import OperatorSubtaskState
+from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.state.native_format import read_block, schema_from_json
-from ckpt_runtime.storage.filesystem import resolve
-from ckpt_runtime.storage.snapshot_metadata import read_metadata
-from ckpt_runtime.storage.state_file_reader import StateFileReader
 
 BLOCK = 256
 SPLITS = 128
@@ -82,15 +78,13 @@ class Savepoint:
     """A native savepoint, or a checkpoint, of one of the benchmarks, read without restoring it."""
 
     def __init__(self, url: str) -> None:
-        metadata = read_metadata(url)
-        self._directory = metadata.directory
-        self._checkpoint = CompletedCheckpoint.from_json(metadata.document, metadata.directory.url)
+        self._snapshot = open_snapshot(url)
 
     def positions(self, uid: str) -> dict[int, int]:
         """Rows emitted by split of the source ``uid``."""
         return {
             int(item["split"]): int(item["position"])
-            for state in self._operator(uid)
+            for state in self._snapshot.states(uid)
             for listed in state.lists
             if listed.name == "positions"
             for item in listed.items
@@ -100,7 +94,7 @@ class Savepoint:
         """Rows that the verifying sink ``uid`` has got."""
         return sum(
             int(rows)
-            for state in self._operator(uid)
+            for state in self._snapshot.states(uid)
             for listed in state.lists
             if listed.name == "rows"
             for rows in listed.items
@@ -115,14 +109,10 @@ class Savepoint:
             totals.sums[key] += total
         return totals
 
-    def _operator(self, uid: str) -> list[OperatorSubtaskState]:
-        states = self._checkpoint.states.values()
-        return [state.operators[uid] for state in states if uid in state.operators]
-
     def _batches(self, uid: str) -> Iterator[Any]:
-        for state in self._operator(uid):
+        for state in self._snapshot.states(uid):
             for handle in state.keyed:
-                with closing(StateFileReader(resolve(self._directory.url), handle.file)) as reader:
+                with closing(self._snapshot.open(handle.file)) as reader:
                     for section in handle.sections:
                         schema = schema_from_json(section.descriptor["schema"])
                         for _, offset, length in section.key_group_offsets:

@@ -80,8 +80,8 @@ class Job:
 
     def check_latest(self) -> None:
         """With no driver alive: every checkpoint that has a pointer is readable, and all its files are there."""
-        for pointer in self.sessions.store.pointers(self.id).list():
-            self._assert_complete(pointer.document["directory"])
+        for pointer in self.sessions.store.pointers(self.id).list().values():
+            self._assert_complete(pointer.directory)
 
     def recovered(self) -> None:
         """The job runs from its latest checkpoint, takes the next one, and nothing of the dead driver is left."""
@@ -93,9 +93,9 @@ class Job:
     def _nothing_is_over(self) -> bool:
         """Checkpoints come and go meanwhile: says yes when pointers and files agree at one moment."""
         pointers = self.sessions.store.pointers(self.id)
-        before = [pointer.document["directory"] for pointer in pointers.list()]
+        before = [pointer.directory for pointer in pointers.list().values()]
         names = sorted(entry.name for entry in self.snapshots.iterdir() if entry.name.startswith("chk-"))
-        after = [pointer.document["directory"] for pointer in pointers.list()]
+        after = [pointer.directory for pointer in pointers.list().values()]
         own = sorted(directory.rpartition("/")[2] for directory in before if str(self.snapshots) in directory)
         if before != after or own != names:
             return False

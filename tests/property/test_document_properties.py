@@ -48,12 +48,13 @@ from ckpt_runtime.jobmaster.gateway import (
 )
 from ckpt_runtime.jobmaster.program_archive import ProgramRefusedError, modules_of
 from ckpt_runtime.jobmaster.submission import request_of
+from ckpt_runtime.snapshots.snapshot import disposal_of, open_snapshot
 from ckpt_runtime.storage.disposal import SnapshotDisposal
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import make_directory, resolve
 from ckpt_runtime.storage.job_store import StoredJob
 from ckpt_runtime.storage.leader_store import LeaderInfo
-from ckpt_runtime.storage.snapshot_metadata import read_foreign_metadata, write_metadata
+from ckpt_runtime.storage.snapshot_metadata import write_metadata
 
 JOB = "0123456789abcdef" * 2
 SOURCE, SINK = "a" * 32, "b" * 32
@@ -264,9 +265,8 @@ def test_files_of_forged_metadata(document: Any) -> None:
         write_metadata(directory, document)
     except (ValueError, AttributeError):  # not a document at all
         return
-    found = read_foreign_metadata(directory)
-    refused(lambda content: CompletedCheckpoint.from_json(content, directory.url), found.document)
-    refused(SnapshotDisposal.of, directory.url, StorageError)
+    refused(open_snapshot, directory.url, StorageError)
+    refused(disposal_of, directory.url, StorageError)
 
 
 ARCHIVE = io.BytesIO()

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpt_runtime.checkpoint.documents import check_checkpoint
+from msgspec import Struct, to_builtins
+
+from ckpt_runtime.checkpoint.documents import check_state
 from ckpt_runtime.checkpoint.executions import SubtaskKey
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.state_handles import SubtaskState
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
+from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, SubtaskState
 from ckpt_runtime.graph.job_graph import JobEdge, JobVertex, Partitioning
+from ckpt_runtime.graph.schema import DocumentError, NonNegative, Parallelism, checked
+from ckpt_runtime.version import VERSION
+
+DOCUMENT_VERSION = 2
+"""Of the JSON form. 1 did not say who wrote it; handles of keyed state did not say their kind."""
+HASHMAP = "hashmap"
+
+
+class NewerDocumentError(DocumentError):
+    """A later release wrote the document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,32 +33,13 @@ class VertexDescriptor:
     id: str
     name: str
     operator_uids: tuple[str, ...]
-    parallelism: int
-    max_parallelism: int
+    parallelism: Parallelism
+    max_parallelism: Parallelism
 
     @classmethod
     def of(cls, vertex: JobVertex) -> VertexDescriptor:
         uids = tuple(operator.uid for operator in vertex.operators)
         return cls(vertex.id, vertex.name, uids, vertex.parallelism, vertex.max_parallelism)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "name": self.name,
-            "operator_uids": list(self.operator_uids),
-            "parallelism": self.parallelism,
-            "max_parallelism": self.max_parallelism,
-        }
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> VertexDescriptor:
-        return cls(
-            document["id"],
-            document["name"],
-            tuple(document["operator_uids"]),
-            document["parallelism"],
-            document["max_parallelism"],
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +55,6 @@ class EdgeDescriptor:
     def of(cls, edge: JobEdge) -> EdgeDescriptor:
         return cls(edge.source, edge.target, edge.partitioning, edge.keys)
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "source": self.source,
-            "target": self.target,
-            "partitioning": self.partitioning.value,
-            "keys": list(self.keys),
-        }
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> EdgeDescriptor:
-        partitioning = Partitioning(document["partitioning"])
-        return cls(document["source"], document["target"], partitioning, tuple(document["keys"]))
-
 
 @dataclass(frozen=True, slots=True)
 class CompletedCheckpoint:
@@ -82,7 +63,8 @@ class CompletedCheckpoint:
     ``directory`` is the external path; paths in ``states`` are relative to it unless absolute. A subtask is in
     ``states`` or in ``finished`` (its operators had finished, FLIP-147). It is in both when it had finished and the
     barrier overtook data in its channels; its state is that in-flight data alone then, without operators. ``edges`` are
-    those of the job, in its order; none in snapshots from before there was in-flight data.
+    those of the job, in its order; none in snapshots from before there was in-flight data. ``written_by`` is the
+    release that wrote the snapshot; None for one from before that was recorded.
     """
 
     id: int
@@ -95,6 +77,23 @@ class CompletedCheckpoint:
     states: Mapping[SubtaskKey, SubtaskState] = field(default_factory=dict)
     finished: frozenset[SubtaskKey] = frozenset()
     edges: tuple[EdgeDescriptor, ...] = ()
+    written_by: str | None = VERSION
+
+    @property
+    def format(self) -> SavepointFormat:
+        """FLIP-203: checkpoints are always in the backend's own."""
+        return self.properties.savepoint_format or SavepointFormat.NATIVE
+
+    @property
+    def state_backend(self) -> str:
+        """Which backend wrote the keyed state; files that every backend reads are those of the one in memory."""
+        handles = (
+            handle
+            for state in self.states.values()
+            for operator in state.operators.values()
+            for handle in operator.keyed
+        )
+        return next((handle.backend for handle in handles if isinstance(handle, IncrementalKeyedStateHandle)), HASHMAP)
 
     @property
     def is_savepoint(self) -> bool:
@@ -120,14 +119,18 @@ class CompletedCheckpoint:
     def to_json(self) -> dict[str, Any]:
         """Deterministic: subtasks in the order of vertex id and index."""
         return {
+            "version": DOCUMENT_VERSION,
+            "written_by": self.written_by,
+            "state_backend": self.state_backend,
+            "format": self.format.value,
             "id": self.id,
             "job_id": self.job_id,
             "timestamp": self.timestamp,
             "completion_timestamp": self.completion_timestamp,
             "directory": self.directory,
-            "properties": self.properties.to_json(),
-            "vertices": [vertex.to_json() for vertex in self.vertices],
-            "edges": [edge.to_json() for edge in self.edges],
+            "properties": to_builtins(self.properties),
+            "vertices": [to_builtins(vertex) for vertex in self.vertices],
+            "edges": [to_builtins(edge) for edge in self.edges],
             "states": [
                 {"vertex": vertex, "subtask": subtask, "state": self.states[vertex, subtask].to_json()}
                 for vertex, subtask in sorted(self.states)
@@ -136,21 +139,89 @@ class CompletedCheckpoint:
         }
 
     @classmethod
-    def from_json(cls, document: dict[str, Any], directory: str | None = None) -> CompletedCheckpoint:
+    def from_json(cls, document: object, directory: str | None = None) -> CompletedCheckpoint:
         """``directory`` is where the metadata was found; it replaces the recorded one (snapshots can be moved).
 
-        Raises :class:`DocumentError` on a document of another shape.
+        Raises :class:`DocumentError` on a document of another shape, :class:`NewerDocumentError` of a later version.
         """
-        states = check_checkpoint(document)
+        _check_version(document)
+        found = checked(document, _Document)
         return cls(
-            id=document["id"],
-            job_id=document["job_id"],
-            timestamp=document["timestamp"],
-            completion_timestamp=document["completion_timestamp"],
-            directory=document["directory"] if directory is None else directory,
-            properties=CheckpointProperties.from_json(document["properties"]),
-            vertices=tuple(VertexDescriptor.from_json(vertex) for vertex in document["vertices"]),
-            states=states,
-            finished=frozenset((vertex, subtask) for vertex, subtask in document["finished"]),
-            edges=tuple(EdgeDescriptor.from_json(edge) for edge in document.get("edges", [])),
+            id=found.id,
+            job_id=found.job_id,
+            timestamp=found.timestamp,
+            completion_timestamp=found.completion_timestamp,
+            directory=found.directory if directory is None else directory,
+            properties=found.properties,
+            vertices=found.vertices,
+            states=_checked_states(found),
+            finished=frozenset(found.finished),
+            edges=found.edges,
+            written_by=found.written_by,
         )
+
+
+class _Document(Struct):
+    id: NonNegative
+    job_id: str
+    timestamp: int
+    completion_timestamp: int
+    directory: str
+    properties: CheckpointProperties
+    vertices: tuple[VertexDescriptor, ...]
+    states: list[Any]
+    finished: list[tuple[str, NonNegative]]
+    edges: tuple[EdgeDescriptor, ...] = ()
+    written_by: str | None = None
+
+
+class _Entry(Struct):
+    vertex: str
+    subtask: NonNegative
+    state: SubtaskState
+
+    @property
+    def key(self) -> SubtaskKey:
+        return (self.vertex, self.subtask)
+
+
+def _checked_states(found: _Document) -> dict[SubtaskKey, SubtaskState]:
+    """Raises :class:`DocumentError` unless states, finished subtasks and vertices fit together."""
+    parallelism = {vertex.id: vertex.parallelism for vertex in found.vertices}
+    if len(parallelism) != len(found.vertices):
+        raise DocumentError("two vertices have the same id")
+    # One by one: a large document must not hold up the other threads of this process.
+    entries = [checked(_with_kinds(entry), _Entry) for entry in found.states]
+    for name, subtasks in (("states", [entry.key for entry in entries]), ("finished", found.finished)):
+        if len(set(subtasks)) != len(subtasks):
+            raise DocumentError(f"`{name}` names a subtask twice")
+        for vertex, subtask in subtasks:
+            if subtask >= parallelism.get(vertex, 0):
+                raise DocumentError(f"`{name}` names subtask {subtask} of {vertex[:100]!r}, which there is not")
+    uids = {vertex.id: frozenset(vertex.operator_uids) for vertex in found.vertices}
+    for entry in entries:
+        where = f"the state of subtask {entry.subtask} of {entry.vertex[:100]!r}"
+        for uid in entry.state.operators.keys() - uids[entry.vertex]:
+            raise DocumentError(f"{where} is also one of operator {uid[:100]!r}, which the vertex has not")
+        check_state(entry.state, where)
+    return {entry.key: entry.state for entry in entries}
+
+
+def _with_kinds(entry: Any) -> Any:
+    """Before handles of keyed state said their kind there was one. What has another shape is refused afterwards."""
+    with suppress(LookupError, TypeError, AttributeError):
+        for operator in entry["state"]["operators"].values():
+            for handle in operator["keyed"]:
+                handle.setdefault("kind", "key_groups")
+    return entry
+
+
+def _check_version(document: object) -> None:
+    """First of all: what a later version writes may have any shape."""
+    if isinstance(document, dict):
+        version, writer = document.get("version", 1), document.get("written_by")
+        if type(version) is not int or not 1 <= version <= DOCUMENT_VERSION:
+            raise NewerDocumentError(
+                f"the document has version {str(version)[:40]}, written by release {str(writer)[:40]}; "
+                f"this release, {VERSION}, reads versions 1 to {DOCUMENT_VERSION}"
+            )

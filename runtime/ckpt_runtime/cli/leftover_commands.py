@@ -59,18 +59,10 @@ def leftovers(
 
 def _covered(snapshots: Sequence[str]) -> set[str]:
     """Names of the files that they need. Raises StorageError for one that cannot be read."""
-    from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
     from ckpt_runtime.checkpoint.sink_state import pending_names
-    from ckpt_runtime.storage.snapshot_metadata import read_foreign_metadata
+    from ckpt_runtime.snapshots.snapshot import open_snapshot
 
-    found = []
-    for url in snapshots:
-        try:
-            found.append(CompletedCheckpoint.from_json(read_foreign_metadata(url).document))
-        except (KeyError, TypeError, ValueError) as error:
-            message = f"--keep: the metadata of {url} has another shape: {error!r}"
-            raise CommandError(message, ExitCode.FAILED) from error
-    return pending_names(found)
+    return pending_names([open_snapshot(url).metadata for url in snapshots])
 
 
 def _asking(cli: Cli) -> Callable[[str], str | None]:

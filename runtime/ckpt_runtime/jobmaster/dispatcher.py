@@ -27,7 +27,6 @@ from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex
-from ckpt_runtime.graph.schema import DocumentError
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
@@ -57,7 +56,7 @@ from ckpt_runtime.jobmaster.gateway import (
     VertexPressure,
 )
 from ckpt_runtime.jobmaster.job_master import JobMaster
-from ckpt_runtime.jobmaster.job_record import DurableRecord, VolatileRecord
+from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_job, find_jobs, read_snapshot
 from ckpt_runtime.jobmaster.operations import OperationStore
 from ckpt_runtime.jobmaster.program_archive import DEFAULT_FUNCTION
@@ -80,12 +79,11 @@ from ckpt_runtime.jobmaster.stranded_jobs import StrandedJobs
 from ckpt_runtime.jobmaster.submission import JobSubmission, options_of_jobs
 from ckpt_runtime.limited_process import ProcessLimits
 from ckpt_runtime.scheduler.job_status import JobStatus
-from ckpt_runtime.storage.disposal import dispose_snapshot
+from ckpt_runtime.snapshots.snapshot import disposal_of, open_snapshot
 from ckpt_runtime.storage.errors import PoolExhaustedError, StorageError, StorageTimeoutError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.leader_store import LeaderInfo
-from ckpt_runtime.storage.snapshot_metadata import read_foreign_metadata
 from ckpt_runtime.user_environment import user_environment
 
 logger = logging.getLogger(__name__)
@@ -316,7 +314,7 @@ class Dispatcher:
             allow_non_restored_state=request.allow_non_restored_state,
             default_checkpoint_directory=self._default_checkpoint_directory(),
             request=request,
-            record=VolatileRecord() if self._store is None else DurableRecord(self._store, job_id),
+            record=JobRecord() if self._store is None else DurableRecord(self._store, job_id),
             ended_jobs=self._ended_before(savepoint),
         )
         in_pool = asyncio.get_running_loop().run_in_executor
@@ -397,20 +395,15 @@ class Dispatcher:
         if path is None:
             return None
 
-        def read() -> CompletedCheckpoint:
-            found = read_foreign_metadata(path)
-            return CompletedCheckpoint.from_json(found.document, found.directory.url)
-
         try:
             if await self._references.is_being_disposed(path):
                 raise SubmissionFailed(f"cannot restore from {path}: it is being disposed of")
-            return await asyncio.get_running_loop().run_in_executor(self._pools.paths, read)
+            found = await asyncio.get_running_loop().run_in_executor(self._pools.paths, open_snapshot, path)
+            return found.metadata
         except PoolExhaustedError as error:
             raise NotReady(str(error)) from error
         except StorageError as error:
             raise SubmissionFailed(f"cannot restore from {path}: {error}") from error
-        except DocumentError as error:
-            raise SubmissionFailed(f"cannot restore from {path}: its metadata has another shape: {error}") from error
 
     def _forget_old_jobs(self) -> None:
         ended = [job_id for job_id, job in self._jobs.items() if job.status.is_globally_terminal]
@@ -574,7 +567,7 @@ class Dispatcher:
     def _dispose(self, path: str) -> None:
         if self._store is not None:
             self._store.fence()
-        dispose_snapshot(path)
+        disposal_of(path).execute()
 
     async def operation_status(self, kind: OperationKind, trigger_id: str, job_id: str | None) -> OperationStatus:
         self._check_leads()

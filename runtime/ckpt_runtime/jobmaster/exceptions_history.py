@@ -11,7 +11,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ckpt_runtime.failure_report import MAX_MESSAGE_CHARS, MAX_TRACE_CHARS, printable
-from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.jobmaster.gateway import ExceptionEntry, ExceptionHistory, FailureCause
 from ckpt_runtime.scheduler.job_events import FailureInfo
 
@@ -46,7 +45,7 @@ class FailureLog:
         return ExceptionHistory(entries, truncated=self._total > len(entries))
 
     def to_stored(self) -> list[dict[str, Any]]:
-        """The newest ones as JSON values; see :func:`entry_of`."""
+        """The newest ones as JSON values."""
         left = MAX_STORED_CHARS
         stored: list[dict[str, Any]] = []
         for entry in tuple(self._entries)[:MAX_STORED]:
@@ -55,11 +54,6 @@ class FailureLog:
                 return stored or [asdict(replace(entry, concurrent=()))]
             stored.append(asdict(entry))
         return stored
-
-
-def entry_of(document: object) -> ExceptionEntry:
-    """An entry of its stored form. Raises :class:`DocumentError` for another shape."""
-    return checked(document, ExceptionEntry)
 
 
 def cause_of(failure: FailureInfo) -> FailureCause:

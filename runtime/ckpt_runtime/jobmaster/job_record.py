@@ -11,10 +11,11 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
+from ckpt_runtime.storage.checkpoint_pointer_store import CheckpointPointer
 from ckpt_runtime.storage.crash_points import reach
 from ckpt_runtime.storage.disposal import SnapshotDisposal
 from ckpt_runtime.storage.errors import AlreadyExistsError, AmbiguousWriteError, NotFoundError, StorageError
@@ -28,12 +29,16 @@ OverridesChange = Callable[[str | None], str | None]
 """From the stored text of FLIP-571's overrides to the new one; None is no override. Its own result it leaves alone."""
 
 
-class JobRecord(Protocol):
-    """One job's durable side."""
+class JobRecord:
+    """One job's durable side. This one is that of a job which no later driver recovers: it writes nothing."""
+
+    def __init__(self) -> None:
+        self._overrides: str | None = None
 
     @property
     def cluster(self) -> str | None:
         """The URL of the cluster's high-availability directory; None without one."""
+        return None
 
     def check(self) -> None:
         """Raises NotLeaderError when this driver may change nothing of the job any more."""
@@ -52,6 +57,7 @@ class JobRecord(Protocol):
 
     def contains(self, checkpoint_id: int) -> bool:
         """Whether there is a pointer."""
+        return True
 
     def remove(self, checkpoint_id: int, disposal: SnapshotDisposal | None = None) -> None:
         """Removes a pointer; one that is absent is fine. A later driver finds ``disposal`` until it is settled."""
@@ -61,6 +67,8 @@ class JobRecord(Protocol):
 
     def change_overrides(self, change: OverridesChange) -> str | None:
         """Fetches, modifies and writes under one lock; returns what is stored now. ``change`` may raise."""
+        self._overrides = change(self._overrides)
+        return self._overrides
 
     def keep_failures(self, failures: Sequence[Mapping[str, Any]]) -> None:
         """Replaces the exception history that a later driver shows."""
@@ -72,55 +80,7 @@ class JobRecord(Protocol):
         """The last step: everything but the result goes."""
 
 
-class VolatileRecord:
-    """Without high availability a new driver recovers nothing, so there is nothing to write."""
-
-    def __init__(self) -> None:
-        self._overrides: str | None = None
-
-    @property
-    def cluster(self) -> str | None:
-        return None
-
-    def check(self) -> None:
-        return
-
-    def reserve(self, checkpoint_id: int) -> None:
-        return
-
-    def begin_attempt(self, attempt: int) -> None:
-        return
-
-    def keep_savepoint(self, checkpoint_id: int) -> None:
-        return
-
-    def add(self, checkpoint: CompletedCheckpoint, owned: bool) -> None:
-        return
-
-    def contains(self, checkpoint_id: int) -> bool:
-        return True
-
-    def remove(self, checkpoint_id: int, disposal: SnapshotDisposal | None = None) -> None:
-        return
-
-    def settle(self, checkpoint_id: int) -> None:
-        return
-
-    def change_overrides(self, change: OverridesChange) -> str | None:
-        self._overrides = change(self._overrides)
-        return self._overrides
-
-    def keep_failures(self, failures: Sequence[Mapping[str, Any]]) -> None:
-        return
-
-    def end(self, result: Mapping[str, Any]) -> None:
-        return
-
-    def forget(self) -> None:
-        return
-
-
-class DurableRecord:
+class DurableRecord(JobRecord):
     """A job in the high-availability directory. The fence is asked before each write, and again after it."""
 
     def __init__(self, store: HaStore, job_id: str) -> None:
@@ -151,11 +111,11 @@ class DurableRecord:
 
     def add(self, checkpoint: CompletedCheckpoint, owned: bool) -> None:
         with self._writing():
-            self._pointers.add(checkpoint.id, {"directory": checkpoint.directory, "owned": owned})
+            self._pointers.add(checkpoint.id, CheckpointPointer(checkpoint.directory, owned))
 
     def contains(self, checkpoint_id: int) -> bool:
         with self._writing():
-            return any(pointer.checkpoint_id == checkpoint_id for pointer in self._pointers.list())
+            return checkpoint_id in self._pointers.list()
 
     def remove(self, checkpoint_id: int, disposal: SnapshotDisposal | None = None) -> None:
         with self._writing():

@@ -18,18 +18,17 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
-from ckpt_runtime.jobmaster.exceptions_history import entry_of
+from ckpt_runtime.graph.schema import DocumentError, checked
 from ckpt_runtime.jobmaster.gateway import ExceptionEntry
 from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.submission import JobHistory, JobSubmission, request_of, submission_of
-from ckpt_runtime.storage.checkpoint_pointer_store import CheckpointPointer
+from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage.crash_points import reach
 from ckpt_runtime.storage.disposal import SnapshotDisposal
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.job_store import StoredJob
 from ckpt_runtime.storage.leader_store import NotLeaderError
-from ckpt_runtime.storage.snapshot_metadata import read_foreign_metadata
 
 T = TypeVar("T")
 SnapshotReader = Callable[[str], CompletedCheckpoint]
@@ -135,7 +134,7 @@ def _recover(
     counters = _patiently(store.counters(job_id).adopt)
     pointers = _patiently(store.pointers(job_id).adopt)
     reach("recovery-adopted")
-    checkpoints = tuple(_retained(pointer, read) for pointer in pointers)
+    checkpoints = tuple(RetainedCheckpoint(read(found.directory), found.owned) for found in pointers.values())
     history = JobHistory(
         overrides=stored.checkpoint_overrides,
         checkpoints=checkpoints,
@@ -158,18 +157,13 @@ def _recover(
     )
 
 
-def _retained(pointer: CheckpointPointer, read: SnapshotReader) -> RetainedCheckpoint:
-    directory = str(pointer.document["directory"])
-    return RetainedCheckpoint(read(directory), bool(pointer.document["owned"]))
-
-
 def _disposals(store: HaStore, job_id: str) -> dict[int, SnapshotDisposal]:
     """What cannot be deleted safely is left where it is."""
     found = {}
     for checkpoint_id, document in _patiently(store.pointers(job_id).disposals).items():
         try:
             found[checkpoint_id] = SnapshotDisposal.from_json(document)
-        except (InvalidLocationError, KeyError, TypeError, ValueError, AttributeError) as error:
+        except ValueError as error:  # of its shape, or of its places
             logger.warning("job %s: will not delete checkpoint %d: %r", job_id, checkpoint_id, error)
     return found
 
@@ -177,9 +171,8 @@ def _disposals(store: HaStore, job_id: str) -> dict[int, SnapshotDisposal]:
 def _failures(store: HaStore, job_id: str) -> tuple[ExceptionEntry, ...]:
     """For people to see only: a job runs on without it."""
     try:
-        document = store.failures(job_id).read()
-        return tuple(entry_of(entry) for entry in document.get("entries", ()))
-    except (StorageError, KeyError, TypeError, ValueError, AttributeError) as error:
+        return checked(store.failures(job_id).read().get("entries", ()), tuple[ExceptionEntry, ...])
+    except (StorageError, DocumentError) as error:
         logger.warning("the exception history of job %s cannot be read: %r", job_id, error)
         return ()
 
@@ -193,12 +186,9 @@ def _savepoint(stored: StoredJob, read: SnapshotReader) -> CompletedCheckpoint |
 def read_snapshot(url: str) -> CompletedCheckpoint:
     """Raises RecoveryError naming the snapshot."""
     try:
-        found = _patiently(lambda: read_foreign_metadata(url))
-        return CompletedCheckpoint.from_json(found.document, found.directory.url)
+        return _patiently(lambda: open_snapshot(url)).metadata
     except StorageError as error:
         raise RecoveryError(str(error), may_pass=not isinstance(error, _LASTING)) from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise RecoveryError(f"the metadata of {url} has another shape: {error!r}", may_pass=False) from error
 
 
 def _patiently(read: Callable[[], T]) -> T:

@@ -16,8 +16,9 @@ from ckpt_runtime.checkpoint.sink_state import SinkLineage, new_sink_id, pending
 from ckpt_runtime.connectors.part_directory import PartDirectory
 from ckpt_runtime.connectors.part_names import owner_of
 from ckpt_runtime.graph.job_graph import JobGraph
+from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
-from ckpt_runtime.storage.snapshot_metadata import has_metadata, read_metadata
+from ckpt_runtime.storage.snapshot_metadata import has_metadata
 
 logger = logging.getLogger(__name__)
 
@@ -73,9 +74,5 @@ def clean_up_sinks(outputs: Iterable[SinkOutput], storage: CheckpointStorage, sa
 
 
 def _retained_names(storage: CheckpointStorage) -> set[str]:
-    found: list[CompletedCheckpoint] = []
-    for number in storage.list_checkpoints():
-        directory = storage.checkpoint(number)
-        if has_metadata(directory):
-            found.append(CompletedCheckpoint.from_json(read_metadata(directory).document, directory.url))
-    return pending_names(found)
+    directories = map(storage.checkpoint, storage.list_checkpoints())
+    return pending_names(open_snapshot(found, own=True).metadata for found in directories if has_metadata(found))

@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.jobmaster.snapshot_leftovers import find_unused_shared_files
+from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage.checkpoint_pointer_store import FIRST_CHECKPOINT_ID
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, shared_file_owner
 from ckpt_runtime.storage.disposal import (
@@ -20,7 +20,7 @@ from ckpt_runtime.storage.disposal import (
     release_job_directory,
 )
 from ckpt_runtime.storage.filesystem import check_directory, delete_file, delete_tree, resolve
-from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, has_metadata, read_metadata
+from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, has_metadata
 from ckpt_runtime.storage.state_file_reader import locate
 
 
@@ -88,7 +88,6 @@ def _delete_unused_shared_files(storage: CheckpointStorage, ids: range) -> None:
     states: list[SubtaskState] = []
     for checkpoint_id in storage.list_checkpoints():
         if checkpoint_id in ids:
-            found = read_metadata(storage.checkpoint(checkpoint_id))
-            states += CompletedCheckpoint.from_json(found.document).states.values()
+            states += open_snapshot(storage.checkpoint(checkpoint_id), own=True).metadata.states.values()
     for url in find_unused_shared_files(storage, ids, states):
         delete_shared_file(storage, url)

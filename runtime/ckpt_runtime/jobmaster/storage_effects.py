@@ -27,6 +27,7 @@ from ckpt_runtime.jobmaster.snapshot_clean_up import JobCleanUp, delete_file_of,
 from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
 from ckpt_runtime.jobmaster.snapshot_leftovers import find_leftovers, find_unused_shared_files
 from ckpt_runtime.scheduler.core_events import JobInput, LeadershipLost
+from ckpt_runtime.snapshots.snapshot import disposal_of
 from ckpt_runtime.storage.checkpoint_pointer_store import FIRST_CHECKPOINT_ID
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint
 from ckpt_runtime.storage.crash_points import reach
@@ -397,7 +398,7 @@ class StorageEffects:
         try:
             if discards is not None and resolve(discards) != self._storage.checkpoint(checkpoint_id):
                 with suppress(NotFoundError, CorruptFileError, InvalidLocationError):
-                    self._disposals[checkpoint_id] = SnapshotDisposal.of(discards)
+                    self._disposals[checkpoint_id] = disposal_of(discards)
             reach("removal-before")
             self._record.remove(checkpoint_id, self._disposals.get(checkpoint_id))
         except NotLeaderError as error:
@@ -427,7 +428,7 @@ class StorageEffects:
         if resolve(checkpoint.directory) == self._storage.checkpoint(checkpoint.id):
             return lambda: delete_checkpoint(self._storage, checkpoint.id)
         noted = self._disposals.pop(checkpoint.id, None)
-        return lambda: self._dispose(checkpoint.id, noted or SnapshotDisposal.of(checkpoint.directory))
+        return lambda: self._dispose(checkpoint.id, noted or disposal_of(checkpoint.directory))
 
     def _dispose(self, checkpoint_id: int, disposal: SnapshotDisposal) -> None:
         disposal.execute()

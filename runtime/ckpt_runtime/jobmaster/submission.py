@@ -17,7 +17,7 @@ from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import NonNegative, checked, malformed
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway import ExceptionEntry, RunRequest
-from ckpt_runtime.jobmaster.job_record import JobRecord, VolatileRecord
+from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.storage.disposal import SnapshotDisposal
 from ckpt_runtime.storage.job_store import StoredJob
 
@@ -65,7 +65,7 @@ class JobSubmission:
     claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
     allow_non_restored_state: bool = False
     request: RunRequest | None = None
-    record: JobRecord = field(default_factory=VolatileRecord)
+    record: JobRecord = field(default_factory=JobRecord)
     history: JobHistory = field(default_factory=JobHistory)
     submitted_at_ms: int = field(default_factory=wall_clock_ms)
     ended_jobs: tuple[str, ...] = ()

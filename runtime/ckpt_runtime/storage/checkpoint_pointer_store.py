@@ -6,26 +6,29 @@ before anything of the checkpoint is deleted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
 from typing import Any
 
+from msgspec import Struct, structs, to_builtins
+
+from ckpt_runtime.graph.schema import DocumentError, NonNegative, checked
 from ckpt_runtime.storage.errors import AlreadyExistsError, CorruptFileError
 from ckpt_runtime.storage.fenced_document import Fence, FencedDocument, no_fence
 from ckpt_runtime.storage.filesystem import Location
 
 FIRST_CHECKPOINT_ID = 1
 
+_Stored = dict[str, dict[str, Any]]
+_Numbered = Mapping[int, dict[str, Any]]
 _DISPOSAL = "disposal-"
 """Before the id of a checkpoint whose pointer is gone and whose files are being deleted."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointPointer:
-    """``document`` says where the checkpoint lies, as whoever added it wrote it."""
+class CheckpointPointer(Struct, frozen=True):
+    """Where a checkpoint lies, and whether its files are the job's to delete."""
 
-    checkpoint_id: int
-    document: dict[str, Any]
+    directory: str
+    owned: bool
 
 
 class CheckpointPointerStore:
@@ -33,9 +36,9 @@ class CheckpointPointerStore:
 
     def __init__(self, directory: Location, fence: Fence = no_fence, epoch: int = 0) -> None:
         """``directory`` need not exist. Touches nothing."""
-        self._document = FencedDocument(directory, fence, epoch)
+        self._document = FencedDocument(directory, _Stored, fence, epoch)
 
-    def add(self, checkpoint_id: int, document: Mapping[str, Any]) -> None:
+    def add(self, checkpoint_id: int, pointer: CheckpointPointer) -> None:
         """Adds a pointer. Adding the very same one again is fine, which is how an unknown outcome is settled.
 
         Raises :class:`AlreadyExistsError` when there is a different one, :class:`AmbiguousWriteError` when it is
@@ -43,20 +46,20 @@ class CheckpointPointerStore:
         """
         if checkpoint_id < 0:
             raise ValueError(f"checkpoint id {checkpoint_id} is negative")
-        key, url = str(checkpoint_id), self._document.directory.url
+        key, document, url = str(checkpoint_id), to_builtins(pointer), self._document.directory.url
 
-        def added(present: dict[str, Any]) -> dict[str, Any]:
+        def added(present: _Stored) -> _Stored:
             if present.get(key, document) != document:
                 raise AlreadyExistsError(f"{url} already has another pointer to checkpoint {checkpoint_id}", url)
-            return {**present, key: dict(document)}
+            return {**present, key: document}
 
         self._document.change(added)
 
-    def list(self) -> Sequence[CheckpointPointer]:
+    def list(self) -> Mapping[int, CheckpointPointer]:
         """All pointers by ascending id. Raises :class:`CorruptFileError` naming a damaged file: none is left out."""
         return self._pointers(self._document.read())
 
-    def adopt(self) -> Sequence[CheckpointPointer]:
+    def adopt(self) -> Mapping[int, CheckpointPointer]:
         """All pointers, of which an earlier leader can from now on neither add nor remove any."""
         return self._pointers(self._document.adopt())
 
@@ -67,47 +70,45 @@ class CheckpointPointerStore:
         """
         gone = str(checkpoint_id)
 
-        def removed(present: dict[str, Any]) -> dict[str, Any]:
+        def removed(present: _Stored) -> _Stored:
             left = {key: value for key, value in present.items() if key != gone}
             return left if disposal is None else {**left, _DISPOSAL + gone: dict(disposal)}
 
         self._document.change(removed)
 
-    def disposals(self) -> Mapping[int, dict[str, Any]]:
+    def disposals(self) -> Mapping[int, Mapping[str, Any]]:
         """What :meth:`remove` left, by checkpoint id. Raises :class:`CorruptFileError`."""
-        document = self._document.read()
-        try:
-            return {
-                int(key.removeprefix(_DISPOSAL)): dict(value)
-                for key, value in document.items()
-                if key.startswith(_DISPOSAL)
-            }
-        except (TypeError, ValueError) as error:
-            url = self._document.directory.url
-            raise CorruptFileError(f"{url} holds no usable disposals: {error!r}", url) from error
+        return self._numbered({key: value for key, value in self._document.read().items() if key.startswith(_DISPOSAL)})
 
     def settle(self, checkpoint_id: int) -> None:
         """The disposal is done; none there is fine."""
         done = f"{_DISPOSAL}{checkpoint_id}"
         self._document.change(lambda present: {key: value for key, value in present.items() if key != done})
 
-    def _pointers(self, document: dict[str, Any]) -> Sequence[CheckpointPointer]:
-        pointers = {key: value for key, value in document.items() if not key.startswith(_DISPOSAL)}
+    def _pointers(self, document: _Stored) -> Mapping[int, CheckpointPointer]:
+        found = self._numbered({key: value for key, value in document.items() if not key.startswith(_DISPOSAL)})
         try:
-            found = [CheckpointPointer(int(key), dict(value)) for key, value in pointers.items()]
-        except (TypeError, ValueError) as error:
-            url = self._document.directory.url
-            raise CorruptFileError(f"{url} holds no usable pointers: {error!r}", url) from error
-        return sorted(found, key=lambda pointer: pointer.checkpoint_id)
+            return {number: checked(value, CheckpointPointer) for number, value in found.items()}
+        except DocumentError as error:
+            raise self._corrupt(error) from error
+
+    def _numbered(self, document: _Stored) -> _Numbered:
+        try:
+            return dict(sorted((int(key.removeprefix(_DISPOSAL)), value) for key, value in document.items()))
+        except ValueError as error:
+            raise self._corrupt(error) from error
+
+    def _corrupt(self, error: ValueError) -> CorruptFileError:
+        url = self._document.directory.url
+        return CorruptFileError(f"{url} is not usable: {error}", url)
 
 
-@dataclass(frozen=True, slots=True)
-class Counters:
+class Counters(Struct, frozen=True):
     """No checkpoint id and no attempt from these on was ever used; the last savepoint has ``savepoint_id``, or 0."""
 
-    next_checkpoint_id: int = FIRST_CHECKPOINT_ID
-    next_attempt: int = 0
-    savepoint_id: int = 0
+    next_checkpoint_id: NonNegative = FIRST_CHECKPOINT_ID
+    next_attempt: NonNegative = 0
+    savepoint_id: NonNegative = 0
 
 
 class JobCounters:
@@ -118,15 +119,15 @@ class JobCounters:
 
     def __init__(self, directory: Location, fence: Fence = no_fence, epoch: int = 0) -> None:
         """``directory`` need not exist. Touches nothing."""
-        self._document = FencedDocument(directory, fence, epoch)
+        self._document = FencedDocument(directory, Counters, fence, epoch)
 
     def get(self) -> Counters:
         """What is stored. Raises :class:`CorruptFileError`."""
-        return self._counters(self._document.read())
+        return self._document.read()
 
     def adopt(self) -> Counters:
         """As :meth:`get`; an earlier leader can from now on use no further number."""
-        return self._counters(self._document.adopt())
+        return self._document.adopt()
 
     def reserve_checkpoint(self, checkpoint_id: int) -> None:
         """No later driver uses this id or a smaller one. Repeating an unknown outcome is fine."""
@@ -141,16 +142,7 @@ class JobCounters:
         self._raise_to(Counters(savepoint_id=checkpoint_id))
 
     def _raise_to(self, least: Counters) -> None:
-        def raised(document: dict[str, Any]) -> dict[str, Any]:
-            present = self._counters(document)
-            names = [field.name for field in fields(Counters)]
-            return {name: max(getattr(present, name), getattr(least, name)) for name in names}
+        def raised(present: Counters) -> Counters:
+            return Counters(*map(max, structs.astuple(present), structs.astuple(least)))
 
         self._document.change(raised)
-
-    def _counters(self, document: dict[str, Any]) -> Counters:
-        try:
-            return Counters(**{name: int(value) for name, value in document.items()})
-        except (TypeError, ValueError) as error:
-            url = self._document.directory.url
-            raise CorruptFileError(f"{url} holds no usable counters: {error!r}", url) from error

@@ -11,7 +11,7 @@ comes back with it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from msgspec import Struct
 from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.crash_points import reach
-from ckpt_runtime.storage.errors import InvalidLocationError, NotFoundError
+from ckpt_runtime.storage.errors import InvalidLocationError
 from ckpt_runtime.storage.filesystem import (
     Location,
     check_directory,
@@ -31,7 +31,7 @@ from ckpt_runtime.storage.filesystem import (
     is_plain_name,
     resolve,
 )
-from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, read_foreign_metadata
+from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME
 
 
 def delete_checkpoint(storage: CheckpointStorage, checkpoint_id: int) -> None:
@@ -83,29 +83,21 @@ class SnapshotDisposal:
     files: tuple[tuple[str, ...], ...]
 
     @classmethod
-    def of(cls, url: str) -> SnapshotDisposal:
-        """Reads and checks; deletes nothing. Raises as :func:`dispose_snapshot`."""
-        location = resolve(url)
-        try:
-            snapshot = read_foreign_metadata(location)
-        except NotFoundError:
-            check_directory(location.parent)
-            raise
-        paths = sorted(set(_relative_files(snapshot.document, snapshot.directory)))
-        return cls._checked(snapshot.directory, paths)
+    def of(cls, directory: Location, paths: Iterable[str]) -> SnapshotDisposal:
+        """To delete the snapshot in ``directory`` with the files of these relative paths.
+
+        Raises :class:`InvalidLocationError` for a path that leads out of it.
+        """
+        files = tuple(_checked_segments(path, directory) for path in paths)
+        for segments in files:
+            _check_real_path(directory, directory.child(*segments))
+        return cls(directory, files)
 
     @classmethod
     def from_json(cls, document: object) -> SnapshotDisposal:
         """Of :meth:`to_json`. Raises InvalidLocationError; :class:`DocumentError` for another shape."""
         stored = checked(document, _StoredDisposal)
-        directory = resolve(stored.directory)
-        return cls._checked(directory, [_checked_segments(path, directory) for path in stored.files])
-
-    @classmethod
-    def _checked(cls, directory: Location, paths: Sequence[tuple[str, ...]]) -> SnapshotDisposal:
-        for segments in paths:
-            _check_real_path(directory, directory.child(*segments))
-        return cls(directory, tuple(paths))
+        return cls.of(resolve(stored.directory), stored.files)
 
     def to_json(self) -> dict[str, Any]:
         return {"directory": self.directory.url, "files": ["/".join(segments) for segments in self.files]}
@@ -124,30 +116,6 @@ class SnapshotDisposal:
         delete_empty_directory(directory)
 
 
-def dispose_snapshot(url: str) -> None:
-    """Deletes a savepoint or a retained checkpoint, given as its directory or ``_metadata`` file.
-
-    Files outside its directory are left alone, as is everything in it that the metadata does not refer to. Raises
-    :class:`NotFoundError`, :class:`CorruptFileError` or :class:`InvalidLocationError` before anything is deleted, and
-    another :class:`StorageError` when its storage is away.
-    """
-    SnapshotDisposal.of(url).execute()
-
-
-def _relative_files(document: Mapping[str, Any], directory: Location) -> Iterator[tuple[str, ...]]:
-    """The segments of every relative path of a state file anywhere in the document."""
-    pending: list[Any] = [document]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, list):
-            pending.extend(value)
-        elif isinstance(value, Mapping):
-            pending.extend(value.values())
-            path = value.get("path")
-            if isinstance(path, str) and path and "checksum" in value and not _is_absolute(path):
-                yield _checked_segments(path, directory)
-
-
 def _checked_segments(path: str, directory: Location) -> tuple[str, ...]:
     segments = tuple(path.split("/"))
     if not all(is_plain_name(segment) for segment in segments):
@@ -162,7 +130,3 @@ def _check_real_path(directory: Location, file: Location) -> None:
     root = os.path.realpath(directory.path)
     if os.path.commonpath((root, os.path.realpath(os.path.dirname(file.path)))) != root:
         raise InvalidLocationError(f"{file.url} leads out of {directory.url} by a symbolic link", file.url)
-
-
-def _is_absolute(path: str) -> bool:
-    return ":" in path or path.startswith("/")

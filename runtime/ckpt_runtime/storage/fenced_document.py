@@ -1,19 +1,24 @@
 """A versioned document that only the present leader can change, whatever a former one still believes.
 
-The leader's epoch is part of the document, and every change is a compare-and-set: a new leader that has adopted the
-document has closed it for all earlier epochs, in one step with its own change. The fence before it is only a quick no.
+Its content has a schema. The leader's epoch is part of the document, and every change is a compare-and-set: a new
+leader that has adopted the document has closed it for all earlier epochs, in one step with its own change. The fence
+before it is only a quick no.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from ckpt_runtime.storage.errors import AmbiguousWriteError, ConflictError, StorageError
+from msgspec import to_builtins
+
+from ckpt_runtime.graph.schema import DocumentError, checked
+from ckpt_runtime.storage.errors import AmbiguousWriteError, ConflictError, CorruptFileError, StorageError
 from ckpt_runtime.storage.filesystem import Location
 from ckpt_runtime.storage.leader_store import NotLeaderError
 from ckpt_runtime.storage.versioned_document import VersionedDocument
 
+T = TypeVar("T")
 Fence = Callable[[], None]
 """Called before anything is changed; raises when this process may not change anything (any more)."""
 
@@ -25,12 +30,13 @@ def no_fence() -> None:
     """The fence of a process that is alone."""
 
 
-class FencedDocument:
+class FencedDocument(Generic[T]):
     """One document. ``epoch`` is this leader's; a document that was never changed by a leader has epoch 0."""
 
-    def __init__(self, directory: Location, fence: Fence = no_fence, epoch: int = 0) -> None:
-        """``directory`` need not exist. Touches nothing."""
+    def __init__(self, directory: Location, schema: type[T], fence: Fence = no_fence, epoch: int = 0) -> None:
+        """``directory`` need not exist; an empty document has to fit ``schema``. Touches nothing."""
         self._document = VersionedDocument(directory)
+        self._schema = schema
         self._fence = fence
         self._epoch = epoch
 
@@ -38,12 +44,12 @@ class FencedDocument:
     def directory(self) -> Location:
         return self._document.directory
 
-    def read(self) -> dict[str, Any]:
-        """The present content without its epoch; empty when there is none."""
+    def read(self) -> T:
+        """The present content, or that of an empty document. Raises :class:`CorruptFileError` naming the file."""
         revision = self._document.read()
-        return {} if revision is None else _content(revision.document)
+        return self._content({} if revision is None else revision.document)
 
-    def change(self, modify: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+    def change(self, modify: Callable[[T], T]) -> T:
         """Fetches, modifies, writes; again when somebody else was faster, or when the outcome is unknown.
 
         ``modify`` may be called on its own result, which it has to leave as it is, and may raise to change nothing.
@@ -61,11 +67,12 @@ class FencedDocument:
                 if unknown:
                     raise AmbiguousWriteError(str(error), self.directory.url, error) from error
                 raise
-            changed = modify(_content(present))
-            document = {**changed, "epoch": self._epoch}
-            if document == present:
+            content = self._content(present)
+            changed = modify(content)
+            if changed == content and present.get("epoch") == self._epoch:
                 return changed
             try:
+                document = {**to_builtins(changed), "epoch": self._epoch}
                 self._document.write(0 if revision is None else revision.number, document)
             except ConflictError:
                 continue
@@ -82,9 +89,15 @@ class FencedDocument:
         message = f"cannot change {self.directory.url}: it changes all the time"
         raise (AmbiguousWriteError if unknown else StorageError)(message, self.directory.url)
 
-    def adopt(self) -> dict[str, Any]:
+    def adopt(self) -> T:
         """Closes the document for all earlier epochs; what is returned can no longer be changed by them."""
         return self.change(lambda present: present)
+
+    def _content(self, document: dict[str, Any]) -> T:
+        try:
+            return checked({key: value for key, value in document.items() if key != "epoch"}, self._schema)
+        except DocumentError as error:
+            raise CorruptFileError(f"{self.directory.url} is not usable: {error}", self.directory.url) from error
 
 
 def check_epoch(stored: int, own: int, directory: Location) -> None:
@@ -92,7 +105,3 @@ def check_epoch(stored: int, own: int, directory: Location) -> None:
     if stored > own:
         message = f"{directory.url} belongs to the leader of epoch {stored}; this driver's epoch is {own}"
         raise NotLeaderError(message, directory.url)
-
-
-def _content(document: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in document.items() if key != "epoch"}

@@ -13,6 +13,8 @@ Only puts the stores together; each has a module of its own.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ckpt_runtime.storage.checkpoint_pointer_store import CheckpointPointerStore, JobCounters
 from ckpt_runtime.storage.checkpoint_storage import check_job_id
 from ckpt_runtime.storage.fenced_document import Fence, FencedDocument, no_fence
@@ -59,9 +61,9 @@ class HaStore:
         """Checkpoint ids and attempts of one job; :meth:`JobStore.remove` deletes the counters with the job."""
         return JobCounters(self._job(job_id).child("counters"), self.fence, self._epoch)
 
-    def failures(self, job_id: str) -> FencedDocument:
+    def failures(self, job_id: str) -> FencedDocument[dict[str, Any]]:
         """The exception history of one job; :meth:`JobStore.remove` deletes it with the job."""
-        return FencedDocument(self._job(job_id).child("failures"), self.fence, self._epoch)
+        return FencedDocument(self._job(job_id).child("failures"), dict[str, Any], self.fence, self._epoch)
 
     def _job(self, job_id: str) -> Location:
         return self.root.child("jobs", check_job_id(job_id))

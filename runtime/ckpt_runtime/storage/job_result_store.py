@@ -10,11 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec import Struct
+
 from ckpt_runtime.storage.checkpoint_storage import check_job_id, is_job_id
 from ckpt_runtime.storage.errors import AlreadyExistsError, CorruptFileError, NotFoundError
 from ckpt_runtime.storage.fenced_document import Fence, FencedDocument, no_fence
 from ckpt_runtime.storage.filesystem import Location, list_names
 from ckpt_runtime.storage.versioned_document import VersionedDocument
+
+
+class _StoredResult(Struct, frozen=True, omit_defaults=True):
+    """Without a result when an earlier leader was only kept from storing one."""
+
+    result: dict[str, Any] | None = None
+    dirty: bool | None = None
 
 
 class JobResultStore:
@@ -34,10 +43,10 @@ class JobResultStore:
         """
         document = self._document(job_id)
         url = document.directory.url
-        new = {"dirty": True, "result": dict(result)}
+        new = _StoredResult(dict(result), True)
 
-        def created(present: dict[str, Any]) -> dict[str, Any]:
-            if present and present != new:
+        def created(present: _StoredResult) -> _StoredResult:
+            if present.result is not None and present != new:
                 raise AlreadyExistsError(f"job {job_id} already has a result in {url}", url)
             return new
 
@@ -45,7 +54,7 @@ class JobResultStore:
 
     def mark_clean(self, job_id: str) -> None:
         """Notes that nothing else of the job is left. Raises :class:`NotFoundError` for a job without a result."""
-        self._document(job_id).change(lambda present: {**self._present(job_id, present), "dirty": False})
+        self._document(job_id).change(lambda present: _StoredResult(self._result(job_id, present), False))
 
     def adopt(self, job_id: str) -> None:
         """From now on an earlier leader can neither store a result of the job nor change it."""
@@ -53,19 +62,20 @@ class JobResultStore:
 
     def get(self, job_id: str) -> dict[str, Any]:
         """Raises :class:`NotFoundError` for a job that has not ended."""
-        result: dict[str, Any] = self._read(job_id)["result"]
-        return result
+        return self._result(job_id, self._document(job_id).read())
 
     def has(self, job_id: str) -> bool:
         """Whether the job has ended; a result that cannot be read still says so."""
         try:
-            return bool(self._document(job_id).read())
+            return self._document(job_id).read().result is not None
         except CorruptFileError:
             return True
 
     def is_dirty(self, job_id: str) -> bool:
         """Whether something else of the job may be left. Raises :class:`NotFoundError` for a job that has not ended."""
-        return bool(self._read(job_id)["dirty"])
+        stored = self._document(job_id).read()
+        self._result(job_id, stored)
+        return bool(stored.dirty)
 
     def list_ids(self, *, dirty_only: bool = False) -> list[str]:
         """Ids of all jobs that have ended, sorted; or of those whose clean-up is not finished."""
@@ -77,14 +87,11 @@ class JobResultStore:
         self._fence()
         VersionedDocument(self._document(job_id).directory).delete()
 
-    def _read(self, job_id: str) -> dict[str, Any]:
-        return self._present(job_id, self._document(job_id).read())
-
-    def _present(self, job_id: str, document: dict[str, Any]) -> dict[str, Any]:
-        if not document:
+    def _result(self, job_id: str, stored: _StoredResult) -> dict[str, Any]:
+        if stored.result is None:
             url = self._document(job_id).directory.url
             raise NotFoundError(f"job {job_id} has no result in {self._directory.url}", url)
-        return document
+        return stored.result
 
-    def _document(self, job_id: str) -> FencedDocument:
-        return FencedDocument(self._directory.child(check_job_id(job_id)), self._fence, self._epoch)
+    def _document(self, job_id: str) -> FencedDocument[_StoredResult]:
+        return FencedDocument(self._directory.child(check_job_id(job_id)), _StoredResult, self._fence, self._epoch)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ckpt_runtime.storage.errors import InvalidLocationError, NotFoundError
 from ckpt_runtime.storage.filesystem import Location, exists, is_directory, read_bytes, resolve
-from ckpt_runtime.storage.metadata import MAX_COMPRESSED_BYTES, decode, encode, text_length
-from ckpt_runtime.storage.metadata_check import HARMLESS_TEXT_BYTES, check_foreign
+from ckpt_runtime.storage.metadata import MAX_COMPRESSED_BYTES, decode, encode
 from ckpt_runtime.storage.publish import publish
 
 METADATA_NAME = "_metadata"
 _MAX_FILE_BYTES = MAX_COMPRESSED_BYTES + 4_096
-_LARGE_AND_FOREIGN = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,28 +35,18 @@ def write_metadata(directory: Location, document: Mapping[str, Any]) -> str:
 
 
 def read_metadata(url: str | Location) -> SnapshotMetadata:
-    """The metadata of a snapshot, given as its directory or as the ``_metadata`` file in it.
+    """The document of a snapshot, given as its directory or as the ``_metadata`` file in it.
+
+    For who looks at the document itself; ``snapshots.snapshot.open_snapshot`` is how the engine reads a snapshot.
 
     Raises :class:`InvalidLocationError`, :class:`NotFoundError`, :class:`CorruptFileError`, each naming the file.
     """
-    file, data = _read(url)
+    file, data = read_metadata_bytes(url)
     return SnapshotMetadata(file.parent, decode(data, file.url), len(data))
 
 
-def read_foreign_metadata(url: str | Location) -> SnapshotMetadata:
-    """As :func:`read_metadata`, of a snapshot that a user has named and anybody may have written.
-
-    One that is not small is tried in a process with limits first. Two of those are never read at the same time.
-    """
-    file, data = _read(url)
-    if text_length(data, file.url) <= HARMLESS_TEXT_BYTES:
-        return SnapshotMetadata(file.parent, decode(data, file.url), len(data))
-    with _LARGE_AND_FOREIGN:
-        check_foreign(data, file.url)
-        return SnapshotMetadata(file.parent, decode(data, file.url), len(data))
-
-
-def _read(url: str | Location) -> tuple[Location, bytes]:
+def read_metadata_bytes(url: str | Location) -> tuple[Location, bytes]:
+    """The ``_metadata`` file of a snapshot and what is in it, not looked at. Raises as :func:`read_metadata`."""
     given = url if isinstance(url, Location) else resolve(url)
     directory = snapshot_directory(given)
     if directory is given:

@@ -25,13 +25,18 @@ _KEEP_BYTES = 64 << 20
 """Remote files up to this size are kept in memory after their verification, which has read them anyway."""
 
 
+def is_relative(path: str) -> bool:
+    """Whether a handle's file is the snapshot's own, and moves with it."""
+    return ":" not in path and not path.startswith("/")
+
+
 def locate(directory: Location, path: str, *, allow_absolute: bool = True) -> Location:
     """Where a handle's file lies: a relative path below ``directory``, or an absolute URL.
 
     Raises :class:`InvalidLocationError` for a relative path that leads out of the directory, and for an absolute one
     in a snapshot that has to be self-contained.
     """
-    if ":" not in path and not path.startswith("/"):
+    if is_relative(path):
         segments = path.split("/")
         if all(is_plain_name(segment) for segment in segments):
             return directory.child(*segments)
@@ -59,15 +64,19 @@ class StateFileReader:
     def read(self, offset: int, length: int) -> bytes | memoryview:
         """Bytes of the verified file. Raises :class:`CorruptFileError` naming the file, or as the storage does."""
         self.verify()
-        if offset < 0 or length < 0 or offset + length > self._file.length:
-            message = f"{self.url}: bytes {offset} to {offset + length} of {self._file.length} were asked for"
-            raise CorruptFileError(message, self.url)
+        self.check_range(offset, length)
         if self._content is not None:
             return memoryview(self._content)[offset : offset + length]
         data = self._read_stored(offset, length)
         if len(data) != length:
             raise CorruptFileError(f"{self.url}: the file has become shorter while it was read", self.url)
         return data
+
+    def check_range(self, offset: int, length: int) -> None:
+        """Raises :class:`CorruptFileError` unless these bytes lie in the file."""
+        if offset < 0 or length < 0 or offset + length > self._file.length:
+            message = f"{self.url}: bytes {offset} to {offset + length} of {self._file.length} were asked for"
+            raise CorruptFileError(message, self.url)
 
     def verify(self) -> None:
         """Compares length and checksum of the whole file with its handle; the first call reads it, others are free."""

@@ -118,9 +118,9 @@ class MiniCluster:
         entry: str | None = None,
         savepoint: str | None = None,
         allow_non_restored_state: bool = False,
+        job_id: str | None = None,
     ) -> str:
         """Uploads and runs a pipeline, a file or a directory; returns the job id."""
-
         stored = self.call(self.dispatcher.store_pipeline(*_upload(pipeline)))
         request = RunRequest(
             pipeline_id=stored.id,
@@ -130,6 +130,7 @@ class MiniCluster:
             parallelism=parallelism,
             savepoint_path=savepoint,
             allow_non_restored_state=allow_non_restored_state,
+            job_id=job_id,
         )
         return self.call(self.dispatcher.run_pipeline(request))
 

@@ -23,7 +23,7 @@ from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.jobmaster.job_host import Cancellable, Pool, Result
-from ckpt_runtime.jobmaster.job_record import OverridesChange, VolatileRecord
+from ckpt_runtime.jobmaster.job_record import JobRecord, OverridesChange
 from ckpt_runtime.jobmaster.job_shell import JobShell
 from ckpt_runtime.jobmaster.slots import Slot, SlotOwner
 from ckpt_runtime.jobmaster.submission import JobSubmission
@@ -143,7 +143,7 @@ def _raise(error: Exception) -> Any:
     raise error
 
 
-class SimulatedRecord(VolatileRecord):
+class SimulatedRecord(JobRecord):
     """High availability of one run: each call may fail, with or without an effect."""
 
     def __init__(self, master: JobMaster) -> None:

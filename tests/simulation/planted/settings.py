@@ -14,9 +14,11 @@ from ckpt_runtime.checkpoint.request_decider import CheckpointRequestDecider, Tr
 from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.checkpoint.triggering import Triggering
+from ckpt_runtime.scheduler import core_events as core
+from ckpt_runtime.scheduler.job_core import JobCore
+from ckpt_runtime.scheduler.settings_update import SettingsUpdate
 from tests.simulation.planted.registry import bug, nothing
 from tests.simulation.protocols import driver as simulated_driver
-from tests.simulation.protocols.config_endpoint import ConfigEndpoint
 
 # --- deadlines and settings
 
@@ -86,24 +88,28 @@ def _():
 
 @bug("overrides are applied before they are stored", "571.5")
 def _():
-    original = ConfigEndpoint._persist
+    original = JobCore._on_patch_requested
 
-    def persist(self, document, revision):
-        self.apply(document)
-        original(self, document, revision)
+    def requested(self, event):
+        before = self._update.overrides
+        dropped = event.overrides is None
+        self._update.overrides = CheckpointOverrides() if dropped else before.merged_with(event.overrides)
+        self._patch_coordinator()
+        self._update.overrides = before
+        original(self, event)
 
-    return [(ConfigEndpoint, "_persist", persist)]
+    return [(JobCore, "_on_patch_requested", requested)]
 
 
 @bug("overrides are answered before they are stored", "571.6")
 def _():
-    original = ConfigEndpoint._persist
+    original = JobCore._on_patch_requested
 
-    def persist(self, document, revision):
-        self._world.checker.clients.confirmed(self._driver, document)
-        original(self, document, revision)
+    def requested(self, event):
+        self._emit(core.PatchAnswered(event.request_id, core.PatchOutcome.APPLIED))
+        original(self, event)
 
-    return [(ConfigEndpoint, "_persist", persist)]
+    return [(JobCore, "_on_patch_requested", requested)]
 
 
 @bug("overrides are lost with their driver", "571.5")
@@ -118,7 +124,7 @@ def _():
 
 @bug("overrides are stored and not applied", "571.2")
 def _():
-    return [(ConfigEndpoint, "apply", nothing)]
+    return [(JobCore, "_patch_coordinator", nothing)]
 
 
 @bug("one override drops the others", "571.1")
@@ -128,13 +134,14 @@ def _():
 
 @bug("an unknown outcome of storing overrides is an error", "I8")
 def _():
-    original = ConfigEndpoint._persisted
+    original = SettingsUpdate.answered
 
-    def persisted(self, document, revision, outcome):
-        failed = type(outcome).FAILED
-        original(self, document, revision, failed if outcome is type(outcome).UNKNOWN else outcome)
+    def answered(self, event):
+        if isinstance(event, core.OverridesUnknown):
+            event = core.OverridesNotStored(event.request_id, event.message)
+        return original(self, event)
 
-    return [(ConfigEndpoint, "_persisted", persisted)]
+    return [(SettingsUpdate, "answered", answered)]
 
 
 # --- requests

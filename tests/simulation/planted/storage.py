@@ -13,6 +13,8 @@ from ckpt_runtime.checkpoint.pending_checkpoint import PendingCheckpoints
 from ckpt_runtime.checkpoint.retention import Retention
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.checkpoint.triggering import Triggering
+from ckpt_runtime.scheduler.job_core import JobCore
+from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.simulation.planted.registry import also, bug, nothing
 from tests.simulation.protocols import driver as simulated_driver
 from tests.simulation.protocols.driver_storage import StorageShell
@@ -203,18 +205,18 @@ _ANSWERED = StorageShell._answered
 
 @bug("the job's files go before its result is stored", "K13")
 def _():
+    original = JobCore._job_ended
+
     def ended(self, effect):
-        from ckpt_runtime.checkpoint import events as on
-        from ckpt_runtime.scheduler.job_status import JobStatus
-
-        self.ended = effect
-        self.tell(on.Shutdown(effect.status.value))
+        original(self, effect)
         if effect.status is not JobStatus.SUSPENDED:
-            self.storage.store_result(effect.status.value, lambda: None)
+            self._close(effect.status)
 
-    from ckpt_runtime.scheduler import job_effects as job_out
+    def stored(self, event):
+        self._end_is_stored = True
+        self._outputs += self._untold
 
-    return [(simulated_driver._EXECUTE, job_out.JobEnded, ended)]
+    return [(JobCore, "_job_ended", ended), (JobCore, "_on_result_stored", stored)]
 
 
 @bug("a new leader does not close the results to the old one", "K13, I12")

@@ -41,10 +41,9 @@ def _():
 def _():
     original = JobMachine._fail
 
-    def fail(self, cause, now, recoverable=True):
-        stop, self._stop = self._stop, None
-        original(self, cause, now, recoverable)
-        del stop
+    def fail(self, cause, now, *more):
+        self._stop = None
+        original(self, cause, now, *more)
 
     return [(JobMachine, "_fail", fail)]
 

@@ -36,6 +36,7 @@ class ProtocolChecker:
         self.notified = 0
         self.released: set[str] = set()
         self._kept: set[int] = set()
+        self._attempts: set[int] = set()
         self._deployments: list[tuple[int, int]] = []
         self._snapshots: dict[tuple[int, str, int], set[str]] = {}
 
@@ -61,6 +62,12 @@ class ProtocolChecker:
         if deployment.driver.leads:
             self.require(self._world.ha.result is None, "a job that has ended is deployed")
             self._deployments.append((deployment.number, deployment.base_id))
+
+    def attempts(self, driver: Driver, attempt: int) -> None:
+        """Messages tell deployments apart by it."""
+        if driver.leads:
+            self.require(attempt not in self._attempts, f"attempt {attempt} is deployed twice")
+            self._attempts.add(attempt)
 
     def committed(self, deployment: Deployment, number: int) -> None:
         """A sink commits. Whoever runs now must have started from there or later."""

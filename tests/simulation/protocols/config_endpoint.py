@@ -1,17 +1,19 @@
-"""FLIP-571's endpoint in the simulation: refuse, persist, apply, answer, in this order. One update at a time."""
+"""FLIP-571's endpoint in the simulation: hands requests to the core and carries out what it asks of the stored plan."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.scheduler import core_events as core
 from tests.simulation.protocols.driver_storage import Outcome
 
 if TYPE_CHECKING:
     from tests.simulation.protocols.driver import Driver
+
+_PAUSE_MS = 15
 
 
 class ConfigEndpoint:
@@ -20,32 +22,48 @@ class ConfigEndpoint:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._world = driver.world
-        self._updating = False
 
     def patch(self, changes: CheckpointOverrides | None) -> None:
         """``None`` is DELETE: back to the submitted values."""
-        driver, world = self._driver, self._world
-        clients = world.checker.clients
-        if self._updating or driver.machine.state.is_terminal:
-            return
-        stored = CheckpointOverrides.from_document(world.ha.overrides)
-        overrides = CheckpointOverrides() if changes is None else stored.merged_with(changes)
-        try:
-            overrides.applied_to(world.scenario.submitted)
-        except CheckpointConfigurationError:
-            return
-        document = overrides.to_document() if overrides.given else None
-        clients.sent(changes, document)
-        self._updating = True
-        self._persist(document, world.ha.revision)
+        request_id = self._world.checker.clients.asks(self._driver, changes)
+        self._driver.tell(core.PatchRequested(request_id, changes))
 
-    def _persist(self, document: str | None, revision: int) -> None:
+    def answered(self, answer: core.PatchAnswered) -> None:
+        """The client hears of it."""
+        if answer.outcome is core.PatchOutcome.APPLIED:
+            self._world.crash_point(self._driver, "before the answer")
+        self._world.checker.clients.hears(self._driver, answer)
+
+    # --- the stored plan
+
+    def store(self, order: core.StoreOverrides) -> None:
+        """Fetches, modifies and writes by compare-and-set; one that is tried again meets storage that is still bad."""
+        self._world.checker.clients.begins(order.request_id)
+        if order.attempt == 0:
+            self._store(order)
+        else:
+            at = self._world.loop.now + _PAUSE_MS * order.attempt
+            self._world.loop.at(at, self._driver.process, self._store, order)
+
+    def _store(self, order: core.StoreOverrides) -> None:
+        ha = self._world.ha
+        try:
+            document = order.change(ha.overrides)
+        except CheckpointConfigurationError as error:
+            self._tell_later(core.OverridesRefused(order.request_id, str(error)))
+            return
+        self._world.checker.clients.stores(order.request_id, document)
+        if order.attempt and document == ha.overrides and ha.job_is_stored:
+            self._tell_later(core.OverridesStored(order.request_id, document))  # what was unknown has been done
+            return
         self._driver.storage.write(
-            "overrides", partial(self._store, document, revision), partial(self._persisted, document, revision)
+            "overrides",
+            partial(self._write, document, ha.revision),
+            partial(self._written, order.request_id, document),
+            faults=0.06 if order.attempt == 0 else 0.6,
         )
 
-    def _store(self, document: str | None, revision: int) -> bool:
-        """By compare-and-set."""
+    def _write(self, document: str | None, revision: int) -> bool:
         ha = self._world.ha
         if ha.revision != revision or not ha.job_is_stored:
             return False
@@ -53,24 +71,25 @@ class ConfigEndpoint:
         ha.revision += 1
         return True
 
-    def _persisted(self, document: str | None, revision: int, outcome: Outcome) -> None:
-        ha = self._world.ha
-        if outcome is Outcome.UNKNOWN:
-            # Writing something else settles it: the first attempt can no longer take effect after that.
-            if ha.revision == revision:
-                ha.revision += 1
-                outcome = Outcome.FAILED
-            else:
-                outcome = Outcome.DONE
+    def _written(self, request_id: str, document: str | None, outcome: Outcome) -> None:
         if outcome is Outcome.DONE:
-            self.apply(document)
-            self._world.crash_point(self._driver, "before the answer")
-            self._world.checker.clients.confirmed(self._driver, document)
+            self._driver.tell(core.OverridesStored(request_id, document))
+        elif outcome is Outcome.UNKNOWN:
+            self._driver.tell(core.OverridesUnknown(request_id, "simulated"))
         else:
-            self._world.checker.clients.refused(document)
-        self._updating = False
+            gone = not self._world.ha.job_is_stored
+            self._driver.tell(core.OverridesNotStored(request_id, "simulated", gone))
 
-    def apply(self, document: str | None) -> None:
-        """Puts what is stored in force."""
-        overrides = CheckpointOverrides.from_document(document)
-        self._driver.tell(on.ConfigurationPatched(overrides.applied_to(self._world.scenario.submitted)))
+    def read(self, order: core.ReadOverrides) -> None:
+        at = self._world.loop.now + _PAUSE_MS * (order.attempt + 1)
+        self._world.loop.at(at, self._driver.process, self._read, order.request_id)
+
+    def _read(self, request_id: str) -> None:
+        ha = self._world.ha
+        if self._world.choices.fault("overrides cannot be read", 0.3) or not ha.job_is_stored:
+            self._driver.tell(core.OverridesNotStored(request_id, "simulated", gone=not ha.job_is_stored))
+        else:
+            self._driver.tell(core.OverridesStored(request_id, ha.overrides))
+
+    def _tell_later(self, event: core.OverridesStored | core.OverridesRefused) -> None:
+        self._world.loop.at(self._world.loop.now + 1, self._driver.process, self._driver.tell, event)

@@ -19,8 +19,13 @@ from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Re
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.request_decider import TriggerRequest
 from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.scheduler import job_effects as job_out
-from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.scheduler import job_events as job_on
+from ckpt_runtime.scheduler.core_events import DeployTasks
+from ckpt_runtime.scheduler.job_events import JobEvent
+from ckpt_runtime.scheduler.job_status import JobState, JobStatus
+from ckpt_runtime.scheduler.replacement import subtasks_of
 from tests.simulation.protocols.failure_model import FailureModel, reason_of
 from tests.simulation.protocols.storage import METADATA
 from tests.simulation.schedules.violation import Violation
@@ -35,12 +40,14 @@ _IO_ANSWERS = (on.CleanupDone, on.StoreRemoved)
 
 @dataclass(slots=True)
 class _Open:
-    """A checkpoint between trigger and end."""
+    """A checkpoint between trigger and end. ``restored`` are the vertices that had finished before its deployment."""
 
     started: int
     properties: CheckpointProperties
     request_id: str | None
     waits_for: set[SubtaskKey]
+    graph: JobGraph
+    restored: frozenset[str]
     located: bool = False
     writing: bool = False
 
@@ -64,9 +71,11 @@ class DriverChecker:
         self._ticks: deque[int] = deque(maxlen=3)
         self._locating: int | None = None
         self._cleaning = 0
-        self._must_fail = 0
+        self._must_fail: list[int] = []
+        """What the account says of each time that checkpoints fail the job in one step: how often in a row."""
         self._without_id = 0
         self._event: Any = None
+        self._restoring: CompletedCheckpoint | None = None
         self._tick_at: int | None = None
         self._base: int | None = None
         self._ticked_now = False
@@ -87,15 +96,25 @@ class DriverChecker:
         """Nothing may complete after it is decided what to restore."""
         publishing = [n for n, entry in self.open.items() if entry.writing and entry.properties.notifies_and_subsumes]
         self.require(not publishing, f"decides what to restore while {publishing} are being published")
+        self._restoring = checkpoint
         self._shared.restoring(self._driver, checkpoint)
+
+    def deploys(self, order: DeployTasks) -> None:
+        """Under a number that no other deployment has, from what the coordinator has said last."""
+        driver, now = self._driver, self._world.loop.now
+        self.require(now >= self._restart_from, f"deploys at {now}, the pause ends at {self._restart_from}")
+        recorded = self._world.ha.attempts > order.attempt
+        self.require(recorded or not driver.leads, f"attempt {order.attempt} is deployed before it is recorded")
+        checkpoint = None if order.restored is None else order.restored.checkpoint_id
+        expected = None if self._restoring is None else self._restoring.id
+        self.require(checkpoint == expected, f"deploys from {checkpoint}, to be restored is {expected}")
+        self._shared.attempts(driver, order.attempt)
+        self._finished = set()
 
     def replaced(self, deployment: Deployment) -> None:
         """At no time do two deployments of one driver run."""
         alive = [task.execution for task in deployment.tasks.values() if not task.ended]
         self.require(not alive, f"deploys again while {alive} run")
-
-    def deployed(self) -> None:
-        self._finished = set()
 
     def finished(self, execution: ExecutionId) -> None:
         self._finished.add(execution.key)
@@ -104,7 +123,8 @@ class DriverChecker:
 
     def before(self, event: on.CoordinatorEvent) -> None:
         self._event = event
-        self._must_fail = self._without_id = 0
+        self._must_fail = []
+        self._without_id = 0
         self._ticked_now = False
         configuration = self._driver.coordinator.configuration
         self._rhythm_before = (configuration.interval_ms, configuration.min_pause_ms)
@@ -147,8 +167,12 @@ class DriverChecker:
                 check(self, effect)
             elif type(effect) is out.FailJob:
                 fails += 1
-        if fails != self._must_fail and driver.coordinator.state is CoordinatorState.RUNNING:
-            raise Violation(f"the job is failed {fails} times because of checkpoints, expected {self._must_fail}")
+            elif type(effect) is out.RestoreFrom:
+                self.restoring(effect.checkpoint)
+        if fails:
+            self._failed_by_checkpoints()
+        if fails != len(self._must_fail) and driver.coordinator.state is CoordinatorState.RUNNING:
+            raise Violation(f"the job is failed {fails} times because of checkpoints, expected {len(self._must_fail)}")
         self._check_event(event, effects)
         if type(event) is on.ConfigurationPatched and driver.leads and not driver.shut_down:
             if driver.coordinator.state not in (CoordinatorState.CLOSING, CoordinatorState.CLOSED):
@@ -180,7 +204,7 @@ class DriverChecker:
                 self._without_id -= effect.reason is Reason.IO_EXCEPTION and self._queued.get(effect.request_id, False)
         tolerable = self._driver.coordinator.configuration.tolerable_failures
         for _ in range(self._without_id):
-            self._must_fail += self._failures.failed_without_id(tolerable)
+            self._note_failure(fails_job=self._failures.failed_without_id(tolerable))
 
     # --- effects
 
@@ -251,21 +275,21 @@ class DriverChecker:
 
     def _write(self, effect: out.WriteMetadata) -> None:
         """I7: every task of the plan has acknowledged or was finished before."""
-        driver = self._driver
         checkpoint = effect.checkpoint
-        self.open[checkpoint.id].writing = True
-        restored = frozenset() if driver.restored is None else driver.restored.fully_finished_vertices
-        for vertex in self._world.scenario.graph.vertices:
-            for index in range(vertex.parallelism):
-                key = (vertex.id, index)
-                state = checkpoint.states.get(key)
-                if state is None:
-                    ended = key in checkpoint.finished and (key in self._finished or vertex.id in restored)
-                    self.require(ended, f"{checkpoint.id} has no state of {key}, which has not finished")
-                else:
-                    taken = self._shared.snapshots_of(checkpoint.id, vertex.id, index)
-                    paths = [file.path for file in state.files() if not file.path.startswith("/")]
-                    self.require(all(path in taken for path in paths), f"{checkpoint.id} has a foreign state of {key}")
+        entry = self.open[checkpoint.id]
+        entry.writing = True
+        described = [(vertex.id, vertex.parallelism) for vertex in checkpoint.vertices]
+        taken_of = [(vertex.id, vertex.parallelism) for vertex in entry.graph.vertices]
+        self.require(described == taken_of, f"{checkpoint.id} says it is of {described}, it was taken of {taken_of}")
+        for key in subtasks_of(entry.graph):
+            state = checkpoint.states.get(key)
+            if state is None:
+                ended = key in checkpoint.finished and (key in self._finished or key[0] in entry.restored)
+                self.require(ended, f"{checkpoint.id} has no state of {key}, which has not finished")
+            else:
+                taken = self._shared.snapshots_of(checkpoint.id, *key)
+                paths = [file.path for file in state.files() if not file.path.startswith("/")]
+                self.require(all(path in taken for path in paths), f"{checkpoint.id} has a foreign state of {key}")
 
     def _add(self, effect: out.AddToStore) -> None:
         checkpoint = effect.checkpoint
@@ -337,8 +361,12 @@ class DriverChecker:
         self.mine.add(number)
         if not request.properties.is_savepoint:
             self.known_directories.add(f"chk-{number}")
-        waits = set(self._driver.subtasks) - self._finished
-        self.open[number] = _Open(self._world.loop.now, request.properties, request.request_id, waits)
+        deployment = self._driver.deployment
+        assert deployment is not None
+        graph, restored = deployment.graph, deployment.finished_vertices
+        waits = set(subtasks_of(graph)) - self._finished
+        now = self._world.loop.now
+        self.open[number] = _Open(now, request.properties, request.request_id, waits, graph, restored)
 
     def ended_well(self, number: int) -> None:
         entry = self._end(number)
@@ -377,7 +405,8 @@ class DriverChecker:
         if isinstance(event, on.Declined) and event.checkpoint_id == number and reason is event.reason:
             by_running_task = event.execution.key not in self._finished
         tolerable = driver.coordinator.configuration.tolerable_failures
-        self._must_fail += self._failures.failed(number, reason, entry.properties, tolerable, by_running_task)
+        fails_job = self._failures.failed(number, reason, entry.properties, tolerable, by_running_task)
+        self._note_failure(fails_job=fails_job)
 
     def no_id(self) -> None:
         """High availability gives no id for the next trigger."""
@@ -406,14 +435,26 @@ class DriverChecker:
 
     # --- the job
 
-    def failed_by_checkpoints(self) -> None:
-        """The coordinator fails the job: it comes back after a pause that grows until a checkpoint completes."""
-        times = self._failures.times
+    def _note_failure(self, *, fails_job: bool) -> None:
+        if fails_job:
+            self._must_fail.append(self._failures.times)
+
+    def _failed_by_checkpoints(self) -> None:
+        """The job comes back after a pause that grows until a checkpoint completes; the first of one step counts."""
+        times = self._must_fail[0] if self._must_fail else 0
         self._restart_from = self._world.loop.now + (min(15 * 2 ** (times - 1), 40) if times else 0)
 
-    def restarts(self) -> None:
-        now = self._world.loop.now
-        self.require(now >= self._restart_from, f"deploys at {now}, the pause ends at {self._restart_from}")
+    def job_step(self, event: JobEvent, before: JobState) -> None:
+        """The job machine has taken an event."""
+        if type(event) is job_on.SavepointFailed and event.reached_tasks and before is JobState.STOPPING:
+            goes_on = self._driver.machine.state is JobState.RUNNING
+            self.require(not goes_on, "the job goes on with tasks whose sources may have stopped")
+
+    def told_of_the_end(self) -> None:
+        """Somebody outside hears something; if it is that the job has ended, no driver may run it again."""
+        driver = self._driver
+        if driver.machine.status.is_globally_terminal and not driver.core.is_fenced:
+            self.require(self._world.ha.result is not None, "the end of the job is told before it is stored")
 
     def job_ended(self, effect: job_out.JobEnded, *, strategy_refused: bool) -> None:
         """Nothing is damaged: a job fails for good by its strategy's will, or after the savepoint of a stop."""

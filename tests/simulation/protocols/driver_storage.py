@@ -16,7 +16,9 @@ from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
 from ckpt_runtime.checkpoint.events import CoordinatorEvent
+from ckpt_runtime.scheduler import core_events as core
 from tests.simulation.protocols.storage import METADATA, JobResult
+from tests.simulation.protocols.tasks import CAUSE
 from tests.simulation.schedules.violation import Violation
 
 if TYPE_CHECKING:
@@ -183,12 +185,20 @@ class StorageShell:
 
     def resolve_store(self, effect: out.ResolveStore) -> None:
         if effect.checkpoint.id in self._world.ha.pointers and self._driver.leads:
-            self._tell_later(2, on.StoreAdded(effect.checkpoint.id))
+            at = self._world.loop.now + 2
+            self._world.loop.at(at, self._driver.process, self._pointer_found, effect.checkpoint.id)
             return
         at = self._world.loop.now + _RETRY_MS
         self._world.loop.at(
             at, self._driver.process, lambda: self._add(effect.checkpoint, effect.owned, resolving=True)
         )
+
+    def _pointer_found(self, number: int) -> None:
+        """The fence is asked behind a look as well: the driver may have been paused in the midst of it."""
+        if self._driver.leads:
+            self._driver.tell(on.StoreAdded(number))
+        else:
+            self._driver.lost_leadership()
 
     def remove_from_store(self, effect: out.RemoveFromStore) -> None:
         number = effect.checkpoint_id
@@ -281,23 +291,32 @@ class StorageShell:
         if len(self._driver.failures) > len(kept) and not self._driver.machine.state.is_terminal:
             self.keep_failures()
 
-    # --- the end of the job
+    # --- attempts, and the end of the job
 
-    def store_result(self, status: str, stored: Callable[[], None]) -> None:
-        """Tries until it is there."""
+    def record_attempt(self, order: core.RecordAttempt) -> None:
+        """An attempt that may not be recorded fails; its number may be used up all the same."""
 
+        def effect() -> bool:
+            self._world.ha.attempts = max(self._world.ha.attempts, order.attempt + 1)
+            return True
+
+        def answer(outcome: Outcome) -> None:
+            recorded = outcome is Outcome.DONE
+            event = core.AttemptRecorded(order.attempt) if recorded else core.AttemptNotRecorded(order.attempt, CAUSE)
+            self._driver.tell(event)
+
+        self.write("attempt", effect, answer, faults=0.03)
+
+    def store_result(self, order: core.StoreResult) -> None:
         def effect() -> bool:
             ha = self._world.ha
             if self._driver.epoch >= ha.results_of and ha.result is None:
                 self._world.checker.result_stored(self._driver)
-                ha.result = JobResult(status)
+                ha.result = JobResult(order.ended.status.value)
             return True
 
         def answer(outcome: Outcome) -> None:
-            if outcome is Outcome.DONE or self._world.ha.result is not None:
-                stored()
-            else:
-                self.store_result(status, stored)
+            self._driver.tell(core.ResultStored() if outcome is Outcome.DONE else core.ResultNotStored())
 
         self.write("result", effect, answer, faults=0.5)  # there is only one in a schedule
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -26,7 +27,9 @@ USER_ACTIONS = (
     ("reset overrides", 3),
     ("stop", 6),
     ("cancel", 1),
-    ("redeploy", 2),
+    ("replace the graph", 5),
+    ("replace the configuration", 4),
+    ("replace the restart strategy", 3),
     ("fail a task", 12),
     ("cut a connection", 8),
     ("crash the driver", 6),
@@ -67,15 +70,52 @@ class Scenario(Schedule):
         ]
 
     def restart_strategy(self) -> RestartStrategy:
-        """A fresh one for each driver, as in production."""
-        match self.strategy:
-            case "fixed":
-                return FixedDelay(3, 50)
-            case "rate":
-                return FailureRate(4, 1_000, 20)
-            case "none":
-                return NoRestart()
-        return ExponentialDelay(10, 200, 1.5, 5_000)
+        """What the job was submitted with."""
+        return STRATEGIES[self.strategy]
+
+
+STRATEGIES: dict[str, RestartStrategy] = {
+    "exponential": ExponentialDelay(10, 200, 1.5, 5_000),
+    "fixed": FixedDelay(3, 50),
+    "rate": FailureRate(4, 1_000, 20),
+    "none": NoRestart(),
+}
+
+
+def rescaled(graph: JobGraph, parallelism: Sequence[int]) -> JobGraph:
+    """``graph`` with these parallelisms, in the order of its vertices."""
+    pairs = zip(graph.vertices, parallelism, strict=True)
+    return replace(graph, vertices=tuple(replace(vertex, parallelism=number) for vertex, number in pairs))
+
+
+def other_graph(graph: JobGraph, rng: Random) -> JobGraph:
+    """Mostly another parallelism, mostly one that is possible; sometimes a graph that is another one altogether."""
+    count = len(graph.vertices)
+    kind = rng.choice(("all", "all", "all", "each", "each", "none", "too many", "key groups", "vertex", "edges"))
+    match kind:
+        case "all":
+            return rescaled(graph, [rng.choice((1, 2, 3))] * count)
+        case "none" | "too many":
+            return rescaled(graph, [0 if kind == "none" else 129] * count)
+        case "key groups":
+            return replace(graph, vertices=tuple(replace(vertex, max_parallelism=64) for vertex in graph.vertices))
+        case "vertex":
+            return replace(graph, vertices=(replace(graph.vertices[0], id="v-other"), *graph.vertices[1:]))
+        case "edges":
+            return replace(graph, edges=tuple(replace(e, partitioning=Partitioning.REBALANCE) for e in graph.edges))
+    return rescaled(graph, [rng.choice((1, 2, 3)) for _ in range(count)])
+
+
+def other_settings(settings: CheckpointConfiguration, rng: Random) -> CheckpointConfiguration:
+    """What a user may write into the job's configuration instead."""
+    return replace(
+        settings,
+        interval_ms=rng.choice((None, 50, 150, 300)),
+        timeout_ms=rng.choice((60, 200, 500, 2_000)),
+        min_pause_ms=rng.choice((0, 30, 100)),
+        tolerable_failures=rng.choice((0, 2, 1_000)),
+        retained=rng.choice((1, 2, 3)),
+    )
 
 
 @cache
@@ -83,7 +123,7 @@ def simple_graph(vertices: int, parallelism: int, edges: tuple[Partitioning, ...
     """A chain of one source, perhaps middles, one sink."""
     names = ("source", "middle", "sink") if vertices == 3 else ("source", "sink")[:vertices]
     nodes = tuple(
-        JobVertex(f"v-{name}", (OperatorNode(name, name, "source" if name == "source" else "map"),), parallelism)
+        JobVertex(f"v-{name}", (OperatorNode(f"v-{name}", name, "source" if name == "source" else "map"),), parallelism)
         for name in names
     )
     links = tuple(JobEdge(a.id, b.id, kind) for (a, b), kind in zip(pairwise(nodes), edges, strict=False))
@@ -103,7 +143,8 @@ def random_scenario(seed: int) -> Scenario:
         # Nothing but the end of the data triggers the last checkpoint.
         calm = False
         submitted = replace(submitted, interval_ms=None, timeout_ms=500, tolerable_failures=1_000)
-        actions = tuple(action for action in actions if action.kind not in ("patch", "checkpoint", "stop"))
+        triggers = ("patch", "replace the configuration", "checkpoint", "stop")
+        actions = tuple(action for action in actions if action.kind not in triggers)
     return Scenario(
         graph=graph,
         submitted=submitted,

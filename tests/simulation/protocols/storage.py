@@ -32,12 +32,14 @@ class HaStore:
     that were written too late: no leader counts on their checkpoints. From the adoption of an epoch on, no earlier
     driver stores a result or removes a pointer. ``disposals`` are directories outside the job's own that are to be
     deleted, by the id of the checkpoint whose pointer is gone; ``failures`` the history that a later driver shows.
+    ``attempts`` is the first number that no deployment has used up.
     """
 
     overrides: str | None = None
     revision: int = 1
     epoch: int = 0
     counter: int = 1
+    attempts: int = 0
     pointers: dict[int, RetainedCheckpoint] = field(default_factory=dict)
     stale: set[int] = field(default_factory=set)
     result: JobResult | None = None

@@ -11,24 +11,26 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ckpt_runtime.checkpoint import events as on
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointOptions
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
-from ckpt_runtime.graph.job_graph import JobGraph, Partitioning
-from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.graph.job_graph import Partitioning
+from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range
+from ckpt_runtime.scheduler.core_events import DeployTasks
 from ckpt_runtime.scheduler.job_events import FailureInfo
 
 if TYPE_CHECKING:
     from tests.simulation.protocols.driver import Driver
 
 CAUSE = FailureInfo("SimulatedFailure", "simulated")
-_ALL_KEYS = KeyGroupRange(0, 127)
 
 
 class Subtask:
-    """One attempt of one subtask. ``base`` are the shared files of the last checkpoint known to be complete."""
+    """One attempt of one subtask. ``base`` are the shared files of the last checkpoint known to be complete.
+
+    ``may_end``: it has committed for the last time, and only waits for what is upstream to end.
+    """
 
     __slots__ = (
         "arrived",
@@ -39,8 +41,10 @@ class Subtask:
         "execution",
         "expected",
         "final_id",
+        "key_groups",
         "last_id",
         "left_data",
+        "may_end",
         "options",
         "reported",
         "running",
@@ -50,11 +54,13 @@ class Subtask:
         "upstream_left",
     )
 
-    def __init__(self, execution: ExecutionId) -> None:
+    def __init__(self, execution: ExecutionId, key_groups: KeyGroupRange) -> None:
         self.execution = execution
+        self.key_groups = key_groups
         self.running = False
         self.ended = False
         self.end_of_data = False
+        self.may_end = False
         self.downstream: list[Subtask] = []
         self.expected = 0
         self.upstream_left = 0
@@ -71,22 +77,27 @@ class Subtask:
 
 
 class Deployment:
-    """All subtasks of one attempt and their connections to one driver. ``base`` is what they were restored from."""
+    """All subtasks of one attempt and their connections to one driver. What they restore is in ``order``."""
 
-    def __init__(self, driver: Driver, graph: JobGraph, base: CompletedCheckpoint | None) -> None:
+    def __init__(self, driver: Driver, order: DeployTasks) -> None:
         self.driver = driver
         self.world = driver.world
-        self.base_id = 0 if base is None else base.id
+        self.graph = graph = order.graph
+        self.base_id = 0 if order.restored is None else order.restored.checkpoint_id
+        self.finished_vertices = frozenset() if order.restored is None else order.restored.finished_vertices
         self.number = self.world.next_number()
         self.tasks: dict[ExecutionId, Subtask] = {}
-        self._graph = graph
+        self._restored = order.restored
         self._by_key: dict[SubtaskKey, Subtask] = {}
         self._last_in = [0] * graph.slots
         self._last_out = [0] * graph.slots
         self._lives = [True] * graph.slots
         self._sinks = {vertex.id for vertex in graph.vertices} - {edge.source for edge in graph.edges}
-        self._base = base
         self.data_ended_at: int | None = None
+
+    def lives(self, index: int) -> bool:
+        """Whether the worker does, as far as its connection tells."""
+        return self._lives[index]
 
     # --- the connections
 
@@ -136,10 +147,12 @@ class Deployment:
         """Deploys them."""
         world = self.world
         for execution in executions:
-            task = Subtask(execution)
+            vertex = self.graph.vertex(execution.vertex_id)
+            owned = key_group_range(vertex.max_parallelism, vertex.parallelism, execution.subtask)
+            task = Subtask(execution, owned)
             self.tasks[execution] = self._by_key[execution.key] = task
             self._restore(task)
-        for edge in self._graph.edges:
+        for edge in self.graph.edges:
             self._connect(edge.source, edge.target, edge.partitioning)
         for task in self.tasks.values():
             task.left_data = task.expected
@@ -150,19 +163,19 @@ class Deployment:
                 self.send(index, self._run, task)
 
     def _restore(self, task: Subtask) -> None:
-        if self._base is not None:
-            state = self._base.states.get(task.execution.key)
-            if state is not None:
-                task.base = tuple(file.path for file in state.files() if file.path.startswith("/"))
+        if self._restored is not None:
+            states = self._restored.states[task.execution.key].values()
+            files = dict.fromkeys(file.path for state in states for file in state.files())
+            task.base = tuple(path for path in files if path.startswith("/"))
         task.last_id = task.reported = self.base_id
 
     def _connect(self, source: str, target: str, partitioning: Partitioning) -> None:
-        for index in range(self._graph.vertex(source).parallelism):
+        for index in range(self.graph.vertex(source).parallelism):
             upstream = self._by_key[source, index]
             if partitioning is Partitioning.FORWARD:
                 targets = [self._by_key[target, index]]
             else:
-                targets = [self._by_key[target, i] for i in range(self._graph.vertex(target).parallelism)]
+                targets = [self._by_key[target, i] for i in range(self.graph.vertex(target).parallelism)]
             upstream.downstream += targets
             for task in targets:
                 task.expected += 1
@@ -175,8 +188,8 @@ class Deployment:
         self.report(task.execution.subtask, self.driver.task_running, self, task)
         if world.scenario.bounded and not task.expected:
             # A source that had ended in the restored snapshot has nothing more to give.
-            restored = self._base is not None and task.execution.key in self._base.finished
-            at = world.loop.now + (1 if restored else world.choices.delay("data ends", 50, 500))
+            ended = task.execution.vertex_id in self.finished_vertices
+            at = world.loop.now + (1 if ended else world.choices.delay("data ends", 50, 500))
             world.loop.at(at, None, self._data_ends, task)
 
     def _data_ends(self, task: Subtask) -> None:
@@ -212,7 +225,9 @@ class Deployment:
             self.report(task.execution.subtask, self.driver.task_canceled, self, task)
 
     def _finish(self, task: Subtask) -> None:
-        if task.ended:
+        """Behind everything upstream, as a gate that has to see the end of each of its channels."""
+        task.may_end = True
+        if task.ended or task.expected:
             return
         task.ended = True
         self.report(task.execution.subtask, self.driver.task_finished, self, task)
@@ -220,6 +235,8 @@ class Deployment:
             target.expected -= 1
             for number in sorted(target.arrived):
                 self._aligned(target, number)
+            if target.may_end:
+                self._finish(target)
 
     # --- checkpoints
 
@@ -285,7 +302,8 @@ class Deployment:
         private = self._file(task)
         self.world.files.write(options.directory, private)
         shared = self._shared_files(task, checkpoint_id, options)
-        handles = tuple(KeyedStateHandle(_ALL_KEYS, StateFile(path, 1, "x"), ()) for path in (private, *shared))
+        files = (StateFile(path, 1, "x") for path in (private, *shared))
+        handles = tuple(KeyedStateHandle(task.key_groups, file, ()) for file in files)
         state = SubtaskState({task.execution.vertex_id: OperatorSubtaskState(handles)}, 1)
         event = on.Acknowledged(
             checkpoint_id, task.execution, options.directory, state, finished_operators=task.end_of_data

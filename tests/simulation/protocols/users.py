@@ -6,11 +6,18 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from ckpt_runtime.checkpoint import events as on
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.scheduler import job_events as job_on
+from ckpt_runtime.scheduler.core_events import ConfigurationReplaced
+from ckpt_runtime.scheduler.replacement import ReplacementRefusedError
 from tests.simulation.protocols.event_loop import DriverCrash
+from tests.simulation.protocols.plan_model import fits
+from tests.simulation.protocols.scenario import STRATEGIES, other_graph, other_settings
 from tests.simulation.schedules.schedule import Action
 
 if TYPE_CHECKING:
@@ -21,9 +28,10 @@ CALM = CheckpointOverrides(
     interval_ms=100, timeout_ms=1_000, min_pause_ms=0, max_concurrent=1, tolerable_failures=1_000
 )
 _LAST_REQUESTS_MS = 900
+_STRATEGIES = ("exponential",) * 5 + ("fixed", "rate", "none")
 _VALUES = {
     "interval_ms": (20, 50, 100, 300, 1_000),
-    "timeout_ms": (10, 40, 100, 400, 4_000),
+    "timeout_ms": (5, 10, 40, 100, 400, 4_000),
     "min_pause_ms": (0, 20, 50, 200),
     "max_concurrent": (1, 2, 3),
     "tolerable_failures": (0, 1, 2, 1_000),
@@ -111,17 +119,49 @@ class Users:
                 self._requests += 1
                 request_id = f"stop-{self._requests}"
                 driver.checker.stops.add(request_id)
-                driver.tell_job(job_on.StopRequested(request_id, value.random() < 0.5, "savepoints"))
+                driver.tell(job_on.StopRequested(request_id, value.random() < 0.5, "savepoints"))
             case "cancel":
-                driver.tell_job(job_on.CancelRequested())
-            case "redeploy":
-                driver.tell_job(job_on.RedeployRequested(tuple(driver.subtasks)))
+                driver.tell(job_on.CancelRequested())
+            case "replace the graph":
+                self._replace_graph(driver, other_graph(driver.plan.graph, value))
+            case "replace the configuration":
+                self._replace_configuration(driver, other_settings(driver.plan.settings, value))
+            case "replace the restart strategy":
+                driver.replace_strategy(STRATEGIES[value.choice(_STRATEGIES)])
             case "suspend the driver":
-                driver.tell_job(job_on.SuspendRequested())
+                driver.tell(job_on.SuspendRequested())
                 if value.random() < 0.5:
                     raise DriverCrash  # it does not wait for its clean-up
             case "toggle the backlog":
                 self._toggle_backlog(driver)
+
+    def _replace_graph(self, driver: Driver, graph: JobGraph) -> None:
+        plan = driver.plan
+        allowed = plan.may_replace() and fits(plan.graph, graph)
+        present, before = plan.seen(), driver.machine.state
+        try:
+            driver.tell(on.GraphReplaced(graph))
+        except ReplacementRefusedError:
+            plan.rejected(present, allowed=allowed)
+            return
+        plan.graph = graph
+        plan.accepted(allowed=allowed, before=before)
+
+    def _replace_configuration(self, driver: Driver, settings: CheckpointConfiguration) -> None:
+        plan, configuration = driver.plan, Configuration({})
+        allowed = plan.may_replace() and not self._world.checker.clients.is_storing
+        present, before = plan.seen(), driver.machine.state
+        former = plan.configuration, plan.settings
+        plan.configuration, plan.settings = configuration, settings  # settings are in force before the call is over
+        try:
+            driver.tell(ConfigurationReplaced(configuration, settings))
+        except ReplacementRefusedError:
+            plan.configuration, plan.settings = former
+            plan.rejected(present, allowed=allowed)
+            return
+        plan.accepted(allowed=allowed, before=before)
+        if driver.leads:
+            self._world.checker.clients.in_force(driver)
 
     def _dispose(self, driver: Driver, choice: float) -> None:
         """Of a savepoint, or of what the job began with; as in production not of what the driver says it needs."""

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
 from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
-from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.scheduler import job_events as job_on
 from tests.simulation.protocols.checkers import ProtocolChecker
 from tests.simulation.protocols.driver import LEASE_MS, Driver
@@ -79,7 +80,7 @@ class World:
         check_progress(self)
         check_files(self)
         if not self.job_has_ended:
-            self.present.tell_job(job_on.CancelRequested())
+            self.present.tell(job_on.CancelRequested())
         self.loop.run_until(end + END_MS)
         check_quiet(self)
         return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
@@ -227,7 +228,8 @@ class World:
             for index in range(vertex.parallelism):
                 paths = (f"{vertex.id}-{index}", f"/origin/{vertex.id}-{index}")
                 files.add(paths[0])
-                handles = tuple(KeyedStateHandle(KeyGroupRange(0, 127), StateFile(p, 1, "x"), ()) for p in paths)
+                owned = key_group_range(vertex.max_parallelism, vertex.parallelism, index)
+                handles = tuple(KeyedStateHandle(owned, StateFile(path, 1, "x"), ()) for path in paths)
                 states[vertex.id, index] = SubtaskState({vertex.id: OperatorSubtaskState(handles)}, 1)
                 self.files.shared.add(paths[1])
         vertices = tuple(VertexDescriptor.of(vertex) for vertex in graph.vertices)
@@ -243,3 +245,7 @@ class World:
         """A step: time, driver, and what happened."""
         if self.tracing:
             self.trace.append(f"{self.loop.now:>6} driver {driver.epoch}: {describe(what)}")
+
+    def note_all(self, driver: Driver, effects: Iterable[Any]) -> None:
+        for effect in effects:
+            self.note(driver, effect)

@@ -9,6 +9,9 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.graph.job_graph import JobGraph
+from ckpt_runtime.scheduler.core_events import RestoredState
 
 _LEFT_OUT = frozenset({"metrics", "cause", "message", "properties_json"})
 
@@ -28,6 +31,12 @@ def _value(value: Any) -> str:
         return f"{value.vertex_id}/{value.subtask}@{value.attempt}"
     if isinstance(value, CheckpointProperties):
         return value.type.value + ("+full" if value.full else "") + ("+drain" if value.drain else "")
+    if isinstance(value, JobGraph):
+        return "+".join(f"{vertex.id}*{vertex.parallelism}" for vertex in value.vertices)
+    if isinstance(value, RestoredState):
+        return f"#{value.checkpoint_id}"
+    if isinstance(value, Configuration):
+        return f"{len(value)} options"
     if isinstance(value, SubtaskState):
         return f"{len(value.files())} files"
     if isinstance(value, tuple):

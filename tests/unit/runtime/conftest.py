@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
-from ckpt_runtime.storage.filesystem import memory_allowed
+from ckpt_runtime.storage.filesystem import Location, delete_tree, make_directory, memory_allowed, resolve
+from tests.support.object_store import ObjectStore, object_store
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -14,3 +17,29 @@ def memory_is_a_place() -> Iterator[None]:
     """As it is in no session."""
     with memory_allowed():
         yield
+
+
+@pytest.fixture(scope="package")
+def s3() -> Iterator[ObjectStore]:
+    with object_store() as started:
+        yield started
+
+
+@pytest.fixture(scope="package")
+def bucket(s3: ObjectStore) -> str:
+    return s3.bucket()
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
+def base(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Location]:
+    """A directory of each kind, and empty."""
+    match request.param:
+        case "local":
+            location = resolve(tmp_path / "base")
+        case "memory":
+            location = resolve(f"memory://{uuid4().hex}")
+        case _:
+            location = resolve(f"{request.getfixturevalue('bucket')}/{uuid4().hex}")
+    make_directory(location)
+    yield location
+    delete_tree(location)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.checkpoint.documents import check_checkpoint, check_state
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.documents import check_state
 from ckpt_runtime.checkpoint.state_handles import (
     IncrementalKeyedStateHandle,
     KeyedSection,
@@ -39,7 +40,7 @@ def checkpoint(state: dict[str, Any]) -> dict[str, Any]:
 def test_handles_survive_their_document() -> None:
     assert checked(STATE.to_json(), SubtaskState) == STATE
     check_state(STATE, "it")
-    assert check_checkpoint(checkpoint(STATE.to_json())) == {("v", 0): STATE}
+    assert CompletedCheckpoint.from_json(checkpoint(STATE.to_json())).states == {("v", 0): STATE}
     assert [handle["kind"] for handle in STATE.to_json()["operators"]["op"]["keyed"]] == ["key_groups", "incremental"]
 
 
@@ -67,7 +68,7 @@ def test_a_handle_without_kind_and_version_is_one_of_before() -> None:
         "inputs": [],
         "outputs": [],
     }
-    found = check_checkpoint(checkpoint(before))
+    found = CompletedCheckpoint.from_json(checkpoint(before)).states
     assert found == {("v", 0): SubtaskState({"op": OperatorSubtaskState((KEYED,))}, 5)}
 
 
@@ -86,4 +87,4 @@ def test_a_handle_that_this_version_does_not_know_is_refused(changes: dict[str, 
     document = json.loads(json.dumps(STATE.to_json()))
     document["operators"]["op"]["keyed"][1] |= changes
     with pytest.raises(DocumentError, match=message):
-        check_checkpoint(checkpoint(document))
+        CompletedCheckpoint.from_json(checkpoint(document))

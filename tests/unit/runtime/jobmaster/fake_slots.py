@@ -26,7 +26,7 @@ from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.gateway import JobStatus
 from ckpt_runtime.jobmaster.job_master import JobMaster
-from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord, VolatileRecord
+from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord
 from ckpt_runtime.jobmaster.slot_pool import SlotPool, SlotTimes
 from ckpt_runtime.jobmaster.stored_submissions import store_job
 from ckpt_runtime.jobmaster.submission import JobSubmission
@@ -310,7 +310,7 @@ class World:
             default_checkpoint_directory=str(self.directory / "checkpoints"),
             savepoint=savepoint,
             claim_mode=claim_mode,
-            record=VolatileRecord() if record is None else record,
+            record=JobRecord() if record is None else record,
         )
 
     def start_job(self, **arguments: Any) -> JobMaster:

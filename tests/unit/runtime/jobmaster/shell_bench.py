@@ -24,7 +24,7 @@ from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.job_host import LoopHost
-from ckpt_runtime.jobmaster.job_record import VolatileRecord
+from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.jobmaster.job_shell import JobShell
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
@@ -92,7 +92,7 @@ class NotedCoordinator(CheckpointCoordinator):
         return effects
 
 
-class Pointers(VolatileRecord):
+class Pointers(JobRecord):
     """Pointers whose calls fail as told: the errors are raised one after the other, then all is well."""
 
     def __init__(self) -> None:

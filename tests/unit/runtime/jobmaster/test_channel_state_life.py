@@ -12,7 +12,7 @@ import pytest
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
 from ckpt_runtime.checkpoint.configuration import CheckpointRetention
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, RestoreMode
@@ -32,6 +32,7 @@ from ckpt_runtime.storage.snapshot_metadata import read_metadata, write_metadata
 from tests.unit.runtime.jobmaster.shell_bench import JOB, TASKS, Bench, run
 
 SCHEMA = pa.schema([("v", pa.int64())])
+VERTICES = (VertexDescriptor(TASKS[0].vertex_id, "v", (), len(TASKS), 128),)
 OTHER_JOB = "f" * 32
 
 
@@ -233,7 +234,7 @@ def foreign_snapshot(tmp_path: Path, *, second_file: str | None = None) -> tuple
         file = StateFile(second_file, 1, "c")
         stream = ChannelStateStream(0, 0, "", (ChannelStateSegment(file, 0, 1),))
         states[TASKS[1].key] = SubtaskState(inputs=(stream,))
-    snapshot = CompletedCheckpoint(5, OTHER_JOB, 1, 2, directory.as_uri(), CheckpointProperties(), (), states)
+    snapshot = CompletedCheckpoint(5, OTHER_JOB, 1, 2, directory.as_uri(), CheckpointProperties(), VERTICES, states)
     write_metadata(resolve(directory.as_uri()), snapshot.to_json())
     return directory, snapshot
 

@@ -463,7 +463,7 @@ class TestStopWithSavepoint:
                 job.stop_with_savepoint(str(tmp_path / "savepoints"), SavepointFormat.NATIVE, drain=False)
             )
             await world.until(lambda: all(len(worker.peer.of(NotifyCheckpointComplete)) == 2 for worker in workers))
-            await world.until(lambda: [p.checkpoint_id for p in store.pointers(JOB).list()] == [2])
+            await world.until(lambda: list(store.pointers(JOB).list()) == [2])
             await crash(job)
             with pytest.raises(OperationFailed):
                 await stopping
@@ -479,7 +479,7 @@ class TestStopWithSavepoint:
             await world.running(recovered)
             assert world.active()[0].deployment.snapshot_directory == directory
             assert await checkpoint(recovered) == 3
-            await world.until(lambda: [p.checkpoint_id for p in store.pointers(JOB).list()] == [3])
+            await world.until(lambda: list(store.pointers(JOB).list()) == [3])
             for worker in world.active():
                 worker.state(TaskState.FINISHED)
             await world.status(recovered, JobStatus.FINISHED)

@@ -19,9 +19,10 @@ from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
+from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.jobmaster import job_recovery, job_shell, stored_submissions
 from ckpt_runtime.jobmaster.ended_job import EndedJob
-from ckpt_runtime.jobmaster.exceptions_history import MAX_STORED, MAX_STORED_CHARS, FailureLog, entry_of
+from ckpt_runtime.jobmaster.exceptions_history import MAX_STORED, MAX_STORED_CHARS, FailureLog
 from ckpt_runtime.jobmaster.gateway import (
     ExceptionEntry,
     FailureCause,
@@ -123,7 +124,7 @@ def test_a_job_without_a_checkpoint_of_its_own_starts_from_its_savepoint_again(t
         store = driver(tmp_path)
         job = world.submit_durably(store, savepoint=job_recovery.read_snapshot(done.location))
         await world.running(job)
-        assert [pointer.document["owned"] for pointer in store.pointers(JOB).list()] == [False]
+        assert [pointer.owned for pointer in store.pointers(JOB).list().values()] == [False]
         await crash(job)
         recovered = await taken_over(world, driver(tmp_path, 2))
         assert world.active()[0].deployment.snapshot_directory == done.location
@@ -308,7 +309,7 @@ class TestHistory:
             log.add(ExceptionEntry(cause, number), concurrent=True)
         stored = log.to_stored()
         assert [entry["timestamp_ms"] for entry in stored] == list(range(39, 39 - MAX_STORED, -1))
-        (entry,) = entry_of(stored[0]).concurrent
+        (entry,) = checked(stored[0], ExceptionEntry).concurrent
         assert len(entry.failure.stack_trace) < 30_000
 
     def test_many_failures_with_all_that_came_along_can_be_stored(self) -> None:
@@ -911,14 +912,14 @@ class TestUnreadable:
             await checkpoint(job)
             await crash(job)
             errors = [StorageError("away", "x")] * 3
-            read = job_recovery.read_foreign_metadata
+            read = job_recovery.open_snapshot
 
             def refuse(url: str) -> Any:
                 if errors:
                     raise errors.pop()
                 return read(url)
 
-            monkeypatch.setattr(job_recovery, "read_foreign_metadata", refuse)
+            monkeypatch.setattr(job_recovery, "open_snapshot", refuse)
             assert found_by(driver(tmp_path, 2)).failure is None
 
         run(tmp_path, test)

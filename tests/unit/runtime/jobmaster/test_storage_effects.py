@@ -17,7 +17,7 @@ from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.jobmaster import snapshot_deletions, storage_effects
-from ckpt_runtime.jobmaster.job_record import VolatileRecord
+from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.errors import (
     AmbiguousWriteError,
@@ -454,6 +454,6 @@ def test_waits_between_retries_grow_to_a_limit(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_high_availability_every_pointer_counts_as_there() -> None:
-    record = VolatileRecord()
+    record = JobRecord()
     record.remove(1)
     assert record.contains(1)

@@ -14,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.storage import leader_store, versioned_document
-from ckpt_runtime.storage.checkpoint_pointer_store import Counters
+from ckpt_runtime.storage.checkpoint_pointer_store import CheckpointPointer, Counters
 from ckpt_runtime.storage.documents import decode_document, encode_document
 from ckpt_runtime.storage.errors import (
     AlreadyExistsError,
@@ -201,10 +201,10 @@ def test_job_ids_cannot_leave_the_directory(store: HaStore, job_id: str) -> None
 
 def test_a_disposal_takes_the_place_of_a_pointer_until_it_is_settled(store: HaStore) -> None:
     pointers = store.pointers(JOB)
-    pointers.add(3, {"directory": "d"})
-    pointers.add(4, {"directory": "e"})
+    pointers.add(3, CheckpointPointer("d", True))
+    pointers.add(4, CheckpointPointer("e", True))
     pointers.remove(3, {"directory": "d", "files": ["a"]})
-    assert [pointer.checkpoint_id for pointer in pointers.list()] == [4]
+    assert list(pointers.list()) == [4]
     assert pointers.disposals() == {3: {"directory": "d", "files": ["a"]}}
     pointers.remove(4)
     pointers.settle(3)
@@ -214,24 +214,24 @@ def test_a_disposal_takes_the_place_of_a_pointer_until_it_is_settled(store: HaSt
 
 def test_pointers_are_added_once_listed_in_order_and_removed(store: HaStore, root: Location) -> None:
     pointers = store.pointers(JOB)
-    assert pointers.list() == []
+    assert pointers.list() == {}
     for checkpoint_id in (10, 9, 11):
-        pointers.add(checkpoint_id, {"directory": f"chk-{checkpoint_id}"})
-    pointers.add(10, {"directory": "chk-10"})
+        pointers.add(checkpoint_id, CheckpointPointer(f"chk-{checkpoint_id}", True))
+    pointers.add(10, CheckpointPointer("chk-10", True))
     with pytest.raises(AlreadyExistsError):
-        pointers.add(10, {"directory": "elsewhere"})
+        pointers.add(10, CheckpointPointer("elsewhere", True))
     found = HaStore(root).pointers(JOB).list()
-    assert [pointer.checkpoint_id for pointer in found] == [9, 10, 11]
-    assert found[1].document == {"directory": "chk-10"}
+    assert list(found) == [9, 10, 11]
+    assert found[10] == CheckpointPointer("chk-10", True)
     for _ in range(2):
         pointers.remove(10)
-    assert [pointer.checkpoint_id for pointer in pointers.list()] == [9, 11]
+    assert list(pointers.list()) == [9, 11]
 
 
 def test_a_damaged_pointer_is_named_and_never_left_out(store: HaStore, root: Location) -> None:
     pointers = store.pointers(JOB)
-    pointers.add(1, {})
-    pointers.add(2, {})
+    pointers.add(1, CheckpointPointer("d", True))
+    pointers.add(2, CheckpointPointer("d", True))
     directory = root.child("default", "jobs", JOB, "checkpoints")
     replace_file(directory.child(f"{2:020d}.json"), b"{}")
     with pytest.raises(CorruptFileError, match=f"{2:020d}.json"):
@@ -254,12 +254,12 @@ def test_a_pointer_whose_outcome_is_unknown_is_added_again(store: HaStore, monke
     with monkeypatch.context() as patch:
         patch.setattr(versioned_document, "publish", fail)
         with pytest.raises(AmbiguousWriteError):
-            pointers.add(1, {"a": 1})
-        assert pointers.list() == []
+            pointers.add(1, CheckpointPointer("d", True))
+        assert pointers.list() == {}
         patch.setattr(versioned_document, "publish", publish_and_fail)
-        pointers.add(1, {"a": 1})
-    pointers.add(1, {"a": 1})
-    assert [pointer.document for pointer in pointers.list()] == [{"a": 1}]
+        pointers.add(1, CheckpointPointer("d", True))
+    pointers.add(1, CheckpointPointer("d", True))
+    assert pointers.list() == {1: CheckpointPointer("d", True)}
 
 
 def test_a_failure_after_an_unknown_outcome_leaves_it_unknown(
@@ -272,19 +272,19 @@ def test_a_failure_after_an_unknown_outcome_leaves_it_unknown(
 
     monkeypatch.setattr(versioned_document, "publish", fail)
     with pytest.raises(AmbiguousWriteError, match="refused"):
-        store.pointers(JOB).add(1, {"directory": "x"})
+        store.pointers(JOB).add(1, CheckpointPointer("x", True))
 
 
 def test_pointers_and_ids_that_change_at_once_are_all_kept(root: Location) -> None:
     def add(number: int) -> Callable[[], object]:
         def call() -> None:
-            HaStore(root).pointers(JOB).add(number, {})
+            HaStore(root).pointers(JOB).add(number, CheckpointPointer("d", True))
             HaStore(root).counters(JOB).reserve_checkpoint(number)
 
         return call
 
     assert run_together(*(add(number) for number in range(2, 8))) == [None] * 6
-    assert [pointer.checkpoint_id for pointer in HaStore(root).pointers(JOB).list()] == list(range(2, 8))
+    assert list(HaStore(root).pointers(JOB).list()) == list(range(2, 8))
     assert HaStore(root).counters(JOB).get() == Counters(next_checkpoint_id=8)
 
 
@@ -306,29 +306,31 @@ def test_the_counters_move_forward_only(store: HaStore, root: Location) -> None:
 def test_what_a_new_leader_has_adopted_no_earlier_one_can_change_however_late_its_fence_is(root: Location) -> None:
     old, new = HaStore(root, epoch=3), HaStore(root, epoch=4)
     old.jobs.put(PLAN)
-    old.pointers(JOB).add(1, {})
+    old.pointers(JOB).add(1, CheckpointPointer("d", True))
     old.counters(JOB).reserve_checkpoint(1)
     assert new.jobs.adopt(JOB).epoch == 4
-    assert [pointer.checkpoint_id for pointer in new.pointers(JOB).adopt()] == [1]
+    assert list(new.pointers(JOB).adopt()) == [1]
     assert new.counters(JOB).adopt() == Counters(2, 0)
     for change in (
         lambda: old.jobs.update(JOB, lambda job: replace(job, version=2)),
-        lambda: old.pointers(JOB).add(2, {}),
+        lambda: old.pointers(JOB).add(2, CheckpointPointer("d", True)),
         lambda: old.pointers(JOB).remove(1),
         lambda: old.counters(JOB).reserve_attempt(3),
     ):
         with pytest.raises(NotLeaderError, match="epoch 4"):
             change()
-    new.pointers(JOB).add(2, {})
+    new.pointers(JOB).add(2, CheckpointPointer("d", True))
     new.jobs.update(JOB, lambda job: replace(job, version=2))
-    assert [pointer.checkpoint_id for pointer in new.pointers(JOB).list()] == [1, 2]
+    assert list(new.pointers(JOB).list()) == [1, 2]
 
 
 def test_a_pointer_that_was_on_its_way_when_the_leader_changed_is_in_or_out_for_both(root: Location) -> None:
     """Whatever the order of both compare-and-sets: it was added and adopted, or it is refused."""
     for _ in range(10):
         old, new = HaStore(root, epoch=1), HaStore(root, epoch=2)
-        outcomes = run_together(lambda old=old: old.pointers(JOB).add(1, {}), new.pointers(JOB).adopt)
+        outcomes = run_together(
+            lambda old=old: old.pointers(JOB).add(1, CheckpointPointer("d", True)), new.pointers(JOB).adopt
+        )
         adopted = len(outcomes[1])  # type: ignore[arg-type]
         assert len(new.pointers(JOB).list()) == adopted
         assert isinstance(outcomes[0], (NotLeaderError, AmbiguousWriteError)[: 1 + adopted]) or adopted == 1
@@ -449,7 +451,7 @@ def test_the_fence_closes_when_another_driver_claims_the_next_epoch(store: HaSto
         lambda: fenced.jobs.put(replace(PLAN, job_id=OTHER)),
         lambda: fenced.jobs.update(JOB, lambda job: replace(job, version=2)),
         lambda: fenced.jobs.remove(JOB),
-        lambda: fenced.pointers(JOB).add(1, {}),
+        lambda: fenced.pointers(JOB).add(1, CheckpointPointer("d", True)),
         lambda: fenced.pointers(JOB).remove(1),
         lambda: fenced.counters(JOB).reserve_checkpoint(9),
         lambda: fenced.results.create_dirty(JOB, {}),

@@ -11,11 +11,9 @@ from msgspec import convert, to_builtins
 
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint
 from ckpt_runtime.storage.disposal import (
-    SnapshotDisposal,
     delete_checkpoint,
     delete_job_directory,
     delete_state_file,
-    dispose_snapshot,
     release_job_directory,
 )
 from ckpt_runtime.storage.errors import (
@@ -26,7 +24,7 @@ from ckpt_runtime.storage.errors import (
     StorageError,
 )
 from ckpt_runtime.storage.filesystem import Location, exists, list_names, make_directory, resolve
-from ckpt_runtime.storage.publish import publish, replace
+from ckpt_runtime.storage.publish import publish
 from ckpt_runtime.storage.snapshot_metadata import has_metadata, read_metadata, write_metadata
 from ckpt_runtime.storage.state_file_reader import StateFileReader
 from ckpt_runtime.storage.state_file_writer import StateFileWriter
@@ -141,9 +139,6 @@ def test_damaged_metadata_is_refused_by_name(directory: Location, content: bytes
     publish(savepoint.child("_metadata"), content)
     with pytest.raises(CorruptFileError, match=f"{savepoint.name}/_metadata"):
         read_metadata(savepoint.url)
-    with pytest.raises(CorruptFileError):
-        dispose_snapshot(savepoint.url)
-    assert exists(savepoint.child("_metadata"))
 
 
 @pytest.mark.row("203.4")
@@ -183,14 +178,6 @@ def test_while_storage_is_away_nothing_is_made_in_its_place_and_nothing_counts_a
     for call in (lambda: storage.initialize_checkpoint(1), lambda: delete_checkpoint(storage, 1)):
         with pytest.raises(StorageError, match=f"{JOB} is not there: its storage is away"):
             call()
-    savepoint = initialize_savepoint(tmp_path / "savepoints", JOB)
-    take_snapshot(savepoint)
-    disposal = SnapshotDisposal.of(savepoint.url)
-    (tmp_path / "savepoints").rename(tmp_path / "away")
-    for call in (disposal.execute, lambda: dispose_snapshot(savepoint.url)):
-        with pytest.raises(StorageError, match="savepoints is not there: its storage is away"):
-            call()
-    assert [path.name for path in tmp_path.iterdir()] == ["away"]
 
 
 def test_a_state_file_outside_its_owner_is_not_deleted(directory: Location) -> None:
@@ -198,52 +185,3 @@ def test_a_state_file_outside_its_owner_is_not_deleted(directory: Location) -> N
     with pytest.raises(InvalidLocationError, match="is not below"):
         delete_state_file(directory.child("job"), directory.child("other"))
     assert exists(directory.child("other"))
-
-
-def test_disposing_deletes_what_the_savepoint_refers_to_and_no_foreign_file(directory: Location) -> None:
-    savepoint = initialize_savepoint(directory, JOB)
-    publish(directory.child("absolute"), b"x")
-    nested = savepoint.child("nested")
-    make_directory(nested)
-    publish(nested.child("part"), b"x")
-    replace(savepoint.child("mine"), b"the owner's own notes")
-    elsewhere = {"path": directory.child("absolute").url, "length": 1, "checksum": "x"}
-    take_snapshot(savepoint, more=[{"path": "nested/part", "length": 1, "checksum": "x"}, elsewhere])
-    dispose_snapshot(savepoint.url)
-    assert list_names(savepoint) == ["mine"]
-    assert exists(directory.child("absolute"))
-    with pytest.raises(NotFoundError):
-        dispose_snapshot(savepoint.url)
-
-
-def test_disposing_an_ordinary_savepoint_leaves_nothing(directory: Location) -> None:
-    savepoint = initialize_savepoint(directory, JOB)
-    take_snapshot(savepoint)
-    dispose_snapshot(savepoint.url + "/_metadata")
-    assert list_names(directory) == []
-
-
-@pytest.mark.parametrize("path", ["../victim", "a/../../victim", ""])
-def test_a_forged_path_deletes_nothing(directory: Location, path: str) -> None:
-    publish(directory.child("victim"), b"x")
-    savepoint = initialize_savepoint(directory, JOB)
-    take_snapshot(savepoint, more={"deep": [{"path": path, "length": 1, "checksum": "x"}]})
-    if path:
-        with pytest.raises(InvalidLocationError, match="leads out of its directory"):
-            dispose_snapshot(savepoint.url)
-        assert has_metadata(savepoint)
-    else:
-        dispose_snapshot(savepoint.url)
-    assert exists(directory.child("victim"))
-
-
-def test_a_symbolic_link_deletes_nothing_outside(tmp_path: Path) -> None:
-    (tmp_path / "outside").mkdir()
-    (tmp_path / "outside" / "victim").write_text("x")
-    savepoint = initialize_savepoint(resolve(tmp_path), JOB)
-    (Path(savepoint.path) / "link").symlink_to(tmp_path / "outside")
-    take_snapshot(savepoint, more=[{"path": "link/victim", "length": 1, "checksum": "x"}])
-    with pytest.raises(InvalidLocationError, match="symbolic link"):
-        dispose_snapshot(savepoint.url)
-    assert (tmp_path / "outside" / "victim").exists()
-    assert has_metadata(savepoint)

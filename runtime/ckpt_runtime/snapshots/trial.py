@@ -1,4 +1,4 @@
-"""Tries in a process with limits whether foreign metadata is one of a checkpoint, before this process reads it.
+"""Metadata to a checkpoint, and a process with limits that tries it on metadata which anybody may have written.
 
 A few kilobytes can be forged so that they unpack to a document of many millions of values. What is short enough to be
 harmless whatever it says (``HARMLESS_TEXT_BYTES``) need not be tried, so that ordinary snapshots cost nothing.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from ckpt_runtime.checkpoint.documents import check_checkpoint
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, NewerDocumentError
 from ckpt_runtime.graph.schema import DocumentError
 from ckpt_runtime.limited_process import LimitedProcessError, ProcessLimits, run_limited, serve
 from ckpt_runtime.storage.errors import CorruptFileError
@@ -19,7 +19,21 @@ LIMITS = ProcessLimits(time_s=30.0, memory_bytes=512 << 20, answer_bytes=64 << 1
 _MAX_MESSAGE_CHARS = 8_000
 
 
-def check_foreign(data: bytes, name: str) -> None:
+def parse_metadata(data: bytes, name: str, directory: str) -> CompletedCheckpoint:
+    """The checkpoint that was found in ``directory``; ``name`` is what errors call its metadata.
+
+    Raises :class:`CorruptFileError` for whatever is wrong with it.
+    """
+    document = decode(data, name)
+    try:
+        return CompletedCheckpoint.from_json(document, directory)
+    except NewerDocumentError as error:
+        raise CorruptFileError(f"{name} cannot be read: {error}", name) from error
+    except DocumentError as error:
+        raise CorruptFileError(f"{name} is damaged or foreign: its content has another shape: {error}", name) from error
+
+
+def try_metadata(data: bytes, name: str) -> None:
     """Blocks until the trial has ended. Raises :class:`CorruptFileError` unless it holds a whole checkpoint."""
     try:
         answer = json.loads(run_limited(__name__, json.dumps(name).encode() + b"\n" + data, LIMITS))
@@ -32,14 +46,10 @@ def check_foreign(data: bytes, name: str) -> None:
 
 def _answer(request: bytes) -> bytes:
     name, _, data = request.partition(b"\n")
-    url = json.loads(name)
     try:
-        check_checkpoint(decode(data, url))
+        parse_metadata(data, json.loads(name), "")
     except CorruptFileError as error:
         return json.dumps(str(error)[:_MAX_MESSAGE_CHARS]).encode()
-    except DocumentError as error:
-        message = f"{url} is damaged or foreign: its content has another shape: {error}"
-        return json.dumps(message[:_MAX_MESSAGE_CHARS]).encode()
     return b"null"
 
 

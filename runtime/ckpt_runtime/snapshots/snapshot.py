@@ -1,0 +1,139 @@
+"""One snapshot, opened by its path: what its metadata says, its state, whether all of it is there.
+
+Anybody may have written what a path leads to. So metadata that is not small is tried in a process with limits first
+(``trial.py``), and whatever is wrong with it is one kind of error. Blocks: paths that users name belong into their own
+pool.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.state_handles import (
+    ChannelStateStream,
+    KeyedHandle,
+    KeyedStateHandle,
+    OperatorSubtaskState,
+    StateFile,
+)
+from ckpt_runtime.snapshots.trial import HARMLESS_TEXT_BYTES, parse_metadata, try_metadata
+from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
+from ckpt_runtime.storage.disposal import SnapshotDisposal
+from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError
+from ckpt_runtime.storage.filesystem import Location, check_directory, resolve
+from ckpt_runtime.storage.metadata import text_length
+from ckpt_runtime.storage.snapshot_metadata import read_metadata_bytes
+from ckpt_runtime.storage.state_file_reader import StateFileReader, is_relative
+
+_LARGE_AND_FOREIGN = threading.Lock()
+_DAMAGE = (CorruptFileError, NotFoundError, InvalidLocationError)
+"""What is wrong with a snapshot itself. Any other StorageError says that nobody can tell now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that keeps a snapshot from being restored. ``state`` says whose it is, ``reason`` names the file."""
+
+    state: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.state}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A complete snapshot. ``directory`` is where it was found, whatever directory it was written to."""
+
+    directory: Location
+    metadata: CompletedCheckpoint
+
+    def states(self, uid: str) -> Iterator[OperatorSubtaskState]:
+        """What the subtasks of one operator keep, in their order."""
+        for key in sorted(self.metadata.states):
+            operators = self.metadata.states[key].operators
+            if uid in operators:
+                yield operators[uid]
+
+    def open(self, file: StateFile) -> StateFileReader:
+        """A reader of a state file, which verifies it first. Raises as the reader; close it after use."""
+        return StateFileReader(self.directory, file)
+
+    def open_stream(self, stream: ChannelStateStream) -> ChannelStateReader:
+        """A reader of in-flight data, which verifies each element. Raises as the reader; close it after use."""
+        return ChannelStateReader(self.directory, stream, foreign=True)
+
+    def verify(self) -> list[Problem]:
+        """Reads everything that belongs to the snapshot; an empty list says that nothing of it is damaged or gone.
+
+        Raises :class:`StorageError` while storage is away, which proves no damage.
+        """
+        found = []
+        for (vertex, subtask), state in sorted(self.metadata.states.items()):
+            where = f"subtask {subtask} of vertex {vertex!r}"
+            checks = [
+                (f"{where}, operator {uid!r}", partial(self._verify_keyed, handle))
+                for uid, operator in state.operators.items()
+                for handle in operator.keyed
+            ]
+            checks += [
+                (f"{where}, in-flight data", partial(self._verify_stream, stream))
+                for stream in (*state.inputs, *state.outputs)
+            ]
+            for what, check in checks:
+                try:
+                    check()
+                except _DAMAGE as error:
+                    found.append(Problem(what, str(error)))
+        return found
+
+    def disposal(self) -> SnapshotDisposal:
+        """What to delete when it goes: its own files, not those that it shares. Raises InvalidLocationError."""
+        files = (file.path for state in self.metadata.states.values() for file in state.files())
+        return SnapshotDisposal.of(self.directory, sorted({path for path in files if path and is_relative(path)}))
+
+    def _verify_keyed(self, handle: KeyedHandle) -> None:
+        sections = handle.sections if isinstance(handle, KeyedStateHandle) else ()
+        for file in handle.state_files():
+            with closing(self.open(file)) as reader:
+                reader.verify()
+                for _, offset, length in (entry for section in sections for entry in section.key_group_offsets):
+                    reader.check_range(offset, length)
+
+    def _verify_stream(self, stream: ChannelStateStream) -> None:
+        with closing(self.open_stream(stream)) as reader:
+            while reader.read() is not None:
+                pass
+
+
+def open_snapshot(path: str | Location, *, own: bool = False) -> Snapshot:
+    """The snapshot in a directory, given as that or as the ``_metadata`` file in it.
+
+    ``own``: the calling job has written it, so that it need not be tried first.
+    Raises :class:`InvalidLocationError`, :class:`NotFoundError`, or :class:`CorruptFileError` for what is wrong with
+    the metadata; each names the file. Raises another :class:`StorageError` while storage is away.
+    """
+    file, data = read_metadata_bytes(path)
+    if own or text_length(data, file.url) <= HARMLESS_TEXT_BYTES:
+        return Snapshot(file.parent, parse_metadata(data, file.url, file.parent.url))
+    with _LARGE_AND_FOREIGN:
+        try_metadata(data, file.url)
+        return Snapshot(file.parent, parse_metadata(data, file.url, file.parent.url))
+
+
+def disposal_of(url: str) -> SnapshotDisposal:
+    """What to delete of a snapshot that a user names. Deletes nothing. Raises as :func:`open_snapshot`.
+
+    A snapshot whose parent directory is missing is not gone: its storage is away.
+    """
+    location = resolve(url)
+    try:
+        return open_snapshot(location).disposal()
+    except NotFoundError:
+        check_directory(location.parent)
+        raise

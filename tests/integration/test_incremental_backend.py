@@ -1,0 +1,156 @@
+"""Jobs whose state backend has files of its own, several per snapshot and shared between checkpoints."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle
+from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.storage.filesystem import resolve
+from ckpt_runtime.storage.snapshot_metadata import read_metadata
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import PIPELINES, fast
+from tests.support.outputs import hidden, visible
+
+BLOCK = 200
+ROWS = 9000
+
+
+class FileBackedJob:
+    """The ``file_backed`` pipeline with its checkpoints in a directory of its own."""
+
+    def __init__(self, cluster: MiniCluster, directory: Path) -> None:
+        self.cluster = cluster
+        self.directory = directory
+        self.job_id = ""
+
+    def start(self, parallelism: int, rate: int = 1500, savepoint: str | None = None, **options: str) -> None:
+        self.job_id = self.cluster.submit(
+            PIPELINES,
+            entry="file_backed:pipeline",
+            arguments=[str(self.directory / "out"), str(ROWS), str(rate)],
+            configuration=fast(
+                execution__checkpointing__dir=str(self.directory / "checkpoints"),
+                state__storage__fs__memory_threshold="0",
+                pipeline__max_parallelism="64",
+                **options,
+            ),
+            parallelism=parallelism,
+            savepoint=savepoint,
+        )
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.directory / "checkpoints" / self.job_id
+
+    def latest(self) -> CompletedCheckpoint | None:
+        """The one that is there now; it may go at any moment."""
+        for directory in sorted(self.checkpoints.glob("chk-*"), key=lambda path: -int(path.name[4:])):
+            if (directory / "_metadata").exists():
+                return CompletedCheckpoint.from_json(read_metadata(str(directory)).document, directory.as_uri())
+        return None
+
+    def kill_a_worker(self) -> None:
+        restarts = self.cluster.restarts(self.job_id)
+        os.kill(self.cluster.worker_pids()[0], signal.SIGKILL)
+        self.cluster.wait_until(lambda: self.cluster.restarts(self.job_id) > restarts, "the restart")
+
+    def assert_exact(self) -> None:
+        out = self.directory / "out"
+        seen, counts = visible(out / "seen"), visible(out / "counts")
+        assert hidden(out) == []
+        assert len(seen) == len(counts) == ROWS
+        assert not seen.duplicated(["source", "n"]).any()
+        assert (seen.seen == seen.n % BLOCK + 1).all(), "keyed state lost or repeated rows"
+        assert not counts.duplicated(["source", "block", "rows"]).any(), "the aggregate lost or repeated rows"
+
+
+def files_of(checkpoint: CompletedCheckpoint) -> set[str]:
+    return {file.path for state in checkpoint.states.values() for file in state.files()}
+
+
+def local_files() -> list[Path]:
+    """What backends of workers keep on this machine's disk."""
+    import tempfile
+
+    return list(Path(tempfile.gettempdir()).glob("ckpt-worker-*/ckpt-state-*"))
+
+
+@pytest.fixture
+def job(cluster: MiniCluster, tmp_path: Path) -> FileBackedJob:
+    return FileBackedJob(cluster, tmp_path)
+
+
+def test_shared_files_carry_a_job_through_kills_and_rescaling(job: FileBackedJob, tmp_path: Path) -> None:
+    cluster = job.cluster
+    job.start(2)
+    cluster.wait_for_checkpoints(job.job_id, 3)
+    job.kill_a_worker()
+    cluster.wait_for_checkpoints(job.job_id, 3)
+    savepoint = cluster.savepoint(job.job_id, tmp_path / "savepoints", stop=True)
+    saved = CompletedCheckpoint.from_json(read_metadata(savepoint).document)
+    handles = [h for state in saved.states.values() for entry in state.operators.values() for h in entry.keyed]
+    assert handles
+    assert all(isinstance(handle, IncrementalKeyedStateHandle) for handle in handles)
+    assert not any(map(is_shared_path, files_of(saved))), "a savepoint shares nothing"
+    job.start(1, savepoint=savepoint)
+    cluster.wait_for_checkpoints(job.job_id, 3)
+    job.kill_a_worker()
+    cluster.wait_for_checkpoints(job.job_id, 2)
+    savepoint = cluster.savepoint(job.job_id, tmp_path / "savepoints", stop=True)
+    job.start(3, rate=5000, savepoint=savepoint)
+    cluster.wait_for_status(job.job_id, JobStatus.FINISHED)
+    job.assert_exact()
+
+
+def is_shared_path(path: str) -> bool:
+    return "://" in path or path.startswith("/")
+
+
+def test_later_checkpoints_refer_to_files_of_earlier_ones_and_the_others_go(job: FileBackedJob) -> None:
+    cluster = job.cluster
+    job.start(2, rate=2500, execution__checkpointing__externalized_checkpoint_retention="RETAIN_ON_CANCELLATION")
+
+    def refers_back() -> bool:
+        """The latest one uses a shared file that was written for another one."""
+        try:
+            latest = job.latest()
+        except OSError:
+            return False
+        return latest is not None and any(
+            is_shared_path(path) and not resolve(path).name.startswith(f"chk-{latest.id}-") for path in files_of(latest)
+        )
+
+    cluster.wait_until(refers_back, "an increment")
+    cluster.call(cluster.dispatcher.cancel_job(job.job_id))
+    cluster.wait_for_status(job.job_id, JobStatus.CANCELED)
+    latest = job.latest()
+    assert latest is not None
+    used = {resolve(path).name for path in files_of(latest) if is_shared_path(path)}
+
+    def shared() -> set[str]:
+        return {path.name for path in (job.checkpoints / "shared").iterdir()}
+
+    assert used <= shared(), "a completed checkpoint lacks a file"
+    # What a checkpoint that was under way at the end has written may stay: its name tells whose it is.
+    assert {name for name in shared() - used if int(name.split("-")[1]) <= latest.id} == set()
+
+
+def test_local_files_go_with_their_worker_and_with_their_job(job: FileBackedJob) -> None:
+    cluster = job.cluster
+    before = set(local_files())
+    job.start(2)
+    cluster.wait_for_checkpoints(job.job_id, 2)
+    mine = set(local_files()) - before
+    assert mine
+    job.kill_a_worker()
+    cluster.wait_for_checkpoints(job.job_id, 1)
+    cluster.call(cluster.dispatcher.cancel_job(job.job_id))
+    cluster.wait_for_status(job.job_id, JobStatus.CANCELED)
+    cluster.wait_until(lambda: set(local_files()) <= before, "the local files to go")
+    assert all(not path.exists() for path in mine)

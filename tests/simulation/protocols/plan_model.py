@@ -1,0 +1,138 @@
+"""An independent account of what one driver's job runs: what was submitted, replaced, refused and deployed.
+
+Written from the rules alone (FLIP-530), as a second opinion on the job core's. A new driver begins with what was
+submitted: nothing stores a replacement yet.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.graph.job_graph import JobGraph, Partitioning
+from ckpt_runtime.scheduler.core_events import DeployTasks
+from ckpt_runtime.scheduler.job_status import JobState
+from ckpt_runtime.scheduler.restart_strategies import RestartHistory
+from tests.simulation.schedules.violation import Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.protocols.driver import Driver
+    from tests.simulation.protocols.observed import ObservedStrategy
+
+_NO_NEXT_DEPLOYMENT = (
+    JobState.STOPPING,
+    JobState.ENDING,
+    JobState.CANCELLING,
+    JobState.FAILING,
+    JobState.FINISHED,
+    JobState.FAILED,
+    JobState.CANCELED,
+    JobState.SUSPENDED,
+)
+
+
+def fits(present: JobGraph, new: JobGraph) -> bool:
+    """Whether ``new`` is ``present`` at another parallelism, within the key groups and with FORWARD edges kept."""
+    parallelism = {vertex.id: vertex.parallelism for vertex in new.vertices}
+    most = {vertex.id: vertex.max_parallelism for vertex in present.vertices}
+    if parallelism.keys() != most.keys() or new.edges != present.edges:
+        return False
+    same = all(v.max_parallelism == most[v.id] and v.operators == present.vertex(v.id).operators for v in new.vertices)
+    forward = [edge for edge in new.edges if edge.partitioning is Partitioning.FORWARD]
+    return (
+        same
+        and all(1 <= parallelism[vertex] <= most[vertex] for vertex in most)
+        and all(parallelism[edge.source] == parallelism[edge.target] for edge in forward)
+    )
+
+
+class PlanModel:
+    """``strategy_refused``: a strategy has said that the job must fail."""
+
+    def __init__(
+        self, driver: Driver, graph: JobGraph, configuration: Configuration, settings: CheckpointConfiguration
+    ) -> None:
+        self._driver = driver
+        self.graph = graph
+        self.configuration = configuration
+        self.settings = settings
+        self.strategy: ObservedStrategy | None = None
+        self.strategy_refused = False
+        self.replaced = self.refused = 0
+        self._failures = 0
+        self._attempts = 0
+        self._restart_at: int | None = None
+        self._slots: dict[int, int] = {}
+
+    # --- replacements
+
+    def may_replace(self) -> bool:
+        """Whether the state of the job leaves room for another deployment."""
+        return self._driver.machine.state not in _NO_NEXT_DEPLOYMENT
+
+    def seen(self) -> tuple[object, ...]:
+        """What a replacement that is refused must not change."""
+        core = self._driver.core
+        machine = core.machine
+        in_force = (core.graph, core.configuration, core.settings, core.overrides, core.coordinator.configuration)
+        return (*in_force, machine.state, machine.attempt, machine.tasks.executions, core.coordinator.pending_ids)
+
+    def accepted(self, *, allowed: bool, before: JobState) -> None:
+        """What ran ends for what comes; what had not been deployed yet is begun again.
+
+        What a driver thinks that leads no more, nobody can say.
+        """
+        self._require(allowed or not self._driver.leads, f"a replacement is accepted in {before.value}")
+        state = self._driver.machine.state
+        runs_on = before in (JobState.DEPLOYING, JobState.RUNNING) and state is before
+        self._require(not runs_on, "the deployment goes on although what it runs was replaced")
+        self.replaced += 1
+
+    def rejected(self, before: tuple[object, ...], *, allowed: bool) -> None:
+        self._require(not allowed or not self._driver.leads, "a replacement is refused, and nothing speaks against it")
+        self._require(self.seen() == before, "a replacement is refused, and something has changed")
+        self.refused += 1
+
+    # --- deployments
+
+    def acquires(self, attempt: int) -> None:
+        self._slots[attempt] = self._driver.core.graph.slots
+
+    def deploys(self, order: DeployTasks) -> None:
+        """With what was accepted last, exactly the subtasks of its graph, in slots that were asked for."""
+        subtasks = [(vertex.id, index) for vertex in order.graph.vertices for index in range(vertex.parallelism)]
+        self._require(order.graph == self.graph, "a graph is deployed that is not the one in force")
+        self._require(order.configuration is self.configuration, "another configuration is deployed")
+        deployed = [execution.key for execution in order.executions]
+        self._require(deployed == subtasks, f"{deployed} are deployed, the graph in force has {subtasks}")
+        self._require(all(e.attempt == order.attempt for e in order.executions), "subtasks of another attempt")
+        slots = self._slots.get(order.attempt, 0)
+        self._require(slots == order.graph.slots, f"{order.graph.slots} slots are used, {slots} were asked for")
+
+    def check(self) -> None:
+        """After each step: while tasks exist, what the core says they run is what they run."""
+        driver = self._driver
+        deployment = driver.deployment
+        if deployment is not None and driver.machine.state.has_tasks:
+            shown = driver.core.graph
+            self._require(shown is deployment.graph, "the core tells of a graph that has not been deployed")
+
+    # --- restarts
+
+    def failure(self, strategy: ObservedStrategy, history: RestartHistory) -> None:
+        """The strategy in force is asked, and knows of all failures that an earlier one was asked about."""
+        self._failures += 1
+        self._require(strategy is self.strategy, "a restart strategy is asked that was replaced")
+        known = (len(history.failures), history.attempts, history.restart_at)
+        expected = (self._failures, self._attempts, self._restart_at)
+        self._require(known == expected, f"the restart strategy knows {known}, there were {expected}")
+
+    def decided(self, delay: int | None, history: RestartHistory, now: int) -> None:
+        self._attempts = history.attempts
+        self._restart_at = self._restart_at if delay is None else now + delay
+        self.strategy_refused = self.strategy_refused or delay is None
+
+    def _require(self, holds: bool, message: str) -> None:
+        if not holds:
+            raise Violation(f"plan: {message}")

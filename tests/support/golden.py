@@ -1,0 +1,240 @@
+"""Snapshots that a version wrote and every later one has to restore: ``tests/data/golden/<version of the metadata>``.
+
+``python -m tests.support.golden <directory>`` writes a set with the present code, from the root of the project. Beside
+each snapshot lies what a job that starts from it has to write.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ckpt_runtime.jobmaster.gateway import CheckpointKind, ExecutionState, OperationKind
+from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.storage.filesystem import resolve
+from ckpt_runtime.storage.metadata import encode
+from ckpt_runtime.storage.snapshot_metadata import read_metadata
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import PIPELINES, fast
+from tests.support.outputs import visible
+from tests.support.pipelines.golden import GROUP
+
+DIRECTORY = Path(__file__).parents[1] / "data" / "golden"
+TABLES = {"kept": 4, "totals": 4, "matches": 3}
+"""The sinks of the job, and how many columns each has."""
+SOURCES = 20
+PER_SOURCE = 60
+PARALLELISM = 2
+IN_FILES = {"state.storage.fs.memory-threshold": "0 b"}
+UNALIGNED = {
+    "execution.checkpointing.unaligned.enabled": "true",
+    "taskmanager.network.buffer.max-rows": "32",
+}
+Rows = dict[str, list[list[int | None]]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a snapshot comes about. The job stands still, nearly, when its snapshot is taken, or it is held back."""
+
+    configuration: Mapping[str, str]
+    savepoint: bool = False
+    stop: bool = False
+    drain: bool = False
+    right_rows_per_source: int = 40
+    rate: int = 150
+    sleep_ms: float = 0
+
+
+KINDS = {
+    "checkpoint": Kind({}),
+    "checkpoint-partly-finished": Kind(IN_FILES, right_rows_per_source=1, rate=100),
+    "unaligned": Kind(UNALIGNED, rate=0, sleep_ms=10),
+    "unaligned-files": Kind({**UNALIGNED, **IN_FILES}, rate=0, sleep_ms=10),
+    "savepoint": Kind(IN_FILES, savepoint=True),
+    "stop": Kind({}, savepoint=True, stop=True),
+    "drain": Kind({}, savepoint=True, stop=True, drain=True),
+}
+
+
+def whole_output(right_rows_per_source: int) -> Rows:
+    """What the job writes from its beginning to its end."""
+    numbers = [(source, n) for source in range(SOURCES) for n in range(PER_SOURCE)]
+    kept: list[list[int | None]] = [[source, n, n + 1, sum(range(max(0, n - 2), n + 1))] for source, n in numbers]
+    for source, start in numbers:
+        if start % GROUP == 0:
+            group = range(start, min(start + GROUP, PER_SOURCE))
+            kept.append([source, -1 - start, len(group), sum(group)])
+    return {
+        "kept": kept,
+        "totals": [[source, n + 1, n, sum(range(n + 1))] for source, n in numbers],
+        "matches": [[source, n, n if n < right_rows_per_source else None] for source, n in numbers],
+    }
+
+
+def written(output: Path) -> Rows:
+    """The rows that are visible, in order."""
+    found: Rows = {}
+    for table, columns in TABLES.items():
+        frame = visible(output / table)
+        rows = frame.astype(object).where(frame.notna(), None).values.tolist()
+        found[table] = in_order([None if value is None else int(value) for value in row] for row in rows)
+        assert all(len(row) == columns for row in found[table]), table
+    return found
+
+
+def in_order(rows: Iterable[list[int | None]]) -> list[list[int | None]]:
+    return sorted(rows, key=lambda row: [(value is None, value or 0) for value in row])
+
+
+def placed(snapshot: Path, directory: Path) -> Path:
+    """A copy below ``directory``. What names shared files by the place where they once lay names those of the copy."""
+    copy = directory / snapshot.name
+    shutil.copytree(snapshot, copy)
+    if any((copy / "shared").glob("*")):
+        document = read_metadata(str(copy)).document
+        old = f"{document['directory'].rpartition('/')[0]}/shared/"
+        text = json.dumps(document).replace(old, f"{resolve(copy).url}/shared/")
+        (copy / "_metadata").write_bytes(encode(json.loads(text)))
+    return copy
+
+
+def submit(
+    cluster: MiniCluster,
+    kind: Kind,
+    directory: Path,
+    *,
+    savepoint: str | None = None,
+    parallelism: int = PARALLELISM,
+    job_id: str | None = None,
+) -> str:
+    """The job of a kind. One that starts from a savepoint runs as fast as it can."""
+    rate, sleep_ms = (kind.rate, kind.sleep_ms) if savepoint is None else (0, 0)
+    _write_input(directory / "left.parquet", PER_SOURCE)
+    _write_input(directory / "right.parquet", kind.right_rows_per_source)
+    configuration = {
+        **fast(execution__checkpointing__interval="1h"),
+        "execution.checkpointing.dir": str(directory / "checkpoints"),
+        "execution.checkpointing.externalized-checkpoint-retention": "RETAIN_ON_CANCELLATION",
+        "pipeline.max-parallelism": "16",
+        **kind.configuration,
+    }
+    return cluster.submit(
+        PIPELINES / "golden.py",
+        arguments=[str(directory), str(rate), str(sleep_ms)],
+        configuration=configuration,
+        parallelism=parallelism,
+        savepoint=savepoint,
+        job_id=job_id,
+    )
+
+
+def _write_input(file: Path, rows_per_source: int) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    rows = [(source, n) for n in range(rows_per_source) for source in range(SOURCES)]
+    sources, numbers = zip(*rows, strict=True)
+    pq.write_table(pa.table({"source": sources, "n": numbers}), file)
+
+
+def restored(cluster: MiniCluster, snapshot: Path, kind: Kind, parallelism: int, directory: Path) -> Rows:
+    """What a job writes that starts from a snapshot and runs to its end."""
+    job = submit(cluster, kind, directory, savepoint=str(snapshot), parallelism=parallelism)
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    return written(directory / "out")
+
+
+def expected(snapshot: Path) -> Rows:
+    """What :func:`restored` has to give."""
+    found: Rows = json.loads(gzip.decompress((snapshot.parent / f"{snapshot.name}.json.gz").read_bytes()))
+    return found
+
+
+def write_snapshot(cluster: MiniCluster, name: str, target: Path, scratch: Path) -> None:
+    """Writes the snapshot of a kind to ``target``, beside it what it continues with."""
+    kind = KINDS[name]
+    job = submit(cluster, kind, scratch)
+    cluster.wait_for_status(job, JobStatus.RUNNING)
+    _wait_for_rows(cluster, job)
+    if kind.right_rows_per_source == 1:
+        _wait_for_finished_source(cluster, job)
+    if kind.savepoint:
+        found = cluster.savepoint(job, scratch / "savepoints", stop=kind.stop, drain=kind.drain)
+    else:
+        found = _checkpoint(cluster, job)
+    if not kind.stop:
+        cluster.call(cluster.dispatcher.cancel_job(job))
+        cluster.wait_for_status(job, JobStatus.CANCELED)
+    for pending in (scratch / "out").rglob(".*.pending"):  # nobody tells a sink that a plain savepoint is complete
+        pending.rename(pending.with_name(pending.name.removeprefix(".").removesuffix(".pending")))
+    before = written(scratch / "out")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    taken = Path(found.removeprefix("file://"))
+    shutil.copytree(taken, target)
+    has_channel_state = any(state["state"]["inputs"] for state in read_metadata(str(target)).document["states"])
+    assert has_channel_state == name.startswith("unaligned"), name
+    if (taken.parent / "shared").is_dir():
+        shutil.copytree(taken.parent / "shared", target / "shared")
+    after = restored(cluster, placed(target, scratch / "placed"), kind, PARALLELISM, scratch / "restored")
+    if not kind.drain:  # a drain fires timers early: what comes after is as that version made it
+        for table, rows in whole_output(kind.right_rows_per_source).items():
+            assert in_order(before[table] + after[table]) == in_order(rows), (name, table)
+    (target.parent / f"{name}.json.gz").write_bytes(gzip.compress(json.dumps(after).encode(), mtime=0))
+    print(name, {table: (len(before[table]), len(after[table])) for table in TABLES})
+
+
+def _wait_for_rows(cluster: MiniCluster, job: str) -> None:
+    """Until rows have reached every vertex behind the sources; there are more to come then."""
+
+    def flowing() -> bool:
+        details = cluster.call(cluster.dispatcher.job_details(job))
+        behind = {edge.target for edge in details.graph.edges}
+        reached = [vertex for vertex in details.vertices if vertex.vertex_id in behind]
+        read = [sum(subtask.io.read_records for subtask in vertex.subtasks) for vertex in reached]
+        return min(read) > 0 and max(read) > 200
+
+    cluster.wait_until(flowing, "rows")
+
+
+def _wait_for_finished_source(cluster: MiniCluster, job: str) -> None:
+    """A source whose rows have ended is finished when a checkpoint has covered them."""
+
+    def finished() -> bool:
+        vertices = cluster.call(cluster.dispatcher.job_details(job)).vertices
+        return any(vertex.status is ExecutionState.FINISHED for vertex in vertices)
+
+    _checkpoint(cluster, job)
+    cluster.wait_until(finished, "a source to finish")
+
+
+def _checkpoint(cluster: MiniCluster, job: str) -> str:
+    trigger = cluster.call(cluster.dispatcher.trigger_checkpoint(job, CheckpointKind.CONFIGURED, None))
+    status = partial(cluster.dispatcher.operation_status, OperationKind.CHECKPOINT, trigger, job)
+    cluster.wait_until(lambda: cluster.call(status()).completed, "the checkpoint")
+    latest = cluster.call(cluster.dispatcher.checkpoint_statistics(job)).latest_completed
+    assert latest is not None, cluster.call(status()).failure
+    assert latest.external_path is not None
+    return latest.external_path
+
+
+def main(directory: Path) -> None:
+    """Writes a whole set."""
+    with tempfile.TemporaryDirectory(prefix="golden-") as scratch, MiniCluster(heartbeat_interval_s=0.1) as cluster:
+        for name in KINDS:
+            write_snapshot(cluster, name, directory / name, Path(scratch) / name)
+    sizes = Counter({path.name: path.stat().st_size for path in directory.rglob("*") if path.is_file()})
+    print(sum(sizes.values()), "bytes", sizes.most_common(5))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve())
