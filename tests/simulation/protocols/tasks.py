@@ -165,7 +165,8 @@ class Deployment:
     def _restore(self, task: Subtask) -> None:
         if self._restored is not None:
             states = self._restored.states[task.execution.key].values()
-            files = dict.fromkeys(file.path for state in states for file in state.files())
+            handles = (handle for state in states for handle in state.keyed)
+            files = dict.fromkeys(file.path for handle in handles for file in handle.state_files())
             task.base = tuple(path for path in files if path.startswith("/"))
         task.last_id = task.reported = self.base_id
 

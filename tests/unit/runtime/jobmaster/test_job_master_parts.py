@@ -244,10 +244,11 @@ class TestExecutions:
         assert metrics[0]["numBytesOutPerSecond"] == 3200
         (pressure,) = graph.pressure(SOURCE).subtasks
         assert (pressure.index, pressure.busy) == (0, 0.5)
-        io = graph.vertex_details(SOURCE).subtasks[0].io
-        assert (io.read_records, io.write_records, io.complete) == (200, 400, True)
-        assert (io.read_bytes, io.write_bytes) == (1600, 3200)
-        assert not graph.vertex_details(SOURCE).subtasks[1].io.complete
+        first, second = graph.vertex_details(SOURCE).subtasks
+        assert first.measures is not None
+        assert (first.measures.rows_in, first.measures.rows_out) == (200, 400)
+        assert (first.measures.bytes_in, first.measures.bytes_out) == (1600, 3200)
+        assert second.measures is None
 
     def test_the_size_of_buffers_is_shown_where_it_adapts(self, graph: ExecutionGraph) -> None:
         graph.measured([self.figures(200, buffers=4_096)])
