@@ -19,18 +19,20 @@ from ckpt_runtime.jobmaster.loss_notices import LossNotices
 from ckpt_runtime.jobmaster.process_exits import describe_exit
 from ckpt_runtime.jobmaster.slot_stages import SlotProvider, SlotStages
 from ckpt_runtime.jobmaster.slots import Slot, SlotOwner, SlotsUnavailableError, SlotTimes, Worker
-from ckpt_runtime.network.control_messages import (
+from ckpt_runtime.network.agent_messages import (
     AdoptWorker,
     AgentHeartbeat,
     AgentMessage,
-    FollowAgent,
-    Following,
     KillWorker,
-    MalformedMessageError,
     Ping,
     Shutdown,
     SpawnWorker,
     WorkerExited,
+)
+from ckpt_runtime.network.control_doors import MalformedMessageError
+from ckpt_runtime.network.control_messages import (
+    FollowAgent,
+    Following,
     WorkerHeartbeat,
     WorkerMessage,
 )

@@ -12,15 +12,10 @@ import pytest
 from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, WorkerPeer
 from ckpt_runtime.jobmaster.slot_pool import MAX_FAILURES, SlotPool
 from ckpt_runtime.jobmaster.slots import Slot, SlotsUnavailableError, SlotTimes
-from ckpt_runtime.network.control_messages import (
+from ckpt_runtime.network.agent_messages import (
     AdoptWorker,
     AgentHeartbeat,
-    DeploymentMessage,
-    EndOfDataReached,
-    FollowAgent,
-    Following,
     KillWorker,
-    MalformedMessageError,
     Ping,
     ProcessIdentity,
     RegisterAgent,
@@ -28,6 +23,13 @@ from ckpt_runtime.network.control_messages import (
     Shutdown,
     SpawnWorker,
     WorkerExited,
+)
+from ckpt_runtime.network.control_doors import MalformedMessageError
+from ckpt_runtime.network.control_messages import (
+    DeploymentMessage,
+    EndOfDataReached,
+    FollowAgent,
+    Following,
     WorkerHeartbeat,
 )
 
