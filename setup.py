@@ -83,7 +83,7 @@ setup(
     package_data={
         "airflow_provider_ckpt": ["py.typed"],
         "ckpt_runtime": ["py.typed"],
-        "ckpt_runtime.rest": ["*.json", "pages/*", "pages/**/*", "static/*", "static/**/*"],
+        "ckpt_runtime.rest": ["*.json"],
     },
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,

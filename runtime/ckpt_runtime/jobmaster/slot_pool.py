@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable
 
 from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, AnyPeer
-from ckpt_runtime.jobmaster.loss_notices import LossNotices
-from ckpt_runtime.jobmaster.process_exits import describe_exit
+from ckpt_runtime.jobmaster.loss_notices import LossNotices, describe_exit
 from ckpt_runtime.jobmaster.slot_stages import SlotProvider, SlotStages
 from ckpt_runtime.jobmaster.slots import Slot, SlotOwner, SlotsUnavailableError, SlotTimes, Worker
 from ckpt_runtime.network.agent_messages import (
