@@ -45,8 +45,6 @@ WORKER_START_TIMEOUT_S = 120.0
 MAX_FAILURES = 3
 """A process in which subtasks have failed so often gets no further attempt: user code may have left the cause in it."""
 
-STOP_TIMEOUT_S = 10.0
-
 
 class SlotPool:
     """All slots. ``clock`` is monotonic, in seconds."""
@@ -84,7 +82,7 @@ class SlotPool:
         for orphan in self._orphans.values():
             orphan.peer.close()
         try:
-            async with asyncio.timeout(STOP_TIMEOUT_S), self._changed:
+            async with asyncio.timeout(10), self._changed:
                 await self._changed.wait_for(lambda: not self._stages)
         except TimeoutError:
             for stage_id in self._stages.living:
