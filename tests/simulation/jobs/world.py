@@ -25,7 +25,8 @@ from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.jobmaster.slots import Slot, Worker
-from ckpt_runtime.network.control_messages import DeploymentMessage, ProcessIdentity, RegisterAgent, WorkerCommand
+from ckpt_runtime.network.agent_messages import ProcessIdentity, RegisterAgent
+from ckpt_runtime.network.control_messages import DeploymentMessage, WorkerCommand
 from ckpt_runtime.scheduler.deployment import Address
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
 from ckpt_runtime.storage.errors import StorageError
