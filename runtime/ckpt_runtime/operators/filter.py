@@ -5,7 +5,6 @@ from __future__ import annotations
 import pyarrow as pa
 from pyarrow import acero
 
-from ckpt_runtime.graph.schemas import filter_output_schema
 from ckpt_runtime.graph.specs import FilterSpec
 from ckpt_runtime.operators.expressions import apply_node
 from ckpt_runtime.operators.operator import Operator
@@ -16,11 +15,6 @@ class FilterOperator(Operator):
 
     def __init__(self, spec: FilterSpec) -> None:
         self._node = acero.Declaration("filter", acero.FilterNodeOptions(spec.predicate))
-
-    @staticmethod
-    def output_schema(spec: FilterSpec, input_schema: pa.Schema) -> pa.Schema:
-        """The input's; raises SchemaDerivationError when the predicate does not fit it."""
-        return filter_output_schema(input_schema, spec)
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         for part in apply_node(batch, self._node):

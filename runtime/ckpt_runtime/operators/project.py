@@ -5,7 +5,6 @@ from __future__ import annotations
 import pyarrow as pa
 from pyarrow import acero
 
-from ckpt_runtime.graph.schemas import project_output_schema
 from ckpt_runtime.graph.specs import ProjectSpec
 from ckpt_runtime.operators.expressions import apply_node
 from ckpt_runtime.operators.operator import Operator
@@ -18,11 +17,6 @@ class ProjectOperator(Operator):
         expressions = [expression for _, expression in spec.columns]
         names = [name for name, _ in spec.columns]
         self._node = acero.Declaration("project", acero.ProjectNodeOptions(expressions, names))
-
-    @staticmethod
-    def output_schema(spec: ProjectSpec, input_schema: pa.Schema) -> pa.Schema:
-        """One column per expression; raises SchemaDerivationError when one does not fit the input."""
-        return project_output_schema(input_schema, spec)
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         for part in apply_node(batch, self._node):

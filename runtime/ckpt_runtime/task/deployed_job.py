@@ -231,14 +231,13 @@ class DeployedJob:
         node = vertex.operators[position]
         gate = self._gates[descriptor.vertex_id, descriptor.subtask_index]
         state = descriptor.state.get(node.uid)
-        key_groups = key_group_range(vertex.max_parallelism, vertex.parallelism, descriptor.subtask_index)
         backend: KeyedStateBackend | None = None
         if is_keyed(self._plan.specs[node.uid]) and not descriptor.finished:
             backend = create_keyed_backend(
                 self._configuration.get(StateOptions.BACKEND_TYPE),
                 BackendParameters(
                     node.uid,
-                    key_groups,
+                    key_group_range(vertex.max_parallelism, vertex.parallelism, descriptor.subtask_index),
                     vertex.max_parallelism,
                     # The worker's agent removes the temporary directory of a worker that has ended, a killed one too.
                     partial(tempfile.mkdtemp, prefix="ckpt-state-"),
@@ -254,9 +253,7 @@ class DeployedJob:
             name=node.name,
             subtask_index=descriptor.subtask_index,
             parallelism=vertex.parallelism,
-            max_parallelism=vertex.max_parallelism,
             attempt=self.deployment.attempt,
-            key_groups=key_groups,
             operator_state=OperatorStateStore(() if state is None else state.lists),
             now_ms=self._host.now_ms,
             set_timer=lambda at_ms: holder[0].set_timer(position, at_ms),
