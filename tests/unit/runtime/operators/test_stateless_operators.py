@@ -18,10 +18,9 @@ from ckpt_runtime.graph.schemas import (
 )
 from ckpt_runtime.graph.specs import FilterSpec, MapInArrowSpec, ProjectSpec, WatermarkSpec
 from ckpt_runtime.operators.errors import OutputSchemaError, UserFunctionError
-from ckpt_runtime.operators.filter import FilterOperator
+from ckpt_runtime.operators.expressions import FilterOperator, ProjectOperator
 from ckpt_runtime.operators.map_in_arrow import MapInArrowOperator
 from ckpt_runtime.operators.operator import MAX_WATERMARK
-from ckpt_runtime.operators.project import ProjectOperator
 from ckpt_runtime.operators.watermark import WatermarkOperator
 from tests.unit.runtime.operators.conftest import Harness
 
