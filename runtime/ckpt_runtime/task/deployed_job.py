@@ -67,8 +67,15 @@ class DeployedJob:
         for descriptor in deployment.subtasks:
             own = Wakeup() if self._has_user_code(descriptor) else shared
             self._build_gate(descriptor, own)
-        for descriptor in deployment.subtasks:
-            self._build_subtask(descriptor)
+        self._backends: list[KeyedStateBackend] = []
+        try:
+            for descriptor in deployment.subtasks:
+                self._build_subtask(descriptor)
+        except BaseException:
+            # No subtask will ever do it, and the worker lives on.
+            for backend in self._backends:
+                backend.close()
+            raise
         self.threads = self._threads(shared)
 
     def start(self) -> None:
@@ -247,6 +254,7 @@ class DeployedJob:
                 self.deployment.snapshot_directory,
                 owned=self.deployment.snapshot_owned,
             )
+            self._backends.append(backend)
         return OperatorContext(
             job_id=self.deployment.job_id,
             uid=node.uid,
