@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import to_builtins
 
 from ckpt_runtime.checkpoint.cleaner import CheckpointCleaner, UnaskedAnswerError
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
@@ -26,6 +27,7 @@ from ckpt_runtime.checkpoint.request_decider import (
 from ckpt_runtime.checkpoint.shared_state_registry import SharedStateConflictError, SharedStateRegistry
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.graph.job_graph import Partitioning
+from ckpt_runtime.graph.schema import checked
 from tests.unit.runtime.checkpoint.checkpoint_driver import (
     SAVEPOINT,
     SYNC_SAVEPOINT,
@@ -307,6 +309,6 @@ def test_ids():
 
 def test_options_survive_json():
     options = CheckpointOptions(SYNC_SAVEPOINT, "dir", True, aligned_timeout_ms=3, shared_directory="shared")
-    assert CheckpointOptions.from_json(options.to_json()) == options
+    assert checked(to_builtins(options), CheckpointOptions) == options
     options = replace(options, max_inflight_data_bytes=9)
-    assert CheckpointOptions.from_json(options.to_json()) == options
+    assert checked(to_builtins(options), CheckpointOptions) == options
