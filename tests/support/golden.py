@@ -207,7 +207,7 @@ def _wait_for_rows(cluster: MiniCluster, job: str) -> None:
         details = cluster.call(cluster.dispatcher.job_details(job))
         behind = {edge.target for edge in details.graph.edges}
         reached = [vertex for vertex in details.vertices if vertex.vertex_id in behind]
-        read = [sum(subtask.io.read_records for subtask in vertex.subtasks) for vertex in reached]
+        read = [sum(subtask.measures.rows_in for subtask in vertex.subtasks if subtask.measures) for vertex in reached]
         return min(read) > 0 and max(read) > 200
 
     cluster.wait_until(flowing, "rows")

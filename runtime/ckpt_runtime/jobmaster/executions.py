@@ -12,7 +12,6 @@ from ckpt_runtime.graph.job_graph import JobGraph, JobVertex
 from ckpt_runtime.jobmaster.gateway import (
     NOT_YET,
     ExecutionState,
-    IoMetrics,
     SubtaskDetails,
     SubtaskPressure,
     VertexDetails,
@@ -21,6 +20,28 @@ from ckpt_runtime.jobmaster.gateway import (
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 
 TERMINAL = frozenset({ExecutionState.FINISHED, ExecutionState.CANCELED, ExecutionState.FAILED})
+
+
+_COUNTERS = {
+    "numRecordsIn": "rows_in",
+    "numRecordsOut": "rows_out",
+    "numBytesIn": "bytes_in",
+    "numBytesOut": "bytes_out",
+    "numLateRecordsDropped": "late_rows_dropped",
+    "accumulateBusyTimeMs": "busy_ms",
+    "accumulateIdleTimeMs": "idle_ms",
+    "accumulateBackPressuredTimeMs": "backpressured_ms",
+}
+_RATES = {
+    "numRecordsInPerSecond": "rows_in",
+    "numRecordsOutPerSecond": "rows_out",
+    "numBytesInPerSecond": "bytes_in",
+    "numBytesOutPerSecond": "bytes_out",
+    "busyTimeMsPerSecond": "busy_ms",
+    "idleTimeMsPerSecond": "idle_ms",
+    "backPressuredTimeMsPerSecond": "backpressured_ms",
+}
+"""Flink's names of metrics, and the figures of a heartbeat that they come from."""
 
 
 def wall_clock_ms() -> int:
@@ -141,21 +162,8 @@ class ExecutionGraph:
             current = measurement.current
             if current is not None:
                 found[index] = {
-                    "numRecordsIn": current.rows_in,
-                    "numRecordsOut": current.rows_out,
-                    "numBytesIn": current.bytes_in,
-                    "numBytesOut": current.bytes_out,
-                    "numLateRecordsDropped": current.late_rows_dropped,
-                    "numRecordsInPerSecond": measurement.rate("rows_in"),
-                    "numRecordsOutPerSecond": measurement.rate("rows_out"),
-                    "busyTimeMsPerSecond": measurement.rate("busy_ms"),
-                    "idleTimeMsPerSecond": measurement.rate("idle_ms"),
-                    "backPressuredTimeMsPerSecond": measurement.rate("backpressured_ms"),
-                    "numBytesInPerSecond": measurement.rate("bytes_in"),
-                    "numBytesOutPerSecond": measurement.rate("bytes_out"),
-                    "accumulateBusyTimeMs": current.busy_ms,
-                    "accumulateIdleTimeMs": current.idle_ms,
-                    "accumulateBackPressuredTimeMs": current.backpressured_ms,
+                    **{name: getattr(current, figure) for name, figure in _COUNTERS.items()},
+                    **{name: measurement.rate(figure) for name, figure in _RATES.items()},
                 }
                 if current.debloated_buffer_size is not None:
                     found[index]["debloatedBufferSize"] = current.debloated_buffer_size
@@ -165,19 +173,6 @@ class ExecutionGraph:
 def _subtask_details(execution: Execution) -> SubtaskDetails:
     started = execution.timestamps.get(ExecutionState.DEPLOYING, NOT_YET)
     ended = execution.timestamps.get(execution.state, NOT_YET) if execution.state in TERMINAL else NOT_YET
-    figures = execution.measurement.current
-    io = IoMetrics()
-    if figures is not None:
-        io = IoMetrics(
-            read_bytes=figures.bytes_in,
-            write_bytes=figures.bytes_out,
-            read_records=figures.rows_in,
-            write_records=figures.rows_out,
-            backpressured_ms=int(figures.backpressured_ms),
-            idle_ms=int(figures.idle_ms),
-            busy_ms=figures.busy_ms,
-            complete=True,
-        )
     return SubtaskDetails(
         index=execution.id.subtask,
         attempt=execution.id.attempt,
@@ -187,7 +182,7 @@ def _subtask_details(execution: Execution) -> SubtaskDetails:
         start_time_ms=started,
         end_time_ms=ended,
         state_timestamps_ms=dict(execution.timestamps),
-        io=io,
+        measures=execution.measurement.current,
     )
 
 

@@ -13,7 +13,6 @@ from ckpt_runtime.checkpoint.statistics import (
     CheckpointStats,
     CheckpointStatsSnapshot,
     CheckpointStatsStatus,
-    RestoredCheckpointStats,
     StatsSummary,
     SubtaskStats,
     VertexStats,
@@ -32,13 +31,13 @@ def statistics(snapshot: CheckpointStatsSnapshot) -> Json:
     """``/jobs/:jobid/checkpoints``."""
     restored = snapshot.latest_restored
     return {
-        "counts": {item.name: getattr(snapshot.counts, item.name) for item in fields(snapshot.counts)},
+        "counts": asdict(snapshot.counts),
         "summary": {item.name: summary(getattr(snapshot.summary, item.name)) for item in fields(snapshot.summary)},
         "latest": {
             "completed": _optional(snapshot.latest_completed),
             "savepoint": _optional(snapshot.latest_savepoint),
             "failed": _optional(snapshot.latest_failed),
-            "restored": None if restored is None else _restored(restored),
+            "restored": None if restored is None else asdict(restored),
         },
         "history": [checkpoint(stats, with_tasks=False) for stats in snapshot.history],
     }
@@ -97,19 +96,11 @@ def _measured(values: Mapping[str, Any], durations: str) -> Json:
 
 def summary(values: StatsSummary) -> Json:
     """NaN percentiles are the string ``"NaN"``."""
-    document: Json = {}
-    for item in fields(values):
-        value = getattr(values, item.name)
-        document[item.name] = "NaN" if isinstance(value, float) and math.isnan(value) else value
-    return document
+    return {name: "NaN" if math.isnan(value) else value for name, value in asdict(values).items()}
 
 
 def _optional(stats: CheckpointStats | None) -> Json | None:
     return None if stats is None else checkpoint(stats, with_tasks=False)
-
-
-def _restored(restored: RestoredCheckpointStats) -> Json:
-    return {item.name: getattr(restored, item.name) for item in fields(restored)}
 
 
 def _totals(totals: AcknowledgedTotals, duration: int) -> Json:

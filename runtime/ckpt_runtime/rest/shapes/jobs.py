@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.gateway import (
     NOT_YET,
@@ -13,8 +14,6 @@ from ckpt_runtime.jobmaster.gateway import (
     ExceptionHistory,
     ExecutionResult,
     ExecutionState,
-    FailureCause,
-    IoMetrics,
     JobConfigInfo,
     JobDetails,
     JobOverview,
@@ -22,6 +21,7 @@ from ckpt_runtime.jobmaster.gateway import (
     VertexDetails,
     VertexPressure,
 )
+from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.rest.serialized_throwable import serialized_throwable
 from ckpt_runtime.scheduler.job_status import JobStatus
 
@@ -102,7 +102,7 @@ def vertex_line(vertex: VertexDetails, now_ms: int) -> Json:
         "status": vertex.status.value,
         **times(vertex.start_time_ms, vertex.end_time_ms, now_ms),
         "tasks": counts_by_state(Counter(subtask.state for subtask in vertex.subtasks)),
-        "metrics": io_metrics(_total(subtask.io for subtask in vertex.subtasks)),
+        "metrics": io_metrics([subtask.measures for subtask in vertex.subtasks]),
     }
 
 
@@ -144,7 +144,7 @@ def _subtask(subtask: SubtaskDetails, now_ms: int) -> Json:
         "attempt": subtask.attempt,
         "endpoint": subtask.endpoint,
         **times(subtask.start_time_ms, subtask.end_time_ms, now_ms),
-        "metrics": io_metrics(subtask.io),
+        "metrics": io_metrics([subtask.measures]),
         "taskmanager-id": subtask.slot_agent_id,
         "status-duration": status_durations(subtask, now_ms),
         "start_time": subtask.start_time_ms,
@@ -172,7 +172,7 @@ def _vertex_task_manager(agent_id: str, subtasks: Sequence[SubtaskDetails], now_
         "taskmanager-id": agent_id,
         "status": states.most_common(1)[0][0].value,
         **times(start, end, now_ms),
-        "metrics": io_metrics(_total(subtask.io for subtask in subtasks)),
+        "metrics": io_metrics([subtask.measures for subtask in subtasks]),
         "status-counts": counts_by_state(states),
         "aggregated": _aggregated(subtasks, now_ms),
     }
@@ -186,30 +186,25 @@ def status_durations(subtask: SubtaskDetails, now_ms: int) -> dict[str, int]:
     return {state.value: max(0, end - at) for (at, state), end in zip(entered, ends, strict=False)}
 
 
-def io_metrics(io: IoMetrics) -> Json:
-    """The ``metrics`` object of a subtask or vertex; what is not measured is 0 and not complete."""
-    counted = {f"{name}-complete": io.complete for name in _COUNTED}
-    return {**{name: getattr(io, field) for name, field in _MEASURED.items()}, **counted}
+def io_metrics(parts: Sequence[SubtaskMeasures | None]) -> Json:
+    """The ``metrics`` object of subtasks together; what is not measured is 0 and not complete."""
+    measured = {
+        name: sum((kind(getattr(part, figure, 0)) for part in parts), kind(0))
+        for name, (figure, kind) in _MEASURED.items()
+    }
+    complete = bool(parts) and None not in parts
+    return measured | {f"{name}-complete": complete for name in measured if not name.startswith("accumulated")}
 
 
-_COUNTED = {
-    "read-bytes": "read_bytes",
-    "write-bytes": "write_bytes",
-    "read-records": "read_records",
-    "write-records": "write_records",
+_MEASURED: Mapping[str, tuple[str, type[int] | type[float]]] = {
+    "read-bytes": ("bytes_in", int),
+    "write-bytes": ("bytes_out", int),
+    "read-records": ("rows_in", int),
+    "write-records": ("rows_out", int),
+    "accumulated-backpressured-time": ("backpressured_ms", int),
+    "accumulated-idle-time": ("idle_ms", int),
+    "accumulated-busy-time": ("busy_ms", float),
 }
-_MEASURED = {
-    **_COUNTED,
-    "accumulated-backpressured-time": "backpressured_ms",
-    "accumulated-idle-time": "idle_ms",
-    "accumulated-busy-time": "busy_ms",
-}
-
-
-def _total(parts: Iterable[IoMetrics]) -> IoMetrics:
-    items = list(parts)
-    sums = {field: sum(getattr(io, field) for io in items) for field in _MEASURED.values()}
-    return IoMetrics(**sums, complete=bool(items) and all(io.complete for io in items))
 
 
 def _aggregated(subtasks: Sequence[SubtaskDetails], now_ms: int) -> Json:
@@ -217,8 +212,8 @@ def _aggregated(subtasks: Sequence[SubtaskDetails], now_ms: int) -> Json:
     lasted = [status_durations(subtask, now_ms) for subtask in subtasks]
     return {
         "metrics": {
-            name: distribution([int(getattr(subtask.io, field)) for subtask in subtasks])
-            for name, field in _MEASURED.items()
+            name: distribution([int(getattr(subtask.measures, figure, 0)) for subtask in subtasks])
+            for name, (figure, _) in _MEASURED.items()
         },
         "status-duration": {
             state.value: distribution([durations.get(state.value, 0) for durations in lasted])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from msgspec import to_builtins
 
 from ckpt_runtime.checkpoint.cleaner import CheckpointCleaner, UnaskedAnswerError
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
@@ -16,7 +15,7 @@ from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.failures import CheckpointFailureManager
 from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.request_decider import (
     CAPACITY,
     CheckpointRequestDecider,
@@ -27,7 +26,6 @@ from ckpt_runtime.checkpoint.request_decider import (
 from ckpt_runtime.checkpoint.shared_state_registry import SharedStateConflictError, SharedStateRegistry
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.graph.job_graph import Partitioning
-from ckpt_runtime.graph.schema import checked
 from tests.unit.runtime.checkpoint.checkpoint_driver import (
     SAVEPOINT,
     SYNC_SAVEPOINT,
@@ -305,10 +303,3 @@ def test_ids():
     ids.advance_to(10)
     ids.advance_to(4)
     assert ids.next_id() == 10
-
-
-def test_options_survive_json():
-    options = CheckpointOptions(SYNC_SAVEPOINT, "dir", True, aligned_timeout_ms=3, shared_directory="shared")
-    assert checked(to_builtins(options), CheckpointOptions) == options
-    options = replace(options, max_inflight_data_bytes=9)
-    assert checked(to_builtins(options), CheckpointOptions) == options
