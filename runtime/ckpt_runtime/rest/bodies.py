@@ -96,10 +96,6 @@ def _folded(value: object) -> object:
     return value.upper() if isinstance(value, str) and value.isascii() else value
 
 
-def _as_is(value: object) -> object:
-    return value
-
-
 def spelled(*names: str, **options: Any) -> Any:
     """A field under all its spellings; the first is the documented one."""
     return Field(validation_alias=AliasChoices(*names), **options)
@@ -192,15 +188,16 @@ class Body(BaseModel):
         """Leaves out nulls, and all but one spelling of each field."""
         given = {name: value for name, value in document.items() if value is not None}
         for field in cls.model_fields.values():
+            # pydantic would take the first spelling that it finds and not look at the others
             spellings = field.validation_alias.choices if isinstance(field.validation_alias, AliasChoices) else []
             names = [str(name) for name in spellings if name in given]
-            fold = _folded if isinstance(field.annotation, type) and issubclass(field.annotation, StrEnum) else _as_is
+            folds = isinstance(field.annotation, type) and issubclass(field.annotation, StrEnum)
             for name in names[1:]:
-                if fold(given[name]) != fold(given[names[0]]):
+                first, other = given[names[0]], given.pop(name)
+                if first != other and not (folds and _folded(first) == _folded(other)):
                     raise PydanticCustomError(
                         "spellings", "{names} are one field, but have different values", {"names": " and ".join(names)}
                     )
-                del given[name]
         return given
 
 
