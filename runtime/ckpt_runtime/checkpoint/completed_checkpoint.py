@@ -9,10 +9,9 @@ from typing import Any
 
 from msgspec import Struct, to_builtins
 
-from ckpt_runtime.checkpoint.documents import check_state
 from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
-from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, SubtaskState
+from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, SubtaskState, check_state
 from ckpt_runtime.graph.job_graph import JobEdge, JobVertex, Partitioning
 from ckpt_runtime.graph.schema import DocumentError, NonNegative, Parallelism, checked
 from ckpt_runtime.version import VERSION

@@ -16,11 +16,10 @@ from typing import Annotated, Any, Generic, TypeVar, get_args
 import msgspec
 from msgspec import Meta, Struct
 
-from ckpt_runtime.checkpoint.documents import check_state
 from ckpt_runtime.checkpoint.executions import SubtaskKey, TaskState
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.checkpoint.properties import CheckpointOptions
-from ckpt_runtime.checkpoint.state_handles import SubtaskState
+from ckpt_runtime.checkpoint.state_handles import SubtaskState, check_state
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.failure_report import printable
 from ckpt_runtime.graph.schema import DocumentError, NonNegative, malformed

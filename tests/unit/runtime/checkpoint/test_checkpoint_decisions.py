@@ -15,7 +15,7 @@ from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.failures import CheckpointFailureManager
 from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.request_decider import (
     CAPACITY,
     CheckpointRequestDecider,
@@ -303,10 +303,3 @@ def test_ids():
     ids.advance_to(10)
     ids.advance_to(4)
     assert ids.next_id() == 10
-
-
-def test_options_survive_json():
-    options = CheckpointOptions(SYNC_SAVEPOINT, "dir", True, aligned_timeout_ms=3, shared_directory="shared")
-    assert CheckpointOptions.from_json(options.to_json()) == options
-    options = replace(options, max_inflight_data_bytes=9)
-    assert CheckpointOptions.from_json(options.to_json()) == options

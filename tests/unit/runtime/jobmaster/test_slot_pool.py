@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import pytest
 
 from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, WorkerPeer
-from ckpt_runtime.jobmaster.slot_pool import MAX_FAILURES, SlotPool, SlotTimes
-from ckpt_runtime.jobmaster.slots import Slot, SlotsUnavailableError
+from ckpt_runtime.jobmaster.slot_pool import MAX_FAILURES, SlotPool
+from ckpt_runtime.jobmaster.slots import Slot, SlotsUnavailableError, SlotTimes
 from ckpt_runtime.network.control_messages import (
     AdoptWorker,
     AgentHeartbeat,
