@@ -102,7 +102,7 @@ class Configuration:
         return dict(self._values)
 
     def displayed(self) -> dict[str, str]:
-        """Makes a new dict for people to see: secrets are masked, those of users' own keys too (see ``secret_keys``)."""
+        """Makes a new dict for people to see: secrets are masked, users' own too (see ``secret_keys``)."""
         return {key: shown_value(key, value) for key, value in self._values.items()}
 
     def keys(self) -> KeysView[str]:
