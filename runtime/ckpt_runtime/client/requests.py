@@ -51,9 +51,9 @@ OperationKind = Literal["checkpoint", "savepoint", "savepoint-disposal"]
 class Call(Generic[T_co]):
     """One request and how to read its answer.
 
-    ``upload`` is the name and the content of a file. ``lookup`` is asked before the call is repeated after a lost answer, where a server may refuse what it has done
-    already: its answer is the call's, and "not found" means that the request never arrived. ``feature`` names what a
-    server that does not know the call lacks.
+    ``upload`` is the name and the content of a file. ``lookup`` is asked before the call is repeated after a lost
+    answer, where a server may refuse what it has done already: its answer is the call's, and "not found" means that the
+    request never arrived. ``feature`` names what a server that does not know the call lacks.
     """
 
     method: str
