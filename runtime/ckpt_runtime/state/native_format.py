@@ -127,9 +127,9 @@ class SectionWriter:
         """
         # The kernel has no bounds: such a row would be counted in memory that is not its own.
         if groups.size and not owned.first <= groups.min() <= groups.max() <= owned.last:
-            found = f"{groups.min()} to {groups.max()}"
             raise CorruptStateError(
-                f"state {name!r} has rows of key groups {found}; {owned.first} to {owned.last} are its own"
+                f"state {name!r} has rows of key groups {groups.min()} to {groups.max()}; "
+                f"{owned.first} to {owned.last} are its own"
             )
         self.write_blocks(name, descriptor, _encoded_blocks(table, groups, owned))
 
