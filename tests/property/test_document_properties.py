@@ -37,16 +37,12 @@ from ckpt_runtime.checkpoint.state_handles import (
 )
 from ckpt_runtime.checkpoint.statistics import CheckpointCounts, CheckpointStatsSnapshot
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import MAX_SUBTASKS, JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.graph.schema import DocumentError, checked
 from ckpt_runtime.jobmaster.ended_job import EndedJob, result_document
-from ckpt_runtime.jobmaster.gateway import (
-    EffectiveCheckpointConfig,
-    FailureCause,
-    JobStatus,
-    RunRequest,
-)
+from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig, JobStatus, RunRequest
 from ckpt_runtime.jobmaster.program_archive import ProgramRefusedError, modules_of
 from ckpt_runtime.snapshots.snapshot import disposal_of, open_snapshot
 from ckpt_runtime.storage.disposal import SnapshotDisposal

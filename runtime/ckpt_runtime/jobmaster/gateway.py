@@ -17,6 +17,7 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
+from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.scheduler.job_status import JobStatus
 
@@ -293,15 +294,6 @@ class EffectiveCheckpointConfig:
     state_backend: str
     checkpoint_storage: str
     overrides: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class FailureCause:
-    """``exception`` is a class name, ``message`` one line, ``stack_trace`` the whole text."""
-
-    exception: str
-    message: str
-    stack_trace: str
 
 
 @dataclass(frozen=True, slots=True)

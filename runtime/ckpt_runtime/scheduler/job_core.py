@@ -39,7 +39,6 @@ from ckpt_runtime.scheduler.job_status import JobState, JobStatus
 from ckpt_runtime.scheduler.replacement import check_graph, check_replaceable, subtasks_of
 from ckpt_runtime.scheduler.settings_update import SettingsUpdate
 
-_JOB_EVENTS = frozenset(get_args(job_on.JobEvent))
 _CLEARING = (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING)
 _TELLS_OF_THE_END = (job_out.StatusChanged, job_out.StopCompleted, job_out.StopFailed, job_out.JobEnded)
 
@@ -93,6 +92,7 @@ class JobCore:
         self._outputs: list[JobOutput] = []
         self._now = Instant(0, 0)
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
+            **dict.fromkeys(get_args(job_on.JobEvent), self._to_machine),
             job_on.TaskFinished: self._on_task_finished,
             job_on.TaskFailed: self._on_task_failed,
             job_on.SlotsFailed: self._on_slots_failed,
@@ -183,8 +183,8 @@ class JobCore:
         or the plan does not allow, and the machines' errors for events that they cannot take: bugs of the shell.
         """
         self._now = now
-        self._tell(event)
         try:
+            self._take(event)
             while self._queue:
                 self._queue.popleft()()
         except BaseException:
@@ -195,13 +195,7 @@ class JobCore:
         return outputs
 
     def _take(self, event: JobInput) -> None:
-        handler = self._handlers.get(type(event))
-        if handler is not None:
-            handler(event)
-        elif type(event) in _JOB_EVENTS:
-            self._to_machine(event)
-        else:
-            self._to_coordinator(event)
+        self._handlers.get(type(event), self._to_coordinator)(event)
 
     def _to_machine(self, event: Any) -> None:
         self._route(self.machine.handle(event, self._now))
@@ -217,7 +211,7 @@ class JobCore:
             elif isinstance(effect, _TELLS_OF_THE_END) and self._has_untold_end:
                 self._untold.append(effect)
             else:
-                self._emit(effect)
+                self._outputs.append(effect)
 
     def _tell(self, event: JobInput) -> None:
         """To a machine, behind what waits for one already."""
@@ -418,7 +412,8 @@ class JobCore:
         self._redeploy()
 
     def _redeploy(self) -> None:
-        self._to_machine(job_on.RedeployRequested(subtasks_of(self._next_plan.graph)))
+        """Behind what new settings have set off: a job that fails by them must not restart without its strategy."""
+        self._tell(job_on.RedeployRequested(subtasks_of(self._next_plan.graph)))
 
     # --- the end
 

@@ -77,6 +77,11 @@ class ClientView:
         request.documents.add(document)
         self.possible.add(document)
 
+    def written(self, document: str | None) -> None:
+        """A write takes effect, perhaps long after its answer: the driver must still be at it."""
+        harmless = document == self._world.ha.overrides or self._world.job_has_ended
+        self._require(harmless or self._storing is not None, f"{document} is stored when the change is settled")
+
     def hears(self, driver: Driver, answer: PatchAnswered) -> None:
         """Each request is answered once, with the truth."""
         if not driver.leads:
@@ -101,7 +106,7 @@ class ClientView:
                 self._known(driver, in_force=False)
             case PatchOutcome.JOB_ENDED:
                 self._require(driver.machine.state.is_terminal, "told to have ended, which the job has not")
-                self._storing = None
+                self._storing = None if self._storing == answer.request_id else self._storing
             case PatchOutcome.UNKNOWN:
                 pass  # the driver goes on with it
 

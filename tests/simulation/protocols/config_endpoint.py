@@ -67,6 +67,7 @@ class ConfigEndpoint:
         ha = self._world.ha
         if ha.revision != revision or not ha.job_is_stored:
             return False
+        self._world.checker.clients.written(document)
         ha.overrides = document
         ha.revision += 1
         return True

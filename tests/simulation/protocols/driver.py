@@ -34,6 +34,7 @@ from tests.simulation.protocols.observed import ObservedCoordinator, ObservedMac
 from tests.simulation.protocols.plan_model import PlanModel
 from tests.simulation.protocols.tasks import CAUSE, Deployment, Subtask
 from tests.simulation.schedules.reported_checkpoints import ReportedCheckpoints
+from tests.simulation.schedules.violation import Violation
 
 if TYPE_CHECKING:
     from tests.simulation.protocols.world import World
@@ -183,7 +184,8 @@ class Driver:
 
     def _cancel_tasks(self, effect: job_out.CancelTasks) -> None:
         deployment = self.deployment
-        assert deployment is not None
+        if deployment is None or not deployment.tasks.keys() >= set(effect.executions):
+            raise Violation(f"tasks are to be cancelled that were not deployed: {effect.executions}")
         for execution in effect.executions:
             if deployment.lives(execution.subtask):
                 deployment.send(execution.subtask, deployment.cancel, deployment.tasks[execution])

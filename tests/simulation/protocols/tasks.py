@@ -188,8 +188,8 @@ class Deployment:
         world = self.world
         self.report(task.execution.subtask, self.driver.task_running, self, task)
         if world.scenario.bounded and not task.expected:
-            # A source that had ended in the restored snapshot has nothing more to give.
-            ended = task.execution.vertex_id in self.finished_vertices
+            # A source that had ended in the restored snapshot has nothing more to give, and some have little.
+            ended = task.execution.vertex_id in self.finished_vertices or world.choices.chance("little data", 0.15)
             at = world.loop.now + (1 if ended else world.choices.delay("data ends", 50, 500))
             world.loop.at(at, None, self._data_ends, task)
 

@@ -122,18 +122,23 @@ class Users:
                 driver.tell(job_on.StopRequested(request_id, value.random() < 0.5, "savepoints"))
             case "cancel":
                 driver.tell(job_on.CancelRequested())
-            case "replace the graph":
-                self._replace_graph(driver, other_graph(driver.plan.graph, value))
-            case "replace the configuration":
-                self._replace_configuration(driver, other_settings(driver.plan.settings, value))
-            case "replace the restart strategy":
-                driver.replace_strategy(STRATEGIES[value.choice(_STRATEGIES)])
+            case "replace the graph" | "replace the configuration" | "replace the restart strategy":
+                self._replace(driver, kind, value)
             case "suspend the driver":
                 driver.tell(job_on.SuspendRequested())
                 if value.random() < 0.5:
                     raise DriverCrash  # it does not wait for its clean-up
             case "toggle the backlog":
                 self._toggle_backlog(driver)
+
+    def _replace(self, driver: Driver, kind: str, value: Random) -> None:
+        match kind:
+            case "replace the graph":
+                self._replace_graph(driver, other_graph(driver.plan.graph, value))
+            case "replace the configuration":
+                self._replace_configuration(driver, other_settings(driver.plan.settings, value))
+            case _:
+                driver.replace_strategy(STRATEGIES[value.choice(_STRATEGIES)])
 
     def _replace_graph(self, driver: Driver, graph: JobGraph) -> None:
         plan = driver.plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -25,22 +26,19 @@ def describe(what: Any) -> str:
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, CompletedCheckpoint):
-        return f"#{value.id}"
-    if isinstance(value, ExecutionId):
-        return f"{value.vertex_id}/{value.subtask}@{value.attempt}"
-    if isinstance(value, CheckpointProperties):
-        return value.type.value + ("+full" if value.full else "") + ("+drain" if value.drain else "")
-    if isinstance(value, JobGraph):
-        return "+".join(f"{vertex.id}*{vertex.parallelism}" for vertex in value.vertices)
-    if isinstance(value, RestoredState):
-        return f"#{value.checkpoint_id}"
-    if isinstance(value, Configuration):
-        return f"{len(value)} options"
-    if isinstance(value, SubtaskState):
-        return f"{len(value.files())} files"
     if isinstance(value, tuple):
         return f"[{', '.join(_value(item) for item in value)}]"
     if isinstance(value, frozenset):
         return f"{{{', '.join(sorted(_value(item) for item in value))}}}"
-    return str(value)
+    return _SHORT.get(type(value), str)(value)
+
+
+_SHORT: dict[type[Any], Callable[[Any], str]] = {
+    CompletedCheckpoint: lambda checkpoint: f"#{checkpoint.id}",
+    RestoredState: lambda restored: f"#{restored.checkpoint_id}",
+    ExecutionId: lambda execution: f"{execution.vertex_id}/{execution.subtask}@{execution.attempt}",
+    CheckpointProperties: lambda p: p.type.value + ("+full" if p.full else "") + ("+drain" if p.drain else ""),
+    JobGraph: lambda graph: "+".join(f"{vertex.id}*{vertex.parallelism}" for vertex in graph.vertices),
+    Configuration: lambda configuration: f"{len(configuration)} options",
+    SubtaskState: lambda state: f"{len(state.files())} files",
+}

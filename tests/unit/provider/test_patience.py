@@ -26,7 +26,8 @@ from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 from airflow_provider_ckpt.sensors.job import JobStatusSensor
 from ckpt_runtime.checkpoint.statistics import CheckpointType
-from ckpt_runtime.jobmaster.gateway import FailureCause, JobStatus, JobTerminated, OperationStatus
+from ckpt_runtime.failure_report import FailureCause
+from ckpt_runtime.jobmaster.gateway import JobStatus, JobTerminated, OperationStatus
 from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task, deferral, fire
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 30}

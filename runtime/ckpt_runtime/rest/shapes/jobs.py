@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.gateway import (
     NOT_YET,
@@ -13,7 +14,6 @@ from ckpt_runtime.jobmaster.gateway import (
     ExceptionHistory,
     ExecutionResult,
     ExecutionState,
-    FailureCause,
     JobConfigInfo,
     JobDetails,
     JobOverview,

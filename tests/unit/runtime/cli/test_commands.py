@@ -14,7 +14,8 @@ from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.cli.main import main
 from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
-from ckpt_runtime.jobmaster.gateway import ExceptionEntry, FailureCause, JobStatus, RunRequest
+from ckpt_runtime.failure_report import FailureCause
+from ckpt_runtime.jobmaster.gateway import ExceptionEntry, JobStatus, RunRequest
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 
 JOB = "fa461ac280c9aa36bde4a060aa97618c"

@@ -15,12 +15,13 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import InvalidOptionError
 from ckpt_runtime.configuration.option import Changeability
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyType
+from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.jobmaster import executions as executions_module
 from ckpt_runtime.jobmaster.checkpoint_settings import shown_settings, submitted_settings
 from ckpt_runtime.jobmaster.exceptions_history import MAX_CONCURRENT, FailureLog
 from ckpt_runtime.jobmaster.executions import ExecutionGraph
-from ckpt_runtime.jobmaster.gateway import NOT_YET, ExceptionEntry, ExecutionState, FailureCause
+from ckpt_runtime.jobmaster.gateway import NOT_YET, ExceptionEntry, ExecutionState
 from ckpt_runtime.jobmaster.restart_strategy_factory import create_restart_strategy, strategy_type
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.rest.shapes.checkpoints import config

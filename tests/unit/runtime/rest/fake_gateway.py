@@ -18,6 +18,7 @@ from ckpt_runtime.checkpoint.configuration import (
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStatsSnapshot, CheckpointType, SubtaskStats
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning, vertex_id_of
 from ckpt_runtime.jobmaster import gateway as g
 from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig, ExecutionState, JobStatus
@@ -86,7 +87,7 @@ class FakeGateway:
         self.operations: dict[str, Operation] = {}
         self.disposed: list[str] = []
         self.shut_down = False
-        self.savepoint_failure: g.FailureCause | None = None
+        self.savepoint_failure: FailureCause | None = None
         self.triggered: Counter[str] = Counter()
         self.ready = True
         self.end_of_new_jobs: JobStatus | None = None
@@ -379,7 +380,7 @@ class FakeGateway:
     async def dispose_savepoint(self, path: str, trigger_id: str | None) -> str:
         def run() -> g.OperationStatus:
             if path in self.disposed:
-                cause = g.FailureCause("ckpt.StorageError", f"Could not dispose savepoint {path}.", "ckpt: gone")
+                cause = FailureCause("ckpt.StorageError", f"Could not dispose savepoint {path}.", "ckpt: gone")
                 return g.OperationStatus(True, failure=cause)
             self.disposed.append(path)
             return g.OperationStatus(True)

@@ -1,0 +1,249 @@
+"""Planted bugs of what joins the job machine and the coordinator: order, attempts, replacements, settings, the end."""
+
+from __future__ import annotations
+
+from ckpt_runtime.checkpoint import events as checkpoint_on
+from ckpt_runtime.scheduler import core_events as core
+from ckpt_runtime.scheduler import job_core
+from ckpt_runtime.scheduler import job_events as job_on
+from ckpt_runtime.scheduler.job_core import JobCore
+from ckpt_runtime.scheduler.job_machine import JobMachine
+from ckpt_runtime.scheduler.job_status import JobState
+from ckpt_runtime.scheduler.restart_strategies import RestartHistory, Restarts
+from ckpt_runtime.scheduler.settings_update import SettingsUpdate
+from tests.simulation.planted.registry import also, bug, nothing
+
+# --- order
+
+
+@bug("what the machines say to each other overtakes itself", "run to completion")
+def _():
+    from functools import partial
+
+    return [(JobCore, "_tell", lambda self, event: self._queue.appendleft(partial(self._take, event)))]
+
+
+@bug("an effect is carried out before those in front of it", "run to completion")
+def _():
+    original = JobCore.handle
+    return [(JobCore, "handle", lambda self, event, now: original(self, event, now)[::-1])]
+
+
+@bug("an end of data that comes early is forgotten", "6.2")
+def _():
+    original = JobCore._on_end_of_data
+
+    def reached(self, event):
+        if self.machine.state is not JobState.DEPLOYING:
+            original(self, event)
+
+    return [(JobCore, "_on_end_of_data", reached)]
+
+
+# --- attempts
+
+
+@bug("a recorded attempt is taken for the present one", "one attempt's answers are not another's")
+def _():
+    original = JobCore._on_attempt_recorded
+    return [
+        (
+            JobCore,
+            "_on_attempt_recorded",
+            lambda self, event: original(self, core.AttemptRecorded(self.machine.attempt)),
+        )
+    ]
+
+
+@bug("an attempt is deployed before it is recorded", "messages tell deployments apart by it")
+def _():
+    def restore(self, effect):
+        self._emit(core.RecordAttempt(effect.attempt))
+        self._tell(core.AttemptRecorded(effect.attempt))
+
+    original = JobCore.__init__
+
+    def init(self, *arguments, **more):
+        original(self, *arguments, **more)
+        self._routes[job_core.job_out.RestoreState] = lambda effect: restore(self, effect)
+
+    return [(JobCore, "__init__", init)]
+
+
+@bug("a new driver counts attempts from nothing", "messages tell deployments apart by it")
+def _():
+    original = JobMachine.__init__
+
+    def init(self, subtasks, restart_strategy, first_attempt=0, *more):
+        original(self, subtasks, restart_strategy, 0, *more)
+
+    return [(JobMachine, "__init__", init)]
+
+
+# --- settings
+
+
+@bug("a patch is settled twice", "571.6")
+def _():
+    from ckpt_runtime.scheduler import settings_update
+
+    return [(settings_update._Patch, "is_answered", property(lambda self: False))]
+
+
+@bug("two changes of settings at the same time", "571.6")
+def _():
+    original = SettingsUpdate.requested
+
+    def requested(self, event, settings):
+        self._patch = None
+        return original(self, event, settings)
+
+    return [(SettingsUpdate, "requested", requested)]
+
+
+@bug("a patch is applied that was not stored", "571.5")
+def _():
+    original = JobCore._on_overrides_answer
+
+    def answered(self, event):
+        if isinstance(event, core.OverridesNotStored) and self._update.concerns(event.request_id):
+            before = self._update.overrides
+            changed = self._update._patch.change.overrides
+            self._update.overrides = before if changed is None else before.merged_with(changed)
+            self._patch_coordinator()
+            self._update.overrides = before
+        original(self, event)
+
+    return [(JobCore, "_on_overrides_answer", answered)]
+
+
+# --- replacements
+
+
+@bug("a replaced graph is used before its deployment", "530, one plan is in force")
+def _():
+    def extra(self, event):
+        self._plan = self._next_plan
+
+    return [also(JobCore, "_on_graph_replaced", extra)]
+
+
+@bug("a replaced graph is not deployed", "530")
+def _():
+    return [(JobCore, "_redeploy", nothing)]
+
+
+@bug("the coordinator does not hear of a replaced graph", "530, one plan is in force")
+def _():
+    original = JobCore._to_coordinator
+
+    def to_coordinator(self, event):
+        if not isinstance(event, checkpoint_on.GraphReplaced):
+            original(self, event)
+
+    return [(JobCore, "_to_coordinator", to_coordinator)]
+
+
+@bug("a replaced graph is deployed with the old subtasks", "530, one plan is in force")
+def _():
+    original = JobMachine._on_redeploy
+
+    def redeploy(self, event, now):
+        original(self, job_on.RedeployRequested(self._subtasks), now)
+
+    return [(JobMachine, "_on_redeploy", redeploy)]
+
+
+@bug("slots are asked for by the graph that was replaced", "530, one plan is in force")
+def _():
+    original = JobCore._on_attempt_recorded
+
+    def recorded(self, event):
+        before, self._plan = self._plan, self._next_plan
+        if self._plan.graph is not before.graph:
+            self._to_coordinator(checkpoint_on.GraphReplaced(self._plan.graph))
+        original(self, event)
+
+    return [(JobCore, "_acquire_slots", JobCore._emit), (JobCore, "_on_attempt_recorded", recorded)]
+
+
+@bug("any graph replaces the present one", "530, what does not fit is refused")
+def _():
+    return [(job_core, "check_graph", nothing)]
+
+
+@bug("a graph is replaced while the job is being stopped", "530, a stop goes first")
+def _():
+    return [(job_core, "check_replaceable", nothing)]
+
+
+@bug("a replaced configuration drops the overrides", "571.1")
+def _():
+    def replaced(self, event):
+        self._to_coordinator(checkpoint_on.ConfigurationPatched(event.settings))
+
+    return [also(JobCore, "_on_configuration_replaced", replaced)]
+
+
+@bug("a replaced configuration waits for the next patch", "571.1")
+def _():
+    original = JobCore._patch_coordinator
+
+    def patch(self):
+        if self._plan is self._next_plan:
+            original(self)
+
+    return [(JobCore, "_patch_coordinator", patch)]
+
+
+@bug("a configuration is replaced while settings are being changed", "571.6")
+def _():
+    return [(SettingsUpdate, "check_idle", nothing)]
+
+
+@bug("a replaced restart strategy begins with an empty history", "530.6")
+def _():
+    def replaced(self, event, now):
+        self._restarts = Restarts(event.strategy)
+
+    return [(JobMachine, "_on_restart_strategy_replaced", replaced)]
+
+
+@bug("a replaced restart strategy forgets the restarts so far", "530.6")
+def _():
+    def replaced(self, event, now):
+        history = self._restarts._history
+        self._restarts = Restarts(event.strategy)
+        self._restarts._history = RestartHistory(0, history.failures, history.restart_at)
+
+    return [(JobMachine, "_on_restart_strategy_replaced", replaced)]
+
+
+@bug("a restart strategy cannot be replaced", "530.6")
+def _():
+    return [(JobMachine, "_on_restart_strategy_replaced", nothing)]
+
+
+# --- the end
+
+
+@bug("the end is told before it is stored", "K13")
+def _():
+    return [(job_core, "_TELLS_OF_THE_END", ())]
+
+
+@bug("a result that could not be stored is not stored again", "K13")
+def _():
+    return [(JobCore, "_on_result_not_stored", nothing)]
+
+
+@bug("a driver that lost its lease tells of the end", "K13, I12")
+def _():
+    original = JobCore._on_leadership_lost
+
+    def lost(self, event):
+        outputs, self._untold = self._untold, []
+        self._outputs += outputs
+        original(self, event)
+
+    return [(JobCore, "_on_leadership_lost", lost)]
