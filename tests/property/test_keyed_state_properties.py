@@ -42,7 +42,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 @st.composite
-def batches(draw: Any) -> tuple[pa.DataType, list[pa.RecordBatch]]:
+def batches(draw: st.DrawFn) -> tuple[pa.DataType, list[pa.RecordBatch]]:
     kind = draw(st.sampled_from(list(VALUES)))
     row = st.tuples(st.one_of(st.none(), st.sampled_from("abcdef")), st.one_of(st.none(), VALUES[kind]))
     parts = draw(st.lists(st.lists(row, min_size=1, max_size=12), min_size=1, max_size=5))

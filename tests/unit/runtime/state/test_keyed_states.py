@@ -13,6 +13,7 @@ from pyspark.sql import Row
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, StateFile
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError
+from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
 from ckpt_runtime.state.memory.layered_dict import FrozenView
 from ckpt_runtime.state.states import TimeToLive
 from tests.support.inline_snapshots import CHECKPOINT, InlineReader
@@ -44,7 +45,7 @@ def stored_keys(state: Any) -> set[Any]:
     return {key for chunk in FrozenView(tuple(state._entries._layers)).chunks() for key, _ in chunk}
 
 
-def content(backend: Any, int_key: pa.Schema, keys: range) -> dict[int, Any]:
+def content(backend: MemoryKeyedStateBackend, int_key: pa.Schema, keys: range) -> dict[int, Any]:
     values = backend.value_state("v", int_key, VALUE)
     lists = backend.list_state("l", int_key, ONE)
     maps = backend.map_state("m", int_key, USER_KEY, ONE)
