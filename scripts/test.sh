@@ -29,7 +29,7 @@ run() { # <nice> <folders> <options of pytest>
     local report code=0
     report="$reports/${2//[ \/]/_}"
     # shellcheck disable=SC2086  # several folders
-    nice -n "$1" .venv/bin/python -m pytest $2 "${@:3}" >"$report" 2>&1 || code=$?
+    nice -n "$1" .venv/bin/python -m pytest $2 "${@:3}" </dev/null >"$report" 2>&1 || code=$?
     ((code == 0 || code == 5)) || touch "$reports/failed" # an option that leaves no test of a group is fine
     printf '\n=== %s\n' "$2" && cat "$report"
 }

@@ -20,7 +20,7 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0
 
 
 @dataclass(frozen=True, slots=True)
-class FailureReport:
+class FailureCause:
     """``exception`` is a class name; ``stack_trace`` begins with the line that clients show."""
 
     exception: str
@@ -28,11 +28,11 @@ class FailureReport:
     stack_trace: str
 
 
-def report_of(error: BaseException) -> FailureReport:
+def report_of(error: BaseException) -> FailureCause:
     """Class, message and trace of an exception, each of bounded length."""
     name = _name_of(type(error))
     message = _message_of(error)
-    return FailureReport(name, message, _joined([f"{name}: {message}\n", *_trace_of(error)]))
+    return FailureCause(name, message, _joined([f"{name}: {message}\n", *_trace_of(error)]))
 
 
 def summary_of(error: BaseException) -> str:

@@ -23,6 +23,7 @@ import typer
 from ckpt_runtime.api.entry_point import load_plan
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.cli.main import app
+from ckpt_runtime.configuration.checkpoint_settings import MAX_MILLISECONDS, PATCHABLE
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.registry import find_option
@@ -316,6 +317,16 @@ PATCHES = [block for block in blocks("json") if block.page.name == "unaligned-ch
 def test_a_patch_of_the_settings_is_accepted(block: Block) -> None:
     overrides = overrides_of(checked(PatchBody, json.loads(block.text)))
     assert overrides.applied_to(CheckpointConfiguration()).unaligned_enabled
+
+
+@pytest.mark.row("571.8")
+@pytest.mark.parametrize("name", PATCHABLE)
+def test_the_settings_that_can_be_patched_are_documented(name: str) -> None:
+    rows = [line.split("|") for line in (DOCS / "rest.md").read_text().splitlines() if line.startswith("| ")]
+    (value,) = [cells[2] for cells in rows if f"`{name}`" in cells[1]]
+    bounds = PATCHABLE[name].patch_range
+    words = {MAX_MILLISECONDS: "ten years", 2**31 - 1: "2^31-1", 2**63 - 1: "2^63-1"}
+    assert ("boolean" if bounds is None else f", {bounds[0]} up to {words[bounds[1]]}") in value
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -29,7 +29,7 @@ from ckpt_runtime.checkpoint.barrier_handler import (
     MeasureInFlight,
     ResumeChannels,
     StopRecording,
-    TriggerCheckpoint,
+    TakeSnapshot,
     TriggeredByCoordinator,
 )
 from ckpt_runtime.checkpoint.instant import Instant
@@ -120,7 +120,7 @@ class Model:
                     for channel in channels:
                         assert self.inputs[channel].blocked
                         self.inputs[channel].blocked = False
-                case TriggerCheckpoint():
+                case TakeSnapshot():
                     self._trigger(effect)
                 case StopRecording(checkpoint_id, channel):
                     taken = self.taken[checkpoint_id]
@@ -150,7 +150,7 @@ class Model:
         assert checkpoint_id > self.sent
         self.sent = checkpoint_id
 
-    def _trigger(self, effect: TriggerCheckpoint) -> None:
+    def _trigger(self, effect: TakeSnapshot) -> None:
         number = effect.checkpoint_id
         self._send(number)
         assert number not in self.given_up

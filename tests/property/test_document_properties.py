@@ -8,6 +8,7 @@ import json
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -20,7 +21,6 @@ from ckpt_runtime.api.plan_result import PlanResult
 from ckpt_runtime.checkpoint.channel_state_assignment import StateAssignmentError
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, EdgeDescriptor, VertexDescriptor
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
-from ckpt_runtime.checkpoint.documents import check_state
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_assignment import assign_states, restored_max_parallelism
 from ckpt_runtime.checkpoint.state_handles import (
@@ -33,21 +33,17 @@ from ckpt_runtime.checkpoint.state_handles import (
     OperatorSubtaskState,
     StateFile,
     SubtaskState,
+    check_state,
 )
 from ckpt_runtime.checkpoint.statistics import CheckpointCounts, CheckpointStatsSnapshot
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import MAX_SUBTASKS, JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.graph.schema import DocumentError, checked
 from ckpt_runtime.jobmaster.ended_job import EndedJob, result_document
-from ckpt_runtime.jobmaster.gateway import (
-    EffectiveCheckpointConfig,
-    FailureCause,
-    JobStatus,
-    RunRequest,
-)
+from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig, JobStatus, RunRequest
 from ckpt_runtime.jobmaster.program_archive import ProgramRefusedError, modules_of
-from ckpt_runtime.jobmaster.submission import request_of
 from ckpt_runtime.snapshots.snapshot import disposal_of, open_snapshot
 from ckpt_runtime.storage.disposal import SnapshotDisposal
 from ckpt_runtime.storage.errors import StorageError
@@ -240,9 +236,9 @@ def test_results(document: Any) -> None:
 
 STORED = {
     "plan": (StoredJob(JOB, GRAPH.to_json(), {"a": "b"}).to_json(), StoredJob.from_json),
-    "leader": (LeaderInfo("http://x", "app", "1", 3).to_json(), LeaderInfo.from_json),
+    "leader": (asdict(LeaderInfo("http://x", "app", "1", 3)), lambda document: checked(document, LeaderInfo)),
     "disposal": ({"directory": "file:///s", "files": ["a", "b/c"]}, SnapshotDisposal.from_json),
-    "request": (RESULT["request"], request_of),
+    "request": (RESULT["request"], lambda document: checked(document, RunRequest)),
     "failure": (RESULT["exceptions"][0], lambda document: EndedJob({**RESULT, "exceptions": [document]})),
 }
 

@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -147,11 +147,18 @@ def _write_input(file: Path, rows_per_source: int) -> None:
     pq.write_table(pa.table({"source": sources, "n": numbers}), file)
 
 
-def restored(cluster: MiniCluster, snapshot: Path, kind: Kind, parallelism: int, directory: Path) -> Rows:
-    """What a job writes that starts from a snapshot and runs to its end."""
-    job = submit(cluster, kind, directory, savepoint=str(snapshot), parallelism=parallelism)
-    cluster.wait_for_status(job, JobStatus.FINISHED)
-    return written(directory / "out")
+def restored(
+    cluster: MiniCluster, snapshot: Path, kind: Kind, directory: Path, parallelisms: Sequence[int] = (PARALLELISM,)
+) -> list[Rows]:
+    """What jobs write that start from a snapshot at these parallelisms, at the same time, and run to their end."""
+    places = [directory / str(parallelism) for parallelism in parallelisms]
+    jobs = [
+        submit(cluster, kind, place, savepoint=str(snapshot), parallelism=parallelism)
+        for place, parallelism in zip(places, parallelisms, strict=True)
+    ]
+    for job in jobs:
+        cluster.wait_for_status(job, JobStatus.FINISHED)
+    return [written(place / "out") for place in places]
 
 
 def expected(snapshot: Path) -> Rows:
@@ -185,7 +192,7 @@ def write_snapshot(cluster: MiniCluster, name: str, target: Path, scratch: Path)
     assert has_channel_state == name.startswith("unaligned"), name
     if (taken.parent / "shared").is_dir():
         shutil.copytree(taken.parent / "shared", target / "shared")
-    after = restored(cluster, placed(target, scratch / "placed"), kind, PARALLELISM, scratch / "restored")
+    (after,) = restored(cluster, placed(target, scratch / "placed"), kind, scratch / "restored")
     if not kind.drain:  # a drain fires timers early: what comes after is as that version made it
         for table, rows in whole_output(kind.right_rows_per_source).items():
             assert in_order(before[table] + after[table]) == in_order(rows), (name, table)
@@ -200,7 +207,7 @@ def _wait_for_rows(cluster: MiniCluster, job: str) -> None:
         details = cluster.call(cluster.dispatcher.job_details(job))
         behind = {edge.target for edge in details.graph.edges}
         reached = [vertex for vertex in details.vertices if vertex.vertex_id in behind]
-        read = [sum(subtask.io.read_records for subtask in vertex.subtasks) for vertex in reached]
+        read = [sum(subtask.measures.rows_in for subtask in vertex.subtasks if subtask.measures) for vertex in reached]
         return min(read) > 0 and max(read) > 200
 
     cluster.wait_until(flowing, "rows")

@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster import gateway as g
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.runtime.rest.conftest import send_to
@@ -26,7 +27,7 @@ FAILED = "7e1d2c3b4a5968778695a4b3c2d1e0f9"
 DONE, PENDING, BROKEN = "a" * 32, "b" * 32, "c" * 32
 NOW_MS = START_MS + 60_000
 PIPELINE = "5bfa03f3a0324da19bf4d4cb96cbace4_p"
-CAUSE = g.FailureCause("ckpt_runtime.storage.StorageError", "no space left", "StorageError: no space left")
+CAUSE = FailureCause("ckpt_runtime.storage.StorageError", "no space left", "StorageError: no space left")
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ class ResumeChannels:
 
 
 @dataclass(frozen=True, slots=True)
-class TriggerCheckpoint:
+class TakeSnapshot:
     """Take the snapshot now, before any other input.
 
     ``alignment_duration`` are the milliseconds since the first sign of the barrier. Aligned: all barriers are consumed
@@ -187,7 +187,7 @@ class MeasureInFlight:
 BarrierEffect = (
     BlockChannel
     | ResumeChannels
-    | TriggerCheckpoint
+    | TakeSnapshot
     | StopRecording
     | AllBarriersReceived
     | AbortCheckpoint
@@ -466,7 +466,7 @@ class BarrierHandler:
         pending.collecting, pending.measuring = True, False
         self._see(checkpoint_id)
         self._effects.append(
-            TriggerCheckpoint(
+            TakeSnapshot(
                 checkpoint_id,
                 pending.timestamp,
                 pending.options,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import Struct, to_builtins
 
-from ckpt_runtime.checkpoint.documents import check_state
 from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
-from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, SubtaskState
+from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, SubtaskState, check_state
 from ckpt_runtime.graph.job_graph import JobEdge, JobVertex, Partitioning
 from ckpt_runtime.graph.schema import DocumentError, NonNegative, Parallelism, checked
 from ckpt_runtime.version import VERSION
@@ -111,10 +110,6 @@ class CompletedCheckpoint:
             for vertex in self.vertices
             if all((vertex.id, subtask) in self.finished for subtask in range(vertex.parallelism))
         )
-
-    def moved_to(self, directory: str) -> CompletedCheckpoint:
-        """The same snapshot, found in another directory."""
-        return replace(self, directory=directory)
 
     def to_json(self) -> dict[str, Any]:
         """Deterministic: subtasks in the order of vertex id and index."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 
@@ -14,13 +13,6 @@ class SavepointFormat(StrEnum):
 
     NATIVE = "NATIVE"
     CANONICAL = "CANONICAL"
-
-
-class RestoreMode(StrEnum):
-    """Who owns the snapshot that a job was started from (FLIP-193)."""
-
-    CLAIM = "CLAIM"
-    NO_CLAIM = "NO_CLAIM"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +41,6 @@ class CheckpointProperties:
     def notifies_and_subsumes(self) -> bool:
         """A plain savepoint tells no task that it is complete and replaces nothing."""
         return self.type is not CheckpointType.SAVEPOINT
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "type": self.type.value,
-            "savepoint_format": None if self.savepoint_format is None else self.savepoint_format.value,
-            "full": self.full,
-            "drain": self.drain,
-        }
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> CheckpointProperties:
-        name = document["savepoint_format"]
-        return cls(
-            CheckpointType(document["type"]),
-            None if name is None else SavepointFormat(name),
-            bool(document["full"]),
-            bool(document["drain"]),
-        )
 
 
 @dataclass(frozen=True, slots=True)

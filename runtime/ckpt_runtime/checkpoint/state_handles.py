@@ -1,7 +1,7 @@
 """Handles: where each piece of a snapshot lies. The metadata model that acknowledgements and ``_metadata`` carry.
 
-Pure data, which ``msgspec`` writes and reads (:mod:`ckpt_runtime.checkpoint.documents`). Paths are relative to the
-snapshot's directory, or absolute URLs for files elsewhere. Handles of keyed state say their kind and version.
+Pure data, which ``msgspec`` writes and reads; :func:`check_state` looks at what no schema describes. Paths are relative
+to the snapshot's directory, or absolute URLs for files elsewhere. Handles of keyed state say their kind and version.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeAlias
 from msgspec import Meta, Struct, to_builtins
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.graph.schema import NonNegative
+from ckpt_runtime.graph.schema import NonNegative, check_values
 
 _Version1 = Annotated[int, Meta(ge=1, le=1)]
 _FileName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9._-]{0,254}\Z")]
@@ -170,3 +170,16 @@ class SubtaskState:
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = to_builtins(self)
         return document
+
+
+def check_state(state: SubtaskState, where: str) -> None:
+    """Raises :class:`DocumentError` for values in it that no document can hold."""
+    for operator in state.operators.values():
+        for handle in operator.keyed:
+            if isinstance(handle, KeyedStateHandle):
+                for section in handle.sections:
+                    check_values(section.descriptor, f"{where}: a descriptor")
+            else:
+                check_values(handle.description, f"{where}: a description")
+        for listed in operator.lists:
+            check_values(listed.items, f"{where}: a list state")

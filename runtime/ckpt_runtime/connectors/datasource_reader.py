@@ -14,8 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ckpt_runtime.connectors.plan_values import values_of
-from ckpt_runtime.connectors.state_version import checked_items, versioned
+from ckpt_runtime.connectors.datasource_values import checked_items, values_of, versioned
 from ckpt_runtime.connectors.stream_planner import Offset, PlannedRange, StreamPlanner, new_planner
 from ckpt_runtime.connectors.task_context import begin_task
 from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now, source_schema

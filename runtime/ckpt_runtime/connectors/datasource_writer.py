@@ -17,8 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from ckpt_runtime.connectors.datasource_rows import batch_to_rows, struct_type
-from ckpt_runtime.connectors.plan_values import values_of
-from ckpt_runtime.connectors.state_version import checked_items, versioned
+from ckpt_runtime.connectors.datasource_values import checked_items, values_of, versioned
 from ckpt_runtime.connectors.tagged_values import TaggedValues
 from ckpt_runtime.connectors.task_context import begin_task
 from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, new_data_source

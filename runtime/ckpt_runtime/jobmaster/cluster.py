@@ -14,8 +14,9 @@ from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.leadership import LEASE_TIMEOUT_S, Leadership
 from ckpt_runtime.jobmaster.program_store import ProgramStore
-from ckpt_runtime.jobmaster.slot_pool import SlotPool, SlotTimes
+from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slot_stages import SlotProvider
+from ckpt_runtime.jobmaster.slots import SlotTimes
 from ckpt_runtime.network.authentication import new_secret
 from ckpt_runtime.storage.ha_store import HaStore
 
@@ -27,10 +28,7 @@ class ClusterSettings:
     control_host: str
     work_directory: Path
     configuration: Configuration = field(default_factory=Configuration)
-    heartbeat_interval_s: float = 1.0
-    heartbeat_timeout_s: float = 10.0
-    slot_idle_timeout_s: float = 50.0
-    slot_request_timeout_s: float = 300.0
+    slot_times: SlotTimes = SlotTimes()
     lease_timeout_s: float = LEASE_TIMEOUT_S
 
     @property
@@ -59,16 +57,7 @@ class Cluster:
 
     async def start(self) -> None:
         settings = self._settings
-        self.slots = SlotPool(
-            self._provider,
-            self._secret,
-            SlotTimes(
-                heartbeat_interval_s=settings.heartbeat_interval_s,
-                heartbeat_timeout_s=settings.heartbeat_timeout_s,
-                idle_timeout_s=settings.slot_idle_timeout_s,
-                request_timeout_s=settings.slot_request_timeout_s,
-            ),
-        )
+        self.slots = SlotPool(self._provider, self._secret, settings.slot_times)
         self._endpoint = ControlEndpoint(settings.control_host, self._secret, self.slots)
         self.slots.start(await self._endpoint.start())
         self.dispatcher = Dispatcher(

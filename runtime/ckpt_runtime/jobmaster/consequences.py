@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost
-from ckpt_runtime.jobmaster.slot_pool import LOSS_GRACE_S
+from ckpt_runtime.jobmaster.slots import LOSS_GRACE_S
 from ckpt_runtime.scheduler.job_events import FailureInfo
 
 GRACE_MS = (LOSS_GRACE_S + 1.0) * 1000

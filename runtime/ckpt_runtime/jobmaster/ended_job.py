@@ -19,6 +19,7 @@ from ckpt_runtime.checkpoint.statistics import (
     CheckpointStatsSnapshot,
 )
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import DocumentError, checked, malformed
 from ckpt_runtime.jobmaster.executions import ExecutionGraph
@@ -29,7 +30,6 @@ from ckpt_runtime.jobmaster.gateway import (
     ExceptionHistory,
     ExecutionResult,
     ExecutionState,
-    FailureCause,
     JobConfigInfo,
     JobDetails,
     JobOverview,

@@ -12,7 +12,6 @@ from ckpt_runtime.graph.job_graph import JobGraph, JobVertex
 from ckpt_runtime.jobmaster.gateway import (
     NOT_YET,
     ExecutionState,
-    IoMetrics,
     SubtaskDetails,
     SubtaskPressure,
     VertexDetails,
@@ -23,14 +22,36 @@ from ckpt_runtime.network.control_messages import SubtaskMeasures
 TERMINAL = frozenset({ExecutionState.FINISHED, ExecutionState.CANCELED, ExecutionState.FAILED})
 
 
+_COUNTERS = {
+    "numRecordsIn": "rows_in",
+    "numRecordsOut": "rows_out",
+    "numBytesIn": "bytes_in",
+    "numBytesOut": "bytes_out",
+    "numLateRecordsDropped": "late_rows_dropped",
+    "accumulateBusyTimeMs": "busy_ms",
+    "accumulateIdleTimeMs": "idle_ms",
+    "accumulateBackPressuredTimeMs": "backpressured_ms",
+}
+_RATES = {
+    "numRecordsInPerSecond": "rows_in",
+    "numRecordsOutPerSecond": "rows_out",
+    "numBytesInPerSecond": "bytes_in",
+    "numBytesOutPerSecond": "bytes_out",
+    "busyTimeMsPerSecond": "busy_ms",
+    "idleTimeMsPerSecond": "idle_ms",
+    "backPressuredTimeMsPerSecond": "backpressured_ms",
+}
+"""Flink's names of metrics, and the figures of a heartbeat that they come from."""
+
+
 def wall_clock_ms() -> int:
-    """Milliseconds since the epoch, for people and statistics; never for deadlines."""
+    """Reads milliseconds since the epoch, for people and statistics; never for deadlines."""
     return time.time_ns() // 1_000_000
 
 
 @dataclass(slots=True)
 class _Measurement:
-    """The last two heartbeats' figures of one subtask: their difference is the present load."""
+    """Keeps the last two heartbeats' figures of one subtask: their difference is the present load."""
 
     at_ms: int = NOT_YET
     current: SubtaskMeasures | None = None
@@ -42,7 +63,7 @@ class _Measurement:
         self.previous, self.current, self.at_ms = self.current, figures, now_ms
 
     def rate(self, name: str) -> float:
-        """Change per second over the last heartbeat interval."""
+        """Gives the change per second over the last heartbeat interval."""
         if not self.span_ms or self.previous is None:
             return 0.0
         change: float = getattr(self.current, name) - getattr(self.previous, name)
@@ -51,7 +72,7 @@ class _Measurement:
 
 @dataclass(slots=True)
 class Execution:
-    """One attempt of one subtask."""
+    """Is one attempt of one subtask."""
 
     id: ExecutionId
     endpoint: str = ""
@@ -66,7 +87,7 @@ class Execution:
 
 
 class ExecutionGraph:
-    """All subtasks of a job, in their present attempt."""
+    """Holds all subtasks of a job, in their present attempt."""
 
     def __init__(self, graph: JobGraph) -> None:
         self.executions: dict[SubtaskKey, Execution] = {}
@@ -134,28 +155,15 @@ class ExecutionGraph:
         return VertexPressure(measured_at, tuple(subtasks))
 
     def vertex_metrics(self, vertex: JobVertex) -> dict[int, dict[str, float]]:
-        """Flink's metric names for each subtask."""
+        """Gives values by Flink's metric names for each subtask."""
         found: dict[int, dict[str, float]] = {}
         for index in range(vertex.parallelism):
             measurement = self.executions[vertex.id, index].measurement
             current = measurement.current
             if current is not None:
                 found[index] = {
-                    "numRecordsIn": current.rows_in,
-                    "numRecordsOut": current.rows_out,
-                    "numBytesIn": current.bytes_in,
-                    "numBytesOut": current.bytes_out,
-                    "numLateRecordsDropped": current.late_rows_dropped,
-                    "numRecordsInPerSecond": measurement.rate("rows_in"),
-                    "numRecordsOutPerSecond": measurement.rate("rows_out"),
-                    "busyTimeMsPerSecond": measurement.rate("busy_ms"),
-                    "idleTimeMsPerSecond": measurement.rate("idle_ms"),
-                    "backPressuredTimeMsPerSecond": measurement.rate("backpressured_ms"),
-                    "numBytesInPerSecond": measurement.rate("bytes_in"),
-                    "numBytesOutPerSecond": measurement.rate("bytes_out"),
-                    "accumulateBusyTimeMs": current.busy_ms,
-                    "accumulateIdleTimeMs": current.idle_ms,
-                    "accumulateBackPressuredTimeMs": current.backpressured_ms,
+                    **{name: getattr(current, figure) for name, figure in _COUNTERS.items()},
+                    **{name: measurement.rate(figure) for name, figure in _RATES.items()},
                 }
                 if current.debloated_buffer_size is not None:
                     found[index]["debloatedBufferSize"] = current.debloated_buffer_size
@@ -165,19 +173,6 @@ class ExecutionGraph:
 def _subtask_details(execution: Execution) -> SubtaskDetails:
     started = execution.timestamps.get(ExecutionState.DEPLOYING, NOT_YET)
     ended = execution.timestamps.get(execution.state, NOT_YET) if execution.state in TERMINAL else NOT_YET
-    figures = execution.measurement.current
-    io = IoMetrics()
-    if figures is not None:
-        io = IoMetrics(
-            read_bytes=figures.bytes_in,
-            write_bytes=figures.bytes_out,
-            read_records=figures.rows_in,
-            write_records=figures.rows_out,
-            backpressured_ms=int(figures.backpressured_ms),
-            idle_ms=int(figures.idle_ms),
-            busy_ms=figures.busy_ms,
-            complete=True,
-        )
     return SubtaskDetails(
         index=execution.id.subtask,
         attempt=execution.id.attempt,
@@ -187,7 +182,7 @@ def _subtask_details(execution: Execution) -> SubtaskDetails:
         start_time_ms=started,
         end_time_ms=ended,
         state_timestamps_ms=dict(execution.timestamps),
-        io=io,
+        measures=execution.measurement.current,
     )
 
 
@@ -205,5 +200,5 @@ _PRECEDENCE = (
 
 
 def _aggregate(states: list[ExecutionState]) -> ExecutionState:
-    """A vertex is in the first of these states that any of its subtasks is in."""
+    """Tells the state of a vertex: the first of these states that any of its subtasks is in."""
     return next(state for state in _PRECEDENCE if state in states)

@@ -17,6 +17,8 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
+from ckpt_runtime.failure_report import FailureCause
+from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.scheduler.job_status import JobStatus
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ class OperationKind(StrEnum):
 
 
 class GatewayError(Exception):
-    """Base of the errors that a gateway call may raise on purpose; the message is for the client."""
+    """Is the base of the errors that a gateway call may raise on purpose; the message is for the client."""
 
 
 class NotFound(GatewayError):
@@ -69,7 +71,6 @@ class JobNotFound(NotFound):
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"Job {job_id} not found")
-        self.job_id = job_id
 
 
 class VertexNotFound(NotFound):
@@ -77,7 +78,6 @@ class VertexNotFound(NotFound):
 
     def __init__(self, vertex_id: str) -> None:
         super().__init__(f"Job vertex {vertex_id} not found")
-        self.vertex_id = vertex_id
 
 
 class CheckpointNotFound(NotFound):
@@ -85,7 +85,6 @@ class CheckpointNotFound(NotFound):
 
     def __init__(self, checkpoint_id: int) -> None:
         super().__init__(f"Could not find checkpointing statistics for checkpoint {checkpoint_id}.")
-        self.checkpoint_id = checkpoint_id
 
 
 class OperationNotFound(NotFound):
@@ -94,7 +93,6 @@ class OperationNotFound(NotFound):
     def __init__(self, kind: OperationKind, trigger_id: str, job_id: str | None = None) -> None:
         suffix = "" if job_id is None else f" for job {job_id}"
         super().__init__(f"There is no {kind.value} operation with triggerId={trigger_id}{suffix}.")
-        self.trigger_id = trigger_id
 
 
 class PipelineNotFound(NotFound):
@@ -102,7 +100,6 @@ class PipelineNotFound(NotFound):
 
     def __init__(self, pipeline_id: str) -> None:
         super().__init__(f"There is no uploaded pipeline {pipeline_id!r}")
-        self.pipeline_id = pipeline_id
 
 
 class InvalidRequest(GatewayError):
@@ -111,8 +108,6 @@ class InvalidRequest(GatewayError):
     def __init__(self, field: str, value: object, allowed: str) -> None:
         super().__init__(f"{field}: {value!r} is not acceptable, {allowed}")
         self.field = field
-        self.value = value
-        self.allowed = allowed
 
 
 class SubmissionFailed(GatewayError):
@@ -128,7 +123,6 @@ class UpdateInProgress(Conflict):
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"Another update of the configuration of job {job_id} is in progress")
-        self.job_id = job_id
 
 
 class JobTerminated(Conflict):
@@ -136,7 +130,6 @@ class JobTerminated(Conflict):
 
     def __init__(self, job_id: str, status: JobStatus, message: str | None = None) -> None:
         super().__init__(message or f"Job {job_id} has already reached the terminal state {status.value}")
-        self.job_id = job_id
         self.status = status
 
 
@@ -145,7 +138,6 @@ class SnapshotInUse(Conflict):
 
     def __init__(self, path: str, job_id: str, state: str, reason: str) -> None:
         super().__init__(f"{path} cannot be disposed of while job {job_id} is {state}: {reason}")
-        self.job_id = job_id
 
 
 class JobAlreadyExists(Conflict):
@@ -153,7 +145,6 @@ class JobAlreadyExists(Conflict):
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"Job {job_id} already exists and was submitted with a different request")
-        self.job_id = job_id
 
 
 class NotReady(GatewayError):
@@ -240,22 +231,11 @@ class JobOverview:
 
 
 @dataclass(frozen=True, slots=True)
-class IoMetrics:
-    """Counters of one subtask since its present attempt started. ``complete`` is false before its first report."""
-
-    read_bytes: int = 0
-    write_bytes: int = 0
-    read_records: int = 0
-    write_records: int = 0
-    backpressured_ms: int = 0
-    idle_ms: int = 0
-    busy_ms: float = 0.0
-    complete: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class SubtaskDetails:
-    """One subtask. ``state_timestamps_ms`` says when each state was entered; ``endpoint`` is ``host:port``."""
+    """One subtask. ``state_timestamps_ms`` says when each state was entered; ``endpoint`` is ``host:port``.
+
+    ``measures`` are those since its present attempt started, None before their first report.
+    """
 
     index: int
     attempt: int
@@ -265,7 +245,7 @@ class SubtaskDetails:
     start_time_ms: int
     end_time_ms: int
     state_timestamps_ms: Mapping[ExecutionState, int]
-    io: IoMetrics = IoMetrics()
+    measures: SubtaskMeasures | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,15 +294,6 @@ class EffectiveCheckpointConfig:
     state_backend: str
     checkpoint_storage: str
     overrides: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class FailureCause:
-    """``exception`` is a class name, ``message`` one line, ``stack_trace`` the whole text."""
-
-    exception: str
-    message: str
-    stack_trace: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,13 +366,13 @@ class DispatcherGateway(Protocol):
     async def cluster_overview(self) -> ClusterOverview: ...
 
     async def slot_agents(self) -> tuple[SlotOverview, ...]:
-        """Those that have been started, oldest first."""
+        """Lists those that have been started, oldest first."""
         ...
 
     async def dashboard_config(self) -> DashboardConfig: ...
 
     async def cluster_configuration(self) -> Mapping[str, str]:
-        """The cluster's options, secrets already masked."""
+        """Gives the cluster's options, secrets already masked."""
         ...
 
     async def shutdown_cluster(self) -> None:
@@ -430,7 +401,7 @@ class DispatcherGateway(Protocol):
         ...
 
     async def list_jobs(self) -> tuple[JobOverview, ...]:
-        """Living and ended jobs, newest first."""
+        """Lists living and ended jobs, newest first."""
         ...
 
     async def job_status(self, job_id: str) -> JobStatus:
@@ -442,11 +413,11 @@ class DispatcherGateway(Protocol):
     async def job_config(self, job_id: str) -> JobConfigInfo: ...
 
     async def job_metrics(self, job_id: str) -> Mapping[str, str]:
-        """Flink's names (``numberOfCompletedCheckpoints``, ``uptime``, ...) to values as text."""
+        """Maps Flink's names (``numberOfCompletedCheckpoints``, ``uptime``, ...) to values as text."""
         ...
 
     async def vertex_metrics(self, job_id: str, vertex_id: str) -> Mapping[int, Mapping[str, float]]:
-        """Subtask index to its metrics by Flink's names. Raises :class:`VertexNotFound`."""
+        """Maps each subtask's index to its metrics by Flink's names. Raises :class:`VertexNotFound`."""
         ...
 
     async def vertex_backpressure(self, job_id: str, vertex_id: str) -> VertexPressure:

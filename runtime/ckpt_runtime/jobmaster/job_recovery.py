@@ -7,12 +7,13 @@ or lose rows. Such a job is left as it is, and is shown with the reason.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
+
+from tenacity import Retrying, before_sleep_log, retry_if_exception, stop_after_attempt, wait_exponential
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
@@ -21,13 +22,12 @@ from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.graph.schema import DocumentError, checked
 from ckpt_runtime.jobmaster.gateway import ExceptionEntry
 from ckpt_runtime.jobmaster.job_record import DurableRecord
-from ckpt_runtime.jobmaster.submission import JobHistory, JobSubmission, request_of, submission_of
+from ckpt_runtime.jobmaster.submission import JobHistory, JobSubmission, StoredProperties, submission_of
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage.crash_points import reach
 from ckpt_runtime.storage.disposal import SnapshotDisposal
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
 from ckpt_runtime.storage.ha_store import HaStore
-from ckpt_runtime.storage.job_store import StoredJob
 from ckpt_runtime.storage.leader_store import NotLeaderError
 
 T = TypeVar("T")
@@ -96,7 +96,7 @@ def _ended(store: HaStore, job_id: str) -> FoundJob:
     """A result. One that cannot be read still says that the job has ended."""
     try:
         return FoundJob(job_id, result=_patiently(lambda: store.results.get(job_id)))
-    except (CorruptFileError, KeyError) as error:
+    except CorruptFileError as error:
         logger.error("the result of job %s cannot be read: %s", job_id, error)
         return FoundJob(job_id, failure=str(error))
 
@@ -119,8 +119,8 @@ def find_job(
         failure, may_pass = str(error), not isinstance(error, _LASTING)
     except ConfigurationError as error:
         failure = str(error)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        failure = f"the stored plan has another shape: {error!r}"
+    except DocumentError as error:
+        failure = f"the stored plan has another shape: {error}"
     logger.error("job %s cannot be recovered: %s", job_id, failure)
     return FoundJob(job_id, None, result, failure, may_pass)
 
@@ -135,10 +135,11 @@ def _recover(
     pointers = _patiently(store.pointers(job_id).adopt)
     reach("recovery-adopted")
     checkpoints = tuple(RetainedCheckpoint(read(found.directory), found.owned) for found in pointers.values())
+    properties = checked(stored.properties, StoredProperties)
     history = JobHistory(
         overrides=stored.checkpoint_overrides,
         checkpoints=checkpoints,
-        first_checkpoint_id=int(stored.properties["first_checkpoint_id"]),
+        first_checkpoint_id=properties.first_checkpoint_id,
         next_checkpoint_id=max([counters.next_checkpoint_id, *(entry.checkpoint.id + 1 for entry in checkpoints)]),
         next_attempt=counters.next_attempt,
         savepoint_id=counters.savepoint_id,
@@ -146,13 +147,16 @@ def _recover(
         failures=_failures(store, job_id),
     )
     archive = _patiently(lambda: store.jobs.read_archive(stored))
+    path = None if properties.request is None else properties.request.savepoint_path
+    has_own = bool(checkpoints) or has_ended  # what it was to start from counts until then
     return submission_of(
         stored,
+        properties,
         cluster,
         archive or b"",
         DurableRecord(store, job_id),
         history,
-        None if checkpoints or has_ended else _savepoint(stored, read),
+        None if has_own or path is None else read(path),
         store.snapshots.url,
     )
 
@@ -177,12 +181,6 @@ def _failures(store: HaStore, job_id: str) -> tuple[ExceptionEntry, ...]:
         return ()
 
 
-def _savepoint(stored: StoredJob, read: SnapshotReader) -> CompletedCheckpoint | None:
-    """What the job was to start from, as long as it has nothing of its own."""
-    request = request_of(stored.properties.get("request"))
-    return None if request is None or request.savepoint_path is None else read(request.savepoint_path)
-
-
 def read_snapshot(url: str) -> CompletedCheckpoint:
     """Raises RecoveryError naming the snapshot."""
     try:
@@ -193,12 +191,11 @@ def read_snapshot(url: str) -> CompletedCheckpoint:
 
 def _patiently(read: Callable[[], T]) -> T:
     """Storage may be away for a moment; what is missing or damaged stays so."""
-    for attempt in range(_ATTEMPTS - 1):
-        try:
-            return read()
-        except _PERMANENT:
-            raise
-        except StorageError as error:
-            logger.warning("will try again: %s", error)
-        time.sleep(_PAUSE_S * 2**attempt)
-    return read()
+    attempts = Retrying(
+        retry=retry_if_exception(lambda error: isinstance(error, StorageError) and not isinstance(error, _PERMANENT)),
+        stop=stop_after_attempt(_ATTEMPTS),
+        wait=wait_exponential(_PAUSE_S),
+        before_sleep=before_sleep_log(logger, logging.WARNING),
+        reraise=True,
+    )
+    return attempts(read)

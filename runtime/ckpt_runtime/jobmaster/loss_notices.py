@@ -1,4 +1,4 @@
-"""Notices of lost workers and slots, held back until somebody knows why: for a short time at most.
+"""Why workers and slots were lost: their notices, held back for a short time until it is known, and what exits tell.
 
 The end of a connection is noticed first and says nothing. The exit code of the process comes from its agent a moment
 later, the fate of an executor from Spark within seconds. What a job is told first is what its users read as the cause.
@@ -7,8 +7,18 @@ later, the fate of an executor from Spark within seconds. What a job is told fir
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+_BY_SHELLS = 128
+"""A shell, a container or a JVM that reports a signal adds this to its number."""
+_HINTS = {
+    signal.SIGKILL: "killed from outside, most often by the kernel because memory ran out",
+    signal.SIGSEGV: "a crash in native code",
+    signal.SIGBUS: "a crash in native code, or a mapped file on a full disk",
+    signal.SIGABRT: "native code gave up",
+}
 
 Tell = Callable[[str], None]
 """Tells an owner; gets the reason."""
@@ -56,3 +66,22 @@ class LossNotices:
         for held in self._held.values():
             held.timer.cancel()
         self._held.clear()
+
+
+def describe_exit(code: int | None) -> str:
+    """Of a child's exit code: negative for a signal, as Python gives it; None when nobody knows it."""
+    if code is None:
+        return "its process ended"
+    hint = hint_of(code)
+    return f"its process ended with exit code {code}" + (f" ({hint})" if hint else "")
+
+
+def hint_of(code: int) -> str:
+    """The signal behind an exit code, in Python's form or a shell's, and what it usually means; empty for others."""
+    number = -code if code < 0 else code - _BY_SHELLS
+    try:
+        known = signal.Signals(number)
+    except ValueError:
+        return ""
+    hint = _HINTS.get(known)
+    return known.name if hint is None else f"{known.name}: {hint}"

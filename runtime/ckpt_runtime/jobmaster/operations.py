@@ -6,10 +6,10 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ckpt_runtime.failure_report import report_of
-from ckpt_runtime.jobmaster.gateway import FailureCause, OperationKind, OperationNotFound, OperationStatus
+from ckpt_runtime.failure_report import FailureCause, report_of
+from ckpt_runtime.jobmaster.gateway import OperationKind, OperationNotFound, OperationStatus
 
 STORE_DURATION_S = 300.0
 """How long a finished operation can be polled (Flink's rest.async.store-duration)."""
@@ -98,6 +98,6 @@ async def _run(operation: Callable[[], Awaitable[OperationStatus]]) -> Operation
 
 def failure_cause(error: BaseException) -> FailureCause:
     """An exception as the REST API shows it; the trace begins with the line that clients show."""
-    report = report_of(error)
-    trace = f"{report.exception}: {report.message}" if isinstance(error, OperationFailed) else report.stack_trace
-    return FailureCause(report.exception, report.message, trace)
+    cause = report_of(error)
+    is_expected = isinstance(error, OperationFailed)
+    return replace(cause, stack_trace=f"{cause.exception}: {cause.message}") if is_expected else cause

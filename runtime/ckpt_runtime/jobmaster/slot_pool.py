@@ -13,25 +13,25 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, AnyPeer
-from ckpt_runtime.jobmaster.loss_notices import LossNotices
-from ckpt_runtime.jobmaster.process_exits import describe_exit
+from ckpt_runtime.jobmaster.loss_notices import LossNotices, describe_exit
 from ckpt_runtime.jobmaster.slot_stages import SlotProvider, SlotStages
-from ckpt_runtime.jobmaster.slots import Slot, SlotOwner, SlotsUnavailableError, Worker
-from ckpt_runtime.network.control_messages import (
+from ckpt_runtime.jobmaster.slots import Slot, SlotOwner, SlotsUnavailableError, SlotTimes, Worker
+from ckpt_runtime.network.agent_messages import (
     AdoptWorker,
     AgentHeartbeat,
     AgentMessage,
-    FollowAgent,
-    Following,
     KillWorker,
-    MalformedMessageError,
     Ping,
     Shutdown,
     SpawnWorker,
     WorkerExited,
+)
+from ckpt_runtime.network.control_doors import MalformedMessageError
+from ckpt_runtime.network.control_messages import (
+    FollowAgent,
+    Following,
     WorkerHeartbeat,
     WorkerMessage,
 )
@@ -45,36 +45,12 @@ WORKER_START_TIMEOUT_S = 120.0
 MAX_FAILURES = 3
 """A process in which subtasks have failed so often gets no further attempt: user code may have left the cause in it."""
 
-LOSS_GRACE_S = 3.0
-"""How long owners wait for the cause of a loss: agents tell an exit code at once, Spark a lost executor in seconds."""
-
-SPARE_PAUSE_S = 1.0
-"""A spare's start costs more than a second of a core, which a job that deploys at the same moment needs more."""
-
-STOP_TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class SlotTimes:
-    """Seconds: an unused stage is kept for ``idle_timeout_s``, slots are waited for ``request_timeout_s``."""
-
-    heartbeat_interval_s: float
-    heartbeat_timeout_s: float
-    idle_timeout_s: float
-    request_timeout_s: float
-    spare_pause_s: float = SPARE_PAUSE_S
-    loss_grace_s: float = LOSS_GRACE_S
-
 
 class SlotPool:
     """All slots. ``clock`` is monotonic, in seconds."""
 
     def __init__(
-        self,
-        provider: SlotProvider,
-        secret: str,
-        times: SlotTimes,
-        clock: Callable[[], float] = time.monotonic,
+        self, provider: SlotProvider, secret: str, times: SlotTimes, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._times = times
         self._clock = clock
@@ -106,7 +82,7 @@ class SlotPool:
         for orphan in self._orphans.values():
             orphan.peer.close()
         try:
-            async with asyncio.timeout(STOP_TIMEOUT_S), self._changed:
+            async with asyncio.timeout(10), self._changed:
                 await self._changed.wait_for(lambda: not self._stages)
         except TimeoutError:
             for stage_id in self._stages.living:
@@ -336,7 +312,7 @@ class SlotPool:
         """The agent holds the worker, the worker follows the agent; its answer makes it the slot's."""
         del self._orphans[worker.worker_id]
         logger.info("slot %s adopts worker %s", slot.slot_id, worker.worker_id)
-        worker.peer.slot = slot.slot_id
+        worker.peer.slot = slot.slot_id  # from now on what it says, and its end, concern this slot
         slot.adopting = worker
         slot.starting[worker.worker_id] = self._clock()
         agent, registration = slot.agent.registration.process, worker.peer.registration
@@ -450,7 +426,7 @@ class SlotPool:
             if now - since > WORKER_START_TIMEOUT_S:
                 logger.warning("worker %s did not report in within %g s", worker_id, WORKER_START_TIMEOUT_S)
                 slot.agent.send(KillWorker(worker_id))
-                slot.starting[worker_id] = now
+                slot.starting[worker_id] = now  # for the agent to report its end, which starts the next one
 
     def _end_idle_stages(self, now: float) -> None:
         """While a job waits for slots there are no idle ones: it gets what there is when the last worker is ready."""

@@ -1,4 +1,4 @@
-"""A slot, its workers, and the job that holds it: what :mod:`ckpt_runtime.jobmaster.slot_pool` gives out."""
+"""A slot, its workers, the job that holds it, and their times: what the slot pool deals with."""
 
 from __future__ import annotations
 
@@ -6,8 +6,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ckpt_runtime.configuration.cluster_options import HeartbeatOptions, SlotOptions
+from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, WorkerPeer
 from ckpt_runtime.network.control_messages import DeploymentMessage
+
+LOSS_GRACE_S = 3.0
+"""How long owners wait for the cause of a loss: agents tell an exit code at once, Spark a lost executor in seconds."""
+
+SPARE_PAUSE_S = 1.0
+"""A spare's start costs more than a second of a core, which a job that deploys at the same moment needs more."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTimes:
+    """Seconds: an unused stage is kept for ``idle_timeout_s``, slots are waited for ``request_timeout_s``."""
+
+    heartbeat_interval_s: float = 1.0
+    heartbeat_timeout_s: float = 10.0
+    idle_timeout_s: float = 50.0
+    request_timeout_s: float = 300.0
+    spare_pause_s: float = SPARE_PAUSE_S
+    loss_grace_s: float = LOSS_GRACE_S
+
+    @classmethod
+    def of(cls, configuration: Configuration) -> SlotTimes:
+        """What a session's options say."""
+        times = (
+            HeartbeatOptions.INTERVAL,
+            HeartbeatOptions.TIMEOUT,
+            SlotOptions.IDLE_TIMEOUT,
+            SlotOptions.REQUEST_TIMEOUT,
+        )
+        return cls(*(configuration.get(option) / 1000 for option in times))
 
 
 class SlotsUnavailableError(RuntimeError):
@@ -38,6 +69,10 @@ class Worker:
     @property
     def worker_id(self) -> str:
         return self.peer.registration.worker
+
+    @property
+    def pid(self) -> int:
+        return self.peer.registration.process.pid
 
     @property
     def machine(self) -> str:

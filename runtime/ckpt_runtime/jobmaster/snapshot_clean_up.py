@@ -1,25 +1,28 @@
-"""Deletes what the coordinator gives up and what an ended job leaves in its directory. Blocking; raises StorageError.
+"""Deletes what the coordinator gives up and what an ended job leaves in its directory; lists what earlier drivers left.
 
-Calling again after an error goes on; what is gone is fine, but while storage is away nothing counts as gone.
+Blocking; raises StorageError. Calling again after an error goes on; what is gone is fine, but while storage is away
+nothing counts as gone.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ckpt_runtime.checkpoint.events import LeftoversFound
+from ckpt_runtime.checkpoint.shared_state_registry import is_shared
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
-from ckpt_runtime.jobmaster.snapshot_leftovers import find_unused_shared_files
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage.checkpoint_pointer_store import FIRST_CHECKPOINT_ID
-from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, shared_file_owner
+from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, shared_file_checkpoint, shared_file_owner
 from ckpt_runtime.storage.disposal import (
     delete_checkpoint,
     delete_job_directory,
     delete_state_file,
     release_job_directory,
 )
-from ckpt_runtime.storage.filesystem import check_directory, delete_file, delete_tree, resolve
+from ckpt_runtime.storage.filesystem import check_directory, delete_file, delete_tree, list_names, resolve
 from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, has_metadata
 from ckpt_runtime.storage.state_file_reader import locate
 
@@ -91,3 +94,32 @@ def _delete_unused_shared_files(storage: CheckpointStorage, ids: range) -> None:
             states += open_snapshot(storage.checkpoint(checkpoint_id), own=True).metadata.states.values()
     for url in find_unused_shared_files(storage, ids, states):
         delete_shared_file(storage, url)
+
+
+def find_leftovers(storage: CheckpointStorage, ids: range, states: Iterable[SubtaskState]) -> LeftoversFound:
+    """``ids`` are those that earlier drivers may have used; ``states`` those of the retained checkpoints.
+
+    Raises StorageError.
+    """
+    if not ids:
+        return LeftoversFound(())
+    check_directory(storage.location)
+    checkpoints = tuple(
+        (number, storage.checkpoint(number).url) for number in storage.list_checkpoints() if number in ids
+    )
+    return LeftoversFound(checkpoints, find_unused_shared_files(storage, ids, states))
+
+
+def find_unused_shared_files(storage: CheckpointStorage, ids: range, states: Iterable[SubtaskState]) -> tuple[str, ...]:
+    """URLs of shared files that were written for checkpoints of ``ids`` and that no state refers to, sorted.
+
+    However its path is written, a file that is referred to is not listed; nor is one that has not the name which the
+    job gives. Raises StorageError.
+    """
+    used = {resolve(file.path).url for state in states for file in state.files() if is_shared(file)}
+    found = []
+    for name in list_names(storage.shared):
+        checkpoint_id = shared_file_checkpoint(name)
+        if checkpoint_id is not None and checkpoint_id in ids:
+            found.append(storage.shared.child(name).url)
+    return tuple(url for url in found if url not in used)

@@ -23,9 +23,15 @@ from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.jobmaster.job_host import JobHost, Pool, Result
 from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.jobmaster.sink_clean_up import SinkOutput, clean_up_sinks
-from ckpt_runtime.jobmaster.snapshot_clean_up import JobCleanUp, delete_file_of, delete_location, delete_shared_file
+from ckpt_runtime.jobmaster.snapshot_clean_up import (
+    JobCleanUp,
+    delete_file_of,
+    delete_location,
+    delete_shared_file,
+    find_leftovers,
+    find_unused_shared_files,
+)
 from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
-from ckpt_runtime.jobmaster.snapshot_leftovers import find_leftovers, find_unused_shared_files
 from ckpt_runtime.scheduler.core_events import JobInput, LeadershipLost
 from ckpt_runtime.snapshots.snapshot import disposal_of
 from ckpt_runtime.storage.checkpoint_pointer_store import FIRST_CHECKPOINT_ID

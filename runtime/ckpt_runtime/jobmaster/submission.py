@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
@@ -14,7 +14,7 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, find_option
 from ckpt_runtime.graph.job_graph import JobGraph
-from ckpt_runtime.graph.schema import NonNegative, checked, malformed
+from ckpt_runtime.graph.schema import NonNegative, malformed
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway import ExceptionEntry, RunRequest
 from ckpt_runtime.jobmaster.job_record import JobRecord
@@ -40,6 +40,20 @@ class JobHistory:
     savepoint_id: int = 0
     disposals: Mapping[int, SnapshotDisposal] = field(default_factory=dict)
     failures: tuple[ExceptionEntry, ...] = ()
+
+
+class StoredProperties(Struct):
+    """What :meth:`JobSubmission.to_stored` adds to a stored plan."""
+
+    program_id: str
+    entry: str
+    arguments: tuple[str, ...]
+    claim_mode: RecoveryClaimMode
+    allow_non_restored_state: bool
+    cluster_configuration: dict[str, str]
+    first_checkpoint_id: NonNegative
+    submitted_at_ms: int
+    request: RunRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +91,23 @@ class JobSubmission:
 
     def to_stored(self, first_checkpoint_id: int) -> StoredJob:
         """The execution plan as it is kept; the archive lies beside it."""
-        properties = {
-            "program_id": self.program_id,
-            "entry": self.entry,
-            "arguments": list(self.arguments),
-            "claim_mode": self.claim_mode.value,
-            "allow_non_restored_state": self.allow_non_restored_state,
-            "cluster_configuration": options_of_jobs(self.configuration),
-            "first_checkpoint_id": first_checkpoint_id,
-            "submitted_at_ms": self.submitted_at_ms,
-            "request": None if self.request is None else asdict(self.request),
-        }
-        return StoredJob(self.job_id, self.graph.to_json(), self.given.to_dict(), properties=properties)
+        properties = StoredProperties(
+            program_id=self.program_id,
+            entry=self.entry,
+            arguments=self.arguments,
+            claim_mode=self.claim_mode,
+            allow_non_restored_state=self.allow_non_restored_state,
+            cluster_configuration=options_of_jobs(self.configuration),
+            first_checkpoint_id=first_checkpoint_id,
+            submitted_at_ms=self.submitted_at_ms,
+            request=self.request,
+        )
+        return StoredJob(self.job_id, self.graph.to_json(), self.given.to_dict(), properties=to_builtins(properties))
 
 
 def submission_of(
     stored: StoredJob,
+    properties: StoredProperties,
     cluster: Configuration,
     archive: bytes,
     record: JobRecord,
@@ -101,7 +116,6 @@ def submission_of(
     default_checkpoint_directory: str,
 ) -> JobSubmission:
     """The job of a stored plan. Raises :class:`DocumentError` for a plan of another shape."""
-    properties = checked(stored.properties, StoredProperties)
     with malformed():
         given = Configuration(stored.configuration).without(INTERNAL_PREFIX)
         configuration = Configuration.merge(cluster, Configuration(properties.cluster_configuration), given)
@@ -123,25 +137,6 @@ def submission_of(
         history=history,
         submitted_at_ms=properties.submitted_at_ms,
     )
-
-
-class StoredProperties(Struct):
-    """What :meth:`JobSubmission.to_stored` adds to a stored plan."""
-
-    program_id: str
-    entry: str
-    arguments: tuple[str, ...]
-    claim_mode: RecoveryClaimMode
-    allow_non_restored_state: bool
-    cluster_configuration: dict[str, str]
-    first_checkpoint_id: NonNegative
-    submitted_at_ms: int
-    request: RunRequest | None = None
-
-
-def request_of(document: object) -> RunRequest | None:
-    """The request of its stored form. Raises :class:`DocumentError` for another shape."""
-    return None if document is None else checked(document, RunRequest)
 
 
 def options_of_jobs(configuration: Configuration) -> dict[str, str]:

@@ -20,46 +20,46 @@ ERROR_SCHEMA: dict[str, Any] = {
     "required": ["errors"],
     "properties": {"errors": {"type": "array", "items": {"type": "string"}}},
 }
-_MEANINGS = {
-    308: "The mode `stop` is gone; there is no `Location`.",
-    400: "The request is malformed or a value is not acceptable; nothing has changed.",
-    401: "No valid bearer token.",
-    403: "No token is set, and the caller is a web page or used a name that is not loopback.",
-    404: "What the path names does not exist.",
-    409: "The present state of the job forbids it; nothing has changed.",
-    408: "The body came too slowly.",
-    413: "The body is too large.",
-    503: "This driver cannot serve now; try again.",
+_JOB = "fa461ac280c9aa36bde4a060aa97618c"
+_ERRORS = {
+    308: (
+        "The mode `stop` is gone; there is no `Location`.",
+        f"The termination mode 'stop' has been removed; use /jobs/{_JOB}/stop.",
+    ),
+    400: (
+        "The request is malformed or a value is not acceptable; nothing has changed.",
+        "checkpointInterval: 0 is not acceptable, it must be an integer from 10 to 315360000000",
+    ),
+    401: ("No valid bearer token.", "A valid bearer token is required."),
+    403: (
+        "No token is set, and the caller is a web page or used a name that is not loopback.",
+        "Requests from other origins are not accepted.",
+    ),
+    404: ("What the path names does not exist.", f"Job {_JOB} not found"),
+    408: ("The body came too slowly.", "No part of the request body arrived for 30 s."),
+    409: (
+        "The present state of the job forbids it; nothing has changed.",
+        f"Job {_JOB} has already reached the terminal state FINISHED",
+    ),
+    413: ("The body is too large.", "The request body is larger than the limit of 1048576 bytes."),
+    503: ("This driver cannot serve now; try again.", "the session is shutting down"),
 }
-
-_EXAMPLES_OF_ERRORS = {
-    308: "The termination mode 'stop' has been removed; use /jobs/fa461ac280c9aa36bde4a060aa97618c/stop.",
-    400: "checkpointInterval: 0 is not acceptable, it must be an integer from 10 to 315360000000",
-    401: "A valid bearer token is required.",
-    403: "Requests from other origins are not accepted.",
-    404: "Job fa461ac280c9aa36bde4a060aa97618c not found",
-    408: "No part of the request body arrived for 30 s.",
-    409: "Job fa461ac280c9aa36bde4a060aa97618c has already reached the terminal state FINISHED",
-    413: "The request body is larger than the limit of 1048576 bytes.",
-    503: "the session is shutting down",
-}
+"""What each status means, and an example of its message."""
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The ``responses`` argument of a route: error statuses with their one shape."""
+    """Makes the ``responses`` argument of a route: error statuses with their one shape."""
     return {status: _error(status) for status in (401, 403, *statuses, 503)}
 
 
 def _error(status: int) -> dict[str, Any]:
-    example = {"errors": [_EXAMPLES_OF_ERRORS[status]]}
-    return {
-        "description": _MEANINGS[status],
-        "content": {"application/json": {"schema": ERROR_SCHEMA, "example": example}},
-    }
+    meaning, example = _ERRORS[status]
+    answer = {"schema": ERROR_SCHEMA, "example": {"errors": [example]}}
+    return {"description": meaning, "content": {"application/json": answer}}
 
 
 def json_body(model: type[BaseModel], examples: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The ``openapi_extra`` of a route whose body ``model`` describes; ``examples`` are bodies by what they show."""
+    """Makes the ``openapi_extra`` of a route whose body is a ``model``; ``examples`` are bodies by what they show."""
     schema = _plain(model.model_json_schema())
     required = "required" in schema or "minProperties" in schema
     content = {"schema": schema, "examples": _named(examples)}
@@ -67,7 +67,7 @@ def json_body(model: type[BaseModel], examples: dict[str, dict[str, Any]]) -> di
 
 
 def _plain(schema: Any) -> Any:
-    """Without titles and defaults, and without null, which counts as absent or is refused."""
+    """Leaves out titles and defaults, and null, which counts as absent or is refused."""
     if isinstance(schema, list):
         return [_plain(item) for item in schema]
     if not isinstance(schema, dict):

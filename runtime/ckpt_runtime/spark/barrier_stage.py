@@ -18,10 +18,11 @@ from ckpt_runtime.spark.stage_failures import telling_line
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
+    from ckpt_runtime.jobmaster.slot_stages import StageEnded
+
 logger = logging.getLogger(__name__)
 
 Task = Callable[[Iterable[int]], Iterable[int]]
-StageEnded = Callable[[int, BaseException | None], None]
 
 
 class StageFailedError(RuntimeError):
@@ -29,7 +30,7 @@ class StageFailedError(RuntimeError):
 
 
 class BarrierStageProvider:
-    """A ``SlotProvider`` (see ``jobmaster/slot_pool.py``) on a SparkContext; one thread per running stage."""
+    """A ``SlotProvider`` (see ``jobmaster/slot_stages.py``) on a SparkContext; one thread per running stage."""
 
     def __init__(self, context: SparkContext, driver_host: str) -> None:
         self._context = context

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 from ckpt_runtime.client.private_files import PRIVATE_UMASK, append_private, write_private
 from ckpt_runtime.client.process_id import ProcessId
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
-from ckpt_runtime.configuration.cluster_options import HeartbeatOptions, SlotOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.rest_options import RestOptions
 from ckpt_runtime.configuration.validation import validate
 from ckpt_runtime.jobmaster.cluster import Cluster, ClusterSettings
+from ckpt_runtime.jobmaster.slots import SlotTimes
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.rest.auth import BindingRefused, check_binding
@@ -207,10 +207,7 @@ async def serve(context: SparkContext, options: SessionOptions) -> str:
             control_host=driver_host,
             work_directory=options.work_directory,
             configuration=options.configuration,
-            heartbeat_interval_s=options.configuration.get(HeartbeatOptions.INTERVAL) / 1000,
-            heartbeat_timeout_s=options.configuration.get(HeartbeatOptions.TIMEOUT) / 1000,
-            slot_idle_timeout_s=options.configuration.get(SlotOptions.IDLE_TIMEOUT) / 1000,
-            slot_request_timeout_s=options.configuration.get(SlotOptions.REQUEST_TIMEOUT) / 1000,
+            slot_times=SlotTimes.of(options.configuration),
         ),
         on_shutdown=stop.set,
     )

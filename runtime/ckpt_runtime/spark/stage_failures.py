@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ckpt_runtime.jobmaster.process_exits import hint_of
+from ckpt_runtime.jobmaster.loss_notices import hint_of
 
 _EXECUTOR = re.compile(r"ExecutorLostFailure \(executor (\S+) [^)]*\) Reason: (.+)")
 _EXIT_CODE = re.compile(r"exited with code (\d+)")

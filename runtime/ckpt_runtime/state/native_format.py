@@ -121,7 +121,16 @@ class SectionWriter:
     def write_table(
         self, name: str, descriptor: dict[str, Any], table: pa.Table, groups: AnyArray, owned: KeyGroupRange
     ) -> None:
-        """Sorts rows by key group (stable) and writes them; ``groups`` holds each row's key group."""
+        """Sorts rows by key group (stable) and writes them; ``groups`` holds each row's key group.
+
+        Raises :class:`CorruptStateError` for a row of another subtask's key groups.
+        """
+        # The kernel has no bounds: such a row would be counted in memory that is not its own.
+        if groups.size and not owned.first <= groups.min() <= groups.max() <= owned.last:
+            raise CorruptStateError(
+                f"state {name!r} has rows of key groups {groups.min()} to {groups.max()}; "
+                f"{owned.first} to {owned.last} are its own"
+            )
         self.write_blocks(name, descriptor, _encoded_blocks(table, groups, owned))
 
 

@@ -21,7 +21,7 @@ from ckpt_runtime.storage.filesystem import (
     resolve,
 )
 from ckpt_runtime.storage.publish import publish
-from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, has_metadata
+from ckpt_runtime.storage.snapshot_metadata import has_metadata
 
 CHECKPOINT_PREFIX = "chk-"
 SAVEPOINT_PREFIX = "savepoint-"
@@ -161,15 +161,3 @@ def shared_file_owner(file: Location) -> Location:
 def is_checkpoint_name(name: str) -> bool:
     """Whether a directory name is one that :class:`CheckpointStorage` gives to checkpoints."""
     return _CHECKPOINT_NAME.fullmatch(name) is not None
-
-
-__all__ = [
-    "METADATA_NAME",
-    "CheckpointStorage",
-    "check_job_id",
-    "initialize_savepoint",
-    "is_checkpoint_name",
-    "is_job_id",
-    "shared_file_checkpoint",
-    "shared_file_owner",
-]

@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec import to_builtins
+
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.storage.checkpoint_storage import check_job_id, is_job_id
@@ -52,15 +54,8 @@ class StoredJob:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {
-            "job_id": self.job_id,
-            "graph": dict(self.graph),
-            "configuration": dict(self.configuration),
-            "version": self.version,
-            "properties": dict(self.properties),
-            "archive_checksum": self.archive_checksum,
-            "epoch": self.epoch,
-        }
+        document: dict[str, Any] = to_builtins(self)
+        return document
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> StoredJob:
@@ -160,8 +155,8 @@ class JobStore:
             raise NotFoundError(f"job {job_id} is not stored in {self._directory.url}", directory.url)
         try:
             return revision, StoredJob.from_json(revision.document)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CorruptFileError(f"{directory.url} holds no usable job: {error!r}", directory.url) from error
+        except ValueError as error:  # of its shape, or of its id
+            raise CorruptFileError(f"{directory.url} holds no usable job: {error}", directory.url) from error
 
     def _put_archive(self, directory: Location, job: StoredJob, archive: bytes) -> StoredJob:
         checksum = checksum_of(archive)

@@ -42,15 +42,6 @@ class LeaderInfo:
     attempt: str
     epoch: int
 
-    def to_json(self) -> dict[str, Any]:
-        """The document that clients read."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> LeaderInfo:
-        """Raises :class:`DocumentError` for a document of another shape."""
-        return checked(document, cls)
-
 
 @dataclass(frozen=True, slots=True)
 class Lease:
@@ -86,7 +77,7 @@ class LeaderStore:
         if revision is None:
             return None
         try:
-            return LeaderInfo.from_json({**revision.document, "epoch": revision.number})
+            return checked({**revision.document, "epoch": revision.number}, LeaderInfo)
         except DocumentError as error:
             url = self._epochs.directory.url
             raise CorruptFileError(f"{url} holds no usable leader: {error}", url) from error
@@ -98,7 +89,7 @@ class LeaderStore:
         """
         info = LeaderInfo(rest, app_id, attempt, after + 1)
         try:
-            self._epochs.write(after, info.to_json())
+            self._epochs.write(after, asdict(info))
         except (ConflictError, AmbiguousWriteError) as error:
             if self.current() != info:
                 raise NotLeaderError(f"another driver leads in {self._root.url}", self._root.url) from error
@@ -111,7 +102,7 @@ class LeaderStore:
         """Gives a sign of life and puts the address right if need be. Raises :class:`NotLeaderError`."""
         self.check(info)
         replace(self._lease_file(info.epoch), encode_document({"epoch": info.epoch, "sequence": sequence}))
-        if self._published() != info.to_json():
+        if self._published() != asdict(info):
             self.publish_address(info)
 
     def release(self, info: LeaderInfo) -> None:
@@ -147,7 +138,7 @@ class LeaderStore:
     def publish_address(self, info: LeaderInfo) -> None:
         """Writes the document that clients read."""
         make_directory(self._root)
-        replace(self._root.child(LEADER_DOCUMENT_NAME), orjson.dumps(info.to_json()) + b"\n")
+        replace(self._root.child(LEADER_DOCUMENT_NAME), orjson.dumps(asdict(info)) + b"\n")
 
     def _published(self) -> Any:
         with suppress(NotFoundError, orjson.JSONDecodeError):

@@ -26,8 +26,8 @@ import xxhash
 import zstandard
 
 from ckpt_runtime.storage.checksums import checksum_of
+from ckpt_runtime.storage.documents import to_json_text
 from ckpt_runtime.storage.errors import CorruptFileError
-from ckpt_runtime.storage.json_text import to_json_text
 
 FORMAT = "ckpt-metadata"
 VERSION = 1

@@ -29,7 +29,7 @@ from ckpt_runtime.checkpoint.barrier_handler import (
     MeasureInFlight,
     ResumeChannels,
     StopRecording,
-    TriggerCheckpoint,
+    TakeSnapshot,
 )
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.state_handles import OperatorListState
@@ -205,7 +205,7 @@ class SubtaskCheckpoints:
                 for _, index in channels:
                     if gate.channels[index].blocked:
                         gate.resume(index)
-            case TriggerCheckpoint():
+            case TakeSnapshot():
                 self._trigger(effect)
             case StopRecording(checkpoint_id, (_, index)):
                 self._stop_recording(checkpoint_id, index, ended)
@@ -249,7 +249,7 @@ class SubtaskCheckpoints:
         for checkpoint_id in list(self._open):
             self._discard(checkpoint_id)
 
-    def _trigger(self, effect: TriggerCheckpoint) -> None:
+    def _trigger(self, effect: TakeSnapshot) -> None:
         barrier = CheckpointBarrier(effect.checkpoint_id, effect.timestamp, effect.options)
         inputs = []
         if effect.unaligned:

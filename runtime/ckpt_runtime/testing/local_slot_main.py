@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
+
+import msgspec
 
 from ckpt_runtime.spark.slot_agent import AgentParameters, run_agent
 
 
 def main() -> None:
     """Runs one agent until its driver ends."""
-    start = json.loads(sys.stdin.readline())
-    run_agent(AgentParameters(start["host"], start["port"], start["secret"], start["stage"]), start["index"])
+    run_agent(*msgspec.json.decode(sys.stdin.readline(), type=tuple[AgentParameters, int]))
 
 
 if __name__ == "__main__":

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections import deque
 
-StageEnded = Callable[[int, BaseException | None], None]
+import msgspec
+
+from ckpt_runtime.jobmaster.slot_stages import StageEnded
+from ckpt_runtime.spark.slot_agent import AgentParameters
+
+_LOOK_S = 0.05
+"""There is no way to wait for whichever of several processes ends first, and for no other child of this one."""
 
 
 class LocalSlotProvider:
@@ -43,29 +48,20 @@ class LocalSlotProvider:
             [sys.executable, "-m", "ckpt_runtime.testing.local_slot_main"], stdin=subprocess.PIPE, env=environment
         )
         assert agent.stdin is not None
-        start = {"host": self._host, "port": control_port, "secret": secret, "stage": stage_id, "index": index}
-        agent.stdin.write(json.dumps(start).encode() + b"\n")
+        parameters = AgentParameters(self._host, control_port, secret, stage_id)
+        agent.stdin.write(msgspec.json.encode((parameters, index)) + b"\n")
         agent.stdin.close()
         return agent
 
     def _watch(self, stage_id: int, agents: list[subprocess.Popen[bytes]], ended: StageEnded) -> None:
-        codes: dict[int, int] = {}
-        while len(codes) < len(agents):
-            pid, status = _wait_any(agents, codes)
-            codes[pid] = status
-            if status != 0:
-                self.cancel(stage_id)
+        running = deque(agents)
+        while running:
+            agent = running.popleft()
+            try:
+                if agent.wait(timeout=_LOOK_S) != 0:
+                    self.cancel(stage_id)
+            except subprocess.TimeoutExpired:
+                running.append(agent)
         self._stages.pop(stage_id, None)
-        failed = [code for code in codes.values() if code != 0]
+        failed = [agent.returncode for agent in agents if agent.returncode != 0]
         ended(stage_id, RuntimeError(f"slot agents ended with {failed}") if failed else None)
-
-
-def _wait_any(agents: list[subprocess.Popen[bytes]], known: dict[int, int]) -> tuple[int, int]:
-    """Waits until one more agent has ended; returns its pid and exit code."""
-    while True:
-        for agent in agents:
-            if agent.pid not in known:
-                try:
-                    return agent.pid, agent.wait(timeout=0.05)
-                except subprocess.TimeoutExpired:
-                    continue

@@ -21,6 +21,7 @@ from ckpt_runtime.jobmaster.cluster import Cluster, ClusterSettings
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway import OperationKind, OperationStatus, RunRequest
 from ckpt_runtime.jobmaster.leadership import LEASE_TIMEOUT_S
+from ckpt_runtime.jobmaster.slots import SlotTimes
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -51,16 +52,17 @@ class MiniCluster:
         slot_request_timeout_s: float = 300.0,
         lease_timeout_s: float = LEASE_TIMEOUT_S,
     ) -> None:
-        self._configuration = Configuration(configuration or {})
-        self._work_directory = work_directory
         self._rest = rest
-        self._heartbeat_timeout_s = heartbeat_timeout_s
-        self._heartbeat_interval_s = heartbeat_interval_s
-        self._slot_request_timeout_s = slot_request_timeout_s
-        self._lease_timeout_s = lease_timeout_s
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="mini-cluster", daemon=True)
         self._directory = tempfile.TemporaryDirectory(prefix="ckpt-mini-cluster-")
+        self._settings = ClusterSettings(
+            control_host="127.0.0.1",
+            work_directory=work_directory or Path(self._directory.name),
+            configuration=Configuration(configuration or {}),
+            slot_times=SlotTimes(heartbeat_interval_s, heartbeat_timeout_s, request_timeout_s=slot_request_timeout_s),
+            lease_timeout_s=lease_timeout_s,
+        )
         self.provider = LocalSlotProvider()
 
     def __enter__(self) -> Self:
@@ -78,16 +80,7 @@ class MiniCluster:
         self._directory.cleanup()
 
     async def _start(self) -> None:
-        settings = ClusterSettings(
-            control_host="127.0.0.1",
-            work_directory=self._work_directory or Path(self._directory.name),
-            configuration=self._configuration,
-            heartbeat_interval_s=self._heartbeat_interval_s,
-            heartbeat_timeout_s=self._heartbeat_timeout_s,
-            slot_request_timeout_s=self._slot_request_timeout_s,
-            lease_timeout_s=self._lease_timeout_s,
-        )
-        self.cluster = Cluster(self.provider, settings, on_shutdown=lambda: None)
+        self.cluster = Cluster(self.provider, self._settings, on_shutdown=lambda: None)
         await self.cluster.start()
         self._server = None
         if self._rest:
@@ -201,11 +194,7 @@ class MiniCluster:
         """Process ids of the active workers, in slot order."""
 
         async def pids() -> list[int]:
-            return [
-                slot.worker.peer.registration.process.pid
-                for slot in self.cluster.slots.all()
-                if slot.worker is not None
-            ]
+            return [slot.worker.pid for slot in self.cluster.slots.all() if slot.worker is not None]
 
         return self.call(pids())
 
@@ -213,9 +202,7 @@ class MiniCluster:
         """Process ids of the spare workers that are ready."""
 
         async def pids() -> list[int]:
-            return [
-                slot.spare.peer.registration.process.pid for slot in self.cluster.slots.all() if slot.spare is not None
-            ]
+            return [slot.spare.pid for slot in self.cluster.slots.all() if slot.spare is not None]
 
         return self.call(pids())
 

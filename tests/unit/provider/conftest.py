@@ -12,12 +12,13 @@ import re
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="airflow-unit-")
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
     from airflow.sdk.exceptions import TaskDeferred
 
+T = TypeVar("T")
 JOB = "fa461ac280c9aa36bde4a060aa97618c"
 
 
@@ -45,7 +47,7 @@ class Fault:
     carried_out: bool = False
 
 
-async def _nobody(_: Any) -> None:
+async def _nobody(_: Message) -> None:
     """An answer that is lost."""
 
 
@@ -57,7 +59,7 @@ class JobManager:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._server: Any = None
+        self._server: rest_server.EmbeddedServer | None = None
         self.port = 0
         self.reset()
 
@@ -70,7 +72,7 @@ class JobManager:
         self.faults: list[Fault] = []
         self.start()
 
-    async def serve(self, scope: Any, receive: Any, send: Any) -> None:
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -104,7 +106,7 @@ class JobManager:
         self._thread.join(timeout=5)
         self._loop.close()
 
-    def _run(self, coroutine: Any) -> Any:
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=10)
 
     def count(self, request: str) -> int:
@@ -200,6 +202,15 @@ def fire(deferred: TaskDeferred) -> dict[str, Any]:
     payload = asyncio.run(first()).payload
     found: dict[str, Any] = json.loads(json.dumps(payload))
     return found
+
+
+def deferral(operator: BaseOperator, context: dict[str, Any]) -> TaskDeferred:
+    """What an operator that does not end at once hands over to its trigger."""
+    from airflow.sdk.exceptions import TaskDeferred
+
+    with pytest.raises(TaskDeferred) as caught:
+        operator.execute(context)
+    return caught.value
 
 
 def run_to_end(operator: BaseOperator, context: dict[str, Any], *, start: Callable[[], Any] | None = None) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import TaskDeferralTimeout, TaskDeferred
+from airflow.sdk.exceptions import TaskDeferralTimeout
 
 from airflow_provider_ckpt.exceptions import (
     CkptArgumentInvalid,
@@ -17,8 +17,9 @@ from airflow_provider_ckpt.exceptions import (
 from airflow_provider_ckpt.operators.checkpoint import TriggerCheckpointOperator
 from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
 from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
-from ckpt_runtime.jobmaster.gateway import FailureCause, JobStatus
-from tests.unit.provider.conftest import JOB, Finish, JobManager, Task, fire
+from ckpt_runtime.failure_report import FailureCause
+from ckpt_runtime.jobmaster.gateway import JobStatus
+from tests.unit.provider.conftest import JOB, Finish, JobManager, Task, deferral, fire
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 10}
 CAUSE = FailureCause("java.io.IOException", "disk full", "java.io.IOException: disk full\n\tat somewhere")
@@ -30,12 +31,6 @@ def savepoint(**kwargs: Any) -> TakeSavepointOperator:
 
 def stop(**kwargs: Any) -> StopWithSavepointOperator:
     return StopWithSavepointOperator(task_id="t", job_id=JOB, target_directory="/data", **FAST | kwargs)
-
-
-def deferral(operator: Any, context: Any) -> TaskDeferred:
-    with pytest.raises(TaskDeferred) as caught:
-        operator.execute(context)
-    return caught.value
 
 
 @pytest.mark.row("air.2")

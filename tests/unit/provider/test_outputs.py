@@ -83,7 +83,7 @@ def pipeline(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_outputs_are_arguments(run: Any, pipeline: str, job_manager: JobManager) -> None:
+def test_outputs_are_arguments(run: Callable[[DAG], Run], pipeline: str, job_manager: JobManager) -> None:
     with DAG(dag_id="one", schedule=None) as dag:
         submit = SubmitJobOperator(task_id="submit", pipeline=pipeline, **FAST)
         trigger = TriggerCheckpointOperator(task_id="trigger", job_id=submit.job_id, **FAST)
@@ -104,7 +104,9 @@ def test_outputs_are_arguments(run: Any, pipeline: str, job_manager: JobManager)
     assert [jobs[results[name]["job_id"]].request.savepoint_path for name in "abc"] == wanted
 
 
-def test_the_results_of_a_mapped_task_are_expanded_over(run: Any, pipeline: str, job_manager: JobManager) -> None:
+def test_the_results_of_a_mapped_task_are_expanded_over(
+    run: Callable[[DAG], Run], pipeline: str, job_manager: JobManager
+) -> None:
     with DAG(dag_id="mapped", schedule=None) as dag:
         submits = SubmitJobOperator.partial(task_id="submit", pipeline=pipeline, **FAST).expand(args=[["eu"], ["us"]])
         stops = StopWithSavepointOperator.partial(task_id="stop", target_directory="/data", **FAST).expand(
@@ -123,7 +125,7 @@ def test_the_results_of_a_mapped_task_are_expanded_over(run: Any, pipeline: str,
     assert [jobs[result["job_id"]].request.savepoint_path for result in resumed] == paths
 
 
-def test_a_list_of_outputs_is_expanded_over(run: Any, pipeline: str, job_manager: JobManager) -> None:
+def test_a_list_of_outputs_is_expanded_over(run: Callable[[DAG], Run], pipeline: str, job_manager: JobManager) -> None:
     with DAG(dag_id="listed", schedule=None) as dag:
         one = SubmitJobOperator(task_id="one", pipeline=pipeline, **FAST)
         other = SubmitJobOperator(task_id="other", pipeline=pipeline, **FAST)
@@ -138,7 +140,7 @@ def test_a_list_of_outputs_is_expanded_over(run: Any, pipeline: str, job_manager
 
 
 def test_a_sensor_takes_a_result_and_a_job_resumes_from_its_checkpoint(
-    run: Any, pipeline: str, job_manager: JobManager
+    run: Callable[[DAG], Run], pipeline: str, job_manager: JobManager
 ) -> None:
     with DAG(dag_id="results", schedule=None) as dag:
         submit = SubmitJobOperator(task_id="submit", pipeline=pipeline, **FAST)

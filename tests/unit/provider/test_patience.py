@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_provider_ckpt.exceptions import (
     CkptJobFailed,
@@ -27,8 +26,9 @@ from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 from airflow_provider_ckpt.sensors.job import JobStatusSensor
 from ckpt_runtime.checkpoint.statistics import CheckpointType
-from ckpt_runtime.jobmaster.gateway import FailureCause, JobStatus, JobTerminated, OperationStatus
-from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task, fire
+from ckpt_runtime.failure_report import FailureCause
+from ckpt_runtime.jobmaster.gateway import JobStatus, JobTerminated, OperationStatus
+from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task, deferral, fire
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 30}
 SENSOR = {"defer_after": 0, "poke_interval": 0.01, "timeout": 30}
@@ -67,12 +67,6 @@ def away(job_manager: JobManager, seconds: float = 0.3) -> Iterator[None]:
         yield
     finally:
         timer.join()
-
-
-def deferral(operator: Any, context: Any) -> TaskDeferred:
-    with pytest.raises(TaskDeferred) as caught:
-        operator.execute(context)
-    return caught.value
 
 
 @pytest.mark.row("air.3")

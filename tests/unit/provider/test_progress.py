@@ -27,7 +27,8 @@ from airflow_provider_ckpt.triggers.base import CkptTrigger
 from airflow_provider_ckpt.triggers.checkpoint import CkptCheckpointTrigger
 from airflow_provider_ckpt.triggers.job import CkptJobTrigger
 from airflow_provider_ckpt.triggers.operation import CkptOperationTrigger, CkptReadyTrigger
-from ckpt_runtime.jobmaster.gateway import ExceptionEntry, FailureCause, JobStatus
+from ckpt_runtime.failure_report import FailureCause
+from ckpt_runtime.jobmaster.gateway import ExceptionEntry, JobStatus
 from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task
 
 TRACE = 'ValueError: no such airport\n  File "flights.py", line 12, in enrich\n    raise ValueError(code)'
@@ -72,6 +73,7 @@ def wait_in_the_triggerer(condition: JobCondition, seconds: float, log: Lines) -
     asyncio.run(run())
 
 
+Waiting = Callable[[JobCondition, float, Lines], None]
 WAITS = pytest.mark.parametrize("waiting", [wait_in_a_worker, wait_in_the_triggerer])
 
 
@@ -83,7 +85,7 @@ def fail(job_manager: JobManager, state: JobStatus = JobStatus.FAILED, job_id: s
 
 
 @WAITS
-def test_a_wait_says_state_and_last_checkpoint(job_manager: JobManager, waiting: Any) -> None:
+def test_a_wait_says_state_and_last_checkpoint(job_manager: JobManager, waiting: Waiting) -> None:
     job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
     log = Lines()
     waiting(JobCondition(JOB, ["FINISHED"]), 0.2, log)
@@ -94,7 +96,7 @@ def test_a_wait_says_state_and_last_checkpoint(job_manager: JobManager, waiting:
 
 
 @WAITS
-def test_a_wait_says_a_change_at_once_and_why_the_job_restarts(job_manager: JobManager, waiting: Any) -> None:
+def test_a_wait_says_a_change_at_once_and_why_the_job_restarts(job_manager: JobManager, waiting: Waiting) -> None:
     log = Lines(lambda: fail(job_manager, JobStatus.RESTARTING) if len(log.said) == 1 else None)
     waiting(JobCondition(JOB, ["FINISHED"]), 0.3, log)
     assert len(log.said) == 2
@@ -102,7 +104,7 @@ def test_a_wait_says_a_change_at_once_and_why_the_job_restarts(job_manager: JobM
 
 
 @WAITS
-def test_a_wait_says_that_the_session_is_away_and_that_it_is_back(job_manager: JobManager, waiting: Any) -> None:
+def test_a_wait_says_that_the_session_is_away_and_that_it_is_back(job_manager: JobManager, waiting: Waiting) -> None:
     steps = [job_manager.stop, job_manager.start, lambda: job_manager.gateway.move(JOB, JobStatus.FINISHED)]
     log = Lines(lambda: steps.pop(0)() if steps else None)
     waiting(JobCondition(JOB, ["FINISHED"]), 30, log)
@@ -114,7 +116,7 @@ def test_a_wait_says_that_the_session_is_away_and_that_it_is_back(job_manager: J
 
 
 @WAITS
-def test_a_wait_says_that_a_driver_does_not_lead_yet(job_manager: JobManager, waiting: Any) -> None:
+def test_a_wait_says_that_a_driver_does_not_lead_yet(job_manager: JobManager, waiting: Waiting) -> None:
     job_manager.faults.append(Fault(f"/jobs/{JOB}$", 503, times=3))
     log = Lines(lambda: job_manager.gateway.move(JOB, JobStatus.FINISHED) if len(log.said) == 2 else None)
     waiting(JobCondition(JOB, ["FINISHED"]), 30, log)
@@ -125,7 +127,7 @@ def test_a_wait_says_that_a_driver_does_not_lead_yet(job_manager: JobManager, wa
 
 @WAITS
 def test_a_wait_that_stands_still_is_told_again_and_again(
-    job_manager: JobManager, waiting: Any, monkeypatch: pytest.MonkeyPatch
+    job_manager: JobManager, waiting: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "INTERVAL_SECONDS", 0.05)
     log = Lines()

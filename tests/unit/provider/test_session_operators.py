@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_provider_ckpt import session_process
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptSessionFailed, CkptWaitTimeout
@@ -21,7 +20,7 @@ from airflow_provider_ckpt.hooks.connection import Endpoint
 from airflow_provider_ckpt.operators.session import StartSessionOperator, StopSessionOperator
 from airflow_provider_ckpt.session_process import SessionProcess
 from ckpt_runtime.client.session_command import SessionFiles
-from tests.unit.provider.conftest import Finish, JobManager, Task, fire
+from tests.unit.provider.conftest import Finish, JobManager, Task, deferral, fire
 
 FAST = {"defer_after": 0, "poll_interval": 0.02, "wait_timeout": 20}
 SERVER = """
@@ -74,12 +73,6 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
     yield {"task_id": "t", "command": command, "log_directory": str(tmp_path), **FAST}
     for process in started:
         process.signal(signal.SIGKILL)
-
-
-def deferral(operator: Any, context: Any) -> TaskDeferred:
-    with pytest.raises(TaskDeferred) as caught:
-        operator.execute(context)
-    return caught.value
 
 
 @pytest.mark.row("air.2")

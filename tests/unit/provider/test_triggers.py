@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from airflow.sdk.module_loading import import_string
 from airflow.sdk.serde import deserialize, serialize
+from airflow.triggers.base import BaseTrigger
 
 from airflow_provider_ckpt.session_process import SessionProcess
 from airflow_provider_ckpt.triggers.checkpoint import CkptCheckpointTrigger
@@ -37,7 +38,7 @@ def triggers() -> list[Any]:
     ]
 
 
-def first_event(trigger: Any) -> dict[str, Any]:
+def first_event(trigger: BaseTrigger) -> dict[str, Any]:
     async def first() -> Any:
         return await anext(trigger.run())
 
@@ -47,7 +48,7 @@ def first_event(trigger: Any) -> dict[str, Any]:
 
 @pytest.mark.row("air.3")
 @pytest.mark.parametrize("trigger", triggers(), ids=lambda trigger: type(trigger).__name__)
-def test_a_trigger_is_rebuilt_from_json_and_from_airflows_encoding(trigger: Any) -> None:
+def test_a_trigger_is_rebuilt_from_json_and_from_airflows_encoding(trigger: BaseTrigger) -> None:
     path, kwargs = trigger.serialize()
     for travelled in (json.loads(json.dumps(kwargs)), deserialize(serialize(kwargs))):
         assert import_string(path)(**travelled).serialize() == (path, kwargs)
@@ -116,7 +117,7 @@ def test_killing_a_waiting_task_cancels_the_job_if_wanted_and_cleaning_up_never_
     ],
 )
 def test_a_killed_task_says_what_became_of_the_remote_side(
-    job_manager: JobManager, trigger: Any, words: str, monkeypatch: pytest.MonkeyPatch
+    job_manager: JobManager, trigger: BaseTrigger, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import re
 

@@ -14,7 +14,7 @@ import pytest
 from ckpt_runtime.failure_report import (
     MAX_MESSAGE_CHARS,
     MAX_TRACE_CHARS,
-    FailureReport,
+    FailureCause,
     log_failure,
     printable,
     report_of,
@@ -160,4 +160,4 @@ def test_a_log_gets_the_same_bounded_text() -> None:
 
 
 def test_reports_are_values() -> None:
-    assert report_of(ValueError("a")) == FailureReport("ValueError", "a", "ValueError: a\nValueError: a\n")
+    assert report_of(ValueError("a")) == FailureCause("ValueError", "a", "ValueError: a\nValueError: a\n")

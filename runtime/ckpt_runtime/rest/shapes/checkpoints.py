@@ -13,7 +13,6 @@ from ckpt_runtime.checkpoint.statistics import (
     CheckpointStats,
     CheckpointStatsSnapshot,
     CheckpointStatsStatus,
-    RestoredCheckpointStats,
     StatsSummary,
     SubtaskStats,
     VertexStats,
@@ -29,23 +28,23 @@ PERIODIC_OFF = 2**63 - 1
 
 
 def statistics(snapshot: CheckpointStatsSnapshot) -> Json:
-    """``/jobs/:jobid/checkpoints``."""
+    """Answers ``/jobs/:jobid/checkpoints``."""
     restored = snapshot.latest_restored
     return {
-        "counts": {item.name: getattr(snapshot.counts, item.name) for item in fields(snapshot.counts)},
+        "counts": asdict(snapshot.counts),
         "summary": {item.name: summary(getattr(snapshot.summary, item.name)) for item in fields(snapshot.summary)},
         "latest": {
             "completed": _optional(snapshot.latest_completed),
             "savepoint": _optional(snapshot.latest_savepoint),
             "failed": _optional(snapshot.latest_failed),
-            "restored": None if restored is None else _restored(restored),
+            "restored": None if restored is None else asdict(restored),
         },
         "history": [checkpoint(stats, with_tasks=False) for stats in snapshot.history],
     }
 
 
 def checkpoint(stats: CheckpointStats, *, with_tasks: bool) -> Json:
-    """One checkpoint; ``tasks`` is empty in lists, as in Flink."""
+    """Shows one checkpoint; ``tasks`` is empty in lists, as in Flink."""
     document: Json = {
         "className": stats.class_name,
         "id": stats.id,
@@ -69,7 +68,7 @@ def checkpoint(stats: CheckpointStats, *, with_tasks: bool) -> Json:
 
 
 def subtasks(vertex: VertexStats, stats: CheckpointStats) -> Json:
-    """``details/:checkpointid/subtasks/:vertexid``."""
+    """Answers ``details/:checkpointid/subtasks/:vertexid``."""
     over = {name: summary(values) for name, values in vertex.summary().items()}
     return {
         **_task(vertex, stats),
@@ -79,7 +78,7 @@ def subtasks(vertex: VertexStats, stats: CheckpointStats) -> Json:
 
 
 def _measured(values: Mapping[str, Any], durations: str) -> Json:
-    """Flink's fields for what each subtask measures; ``durations`` is the name of the one that differs."""
+    """Gives Flink's fields for what each subtask measures; ``durations`` is the name of the one that differs."""
     return {
         "checkpointed_size": values["checkpointed_size"],
         "state_size": values["state_size"],
@@ -96,20 +95,12 @@ def _measured(values: Mapping[str, Any], durations: str) -> Json:
 
 
 def summary(values: StatsSummary) -> Json:
-    """NaN percentiles are the string ``"NaN"``."""
-    document: Json = {}
-    for item in fields(values):
-        value = getattr(values, item.name)
-        document[item.name] = "NaN" if isinstance(value, float) and math.isnan(value) else value
-    return document
+    """Shows a summary; NaN percentiles are the string ``"NaN"``."""
+    return {name: "NaN" if math.isnan(value) else value for name, value in asdict(values).items()}
 
 
 def _optional(stats: CheckpointStats | None) -> Json | None:
     return None if stats is None else checkpoint(stats, with_tasks=False)
-
-
-def _restored(restored: RestoredCheckpointStats) -> Json:
-    return {item.name: getattr(restored, item.name) for item in fields(restored)}
 
 
 def _totals(totals: AcknowledgedTotals, duration: int) -> Json:
@@ -150,7 +141,7 @@ def _subtask(index: int, subtask: SubtaskStats | None, stats: CheckpointStats) -
 
 
 def config(effective: EffectiveCheckpointConfig) -> Json:
-    """Flink's fields, then ``max_inflight_data_bytes`` and ``overrides`` (FLIP-571)."""
+    """Shows Flink's fields, then ``max_inflight_data_bytes`` and ``overrides`` (FLIP-571)."""
     settings = effective.settings
     shown = {item.shown_as: getattr(settings, item.field) for item in CHECKPOINT_SETTINGS if item.shown_as is not None}
     names = {item.field: item.patched_as for item in CHECKPOINT_SETTINGS}

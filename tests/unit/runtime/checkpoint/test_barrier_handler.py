@@ -21,7 +21,7 @@ from ckpt_runtime.checkpoint.barrier_handler import (
     MeasureInFlight,
     ResumeChannels,
     StopRecording,
-    TriggerCheckpoint,
+    TakeSnapshot,
     TriggeredByCoordinator,
 )
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
@@ -56,11 +56,11 @@ def received(channel, checkpoint_id, options=ALIGNED):
 
 
 def triggered(checkpoint_id, duration=0, options=ALIGNED):
-    return TriggerCheckpoint(checkpoint_id, STARTED, options, duration, False, (), ())
+    return TakeSnapshot(checkpoint_id, STARTED, options, duration, False, (), ())
 
 
 def turned(checkpoint_id, recording=(), captured=(), duration=0, options=UNALIGNED):
-    return TriggerCheckpoint(checkpoint_id, STARTED, options, duration, True, recording, captured)
+    return TakeSnapshot(checkpoint_id, STARTED, options, duration, True, recording, captured)
 
 
 def feed(handler, *events, now=0):
@@ -455,7 +455,7 @@ def test_what_was_given_up_and_then_aborted_by_the_coordinator_is_not_declined()
     feed(handler, AbortedByCoordinator(2))
     effects = feed(handler, DeadlinePassed(), now=100)
     assert AbortCheckpoint(2, SUBSUMED) not in effects
-    assert [effect.checkpoint_id for effect in effects if isinstance(effect, TriggerCheckpoint)] == [1, 3]
+    assert [effect.checkpoint_id for effect in effects if isinstance(effect, TakeSnapshot)] == [1, 3]
 
 
 # --- each state x each event: the checkpoint is 5, its channels A (has shown it), B (has not), C (ended before)

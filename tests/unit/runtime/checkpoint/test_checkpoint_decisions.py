@@ -15,7 +15,7 @@ from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.failures import CheckpointFailureManager
 from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.request_decider import (
     CAPACITY,
     CheckpointRequestDecider,
@@ -68,7 +68,7 @@ class TestRequestDecider:
         decider = CheckpointRequestDecider()
         decider.offer(request(1))
         assert decider.next(load, 0) == (Verdict.WAIT, None)
-        assert len(decider) == 1
+        assert not decider.is_empty
 
     @pytest.mark.row("76.9")
     def test_a_savepoint_goes_beside_others_unless_these_may_be_unaligned(self):
@@ -96,14 +96,14 @@ class TestRequestDecider:
         refused = request(CAPACITY + 2, SAVEPOINT)
         assert decider.offer(refused) is refused
         assert len(decider.drain()) == CAPACITY
-        assert len(decider) == 0
+        assert decider.is_empty
 
     def test_one_tick_waits(self):
         decider = CheckpointRequestDecider()
         assert decider.offer(request(1, periodic=True)) is None
         assert decider.offer(request(2, periodic=True)).sequence == 2
         decider.drop_periodic()
-        assert len(decider) == 0
+        assert decider.is_empty
 
 
 @pytest.mark.row("147.1")
@@ -303,10 +303,3 @@ def test_ids():
     ids.advance_to(10)
     ids.advance_to(4)
     assert ids.next_id() == 10
-
-
-def test_options_survive_json():
-    options = CheckpointOptions(SYNC_SAVEPOINT, "dir", True, aligned_timeout_ms=3, shared_directory="shared")
-    assert CheckpointOptions.from_json(options.to_json()) == options
-    options = replace(options, max_inflight_data_bytes=9)
-    assert CheckpointOptions.from_json(options.to_json()) == options

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.documents import check_state
 from ckpt_runtime.checkpoint.state_handles import (
     IncrementalKeyedStateHandle,
     KeyedSection,
@@ -16,6 +15,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     OperatorSubtaskState,
     StateFile,
     SubtaskState,
+    check_state,
 )
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.graph.schema import DocumentError, checked

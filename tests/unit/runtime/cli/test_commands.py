@@ -12,8 +12,10 @@ import pytest
 
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.cli.main import main
+from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
-from ckpt_runtime.jobmaster.gateway import ExceptionEntry, FailureCause, JobStatus, RunRequest
+from ckpt_runtime.failure_report import FailureCause
+from ckpt_runtime.jobmaster.gateway import ExceptionEntry, JobStatus, RunRequest
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 
 JOB = "fa461ac280c9aa36bde4a060aa97618c"
@@ -137,6 +139,7 @@ def test_patch_checkpoint_config(ckpt: Ckpt, gateway: FakeGateway, capsys: pytes
         interval_ms=10_000, timeout_ms=900_000, min_pause_ms=0, max_concurrent=2, tolerable_failures=3,
         aligned_timeout_ms=1500, unaligned_enabled=True, max_inflight_data_bytes=64 << 20,
     )  # fmt: skip
+    assert len(gateway.jobs[JOB].overrides.given) == len(PATCHABLE), "an option for each setting"
     assert ckpt(*command, "--reset") == 0
     assert gateway.jobs[JOB].overrides == CheckpointOverrides()
 

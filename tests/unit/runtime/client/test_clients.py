@@ -28,7 +28,8 @@ from ckpt_runtime.client.errors import (
 from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE
-from ckpt_runtime.jobmaster.gateway import ExceptionEntry, FailureCause, JobStatus
+from ckpt_runtime.failure_report import FailureCause
+from ckpt_runtime.jobmaster.gateway import ExceptionEntry, JobStatus
 from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway
 
 JOB = "fa461ac280c9aa36bde4a060aa97618c"

@@ -6,7 +6,7 @@ import json
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 import httpx
@@ -14,22 +14,9 @@ import pytest
 
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.client.errors import CkptApiError, CkptClientError, OperationFailed, Unreachable
-from ckpt_runtime.client.models import OperationStatus, RemoteFailure
+from ckpt_runtime.client.errors import CkptApiError
 from ckpt_runtime.client.stack_traces import root_message
 from ckpt_runtime.client.transport import InvalidUrl, client_options, normalise_url
-from ckpt_runtime.client.waiting import (
-    POLL_PATIENCE_S,
-    Deadline,
-    Pause,
-    Steps,
-    growing_delays,
-    persistent,
-    poll,
-    wait_for_operation,
-    wait_for_state,
-    watch,
-)
 
 JOB = "ab" * 16
 T = TypeVar("T")
@@ -48,33 +35,6 @@ class Script:
         if isinstance(answer, Exception):
             raise answer
         return answer
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def parts(self, seconds: float, most: float) -> Iterator[float]:
-        """A pause in parts, after which the deadline has passed."""
-        yield most
-        yield seconds - most
-        self.now = 1e9
-
-
-def found(what: T) -> Steps[T]:
-    yield from ()
-    return what
-
-
-def outcome(steps: Steps[T]) -> T:
-    """The result of steps that ask for nothing."""
-    with pytest.raises(StopIteration) as end:
-        next(steps)
-    result: T = end.value.value
-    return result
 
 
 def client_over(script: Callable[[httpx.Request], httpx.Response], **options: object) -> CkptClient:
@@ -234,76 +194,10 @@ def test_tls_contexts_are_made_once_and_loopback_uses_no_proxy() -> None:
     assert not client_options("http://127.0.0.1:1", None, True, 1.0)["trust_env"]
 
 
-def test_delays_double_up_to_the_interval_and_end_with_the_deadline() -> None:
-    clock = Clock()
-    steps = poll(lambda: found(None), Deadline(1.0, clock), growing_delays(0.1))
-    pauses = []
-    for step in steps:
-        assert isinstance(step, Pause)
-        pauses.append(step.seconds)
-        clock.now += step.seconds
-    assert pauses[:5] == [0.02, 0.04, 0.08, 0.1, 0.1]
-    assert sum(pauses) == pytest.approx(1.0)
-    assert pauses[-1] == pytest.approx(0.06)
-
-
-def test_a_poll_is_repeated_for_a_while_but_not_beyond_the_deadline() -> None:
-    patience: list[float] = []
-
-    def look(patience_s: float) -> Steps[bool | None]:
-        patience.append(patience_s)
-        return found(True)
-
-    for timeout_s in (40.0, 5.0, 0.0, None):
-        assert outcome(watch(look, "it", timeout_s, 1.0))
-    assert patience == [POLL_PATIENCE_S, pytest.approx(5.0, abs=0.1), 0.0, POLL_PATIENCE_S]
-
-
 def test_a_wait_outlasts_a_server_that_is_away() -> None:
     script = Script(httpx.Response(503), httpx.ConnectError("refused"), httpx.Response(200, json={"status": "RUNNING"}))
     with client_over(script, patience_s=0) as client:
         assert client.wait_for_state(JOB, {"RUNNING"}, timeout_s=None) == "RUNNING"
-
-
-@pytest.mark.parametrize(("timeout_s", "interval_s"), [(-1.0, 1.0), (1.0, 0.0), (None, -1.0)])
-def test_waits_that_make_no_sense(timeout_s: float | None, interval_s: float) -> None:
-    with pytest.raises(ValueError, match="not acceptable"):
-        outcome(wait_for_state(JOB, {"RUNNING"}, timeout_s=timeout_s, poll_interval_s=interval_s))
-
-
-@pytest.mark.parametrize("attempts", [1, 3])
-def test_a_passing_error_is_waited_out_until_the_patience_is_over(attempts: int) -> None:
-    clock, tries = Clock(), list[float]()
-    told: list[CkptClientError] = []
-
-    def attempt() -> Steps[None]:
-        tries.append(clock.now)
-        yield Pause(0.0)
-        raise Unreachable("u", str(len(tries)))
-
-    steps = persistent(attempt, Deadline(10.0, clock), attempts=attempts, backoff=lambda _: 4.0, on_away=told.append)
-    with pytest.raises(Unreachable, match=r": 4$") as error:
-        for step in steps:
-            assert isinstance(step, Pause)
-            clock.now += step.seconds
-    assert tries == [0.0, 4.0, 8.0, 12.0]
-    assert [*map(str, told), str(error.value)] == [f"u cannot be reached: {number}" for number in range(1, 5)]
-
-
-def test_a_pause_may_be_slept_in_parts() -> None:
-    clock = Clock()
-    steps = poll(lambda: found(None), Deadline(1.0, clock), iter([0.8]), lambda s: clock.parts(s, 0.5))
-    assert list(steps) == [Pause(0.5), Pause(pytest.approx(0.3))]
-
-
-def test_an_operation_that_failed_and_a_job_that_ended_otherwise_are_errors() -> None:
-    steps = wait_for_operation("checkpoint", "t", JOB, timeout_s=None)
-    next(steps)
-    assert isinstance(steps.send(OperationStatus(done=False)), Pause)
-    next(steps)
-    with pytest.raises(OperationFailed) as error:
-        steps.send(OperationStatus(done=True, failure=RemoteFailure("E", "E: no room")))
-    assert (str(error.value), error.value.exception) == ("no room", "E")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 
-from ckpt_runtime.connectors.plan_values import values_of
+from ckpt_runtime.connectors.datasource_values import values_of
 from ckpt_runtime.connectors.tagged_values import UnreadableValueError, ValueNotCarriedError
 
 

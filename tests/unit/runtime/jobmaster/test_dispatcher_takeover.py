@@ -183,7 +183,7 @@ def test_a_job_that_cannot_be_recovered_is_shown_with_the_reason_and_left_alone(
         await dispatcher.take_over(session.store(2))
         (overview,) = await dispatcher.list_jobs()
         assert (overview.job_id, overview.status) == (JOB, JobStatus.RECONCILING)
-        with pytest.raises(NotReady, match=f"{JOB} cannot be recovered: .*(first_checkpoint_id|futureField)"):
+        with pytest.raises(NotReady, match=f"{JOB} cannot be recovered: .*(program_id|futureField)"):
             await dispatcher.job_details(JOB)
         assert store.jobs.list_ids() == [JOB]
         assert list((tmp_path / "ha" / "default" / "snapshots" / JOB).glob("chk-*"))

@@ -15,12 +15,13 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import InvalidOptionError
 from ckpt_runtime.configuration.option import Changeability
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyType
+from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.jobmaster import executions as executions_module
 from ckpt_runtime.jobmaster.checkpoint_settings import shown_settings, submitted_settings
 from ckpt_runtime.jobmaster.exceptions_history import MAX_CONCURRENT, FailureLog
 from ckpt_runtime.jobmaster.executions import ExecutionGraph
-from ckpt_runtime.jobmaster.gateway import NOT_YET, ExceptionEntry, ExecutionState, FailureCause
+from ckpt_runtime.jobmaster.gateway import NOT_YET, ExceptionEntry, ExecutionState
 from ckpt_runtime.jobmaster.restart_strategy_factory import create_restart_strategy, strategy_type
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.rest.shapes.checkpoints import config
@@ -244,10 +245,11 @@ class TestExecutions:
         assert metrics[0]["numBytesOutPerSecond"] == 3200
         (pressure,) = graph.pressure(SOURCE).subtasks
         assert (pressure.index, pressure.busy) == (0, 0.5)
-        io = graph.vertex_details(SOURCE).subtasks[0].io
-        assert (io.read_records, io.write_records, io.complete) == (200, 400, True)
-        assert (io.read_bytes, io.write_bytes) == (1600, 3200)
-        assert not graph.vertex_details(SOURCE).subtasks[1].io.complete
+        first, second = graph.vertex_details(SOURCE).subtasks
+        assert first.measures is not None
+        assert (first.measures.rows_in, first.measures.rows_out) == (200, 400)
+        assert (first.measures.bytes_in, first.measures.bytes_out) == (1600, 3200)
+        assert second.measures is None
 
     def test_the_size_of_buffers_is_shown_where_it_adapts(self, graph: ExecutionGraph) -> None:
         graph.measured([self.figures(200, buffers=4_096)])

@@ -19,13 +19,13 @@ from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
+from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.jobmaster import job_recovery, job_shell, stored_submissions
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.exceptions_history import MAX_STORED, MAX_STORED_CHARS, FailureLog
 from ckpt_runtime.jobmaster.gateway import (
     ExceptionEntry,
-    FailureCause,
     InvalidRequest,
     JobStatus,
     JobTerminated,
@@ -43,6 +43,7 @@ from ckpt_runtime.scheduler.replacement import ReplacementRefusedError
 from ckpt_runtime.storage import disposal, job_store, snapshot_metadata, versioned_document
 from ckpt_runtime.storage.documents import encode_document
 from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
+from ckpt_runtime.storage.filesystem import Location
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.leader_store import NotLeaderError
 from tests.unit.runtime.jobmaster.drivers import (
@@ -338,7 +339,7 @@ class TestCrashAtEveryWrite:
                 monkeypatch.setattr(module, "publish", self.wrap(module.publish))
 
         def wrap(self, publish: Callable[..., None]) -> Callable[..., None]:
-            def wrapped(location: Any, data: bytes) -> None:
+            def wrapped(location: Location, data: bytes) -> None:
                 with self._lock:
                     self.check()
                     self.writes += 1

@@ -416,3 +416,16 @@ def test_the_watermark_survives_a_restore_but_not_the_end_of_data(harness: type[
         assert [r["what"] for r in restored.process(timed("ms", ("x", 3000, "late"), ("x", 4000, "b")))] == ["b"]
         restored.watermark(2000)
         assert restored.process(timed("ms", ("x", 3000, "late"))) == []
+
+
+def test_the_backend_hears_of_the_keys_of_a_batch_and_of_due_timers_beforehand(
+    harness: type[Harness], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[list[Any]] = []
+    run = harness(operator(Ticking(), "ProcessingTime"))
+    monkeypatch.setattr(run.backend, "prefetch", lambda keys: fetched.append(list(keys)))
+    run.process(batch(("x", 1, "a"), ("x", 2, "a")))
+    run.process(batch(("x", 1, "a")))
+    assert fetched == [[("x",)], [("x",)]]
+    run.advance(10)
+    assert fetched == [[("x",)]] * 3

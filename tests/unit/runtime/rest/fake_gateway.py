@@ -18,9 +18,11 @@ from ckpt_runtime.checkpoint.configuration import (
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStatsSnapshot, CheckpointType, SubtaskStats
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning, vertex_id_of
 from ckpt_runtime.jobmaster import gateway as g
 from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig, ExecutionState, JobStatus
+from ckpt_runtime.network.control_messages import SubtaskMeasures
 
 START_MS = 1_795_197_699_641
 VERTICES = tuple(vertex_id_of(uid) for uid in ("src", "count", "sink"))
@@ -85,7 +87,7 @@ class FakeGateway:
         self.operations: dict[str, Operation] = {}
         self.disposed: list[str] = []
         self.shut_down = False
-        self.savepoint_failure: g.FailureCause | None = None
+        self.savepoint_failure: FailureCause | None = None
         self.triggered: Counter[str] = Counter()
         self.ready = True
         self.end_of_new_jobs: JobStatus | None = None
@@ -218,12 +220,12 @@ class FakeGateway:
                 self.move(job_id, job.end)
         overview = self._overview(job)
         state = next(iter(overview.tasks_by_state))
-        io = g.IoMetrics(446_375, 411_510, 15_371, 15_371, 0, 15_139, 389.0, complete=True)
+        measures = SubtaskMeasures("v", 0, 15_371, 446_375, 15_371, 411_510, 0, 389.0, 15_139, 0)
         steps = ("CREATED", "SCHEDULED", "DEPLOYING", "INITIALIZING", state)
         times = {ExecutionState(step): START_MS + number for number, step in enumerate(steps, start=1)}
         subtasks = tuple(
             g.SubtaskDetails(
-                index, 0, state, "localhost:37401", "agent-0", START_MS + 5, overview.end_time_ms, times, io
+                index, 0, state, "localhost:37401", "agent-0", START_MS + 5, overview.end_time_ms, times, measures
             )
             for index in range(PARALLELISM)
         )
@@ -378,7 +380,7 @@ class FakeGateway:
     async def dispose_savepoint(self, path: str, trigger_id: str | None) -> str:
         def run() -> g.OperationStatus:
             if path in self.disposed:
-                cause = g.FailureCause("ckpt.StorageError", f"Could not dispose savepoint {path}.", "ckpt: gone")
+                cause = FailureCause("ckpt.StorageError", f"Could not dispose savepoint {path}.", "ckpt: gone")
                 return g.OperationStatus(True, failure=cause)
             self.disposed.append(path)
             return g.OperationStatus(True)

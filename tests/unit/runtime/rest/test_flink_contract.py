@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster import gateway as g
 from tests.unit.runtime.rest.conftest import JOB, send_to
 from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway, Operation
@@ -20,7 +21,7 @@ CONTRACT = json.loads((Path(__file__).parents[3] / "data" / "flink_rest_contract
 RECORDED_VERTEX = "b71731f1c0df9c3076c4a455334d0ad6"
 UNKNOWN = "0" * 32
 HEX = re.compile(r"[0-9a-f]{32}")
-CAUSE = g.FailureCause("ckpt.CheckpointFailed", "no room", "ckpt.CheckpointFailed: no room")
+CAUSE = FailureCause("ckpt.CheckpointFailed", "no room", "ckpt.CheckpointFailed: no room")
 
 # Recorded behaviour that is deliberately not ours: our status, and the line of docs/rest.md that says why.
 UNKNOWN_JOB = "trigger on an unknown job"

@@ -8,7 +8,8 @@ from dataclasses import fields, replace
 import pytest
 
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, SubtaskStats
-from ckpt_runtime.jobmaster.gateway import ExecutionState, IoMetrics, JobStatus, SubtaskDetails
+from ckpt_runtime.jobmaster.gateway import ExecutionState, JobStatus, SubtaskDetails
+from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.rest.serialized_throwable import serialized_throwable
 from ckpt_runtime.rest.shapes import jobs, metrics
 from tests.unit.runtime.rest.conftest import JOB, Send
@@ -158,9 +159,13 @@ def test_names_are_shown_as_they_are(send: Send, gateway: FakeGateway) -> None:
 
 
 def test_what_is_not_measured_is_not_complete() -> None:
-    assert jobs.io_metrics(IoMetrics(write_bytes=7))["write-bytes-complete"] is False
-    assert jobs.io_metrics(IoMetrics(write_bytes=7, complete=True))["write-bytes"] == 7
-    assert jobs.io_metrics(IoMetrics(write_bytes=7, complete=True))["write-bytes-complete"] is True
+    measures = SubtaskMeasures("v", 0, 0, 0, 0, 7, 0, 1.5, 2.5, 3.5)
+    partly, wholly = jobs.io_metrics([measures, None]), jobs.io_metrics([measures, measures])
+    assert (partly["write-bytes"], partly["write-bytes-complete"]) == (7, False)
+    assert (wholly["write-bytes"], wholly["write-bytes-complete"]) == (14, True)
+    times = [wholly[f"accumulated-{name}-time"] for name in ("busy", "idle", "backpressured")]
+    assert times == [3.0, 4, 6]
+    assert jobs.io_metrics([])["read-bytes-complete"] is False
 
 
 def test_distributions() -> None:

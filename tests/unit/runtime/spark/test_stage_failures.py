@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckpt_runtime.jobmaster.process_exits import hint_of
+from ckpt_runtime.jobmaster.loss_notices import hint_of
 from ckpt_runtime.spark.stage_failures import telling_line
 
 CALL = "An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.\n: "

@@ -1,10 +1,12 @@
-"""The version of the list states of PySpark's readers and writers, in each item."""
+"""What PySpark's readers and writers hand over, as it is sent and kept: tagged values, in items with a version."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
+from ckpt_runtime.connectors.tagged_values import TaggedValues
+from ckpt_runtime.graph.plan_classes import PlanClasses
 from ckpt_runtime.state.errors import StateSchemaError
 
 STATE_VERSION = 2
@@ -28,3 +30,13 @@ def checked_items(uid: str, items: Iterable[dict[str, Any]]) -> list[dict[str, A
             )
         checked.append({key: value for key, value in item.items() if key != "version"})
     return checked
+
+
+def values_of(source: type, *helpers: Any) -> TaggedValues:
+    """With the classes around a ``DataSource`` class and the objects that it made: readers, writers.
+
+    Call it when those are made and before they work, so that all workers of a job know the same classes.
+    """
+    from pyspark.sql.datasource import InputPartition, WriterCommitMessage
+
+    return TaggedValues(PlanClasses((source, *map(type, helpers)), (InputPartition, WriterCommitMessage)))

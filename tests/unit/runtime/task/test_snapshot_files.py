@@ -1,0 +1,181 @@
+"""New files of a snapshot: private and shared ones, what a full snapshot may refer to, and reading them back."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
+from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, KeyedHandle, StateFile
+from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.network.elements import CheckpointBarrier
+from ckpt_runtime.state.backend import BackendParameters
+from ckpt_runtime.state.errors import SharedFileError, UnsupportedBackendError
+from ckpt_runtime.state.registry import register_backend
+from ckpt_runtime.state.snapshots import SnapshotFiles
+from ckpt_runtime.storage.filesystem import resolve
+from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
+from ckpt_runtime.task.restore import StateRestoreError, StateUnavailableError, create_keyed_backend
+from ckpt_runtime.task.snapshot_files import NewFiles
+from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
+from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, Snapshot, SnapshotMeasures
+from tests.support.pipelines.file_backend import FileKeyedStateBackend
+
+ALL = KeyGroupRange(0, 31)
+KEY, VALUE = pa.schema([("k", pa.int64())]), pa.schema([("v", pa.int64())])
+SAVEPOINT = CheckpointProperties(CheckpointType.SAVEPOINT)
+
+register_backend("files", FileKeyedStateBackend)
+
+
+class Job:
+    """Directories of a job, and a backend whose snapshots go there."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.shared = root / "shared"
+        self.shared.mkdir()
+        self.backend = FileKeyedStateBackend(self.parameters())
+
+    def parameters(self) -> BackendParameters:
+        return BackendParameters("op", ALL, 32, lambda: tempfile.mkdtemp(dir=self.root))
+
+    def put(self, key: int, value: int) -> None:
+        self.backend.value_state("s", KEY, VALUE).put((key,), (value,))
+
+    def options(self, number: int, properties: CheckpointProperties) -> CheckpointOptions:
+        directory = self.root / f"chk-{number}"
+        directory.mkdir(exist_ok=True)
+        shared = "" if properties.is_savepoint else str(self.shared)
+        return CheckpointOptions(properties, str(directory), shared_directory=shared)
+
+    def write(self, number: int, properties: CheckpointProperties, keyed: object = None) -> WrittenSnapshot:
+        keyed = keyed or self.backend.snapshot(number, properties)
+        snapshot = Snapshot(
+            CheckpointBarrier(number, 0, self.options(number, properties)),
+            (OperatorSnapshot("op", (), keyed),),  # type: ignore[arg-type]
+            InFlight(),
+            SnapshotMeasures(0, 0, 0, 0.0),
+        )
+        return write_snapshot(snapshot, 0, PersistedBuffers())
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_private_files_lie_with_their_snapshot_and_shared_ones_with_the_job(job: Job) -> None:
+    files = NewFiles(job.options(7, CheckpointProperties()), 3)
+    handles = []
+    for opened, content in ((files.private, b"private"), (files.shared, b"shared"), (files.shared, b"ab")):
+        with opened() as file:
+            file.stream.write(content)
+            handles.append(file.finish())
+    private, shared, inline = handles
+    assert names(job.root / "chk-7") == [private.path]
+    assert [f"{job.shared.as_uri()}/{name}" for name in names(job.shared)] == [shared.path]
+    assert names(job.shared)[0].startswith("chk-7-")
+    assert inline.inline == b"ab"
+    assert files.written_bytes == 15
+    files.discard()
+    assert names(job.root / "chk-7") == names(job.shared) == []
+
+
+def test_a_file_that_is_not_finished_is_given_up(job: Job) -> None:
+    files = NewFiles(job.options(7, CheckpointProperties()), 0)
+    with pytest.raises(OSError, match="full"), files.shared() as file:
+        file.stream.write(b"x" * 100)
+        raise OSError("disk full")
+    assert (names(job.shared), files.locations, files.written_bytes) == ([], [], 0)
+
+
+def test_an_increment_writes_what_is_new_and_counts_what_it_holds(job: Job) -> None:
+    for key in range(20):
+        job.put(key, 1)
+    first = job.write(1, CheckpointProperties())
+    assert first.state.bytes == first.written_bytes
+    job.backend.notify_complete(1)
+    job.put(3, 2)
+    second = job.write(2, CheckpointProperties())
+    assert 0 < second.written_bytes < first.written_bytes
+    assert second.state.bytes == first.state.bytes
+    assert len(second.files.locations) == 2, "one segment and the list of segments"
+    assert {resolve(file.path).name for file in second.state.files() if "://" in file.path} <= set(names(job.shared))
+
+
+def test_a_full_checkpoint_refers_to_nothing_and_a_savepoint_shares_nothing(job: Job) -> None:
+    for key in range(20):
+        job.put(key, 1)
+    first = job.write(1, CheckpointProperties())
+    job.backend.notify_complete(1)
+    full = job.write(2, CheckpointProperties(full=True))
+    assert not {file.path for file in full.state.files()} & {file.path for file in first.state.files()}
+    savepoint = job.write(3, SAVEPOINT)
+    assert names(job.root / "chk-3") == sorted(file.path for file in savepoint.state.files())
+    job.backend.notify_complete(2)
+    assert job.write(4, CheckpointProperties()).written_bytes < full.written_bytes
+
+
+class Careless:
+    """A snapshot that refers to a file of another one, whatever it was asked for."""
+
+    def __init__(self, file: StateFile) -> None:
+        self.file = file
+
+    def write(self, files: SnapshotFiles) -> Sequence[KeyedHandle]:
+        with files.private() as file:
+            file.stream.write(b"new")
+            return [IncrementalKeyedStateHandle(ALL, "files", {"new": file.finish(), "old": self.file})]
+
+    def release(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("properties", [CheckpointProperties(full=True), SAVEPOINT])
+def test_a_backend_that_breaks_this_is_stopped(job: Job, properties: CheckpointProperties) -> None:
+    with pytest.raises(SharedFileError, match="'op'.*shared/x in a full snapshot"):
+        job.write(5, properties, Careless(StateFile("file:///job/shared/x", 1, "c")))
+    assert names(job.root / "chk-5") == []
+
+
+def test_files_are_fetched_verified_and_only_where_their_keys_are(job: Job) -> None:
+    for key in range(20):
+        job.put(key, key)
+    handles = job.write(1, CheckpointProperties()).state.operators["op"].keyed
+
+    def restored(groups: KeyGroupRange) -> FileKeyedStateBackend:
+        parameters = BackendParameters("op", groups, 32, job.parameters().make_directory)
+        backend = create_keyed_backend("files", parameters, handles, str(job.root / "chk-1"), owned=True)
+        assert isinstance(backend, FileKeyedStateBackend)
+        return backend
+
+    half = restored(KeyGroupRange(0, 7))
+    assert len(names(half.directory)) == 1
+    state = restored(ALL).value_state("s", KEY, VALUE)
+    assert [state.get((key,)) for key in range(20)] == [(key,) for key in range(20)]
+    damaged = job.shared / names(job.shared)[0]
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    before = set(job.root.iterdir())
+    with pytest.raises(StateRestoreError, match=f"operator 'op' cannot restore.*{damaged.name}"):
+        restored(ALL)
+    assert set(job.root.iterdir()) == before, "local files of a backend that was never there"
+    damaged.unlink()
+    with pytest.raises(StateUnavailableError, match=damaged.name):
+        restored(ALL)
+
+
+def test_state_of_another_backend_is_refused(job: Job) -> None:
+    job.put(1, 1)
+    handles = job.write(1, CheckpointProperties()).state.operators["op"].keyed
+    with pytest.raises(UnsupportedBackendError, match="operator 'op'.*written by the backend 'files'"):
+        create_keyed_backend("hashmap", job.parameters(), handles, str(job.root / "chk-1"), owned=True)
