@@ -235,15 +235,3 @@ def _():
 @bug("a result that could not be stored is not stored again", "K13")
 def _():
     return [(JobCore, "_on_result_not_stored", nothing)]
-
-
-@bug("a driver that lost its lease tells of the end", "K13, I12")
-def _():
-    original = JobCore._on_leadership_lost
-
-    def lost(self, event):
-        outputs, self._untold = self._untold, []
-        self._outputs += outputs
-        original(self, event)
-
-    return [(JobCore, "_on_leadership_lost", lost)]

@@ -60,7 +60,9 @@ class ClientView:
     def begins(self, request_id: str) -> None:
         """The driver takes it up: one at a time."""
         if request_id in self._requests:
-            self._require(self._storing in (None, request_id), f"{request_id} is stored beside {self._storing}")
+            # An answer that would tell of the end waits until that is stored; the change itself is settled by then.
+            alone = self._storing in (None, request_id) or self._world.job_has_ended
+            self._require(alone, f"{request_id} is stored beside {self._storing}")
             self._storing = request_id
 
     def stores(self, request_id: str, document: str | None) -> None:
