@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import Struct, to_builtins
@@ -99,10 +99,6 @@ class CompletedCheckpoint:
         return self.properties.is_savepoint
 
     @property
-    def state_size(self) -> int:
-        return sum(state.bytes for state in self.states.values())
-
-    @property
     def fully_finished_vertices(self) -> frozenset[str]:
         """Ids of vertices all of whose subtasks had finished."""
         return frozenset(
@@ -110,10 +106,6 @@ class CompletedCheckpoint:
             for vertex in self.vertices
             if all((vertex.id, subtask) in self.finished for subtask in range(vertex.parallelism))
         )
-
-    def moved_to(self, directory: str) -> CompletedCheckpoint:
-        """The same snapshot, found in another directory."""
-        return replace(self, directory=directory)
 
     def to_json(self) -> dict[str, Any]:
         """Deterministic: subtasks in the order of vertex id and index."""

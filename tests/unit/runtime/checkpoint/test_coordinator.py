@@ -61,7 +61,7 @@ def test_metadata_survives_json():
     metadata = driver.one(out.WriteMetadata).checkpoint
     assert CompletedCheckpoint.from_json(metadata.to_json()) == metadata
     moved = CompletedCheckpoint.from_json(metadata.to_json(), "elsewhere")
-    assert moved == metadata.moved_to("elsewhere")
+    assert moved == replace(metadata, directory="elsewhere")
 
 
 def test_metadata_remembers_the_edges_and_older_metadata_has_none():
