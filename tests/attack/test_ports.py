@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from ckpt_runtime.network.agent_messages import ProcessIdentity, RegisterAgent
 from ckpt_runtime.network.connections import ControlConnection
-from ckpt_runtime.network.control_messages import ProcessIdentity, RegisterAgent
 from ckpt_runtime.spark.protection import CONTROL_SECRET, SETTINGS
 from tests.attack.conftest import AttackedSession, OpenSpark
 from tests.support.open_spark import ENDPOINT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -15,6 +15,10 @@ from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, SequenceJob, fast
 from tests.support.outputs import assert_sequence
 from tests.unit.provider.conftest import Task
+
+if TYPE_CHECKING:
+    from airflow_provider_ckpt.operators.operation import CkptOperationOperator
+    from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 
 ROWS = 4000
 FAST = {"deferrable": False, "poll_interval": 0.05}
@@ -27,7 +31,7 @@ def connection(cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_CKPT_DEFAULT", json.dumps(document))
 
 
-def submission(job: SequenceJob, **configuration: str) -> Callable[[], Any]:
+def submission(job: SequenceJob, **configuration: str) -> Callable[[], SubmitJobOperator]:
     """A task that submits the ``sequence`` pipeline and waits for its end."""
     from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 
@@ -46,7 +50,7 @@ def submission(job: SequenceJob, **configuration: str) -> Callable[[], Any]:
     )
 
 
-def fail_after_checkpoints(job: SequenceJob, operator: Any, context: Any) -> None:
+def fail_after_checkpoints(job: SequenceJob, operator: SubmitJobOperator, context: dict[str, Any]) -> None:
     """One try, whose job completes checkpoints and fails then."""
     from airflow_provider_ckpt.exceptions import CkptJobFailed
 
@@ -101,7 +105,7 @@ def test_a_savepoint_and_two_stops_at_once_of_a_job_that_is_restarting(job: Sequ
     from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
     from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 
-    def task(kind: Any) -> Any:
+    def task(kind: type[CkptOperationOperator]) -> Any:
         operator = kind(task_id="t", job_id=job.job_id, target_directory=str(job.directory / "savepoints"), **FAST)
         return operator.execute(Task().context())
 

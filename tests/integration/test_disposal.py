@@ -14,7 +14,6 @@ from ckpt_runtime.client.errors import Conflict
 from ckpt_runtime.jobmaster.gateway import CheckpointKind
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import SequenceJob, fast
-from tests.support.outputs import assert_sequence
 
 HOURLY = fast(
     execution__checkpointing__interval="1h",
@@ -48,7 +47,7 @@ def _dispose(client: CkptClient, path: Path | str) -> None:
 
 
 def test_the_latest_checkpoint_of_a_living_job_stays(client: CkptClient, job: SequenceJob, tmp_path: Path) -> None:
-    job.start(rows=3000, configuration=HOURLY)
+    job.start(configuration=HOURLY)
     job.running()
     latest = _checkpoint(job)
     link = tmp_path / "link"
@@ -59,8 +58,7 @@ def test_the_latest_checkpoint_of_a_living_job_stays(client: CkptClient, job: Se
     assert main(["--url", job.cluster.rest_url, "savepoint", "--dispose", str(link)]) == ExitCode.CONFLICT
     job.inject("map-raise")
     job.restarted(1)
-    job.finished()
-    assert_sequence(job.out, 3000)
+    job.stopped()
 
 
 def test_what_a_job_came_from_stays_until_it_has_a_checkpoint_of_its_own(client: CkptClient, job: SequenceJob) -> None:

@@ -27,31 +27,15 @@ from ckpt_runtime.checkpoint.state_handles import (
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointType
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.network.control_messages import (
+from ckpt_runtime.network.agent_messages import (
     FROM_AGENT,
     FROM_STRANGER,
-    FROM_WORKER,
     TO_AGENT,
-    TO_WORKER,
-    AcknowledgeCheckpoint,
     AdoptWorker,
     AgentCommand,
     AgentHeartbeat,
     AgentMessage,
-    Cancel,
-    Canceled,
-    ControlMessage,
-    DeclineCheckpoint,
-    Deploy,
-    DeploymentFailed,
-    Door,
-    EndOfDataReached,
-    FollowAgent,
-    Following,
     KillWorker,
-    MalformedMessageError,
-    NotifyCheckpointAborted,
-    NotifyCheckpointComplete,
     Ping,
     ProcessIdentity,
     RegisterAgent,
@@ -59,15 +43,30 @@ from ckpt_runtime.network.control_messages import (
     Registration,
     Shutdown,
     SpawnWorker,
+    WorkerExited,
+)
+from ckpt_runtime.network.control_doors import Door, MalformedMessageError, Message, encode
+from ckpt_runtime.network.control_messages import (
+    FROM_WORKER,
+    TO_WORKER,
+    AcknowledgeCheckpoint,
+    Cancel,
+    Canceled,
+    DeclineCheckpoint,
+    Deploy,
+    DeploymentFailed,
+    EndOfDataReached,
+    FollowAgent,
+    Following,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
     SubtaskMeasures,
     TaskFailure,
     TaskStateChanged,
     TriggerCheckpoint,
     WorkerCommand,
-    WorkerExited,
     WorkerHeartbeat,
     WorkerMessage,
-    encode,
 )
 from ckpt_runtime.scheduler.deployment import (
     Deployment,
@@ -215,18 +214,18 @@ sent = st.sampled_from(DOORS).flatmap(lambda door: st.tuples(st.just(door), TO[d
 
 @given(sent)
 @settings(deadline=None, max_examples=300)
-def test_it_comes_back_equal(sent: tuple[Door[Any], ControlMessage]) -> None:
+def test_it_comes_back_equal(sent: tuple[Door[Any], Message]) -> None:
     door, message = sent
     assert door.decode(encode(message)) == message
 
 
 def test_every_message_is_among_these() -> None:
-    assert MESSAGES.keys() == set(get_args(ControlMessage))
+    assert MESSAGES.keys() == {kind for union in UNIONS.values() for kind in get_args(union)}
 
 
 @given(sent, st.sampled_from(DOORS))
 @settings(deadline=None, max_examples=100)
-def test_no_door_takes_the_messages_of_another(sent: tuple[Door[Any], ControlMessage], other: Door[Any]) -> None:
+def test_no_door_takes_the_messages_of_another(sent: tuple[Door[Any], Message], other: Door[Any]) -> None:
     door, message = sent
     if door is not other:
         with pytest.raises(MalformedMessageError, match=f"sends no message '{type(message).__name__}' here"):
@@ -246,7 +245,7 @@ junk = st.recursive(
 @given(st.data(), sent)
 @settings(deadline=None, max_examples=500)
 def test_what_was_changed_anywhere_is_a_message_still_or_refused_by_name(
-    data: st.DataObject, sent: tuple[Door[Any], ControlMessage]
+    data: st.DataObject, sent: tuple[Door[Any], Message]
 ) -> None:
     door, message = sent
     document = msgspec.msgpack.decode(encode(message))

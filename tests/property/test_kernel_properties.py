@@ -29,7 +29,7 @@ COLUMNS = [
 
 
 @st.composite
-def key_columns(draw: Any, most: int = 3) -> tuple[list[pa.Array], list[tuple[Any, ...]]]:
+def key_columns(draw: st.DrawFn, most: int = 3) -> tuple[list[pa.Array], list[tuple[Any, ...]]]:
     """Some columns, sliced out of longer ones, and their rows."""
     chosen = draw(st.lists(st.sampled_from(COLUMNS), min_size=1, max_size=most))
     rows = draw(st.integers(0, 30))

@@ -14,7 +14,7 @@ from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range
 from ckpt_runtime.graph.schemas import aggregate_type
 from ckpt_runtime.graph.specs import Aggregate
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
-from ckpt_runtime.state.memory.layered_dict import LayeredDict
+from ckpt_runtime.state.memory.layered_dict import FrozenView, LayeredDict
 from ckpt_runtime.state.states import AggregateColumn
 from tests.support import reference_kernels as reference
 from tests.support.inline_snapshots import handles_of, restore
@@ -42,7 +42,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 @st.composite
-def batches(draw: Any) -> tuple[pa.DataType, list[pa.RecordBatch]]:
+def batches(draw: st.DrawFn) -> tuple[pa.DataType, list[pa.RecordBatch]]:
     kind = draw(st.sampled_from(list(VALUES)))
     row = st.tuples(st.one_of(st.none(), st.sampled_from("abcdef")), st.one_of(st.none(), VALUES[kind]))
     parts = draw(st.lists(st.lists(row, min_size=1, max_size=12), min_size=1, max_size=5))
@@ -134,7 +134,8 @@ class FrozenDict(RuleBasedStateMachine):
     @invariant()
     def reads_agree(self) -> None:
         assert {key: self.real.get(key) for key in range(10) if self.real.get(key) is not None} == self.model
-        assert dict(self.real.items()) == self.model
+        chunks = FrozenView(tuple(self.real._layers)).chunks()
+        assert {key: value for chunk in chunks for key, value in chunk} == self.model
 
 
 TestFrozenDict = FrozenDict.TestCase

@@ -11,7 +11,7 @@ import pytest
 from ckpt_runtime.jobmaster.gateway import ExecutionState
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.outputs import visible
+from tests.support.outputs import assert_sequence, visible
 
 PIPELINES = Path(__file__).parent / "pipelines"
 FAST: Mapping[str, str] = {
@@ -138,6 +138,15 @@ class SequenceJob:
 
     def finished(self, timeout_s: float = 60) -> None:
         self.cluster.wait_for_status(self.job_id, JobStatus.FINISHED, timeout_s=timeout_s)
+
+    def stopped(self) -> int:
+        """Ends a job that runs until everything has happened, however long that takes. Returns its rows, all exact."""
+        self.running()
+        self.cluster.savepoint(self.job_id, self.directory / "savepoints", stop=True)
+        self.finished()
+        rows = assert_sequence(self.out)
+        assert rows > 0
+        return rows
 
     def _all_run(self) -> bool:
         tasks = self.cluster.call(self.cluster.dispatcher.job_details(self.job_id)).overview.tasks_by_state

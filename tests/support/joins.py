@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle, OperatorListState
 from ckpt_runtime.graph.key_groups import key_group_range
+from ckpt_runtime.graph.schemas import join_output_schema
 from ckpt_runtime.graph.specs import JoinSide, JoinSpec
 from ckpt_runtime.operators.join import JoinOperator
 from ckpt_runtime.operators.operator import OperatorContext, OperatorStateStore
@@ -62,8 +63,8 @@ class Subtask:
         self.backend = MemoryKeyedStateBackend(groups, MAX_PARALLELISM, "join")
         restore(self.backend, self.handles)
         self.context = OperatorContext(
-            job_id="j", uid="join", name="join", subtask_index=self.index, parallelism=self.parallelism,
-            max_parallelism=MAX_PARALLELISM, attempt=0, key_groups=groups, now_ms=lambda: 0,
+            job_id="j", uid="join", name="join", subtask_index=self.index, parallelism=self.parallelism, attempt=0,
+            now_ms=lambda: 0,
             set_timer=lambda at_ms: None, operator_state=OperatorStateStore(self.lists), keyed_state=self.backend,
         )  # fmt: skip
         self.operator = JoinOperator(self.spec)
@@ -71,7 +72,7 @@ class Subtask:
 
     def emit(self, batch: pa.RecordBatch) -> None:
         batch.validate(full=True)
-        assert batch.schema.equals(JoinOperator.output_schema(self.spec))
+        assert batch.schema.equals(join_output_schema(self.spec))
         assert batch.num_rows
         for side in self.spec.sides:
             if self.sent is not None and side.event_time in batch.schema.names and batch[side.event_time].type == MS:

@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, AnyPeer, ControlEndpoint, PeerListener, WorkerPeer
-from ckpt_runtime.network.control_messages import (
+from ckpt_runtime.network.agent_messages import (
     AgentCommand,
     AgentHeartbeat,
     AgentMessage,
     Ping,
     WorkerExited,
-    WorkerMessage,
 )
+from ckpt_runtime.network.control_messages import WorkerMessage
 from ckpt_runtime.spark.slot_agent import AgentParameters, SlotAgent
 from ckpt_runtime.spark.worker_processes import WorkerStarter
 

@@ -13,9 +13,10 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.graph.job_graph import JobGraph
 
 
@@ -80,7 +81,7 @@ class RestoreRequested:
 
     request_id: str
     savepoint: CompletedCheckpoint | None = None
-    mode: RestoreMode = RestoreMode.NO_CLAIM
+    mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
 
 
 @dataclass(frozen=True, slots=True)

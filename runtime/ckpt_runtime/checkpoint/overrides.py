@@ -20,7 +20,7 @@ _NAMES = {setting.field: name for name, setting in PATCHABLE.items()}
 
 
 class CheckpointOverrides:
-    """The overridden fields of :class:`CheckpointConfiguration` and their values; never changes.
+    """Holds the overridden fields of :class:`CheckpointConfiguration` and their values; never changes.
 
     A field that is None or not given leaves the submitted value in force.
     """
@@ -46,15 +46,15 @@ class CheckpointOverrides:
 
     @property
     def request_fields(self) -> dict[str, int | bool]:
-        """The same by the names of the REST request."""
+        """Gives the same by the names of the REST request."""
         return {_NAMES[name]: value for name, value in self.given.items()}
 
     def merged_with(self, later: CheckpointOverrides) -> CheckpointOverrides:
-        """Both, where ``later`` wins."""
+        """Puts both together, where ``later`` wins."""
         return CheckpointOverrides(**{**self.given, **later.given})
 
     def applied_to(self, submitted: CheckpointConfiguration) -> CheckpointConfiguration:
-        """The effective settings, within the limits of a submission.
+        """Makes the effective settings, within the limits of a submission.
 
         Raises :class:`CheckpointConfigurationError` when a value, or the combination, is outside them; what is stored
         must have passed this, or the next start of the job would fail.
@@ -63,7 +63,7 @@ class CheckpointOverrides:
         return replace(submitted, **changes).effective()
 
     def to_document(self) -> str:
-        """The stored form, the same for equal overrides."""
+        """Makes the stored form, the same for equal overrides."""
         return json.dumps(self.request_fields, sort_keys=True)
 
     @classmethod

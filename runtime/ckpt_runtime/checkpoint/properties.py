@@ -15,13 +15,6 @@ class SavepointFormat(StrEnum):
     CANONICAL = "CANONICAL"
 
 
-class RestoreMode(StrEnum):
-    """Who owns the snapshot that a job was started from (FLIP-193)."""
-
-    CLAIM = "CLAIM"
-    NO_CLAIM = "NO_CLAIM"
-
-
 @dataclass(frozen=True, slots=True)
 class CheckpointProperties:
     """``full`` asks for a snapshot that shares no file with an earlier one; ``drain`` concerns a sync savepoint."""

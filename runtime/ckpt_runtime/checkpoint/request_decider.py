@@ -65,9 +65,6 @@ class CheckpointRequestDecider:
     def __init__(self) -> None:
         self._queue: list[TriggerRequest] = []
 
-    def __len__(self) -> int:
-        return len(self._queue)
-
     def offer(self, request: TriggerRequest) -> TriggerRequest | None:
         """Queues a request. Returns the one that found no room (the new one, or a periodic one it displaced)."""
         if request.periodic and any(queued.periodic for queued in self._queue):

@@ -16,9 +16,9 @@ from ckpt_runtime.checkpoint.effects import Effect
 from ckpt_runtime.checkpoint.id_counter import CheckpointIdSource
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.pending_checkpoint import PendingCheckpoints
-from ckpt_runtime.checkpoint.properties import RestoreMode
 from ckpt_runtime.checkpoint.retention import Retention
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class Restoring:
     def request(self, event: on.RestoreRequested) -> None:
         """A later request replaces one that has not been answered yet."""
         if self._restore is None:
-            self._restore = _Restore(event.request_id, event.savepoint, event.mode is RestoreMode.CLAIM)
+            self._restore = _Restore(event.request_id, event.savepoint, event.mode is RecoveryClaimMode.CLAIM)
         self._restore.request_id = event.request_id
 
     def abandon(self) -> None:
@@ -96,9 +96,9 @@ class Restoring:
     # --- answers about the savepoint's pointer; they return False when that is not what they are about
 
     def store_added(self, checkpoint_id: int) -> bool:
-        restore, savepoint = self._restore, self._adding(checkpoint_id)
-        if restore is None or savepoint is None:
+        if (adding := self._adding(checkpoint_id)) is None:
             return False
+        restore, savepoint = adding
         self._retention.adopt(RetainedCheckpoint(savepoint, restore.owned))
         restore.adding, restore.savepoint = False, None
         if restore.abandoned:
@@ -106,25 +106,25 @@ class Restoring:
         return True
 
     def store_failed(self, checkpoint_id: int, message: str) -> bool:
-        restore = self._restore
-        if restore is None or self._adding(checkpoint_id) is None:
+        if (adding := self._adding(checkpoint_id)) is None:
             return False
+        restore, _ = adding
         self._restore = None
         if not restore.abandoned:
             self._emit(out.RestoreFailed(restore.request_id, message))
         return True
 
     def store_unknown(self, checkpoint_id: int) -> bool:
-        restore, savepoint = self._restore, self._adding(checkpoint_id)
-        if restore is None or savepoint is None:
+        if (adding := self._adding(checkpoint_id)) is None:
             return False
+        restore, savepoint = adding
         restore.attempts += 1
         self._emit(out.ResolveStore(savepoint, restore.attempts, restore.owned))
         return True
 
-    def _adding(self, checkpoint_id: int) -> CompletedCheckpoint | None:
-        """The savepoint whose pointer is being written, if it is this one."""
+    def _adding(self, checkpoint_id: int) -> tuple[_Restore, CompletedCheckpoint] | None:
+        """The restore and its savepoint whose pointer is being written, if it is this one's."""
         restore = self._restore
-        if restore is None or not restore.adding or restore.savepoint is None:
+        if restore is None or not restore.adding or restore.savepoint is None or restore.savepoint.id != checkpoint_id:
             return None
-        return restore.savepoint if restore.savepoint.id == checkpoint_id else None
+        return restore, restore.savepoint

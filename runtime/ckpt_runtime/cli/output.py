@@ -98,6 +98,7 @@ def _plain_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> No
 def plain(value: Any) -> Any:
     """Values and mappings of them as JSON types."""
     if isinstance(value, Struct):
+        # By the names of the client's fields: msgspec's own encoding would use those on the wire.
         value = structs.asdict(value)
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}

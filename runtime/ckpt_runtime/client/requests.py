@@ -34,6 +34,7 @@ from ckpt_runtime.client.models import (
     Pipeline,
     RunOptions,
     Vertex,
+    read,
     read_backpressure,
     read_execution_result,
     read_operation_status,
@@ -47,21 +48,12 @@ OperationKind = Literal["checkpoint", "savepoint", "savepoint-disposal"]
 
 
 @dataclass(frozen=True, slots=True)
-class Upload:
-    """A file to send as multipart/form-data."""
-
-    part: str
-    filename: str
-    content: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Call(Generic[T_co]):
     """One request and how to read its answer.
 
-    ``lookup`` is asked before the call is repeated after a lost answer, where a server may refuse what it has done
-    already: its answer is the call's, and "not found" means that the request never arrived. ``feature`` names what a
-    server that does not know the call lacks.
+    ``upload`` is the name and the content of a file. ``lookup`` is asked before the call is repeated after a lost
+    answer, where a server may refuse what it has done already: its answer is the call's, and "not found" means that the
+    request never arrived. ``feature`` names what a server that does not know the call lacks.
     """
 
     method: str
@@ -69,7 +61,7 @@ class Call(Generic[T_co]):
     parse: Callable[[Any], T_co]
     body: Mapping[str, Any] | None = None
     query: Mapping[str, str] = field(default_factory=dict)
-    upload: Upload | None = None
+    upload: tuple[str, bytes] | None = None
     lookup: Call[Any] | None = None
     feature: str | None = None
 
@@ -119,12 +111,12 @@ def shutdown_cluster() -> Call[None]:
 
 def upload_pipeline(filename: str, content: bytes) -> Call[str]:
     """Upload a ``.py`` or ``.zip``; gives its id."""
-    upload = Upload("jarfile", filename, content)
-    return Call("POST", "/jars/upload", lambda document: _last_segment(document["filename"]), upload=upload)
+    return Call("POST", "/jars/upload", _uploaded_id, upload=(filename, content))
 
 
-def _last_segment(path: str) -> str:
-    return path.rstrip("/").rsplit("/", 1)[-1]
+def _uploaded_id(document: Any) -> str:
+    """The server names the file by its path, whose last part is the id."""
+    return read(document["filename"], str).rstrip("/").rpartition("/")[2]
 
 
 def list_pipelines() -> Call[tuple[Pipeline, ...]]:

@@ -85,8 +85,7 @@ def request_arguments(call: Call[Any]) -> dict[str, Any]:
     if call.query:
         arguments["params"] = dict(call.query)
     if call.upload is not None:
-        upload = call.upload
-        arguments["files"] = {upload.part: (upload.filename, upload.content, "application/octet-stream")}
+        arguments["files"] = {"jarfile": (*call.upload, "application/octet-stream")}
     elif call.body is not None:
         # ASCII, so that whatever a user typed can be sent and is judged by the server
         arguments["content"] = json.dumps(call.body).encode("ascii")

@@ -37,7 +37,7 @@ class CheckpointSetting:
 
     @property
     def least(self) -> int | None:
-        """The least value that a submission may set; None for what is no number."""
+        """Gives the least value that a submission may set; None for what is no number."""
         return getattr(self.option.type, "minimum", None)
 
     @property

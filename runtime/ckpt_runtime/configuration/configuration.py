@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Configuration:
-    """Options by key. Older spellings are kept under the present key, which wins when both are given.
+    """Maps keys of options to texts. Older spellings are kept under the present key, which wins when both are given.
 
     Values are kept as they were written, so that a client reads back what it gave; :meth:`get` parses them.
     """
@@ -39,7 +39,7 @@ class Configuration:
 
     @classmethod
     def from_values(cls, values: Mapping[str, object]) -> Configuration:
-        """From texts, numbers and truth values, as JSON and Python callers have them; nothing else is accepted."""
+        """Takes texts, numbers and truth values, as JSON and Python callers have them; nothing else is accepted."""
         texts: dict[str, str] = {}
         for key, value in values.items():
             if isinstance(value, bool):
@@ -52,7 +52,7 @@ class Configuration:
 
     @classmethod
     def from_properties(cls, properties: Iterable[str]) -> Configuration:
-        """From ``key=value`` items such as a command line's ``-D``; a later item wins over an earlier one."""
+        """Takes ``key=value`` items such as a command line's ``-D``; a later item wins over an earlier one."""
         texts: dict[str, str] = {}
         for item in properties:
             key, separator, value = item.partition("=")
@@ -63,27 +63,27 @@ class Configuration:
 
     @classmethod
     def merge(cls, *layers: Configuration) -> Configuration:
-        """All layers in one; of two layers that give the same key, the later wins."""
+        """Puts all layers into one; of two layers that give the same key, the later wins."""
         merged: dict[str, str] = {}
         for layer in layers:
             merged.update(layer.items())
         return cls(merged)
 
     def get(self, option: ConfigOption[T]) -> T:
-        """The option's value or its default. Raises :class:`InvalidOptionError` for a value that it cannot take."""
+        """Gives the option's value or its default. Raises :class:`InvalidOptionError` for one that it cannot take."""
         text = self._values.get(option.key)
         return option.default if text is None else option.parse(text)
 
     def get_text(self, key: str, default: str | None = None) -> str | None:
-        """The text as it was given, under the present or an older key."""
+        """Gives the text as it was given, under the present or an older key."""
         return self._values.get(canonical_key(key), default)
 
     def with_option(self, option: ConfigOption[T], value: T) -> Configuration:
-        """A copy with one option set to a value."""
+        """Copies it with one option set to a value."""
         return Configuration({**self._values, option.key: option.format(value)})
 
     def with_values(self, values: Mapping[str, str | None]) -> Configuration:
-        """A copy with some keys set, or removed where the value is None (the form of FLIP-530's ad-hoc change)."""
+        """Copies it with some keys set, or removed where the value is None (the form of FLIP-530's ad-hoc change)."""
         changed = dict(self._values)
         for key, value in values.items():
             canonical = canonical_key(key)
@@ -94,15 +94,15 @@ class Configuration:
         return Configuration(changed)
 
     def without(self, prefix: str) -> Configuration:
-        """A copy without the keys that start with ``prefix``."""
+        """Copies it without the keys that start with ``prefix``."""
         return Configuration({key: value for key, value in self._values.items() if not key.startswith(prefix)})
 
     def to_dict(self) -> dict[str, str]:
-        """A new dict of all texts, secrets included; for storage and transport between the system's own processes."""
+        """Makes a new dict of all texts, secrets included; for storage and the system's own processes."""
         return dict(self._values)
 
     def displayed(self) -> dict[str, str]:
-        """A new dict for people to see: secrets are masked, also those of users' own keys (see ``secret_keys``)."""
+        """Makes a new dict for people to see: secrets are masked, users' own too (see ``secret_keys``)."""
         return {key: shown_value(key, value) for key, value in self._values.items()}
 
     def keys(self) -> KeysView[str]:
@@ -138,7 +138,7 @@ class Configuration:
 
 
 def shown_value(key: str, value: str) -> str:
-    """A value for people to see. Of the system's own options each says whether it is secret, of other keys the name."""
+    """Gives a value for people to see. The system's own options say whether they are secret, of other keys the name."""
     option: ConfigOption[Any] | None = find_option(key)
     if option is None:
         return shown(key, value)

@@ -35,7 +35,7 @@ user alone, which it deletes when it has read it, so that they are in no process
 
 
 def render() -> str:
-    """The whole page."""
+    """Writes the whole page."""
     sections = [_HEADER]
     for title, group in GROUPS:
         lines = [f"## {title}", "", (group.__doc__ or "").strip(), ""]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class ConfigurationError(ValueError):
-    """Base of everything that can be wrong with a configuration."""
+    """Is the base of everything that can be wrong with a configuration."""
 
 
 class InvalidOptionError(ConfigurationError):
@@ -31,7 +31,7 @@ class UnknownOptionError(ConfigurationError):
 
 
 class InvalidConfigurationError(ConfigurationError):
-    """Everything that is wrong with a configuration, one line for each problem."""
+    """Tells everything that is wrong with a configuration, one line for each problem."""
 
     def __init__(self, problems: Sequence[InvalidOptionError | UnknownOptionError]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))

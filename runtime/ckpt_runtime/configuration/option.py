@@ -47,17 +47,17 @@ class ConfigOption(Generic[T]):
     secret: bool = False
 
     def parse(self, text: str) -> T:
-        """The value of a text. Raises :class:`InvalidOptionError` naming the key, the value and what is allowed."""
+        """Reads a text. Raises :class:`InvalidOptionError` naming the key, the value and what is allowed."""
         try:
             return self.type.parse(text)
         except ValueError:
             raise InvalidOptionError(self.key, "***" if self.secret else text, self.type.allowed) from None
 
     def format(self, value: T) -> str:
-        """The canonical text of a value."""
+        """Prints the canonical text of a value."""
         return self.type.format(value)
 
     @property
     def default_text(self) -> str | None:
-        """The default as a user would write it; None when there is none."""
+        """Prints the default as a user would write it; None when there is none."""
         return None if self.default is None else self.type.format(self.default)

@@ -35,7 +35,7 @@ SIZE_FORM = 'a number with a unit (b, kb, mb, gb, tb), such as "64 kb", "1g"; wi
 
 
 def parse_duration(text: str) -> int:
-    """Milliseconds of a duration; a bare number counts milliseconds. Raises ValueError saying what is allowed."""
+    """Reads a duration as milliseconds; a bare number counts milliseconds. Raises ValueError saying what is allowed."""
     nanos = _parse(text, _NANOS, _NANOS_PER_MS, DURATION_FORM)
     millis, rest = divmod(nanos, _NANOS_PER_MS)
     if rest or millis > _MAX:
@@ -44,12 +44,12 @@ def parse_duration(text: str) -> int:
 
 
 def format_duration(millis: int) -> str:
-    """The shortest form that :func:`parse_duration` reads back: ``90000`` is ``90 s``, ``0`` is ``0 ms``."""
+    """Prints the shortest form that :func:`parse_duration` reads back: ``90000`` is ``90 s``, ``0`` is ``0 ms``."""
     return _format(millis * _NANOS_PER_MS, _DURATION_UNITS, "ms")
 
 
 def parse_memory_size(text: str) -> int:
-    """Bytes of a memory size; units are powers of 1024. Raises ValueError saying what is allowed."""
+    """Reads a memory size as bytes; units are powers of 1024. Raises ValueError saying what is allowed."""
     size = _parse(text, _BYTES, 1, SIZE_FORM)
     if size > _MAX:
         raise ValueError(f"{SIZE_FORM}; at most {_MAX} bytes")
@@ -57,7 +57,7 @@ def parse_memory_size(text: str) -> int:
 
 
 def format_memory_size(size: int) -> str:
-    """The shortest form that :func:`parse_memory_size` reads back: ``65536`` is ``64 kb``."""
+    """Prints the shortest form that :func:`parse_memory_size` reads back: ``65536`` is ``64 kb``."""
     return _format(size, _SIZE_UNITS, "bytes")
 
 

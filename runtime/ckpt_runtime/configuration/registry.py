@@ -46,7 +46,7 @@ RESTORED_MAX_PARALLELISM = INTERNAL_PREFIX + "restored-max-parallelism"
 
 
 def options_of(group: type) -> tuple[ConfigOption[Any], ...]:
-    """The options of one group, in the order of their declaration."""
+    """Lists the options of one group, in the order of their declaration."""
     return tuple(value for value in vars(group).values() if isinstance(value, ConfigOption))
 
 
@@ -59,10 +59,10 @@ NAMESPACES: frozenset[str] = frozenset(key.split(".", 1)[0] for key in OPTIONS)
 
 
 def canonical_key(key: str) -> str:
-    """The present spelling of a key; unknown keys are returned as they are."""
+    """Gives the present spelling of a key; unknown keys are returned as they are."""
     return _CANONICAL_KEYS.get(key, key)
 
 
 def find_option(key: str) -> ConfigOption[Any] | None:
-    """The option that a key, present or older, belongs to; None for keys which the system does not know."""
+    """Finds the option that a key, present or older, belongs to; None for keys which the system does not know."""
     return OPTIONS.get(canonical_key(key))

@@ -35,7 +35,7 @@ def validate(configuration: Configuration, scope: OptionScope) -> None:
 
 
 def find_problems(configuration: Configuration, scope: OptionScope) -> tuple[Problem, ...]:
-    """Everything that is wrong, in the order of the keys; clashes between options only when each is fine alone."""
+    """Finds everything that is wrong, in the order of the keys; clashes only when each option is fine alone."""
     problems = [problem for key in configuration if (problem := problem_of(configuration, key, scope))]
     if problems:
         return tuple(problems)
@@ -43,7 +43,7 @@ def find_problems(configuration: Configuration, scope: OptionScope) -> tuple[Pro
 
 
 def problem_of(configuration: Configuration, key: str, scope: OptionScope) -> Problem | None:
-    """What is wrong with one key alone; None when nothing is."""
+    """Tells what is wrong with one key alone; None when nothing is."""
     value = configuration[key]
     if key.startswith(INTERNAL_PREFIX):
         return InvalidOptionError(key, shown_value(key, value), "keys of the system's own are not given by users")

@@ -35,15 +35,15 @@ class ValueType(Protocol[T_co]):
         """What a value may be, for error messages and the documentation."""
 
     def parse(self, text: str) -> T_co:
-        """The value of a text. Raises ValueError; the message is not shown, :attr:`allowed` is."""
+        """Reads the value of a text. Raises ValueError; the message is not shown, :attr:`allowed` is."""
 
     def format(self, value: Any) -> str:
-        """The canonical text of a value; :meth:`parse` reads it back."""
+        """Prints the canonical text of a value; :meth:`parse` reads it back."""
 
 
 @dataclass(frozen=True, slots=True)
 class StringType:
-    """Any text; surrounding white space is dropped. ``non_empty`` refuses the empty text."""
+    """Takes any text; surrounding white space is dropped. ``non_empty`` refuses the empty text."""
 
     non_empty: bool = False
     name: str = "String"
@@ -64,7 +64,7 @@ class StringType:
 
 @dataclass(frozen=True, slots=True)
 class BooleanType:
-    """``true`` or ``false`` in any case."""
+    """Takes ``true`` or ``false`` in any case."""
 
     name: str = "Boolean"
     allowed: str = "true, false"
@@ -84,7 +84,7 @@ class BooleanType:
 
 @dataclass(frozen=True, slots=True)
 class IntegerType:
-    """A whole number between ``minimum`` and ``maximum``, both included."""
+    """Takes a whole number between ``minimum`` and ``maximum``, both included."""
 
     minimum: int = 0
     maximum: int = MAX_INT
@@ -110,7 +110,7 @@ class IntegerType:
 
 @dataclass(frozen=True, slots=True)
 class FloatType:
-    """A finite number between ``minimum`` and ``maximum``, both included."""
+    """Takes a finite number between ``minimum`` and ``maximum``, both included."""
 
     minimum: float = 0.0
     maximum: float = 1e9
@@ -134,7 +134,7 @@ class FloatType:
 
 @dataclass(frozen=True, slots=True)
 class DurationType:
-    """Milliseconds, from text with a unit."""
+    """Reads text with a unit as milliseconds."""
 
     minimum: int = 0
     name: str = "Duration"
@@ -156,7 +156,7 @@ class DurationType:
 
 @dataclass(frozen=True, slots=True)
 class MemorySizeType:
-    """Bytes, from text with a unit."""
+    """Reads text with a unit as bytes."""
 
     minimum: int = 0
     maximum: int = MAX_LONG
@@ -180,7 +180,7 @@ class MemorySizeType:
 
 @dataclass(frozen=True, slots=True)
 class EnumType(Generic[E]):
-    """A member of ``members``, in any case, with or without ``-`` and ``_``; ``aliases`` are further spellings."""
+    """Takes a member of ``members``, in any case, with or without ``-`` and ``_``; ``aliases`` are more spellings."""
 
     members: type[E]
     aliases: dict[str, E] = field(default_factory=dict)

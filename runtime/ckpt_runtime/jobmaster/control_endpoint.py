@@ -12,6 +12,15 @@ import time
 from typing import Generic, Protocol, TypeVar
 
 from ckpt_runtime.failure_report import log_failure, summary_of
+from ckpt_runtime.network.agent_messages import (
+    FROM_AGENT,
+    FROM_STRANGER,
+    AgentCommand,
+    AgentMessage,
+    RegisterAgent,
+    RegisterWorker,
+    Registration,
+)
 from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, Handshake
 from ckpt_runtime.network.connections import (
     HANDSHAKE_TIMEOUT_S,
@@ -20,19 +29,8 @@ from ckpt_runtime.network.connections import (
     framed,
     message_length,
 )
-from ckpt_runtime.network.control_messages import (
-    FROM_AGENT,
-    FROM_STRANGER,
-    FROM_WORKER,
-    AgentCommand,
-    AgentMessage,
-    MalformedMessageError,
-    RegisterAgent,
-    RegisterWorker,
-    Registration,
-    WorkerCommand,
-    WorkerMessage,
-)
+from ckpt_runtime.network.control_doors import MalformedMessageError
+from ckpt_runtime.network.control_messages import FROM_WORKER, WorkerCommand, WorkerMessage
 
 logger = logging.getLogger(__name__)
 

@@ -45,13 +45,13 @@ _RATES = {
 
 
 def wall_clock_ms() -> int:
-    """Milliseconds since the epoch, for people and statistics; never for deadlines."""
+    """Reads milliseconds since the epoch, for people and statistics; never for deadlines."""
     return time.time_ns() // 1_000_000
 
 
 @dataclass(slots=True)
 class _Measurement:
-    """The last two heartbeats' figures of one subtask: their difference is the present load."""
+    """Keeps the last two heartbeats' figures of one subtask: their difference is the present load."""
 
     at_ms: int = NOT_YET
     current: SubtaskMeasures | None = None
@@ -63,7 +63,7 @@ class _Measurement:
         self.previous, self.current, self.at_ms = self.current, figures, now_ms
 
     def rate(self, name: str) -> float:
-        """Change per second over the last heartbeat interval."""
+        """Gives the change per second over the last heartbeat interval."""
         if not self.span_ms or self.previous is None:
             return 0.0
         change: float = getattr(self.current, name) - getattr(self.previous, name)
@@ -72,7 +72,7 @@ class _Measurement:
 
 @dataclass(slots=True)
 class Execution:
-    """One attempt of one subtask."""
+    """Is one attempt of one subtask."""
 
     id: ExecutionId
     endpoint: str = ""
@@ -87,7 +87,7 @@ class Execution:
 
 
 class ExecutionGraph:
-    """All subtasks of a job, in their present attempt."""
+    """Holds all subtasks of a job, in their present attempt."""
 
     def __init__(self, graph: JobGraph) -> None:
         self.executions: dict[SubtaskKey, Execution] = {}
@@ -155,7 +155,7 @@ class ExecutionGraph:
         return VertexPressure(measured_at, tuple(subtasks))
 
     def vertex_metrics(self, vertex: JobVertex) -> dict[int, dict[str, float]]:
-        """Flink's metric names for each subtask."""
+        """Gives values by Flink's metric names for each subtask."""
         found: dict[int, dict[str, float]] = {}
         for index in range(vertex.parallelism):
             measurement = self.executions[vertex.id, index].measurement
@@ -200,5 +200,5 @@ _PRECEDENCE = (
 
 
 def _aggregate(states: list[ExecutionState]) -> ExecutionState:
-    """A vertex is in the first of these states that any of its subtasks is in."""
+    """Tells the state of a vertex: the first of these states that any of its subtasks is in."""
     return next(state for state in _PRECEDENCE if state in states)

@@ -59,7 +59,7 @@ class OperationKind(StrEnum):
 
 
 class GatewayError(Exception):
-    """Base of the errors that a gateway call may raise on purpose; the message is for the client."""
+    """Is the base of the errors that a gateway call may raise on purpose; the message is for the client."""
 
 
 class NotFound(GatewayError):
@@ -366,13 +366,13 @@ class DispatcherGateway(Protocol):
     async def cluster_overview(self) -> ClusterOverview: ...
 
     async def slot_agents(self) -> tuple[SlotOverview, ...]:
-        """Those that have been started, oldest first."""
+        """Lists those that have been started, oldest first."""
         ...
 
     async def dashboard_config(self) -> DashboardConfig: ...
 
     async def cluster_configuration(self) -> Mapping[str, str]:
-        """The cluster's options, secrets already masked."""
+        """Gives the cluster's options, secrets already masked."""
         ...
 
     async def shutdown_cluster(self) -> None:
@@ -401,7 +401,7 @@ class DispatcherGateway(Protocol):
         ...
 
     async def list_jobs(self) -> tuple[JobOverview, ...]:
-        """Living and ended jobs, newest first."""
+        """Lists living and ended jobs, newest first."""
         ...
 
     async def job_status(self, job_id: str) -> JobStatus:
@@ -413,11 +413,11 @@ class DispatcherGateway(Protocol):
     async def job_config(self, job_id: str) -> JobConfigInfo: ...
 
     async def job_metrics(self, job_id: str) -> Mapping[str, str]:
-        """Flink's names (``numberOfCompletedCheckpoints``, ``uptime``, ...) to values as text."""
+        """Maps Flink's names (``numberOfCompletedCheckpoints``, ``uptime``, ...) to values as text."""
         ...
 
     async def vertex_metrics(self, job_id: str, vertex_id: str) -> Mapping[int, Mapping[str, float]]:
-        """Subtask index to its metrics by Flink's names. Raises :class:`VertexNotFound`."""
+        """Maps each subtask's index to its metrics by Flink's names. Raises :class:`VertexNotFound`."""
         ...
 
     async def vertex_backpressure(self, job_id: str, vertex_id: str) -> VertexPressure:

@@ -12,7 +12,7 @@ from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.events import TriggerRequested
 from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode, SavepointFormat
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot, CheckpointType
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
@@ -289,7 +289,7 @@ def create_job_core(submission: JobSubmission, ids: CheckpointIdCounter) -> JobC
             configuration,
             settings,
             submission.savepoint,
-            RestoreMode(submission.claim_mode.value),
+            submission.claim_mode,
             submission.allow_non_restored_state,
         ),
         JobMachine(subtasks_of(submission.graph), create_restart_strategy(configuration), history.next_attempt),

@@ -28,7 +28,7 @@ from ckpt_runtime.storage.filesystem import check_url
 
 
 def given_configuration(request: RunRequest) -> Configuration:
-    """The options that came with the request. Raises SubmissionFailed with everything that is wrong with them."""
+    """Reads the options that came with it. Raises SubmissionFailed with everything that is wrong with them."""
     try:
         given = Configuration(request.configuration)
         if request.parallelism is not None:
@@ -41,7 +41,7 @@ def given_configuration(request: RunRequest) -> Configuration:
 
 
 def with_own_configuration(own: Configuration, given: Configuration) -> Configuration:
-    """The job's submitted configuration: what its pipeline set, under what came with the request.
+    """Makes the job's submitted configuration: what its pipeline set, under what came with the request.
 
     Raises SubmissionFailed for options that do not go together.
     """
@@ -91,7 +91,7 @@ def check_format(savepoint_format: SavepointFormat) -> None:
 
 
 def check_target(directory: str) -> None:
-    """Before anything is done: a job must not stop for a savepoint that nobody could ever resume from."""
+    """Refuses it before anything is done: a job must not stop for a savepoint that nobody could ever resume from."""
     try:
         check_url(directory)
     except InvalidLocationError as error:
@@ -110,6 +110,6 @@ def check_directories(configuration: Configuration) -> None:
 
 
 def checkpoint_directory(submission: JobSubmission) -> str:
-    """Where the job's checkpoints lie: as configured, else as the session says."""
+    """Tells where the job's checkpoints lie: as configured, else as the session says."""
     directory = submission.configuration.get(CheckpointingOptions.CHECKPOINTS_DIRECTORY)
     return directory or submission.default_checkpoint_directory

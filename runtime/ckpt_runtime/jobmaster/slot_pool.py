@@ -18,18 +18,20 @@ from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, AnyPeer
 from ckpt_runtime.jobmaster.loss_notices import LossNotices, describe_exit
 from ckpt_runtime.jobmaster.slot_stages import SlotProvider, SlotStages
 from ckpt_runtime.jobmaster.slots import Slot, SlotOwner, SlotsUnavailableError, SlotTimes, Worker
-from ckpt_runtime.network.control_messages import (
+from ckpt_runtime.network.agent_messages import (
     AdoptWorker,
     AgentHeartbeat,
     AgentMessage,
-    FollowAgent,
-    Following,
     KillWorker,
-    MalformedMessageError,
     Ping,
     Shutdown,
     SpawnWorker,
     WorkerExited,
+)
+from ckpt_runtime.network.control_doors import MalformedMessageError
+from ckpt_runtime.network.control_messages import (
+    FollowAgent,
+    Following,
     WorkerHeartbeat,
     WorkerMessage,
 )
@@ -42,8 +44,6 @@ WORKER_START_TIMEOUT_S = 120.0
 
 MAX_FAILURES = 3
 """A process in which subtasks have failed so often gets no further attempt: user code may have left the cause in it."""
-
-STOP_TIMEOUT_S = 10.0
 
 
 class SlotPool:
@@ -82,7 +82,7 @@ class SlotPool:
         for orphan in self._orphans.values():
             orphan.peer.close()
         try:
-            async with asyncio.timeout(STOP_TIMEOUT_S), self._changed:
+            async with asyncio.timeout(10), self._changed:
                 await self._changed.wait_for(lambda: not self._stages)
         except TimeoutError:
             for stage_id in self._stages.living:

@@ -10,11 +10,11 @@ import msgspec
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.checkpoint.properties import CheckpointOptions
 from ckpt_runtime.jobmaster.slots import Slot, Worker
+from ckpt_runtime.network.control_doors import MalformedMessageError
 from ckpt_runtime.network.control_messages import (
     Cancel,
     Deploy,
     DeploymentMessage,
-    MalformedMessageError,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     TaskMessage,

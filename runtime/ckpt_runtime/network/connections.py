@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, Handshake
-from ckpt_runtime.network.control_messages import ControlMessage, Door, MalformedMessageError, encode
+from ckpt_runtime.network.control_doors import Door, MalformedMessageError, Message, encode
 
 M = TypeVar("M")
 
@@ -46,7 +46,7 @@ def authenticate(connection: socket.socket, secret: str, role: str, purpose: str
     connection.settimeout(None)
 
 
-def framed(message: ControlMessage) -> bytes:
+def framed(message: Message) -> bytes:
     """A control message with its length prefix. Raises ValueError when it has no wire form, or is too large."""
     body = encode(message)
     if len(body) > MAX_MESSAGE_BYTES:
@@ -94,7 +94,7 @@ class ControlConnection:
         host: str = self._connection.getsockname()[0]
         return host
 
-    def send(self, message: ControlMessage) -> None:
+    def send(self, message: Message) -> None:
         """Raises OSError when the driver is gone, ValueError as :func:`framed`."""
         content = framed(message)
         with self._send_lock:

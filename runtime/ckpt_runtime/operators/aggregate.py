@@ -27,11 +27,6 @@ class AggregateOperator(Operator):
         self._table: KeyedAggregates | None = None
         self._schema: pa.Schema | None = None
 
-    @staticmethod
-    def output_schema(spec: AggregateSpec, input_schema: pa.Schema) -> pa.Schema:
-        """Keys, then aggregates; raises SchemaDerivationError when the spec does not fit the input."""
-        return aggregate_output_schema(input_schema, spec)
-
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
         if context.keyed_state is None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
-from ckpt_runtime.graph.schemas import join_bounds, join_output_schema
+from ckpt_runtime.graph.schemas import join_bounds
 from ckpt_runtime.graph.specs import JoinSide, JoinSpec
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import OperatorError
@@ -52,11 +52,6 @@ class JoinOperator(Operator):
         self._watermark_to_keep: int | None = None
         lower, upper = spec.within_ms or (0, 0)
         self._held_back_ms = max(-lower, upper, 0)
-
-    @staticmethod
-    def output_schema(spec: JoinSpec) -> pa.Schema:
-        """Keys of one name, then the left side's columns, then the right side's."""
-        return join_output_schema(spec)
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)

@@ -22,11 +22,6 @@ class MapInArrowOperator(Operator):
         self._function = spec.func
         self._schema = spec.schema
 
-    @staticmethod
-    def output_schema(spec: MapInArrowSpec, input_schema: pa.Schema) -> pa.Schema:  # noqa: ARG004 (the common form)
-        """The declared one."""
-        return spec.schema
-
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         result = self._function(iter((batch,)))
         if not isinstance(result, Iterator):

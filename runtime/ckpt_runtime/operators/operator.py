@@ -20,7 +20,6 @@ import pyarrow as pa
 
 from ckpt_runtime.checkpoint.sink_state import SinkLineage
 from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode
-from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.backend import KeyedStateBackend
 
 MAX_WATERMARK = (1 << 63) - 1
@@ -74,7 +73,7 @@ class OperatorContext:
 
     ``attempt`` counts deployments of the job from 0 and grows with each restart. ``now_ms`` is the processing-time
     clock (ms since epoch). ``restored_checkpoint_id`` is None on a fresh start. ``keyed_state`` is None unless the spec
-    is keyed; it covers ``key_groups``. ``set_timer(at_ms)`` asks for one ``on_processing_time`` call at or after that
+    is keyed. ``set_timer(at_ms)`` asks for one ``on_processing_time`` call at or after that
     time; a later call replaces the request if it is earlier. A due timer goes before input, so that an operator can put
     its input off; ``waiting_input`` says what it puts off. ``sink`` is None for what is no transactional sink.
     """
@@ -84,9 +83,7 @@ class OperatorContext:
     name: str
     subtask_index: int
     parallelism: int
-    max_parallelism: int
     attempt: int
-    key_groups: KeyGroupRange
     operator_state: OperatorStateStore
     now_ms: Callable[[], int]
     set_timer: Callable[[int], None]

@@ -74,11 +74,6 @@ class StatefulProcessorOperator(Operator):
         self._due_ms: int | None = None
         self._watermark_behind: int | None = None
 
-    @staticmethod
-    def output_schema(spec: ProcessSpec, input_schema: pa.Schema) -> pa.Schema:  # noqa: ARG004 (the common form)
-        """The declared one."""
-        return spec.output_schema
-
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
         if context.keyed_state is None:

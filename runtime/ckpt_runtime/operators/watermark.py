@@ -10,7 +10,6 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckpt_runtime.graph.schemas import watermark_output_schema
 from ckpt_runtime.graph.specs import WatermarkSpec
 from ckpt_runtime.operators.operator import MAX_WATERMARK, Operator, OperatorContext, Output
 
@@ -31,11 +30,6 @@ class WatermarkOperator(Operator):
         self._delay_ms = spec.delay_ms
         self._emitted: int | None = None
         self._to_keep: int | None = None
-
-    @staticmethod
-    def output_schema(spec: WatermarkSpec, input_schema: pa.Schema) -> pa.Schema:
-        """The input's; raises SchemaDerivationError when the column is not a timestamp."""
-        return watermark_output_schema(input_schema, spec)
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)

@@ -33,7 +33,7 @@ _DESCRIPTION = (
 
 
 class VersionPrefix:
-    """ASGI middleware that takes ``/v1`` off the path, remembering what the client wrote."""
+    """Takes ``/v1`` off the path, remembering what the client wrote."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -51,7 +51,7 @@ class VersionPrefix:
 def create_app(
     gateway: DispatcherGateway, *, token: str | None, max_upload_bytes: int = DEFAULT_MAX_UPLOAD_BYTES
 ) -> FastAPI:
-    """The application. ``token`` None means no authentication and loopback callers only (see ``rest.auth``)."""
+    """Makes the application. ``token`` None means no authentication and loopback callers only (see ``rest.auth``)."""
     if token is not None and not token.strip():
         raise ValueError("token must not be empty; None means no token")
     app = FastAPI(

@@ -26,7 +26,7 @@ class BindingRefused(ValueError):
 
 
 def is_loopback(host: str) -> bool:
-    """True for ``localhost`` and loopback addresses; other names are not resolved and count as reachable."""
+    """Is true for ``localhost`` and loopback addresses; other names are not resolved and count as reachable."""
     bare = host.strip("[]").lower()
     if bare in _LOOPBACK_NAMES:
         return True
@@ -52,7 +52,7 @@ def check_binding(host: str, token: str | None, authentication: RestAuthenticati
 
 
 class Guard:
-    """ASGI middleware in front of everything else."""
+    """Stands in front of everything else, as ASGI middleware."""
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self._app = app

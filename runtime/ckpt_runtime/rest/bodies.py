@@ -51,7 +51,7 @@ B = TypeVar("B", bound=BaseModel)
 
 
 def refused(allowed: str, shown: object = None) -> PydanticCustomError:
-    """What a validator raises; ``shown`` stands for a value that is too large to repeat."""
+    """Makes what a validator raises; ``shown`` stands for a value that is too large to repeat."""
     return PydanticCustomError("refused", "{allowed}", {"allowed": allowed, "shown": shown})
 
 
@@ -69,7 +69,7 @@ def _said(allowed: str) -> WrapValidator:
 
 @dataclass(frozen=True, slots=True)
 class Within(GroupedMetadata):
-    """Of an integer (never a boolean, never 1.0): its range, both ends included."""
+    """Bounds an integer (never a boolean, never 1.0), both ends included."""
 
     minimum: int
     maximum: int
@@ -81,7 +81,7 @@ class Within(GroupedMetadata):
 
 @dataclass(frozen=True, slots=True)
 class OneOf(GroupedMetadata):
-    """Of an enum: a text in any case."""
+    """Takes a member of an enum as text in any case."""
 
     kind: type[StrEnum]
 
@@ -96,12 +96,8 @@ def _folded(value: object) -> object:
     return value.upper() if isinstance(value, str) and value.isascii() else value
 
 
-def _as_is(value: object) -> object:
-    return value
-
-
 def spelled(*names: str, **options: Any) -> Any:
-    """A field under all its spellings; the first is the documented one."""
+    """Declares a field with all its spellings; the first is the documented one."""
     return Field(validation_alias=AliasChoices(*names), **options)
 
 
@@ -182,7 +178,7 @@ TRIGGER_ID = spelled("triggerId", "trigger-id", default=None)
 
 
 class Body(BaseModel):
-    """An open body. Its class has the name of Flink's own, which messages show."""
+    """Is an open body. Its class has the name of Flink's own, which messages show."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -192,20 +188,21 @@ class Body(BaseModel):
         """Leaves out nulls, and all but one spelling of each field."""
         given = {name: value for name, value in document.items() if value is not None}
         for field in cls.model_fields.values():
+            # pydantic would take the first spelling that it finds and not look at the others
             spellings = field.validation_alias.choices if isinstance(field.validation_alias, AliasChoices) else []
             names = [str(name) for name in spellings if name in given]
-            fold = _folded if isinstance(field.annotation, type) and issubclass(field.annotation, StrEnum) else _as_is
+            folds = isinstance(field.annotation, type) and issubclass(field.annotation, StrEnum)
             for name in names[1:]:
-                if fold(given[name]) != fold(given[names[0]]):
+                first, other = given[names[0]], given.pop(name)
+                if first != other and not (folds and _folded(first) == _folded(other)):
                     raise PydanticCustomError(
                         "spellings", "{names} are one field, but have different values", {"names": " and ".join(names)}
                     )
-                del given[name]
         return given
 
 
 class ClosedBody(BaseModel):
-    """A body that names what to change: at least one field and no unknown one, and null is a value like others."""
+    """Names what to change: at least one field and no unknown one, and null is a value like others."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra={"minProperties": 1})
 
@@ -221,7 +218,7 @@ class ClosedBody(BaseModel):
 
 
 def checked(model: type[B], document: Mapping[str, Any]) -> B:
-    """The body as ``model`` describes it. Raises :class:`BadRequest` with a line for each field that is wrong."""
+    """Makes a ``model`` of the body. Raises :class:`BadRequest` with a line for each field that is wrong."""
     try:
         return model.model_validate(document)
     except ValidationError as error:
@@ -244,7 +241,7 @@ def _message(model: type[BaseModel], problem: ErrorDetails) -> str:
 
 
 def body_of(model: type[B]) -> Any:
-    """The dependency that reads, parses and checks a request's body. An empty one is ``{}`` but for closed bodies."""
+    """Makes the dependency that reads and checks a request's body. An empty one is ``{}`` but for closed bodies."""
 
     async def read(request: Request) -> B:
         empty_is_object = not issubclass(model, ClosedBody)

@@ -6,5 +6,5 @@ import time
 
 
 def now_ms() -> int:
-    """Milliseconds since the epoch."""
+    """Reads the clock: milliseconds since the epoch."""
     return time.time_ns() // 1_000_000

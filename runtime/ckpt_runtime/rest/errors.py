@@ -30,7 +30,7 @@ _GATEWAY_STATUS: tuple[tuple[type[gateway.GatewayError], int], ...] = (
 
 
 class ApiError(Exception):
-    """An answer with an error status. ``errors`` are the lines for the client; nothing has changed on the server."""
+    """Becomes an answer with an error status. ``errors`` are its lines; nothing has changed on the server."""
 
     def __init__(self, status: int, *errors: str) -> None:
         super().__init__("; ".join(errors))
@@ -46,23 +46,23 @@ class BadRequest(ApiError):
 
 
 def echo(value: object) -> str:
-    """``repr`` of a client's value, short enough for a message."""
+    """Shows a client's value by its ``repr``, short enough for a message."""
     text = repr(value)
     return text if len(text) <= MAX_ECHOED_CHARS else f"{text[:MAX_ECHOED_CHARS]}... ({len(text)} characters)"
 
 
 def error_response(status: int, errors: Sequence[str], headers: dict[str, str] | None = None) -> Response:
-    """An answer in the one error shape."""
+    """Answers in the one error shape."""
     return FlinkResponse({"errors": list(errors)}, status_code=status, headers=headers)
 
 
 def not_found(path: str) -> Response:
-    """Flink's answer to an unknown path or method."""
+    """Gives Flink's answer to an unknown path or method."""
     return error_response(404, [f"Not found: {path[:MAX_ECHOED_CHARS]}"])
 
 
 def original_path(request: Request) -> str:
-    """The path as the client wrote it, version prefix included."""
+    """Gives the path as the client wrote it, version prefix included."""
     path: str = request.scope.get("ckpt.original_path") or request.url.path
     return path
 

@@ -22,7 +22,7 @@ BODY_TIMEOUT_S = 30.0
 
 
 async def limited_stream(request: Request, limit: int) -> AsyncIterator[bytes]:
-    """The body's chunks. Raises 413 as soon as ``limit`` bytes are exceeded, 408 when the client stalls."""
+    """Yields the body's chunks. Raises 413 as soon as ``limit`` bytes are exceeded, 408 when the client stalls."""
     chunks = _limited(request, limit)
     while True:
         try:
@@ -59,7 +59,7 @@ async def _body(request: Request) -> bytes:
 
 
 async def read_object(request: Request, *, expected: str, empty_is_object: bool = True) -> dict[str, Any]:
-    """The body as a JSON object. ``expected`` names the format in messages.
+    """Reads the body as a JSON object. ``expected`` names the format in messages.
 
     An empty body counts as ``{}``, as in Flink, unless ``empty_is_object`` is false.
     """
@@ -78,7 +78,7 @@ async def read_object(request: Request, *, expected: str, empty_is_object: bool 
 
 
 async def whole_request(request: Request) -> None:
-    """A dependency of requests that change something and ignore their body: it has to arrive whole all the same.
+    """Waits for the body of requests that change something and ignore it: it has to arrive whole all the same.
 
     Otherwise a request that is broken behind its head would be refused by the HTTP layer and carried out by us.
     """

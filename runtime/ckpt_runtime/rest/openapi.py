@@ -48,7 +48,7 @@ _ERRORS = {
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The ``responses`` argument of a route: error statuses with their one shape."""
+    """Makes the ``responses`` argument of a route: error statuses with their one shape."""
     return {status: _error(status) for status in (401, 403, *statuses, 503)}
 
 
@@ -59,7 +59,7 @@ def _error(status: int) -> dict[str, Any]:
 
 
 def json_body(model: type[BaseModel], examples: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The ``openapi_extra`` of a route whose body ``model`` describes; ``examples`` are bodies by what they show."""
+    """Makes the ``openapi_extra`` of a route whose body is a ``model``; ``examples`` are bodies by what they show."""
     schema = _plain(model.model_json_schema())
     required = "required" in schema or "minProperties" in schema
     content = {"schema": schema, "examples": _named(examples)}
@@ -67,7 +67,7 @@ def json_body(model: type[BaseModel], examples: dict[str, dict[str, Any]]) -> di
 
 
 def _plain(schema: Any) -> Any:
-    """Without titles and defaults, and without null, which counts as absent or is refused."""
+    """Leaves out titles and defaults, and null, which counts as absent or is refused."""
     if isinstance(schema, list):
         return [_plain(item) for item in schema]
     if not isinstance(schema, dict):

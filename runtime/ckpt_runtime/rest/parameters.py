@@ -25,7 +25,7 @@ _LOWER = AfterValidator(str.lower)
 
 
 async def gateway_of(request: Request) -> DispatcherGateway:
-    """The gateway that the application was made with. A coroutine, because others get a thread for each request."""
+    """Finds the application's gateway. A coroutine, because others get a thread for each request."""
     gateway: DispatcherGateway = request.app.state.gateway
     return gateway
 

@@ -17,7 +17,7 @@ _PERCENTILE = re.compile(r"p\d+")
 
 
 def schema_of(examples: Iterable[Any]) -> Json:
-    """The schema that all the examples match. No example at all promises nothing."""
+    """Infers the schema that all the examples match. No example at all promises nothing."""
     values = list(examples)
     kinds = sorted({_kind(value) for value in values})
     if not kinds or kinds == ["null"]:

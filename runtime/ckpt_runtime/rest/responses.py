@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 
 class FlinkResponse(Response):
-    """JSON with Flink's content type."""
+    """Writes JSON with Flink's content type."""
 
     media_type = "application/json; charset=UTF-8"
 

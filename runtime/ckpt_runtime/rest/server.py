@@ -22,13 +22,13 @@ _GRACE_S = 5
 
 
 class EmbeddedServer(uvicorn.Server):
-    """A uvicorn server without signal handling, for a loop that belongs to somebody else."""
+    """Is a uvicorn server without signal handling, for a loop that belongs to somebody else."""
 
     serving: asyncio.Task[None]
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """The host process owns its signals."""
+        """Leaves signals alone: the host process owns them."""
         yield
 
 

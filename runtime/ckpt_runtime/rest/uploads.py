@@ -25,7 +25,7 @@ _ZIP_MAGIC = b"PK\x03\x04"
 
 
 def display_name(raw: str | None) -> str:
-    """The last segment of the client's file name. Raises 400 unless it ends in ``.py`` or ``.zip``."""
+    """Takes the last segment of the client's file name. Raises 400 unless it ends in ``.py`` or ``.zip``."""
     name = re.split(r"[/\\]", raw or "")[-1]
     printable = name.isprintable() and 0 < len(name) <= _MAX_NAME_CHARS and not name.startswith(".")
     if not printable or not name.lower().endswith((".py", ".zip")):

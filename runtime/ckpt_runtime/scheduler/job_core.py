@@ -24,9 +24,10 @@ from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator, Coordinat
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_assignment import assign_states
 from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.scheduler import core_events as core
@@ -54,7 +55,7 @@ class JobPlan:
     configuration: Configuration
     settings: CheckpointConfiguration
     savepoint: CompletedCheckpoint | None = None
-    restore_mode: RestoreMode = RestoreMode.NO_CLAIM
+    restore_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
     allow_non_restored_state: bool = False
 
 

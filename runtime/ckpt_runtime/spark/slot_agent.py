@@ -16,8 +16,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_runtime.network.connections import ControlConnection
-from ckpt_runtime.network.control_messages import (
+from ckpt_runtime.network.agent_messages import (
     TO_AGENT,
     AdoptWorker,
     AgentCommand,
@@ -29,6 +28,7 @@ from ckpt_runtime.network.control_messages import (
     SpawnWorker,
     WorkerExited,
 )
+from ckpt_runtime.network.connections import ControlConnection
 from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.worker_processes import Spawner, WorkerProcess, WorkerStart, WorkerStarter, own_identity
 from ckpt_runtime.spark.worker_template import Forker

@@ -13,7 +13,7 @@ import select
 import threading
 from collections.abc import Callable
 
-from ckpt_runtime.network.control_messages import ProcessIdentity
+from ckpt_runtime.network.agent_messages import ProcessIdentity
 from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.worker_processes import own_identity
 

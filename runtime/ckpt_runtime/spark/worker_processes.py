@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from ckpt_runtime.client.process_id import started
-from ckpt_runtime.network.control_messages import ProcessIdentity
+from ckpt_runtime.network.agent_messages import ProcessIdentity
 from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.import_path import import_path
 from ckpt_runtime.user_environment import user_environment

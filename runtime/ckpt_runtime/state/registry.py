@@ -35,3 +35,8 @@ def create_backend(name: str, parameters: BackendParameters) -> KeyedStateBacken
         known = " or ".join(map(repr, sorted(_FACTORIES)))
         raise UnsupportedBackendError(f"state.backend.type: {name!r} is not available, use {known}")
     return factory(parameters)
+
+
+def warm_up() -> None:
+    """Imports what most jobs use: a spare worker does so before it is needed, so that recovery is not the slower."""
+    import ckpt_runtime.state.memory.backend  # noqa: F401

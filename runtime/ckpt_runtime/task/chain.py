@@ -140,8 +140,7 @@ class OperatorChain:
         self.contexts = list(contexts)
         self.end = end
         self._outputs: list[_NextOperator | ChainEnd] = [*map(_NextOperator, self.operators[1:]), end]
-        backends = [context.keyed_state for context in contexts if context.keyed_state is not None]
-        self._notified: list[Operator | KeyedStateBackend] = [*self.operators, *backends]
+        self._backends = [context.keyed_state for context in contexts if context.keyed_state is not None]
         self._opened = 0
 
     @property
@@ -173,6 +172,10 @@ class OperatorChain:
         for operator in self.operators:
             operator.finish()
 
+    @property
+    def _notified(self) -> list[Operator | KeyedStateBackend]:
+        return [*self.operators, *self._backends]
+
     def notify_complete(self, checkpoint_id: int) -> None:
         for part in self._notified:
             part.notify_complete(checkpoint_id)
@@ -182,20 +185,18 @@ class OperatorChain:
             part.notify_aborted(checkpoint_id)
 
     def close(self) -> list[BaseException]:
-        """Closes whatever was opened, each operator once; returns what went wrong instead of stopping at it."""
+        """Closes each operator that was opened, and all state; returns what went wrong instead of stopping at it."""
+        parts: list[Operator | KeyedStateBackend] = []
+        parts += reversed(self.operators[len(self.operators) - self._opened :])
+        parts += reversed(self._backends)
+        self._opened, self._backends = 0, []
         errors: list[BaseException] = []
-        for position in reversed(range(len(self.operators) - self._opened, len(self.operators))):
-            for close in (self.operators[position].close, self._close_state(position)):
-                try:
-                    close()
-                except (Exception, SystemExit) as error:
-                    errors.append(error)
-        self._opened = 0
+        for part in parts:
+            try:
+                part.close()
+            except (Exception, SystemExit) as error:
+                errors.append(error)
         return errors
-
-    def _close_state(self, position: int) -> Callable[[], None]:
-        backend = self.contexts[position].keyed_state
-        return backend.close if backend is not None else lambda: None
 
 
 def schema_without_dictionaries(schema: pa.Schema) -> pa.Schema | None:

@@ -67,8 +67,15 @@ class DeployedJob:
         for descriptor in deployment.subtasks:
             own = Wakeup() if self._has_user_code(descriptor) else shared
             self._build_gate(descriptor, own)
-        for descriptor in deployment.subtasks:
-            self._build_subtask(descriptor)
+        self._backends: list[KeyedStateBackend] = []
+        try:
+            for descriptor in deployment.subtasks:
+                self._build_subtask(descriptor)
+        except BaseException:
+            # No subtask will ever do it, and the worker lives on.
+            for backend in self._backends:
+                backend.close()
+            raise
         self.threads = self._threads(shared)
 
     def start(self) -> None:
@@ -231,14 +238,13 @@ class DeployedJob:
         node = vertex.operators[position]
         gate = self._gates[descriptor.vertex_id, descriptor.subtask_index]
         state = descriptor.state.get(node.uid)
-        key_groups = key_group_range(vertex.max_parallelism, vertex.parallelism, descriptor.subtask_index)
         backend: KeyedStateBackend | None = None
         if is_keyed(self._plan.specs[node.uid]) and not descriptor.finished:
             backend = create_keyed_backend(
                 self._configuration.get(StateOptions.BACKEND_TYPE),
                 BackendParameters(
                     node.uid,
-                    key_groups,
+                    key_group_range(vertex.max_parallelism, vertex.parallelism, descriptor.subtask_index),
                     vertex.max_parallelism,
                     # The worker's agent removes the temporary directory of a worker that has ended, a killed one too.
                     partial(tempfile.mkdtemp, prefix="ckpt-state-"),
@@ -248,15 +254,14 @@ class DeployedJob:
                 self.deployment.snapshot_directory,
                 owned=self.deployment.snapshot_owned,
             )
+            self._backends.append(backend)
         return OperatorContext(
             job_id=self.deployment.job_id,
             uid=node.uid,
             name=node.name,
             subtask_index=descriptor.subtask_index,
             parallelism=vertex.parallelism,
-            max_parallelism=vertex.max_parallelism,
             attempt=self.deployment.attempt,
-            key_groups=key_groups,
             operator_state=OperatorStateStore(() if state is None else state.lists),
             now_ms=self._host.now_ms,
             set_timer=lambda at_ms: holder[0].set_timer(position, at_ms),

@@ -16,11 +16,10 @@ from ckpt_runtime.graph.specs import (
     WatermarkSpec,
 )
 from ckpt_runtime.operators.aggregate import AggregateOperator
-from ckpt_runtime.operators.filter import FilterOperator
+from ckpt_runtime.operators.expressions import FilterOperator, ProjectOperator
 from ckpt_runtime.operators.join import JoinOperator
 from ckpt_runtime.operators.map_in_arrow import MapInArrowOperator
 from ckpt_runtime.operators.operator import Operator
-from ckpt_runtime.operators.project import ProjectOperator
 from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
 from ckpt_runtime.operators.watermark import WatermarkOperator
 

@@ -45,7 +45,11 @@ def create_keyed_backend(
     if handles:
         named = naming_operator(parameters.uid, f"state from {directory}", directory)
         with named, closing(_Reader(directory)) as reader:
-            backend.restore(handles, reader, owned=owned)
+            try:
+                backend.restore(handles, reader, owned=owned)
+            except BaseException:
+                backend.close()
+                raise
     return backend
 
 

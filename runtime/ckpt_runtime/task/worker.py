@@ -27,6 +27,7 @@ from ckpt_runtime.connectors.tagged_values import UnreadableValueError, ValueNot
 from ckpt_runtime.failure_report import log_failure, report_of, summary_of
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.network.agent_messages import ProcessIdentity, RegisterWorker
 from ckpt_runtime.network.connections import ChannelLostError, ControlConnection
 from ckpt_runtime.network.control_messages import (
     TO_WORKER,
@@ -42,8 +43,6 @@ from ckpt_runtime.network.control_messages import (
     Following,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
-    ProcessIdentity,
-    RegisterWorker,
     SubtaskMeasures,
     TaskFailure,
     TaskStateChanged,

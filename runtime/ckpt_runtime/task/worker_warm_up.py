@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 
+from ckpt_runtime.state import registry
+
 _HEAVY_MODULES = (
     "pyarrow.compute",
     "pyarrow.dataset",
@@ -24,4 +26,5 @@ def warm_up() -> None:
     """Imports and compiles; takes seconds the first time on a machine and a fraction of one later."""
     for module in _HEAVY_MODULES:
         importlib.import_module(module)
+    registry.warm_up()
     importlib.import_module("ckpt_runtime.state.kernels").warm_up()

@@ -18,7 +18,7 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, RestoreMode
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.compiler import CompiledPlan
@@ -247,7 +247,7 @@ class JobMaster:
         plan: CompiledPlan,
         configuration: CheckpointConfiguration,
         origin: CompletedCheckpoint | None,
-        mode: RestoreMode,
+        mode: RecoveryClaimMode,
     ) -> None:
         self.world = world
         self.number = number

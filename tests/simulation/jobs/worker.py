@@ -14,6 +14,7 @@ from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.configuration.state_options import StateOptions
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.job_graph import JobEdge
+from ckpt_runtime.network.agent_messages import ProcessIdentity, RegisterAgent, RegisterWorker
 from ckpt_runtime.network.control_messages import (
     AcknowledgeCheckpoint,
     Cancel,
@@ -25,9 +26,6 @@ from ckpt_runtime.network.control_messages import (
     EndOfDataReached,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
-    ProcessIdentity,
-    RegisterAgent,
-    RegisterWorker,
     TaskStateChanged,
     TriggerCheckpoint,
     WorkerCommand,

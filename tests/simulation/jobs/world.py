@@ -20,11 +20,13 @@ from typing import Any, cast
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import MINIMUM_MS, CheckpointRetention
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.jobmaster.slots import Slot, Worker
-from ckpt_runtime.network.control_messages import DeploymentMessage, ProcessIdentity, RegisterAgent, WorkerCommand
+from ckpt_runtime.network.agent_messages import ProcessIdentity, RegisterAgent
+from ckpt_runtime.network.control_messages import DeploymentMessage, WorkerCommand
 from ckpt_runtime.scheduler.deployment import Address
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
 from ckpt_runtime.storage.errors import StorageError
@@ -111,9 +113,9 @@ class World:
         self._asynchronous: list[tuple[str, SimulatedWorker | None, Callable[..., None], tuple[Any, ...]]] = []
         self._later: deque[Message] = deque()
         self._savepoints: list[tuple[int, int, str]] = []
-        self._next: tuple[CompletedCheckpoint | None, RestoreMode, tuple[int, ...], tuple[int, int] | None] | None = (
-            None
-        )
+        self._next: (
+            tuple[CompletedCheckpoint | None, RecoveryClaimMode, tuple[int, ...], tuple[int, int] | None] | None
+        ) = None
         self._workers_made = 0
         self._disordered = False
         self._back_at = 0
@@ -128,7 +130,7 @@ class World:
         self.seen: Counter[str] = Counter()
         self.observation: Observation
         self.master: JobMaster
-        self._start_run(None, RestoreMode.NO_CLAIM)
+        self._start_run(None, RecoveryClaimMode.NO_CLAIM)
 
     # --- the schedule
 
@@ -382,11 +384,11 @@ class World:
 
     # --- runs of the job
 
-    def _start_run(self, origin: CompletedCheckpoint | None, mode: RestoreMode) -> None:
+    def _start_run(self, origin: CompletedCheckpoint | None, mode: RecoveryClaimMode) -> None:
         self.runs += 1
         if origin is not None:
             self.snapshots.keep(origin)
-            if mode is RestoreMode.CLAIM:
+            if mode is RecoveryClaimMode.CLAIM:
                 self._savepoints = [entry for entry in self._savepoints if entry[2] != origin.directory]
         plan = self.topology.plan(self._parallelism, self.scenario.options)
         self.note("run %s with parallelism %s from %s", self.runs, self._parallelism, origin and origin.directory)
@@ -398,7 +400,7 @@ class World:
         """A deployment starts from that."""
         self.restores += 1
         if checkpoint is not None:
-            if checkpoint is master.origin and master.mode is RestoreMode.CLAIM:
+            if checkpoint is master.origin and master.mode is RecoveryClaimMode.CLAIM:
                 self.snapshots.claim(checkpoint)
             before = {vertex.id: vertex.parallelism for vertex in checkpoint.vertices}
             rescaled = any(before[vertex.id] != vertex.parallelism for vertex in master.graph.vertices)
@@ -489,8 +491,8 @@ class World:
         else:
             self._start_run(self.snapshots.latest_of(master) or master.origin, self._mode(self.runs))
 
-    def _mode(self, value: int) -> RestoreMode:
-        return RestoreMode.CLAIM if value % 2 else RestoreMode.NO_CLAIM
+    def _mode(self, value: int) -> RecoveryClaimMode:
+        return RecoveryClaimMode.CLAIM if value % 2 else RecoveryClaimMode.NO_CLAIM
 
     # --- actions
 
@@ -564,7 +566,7 @@ class World:
             position = rng.randrange(len(self._savepoints))
             run, checkpoint_id, path = self._savepoints[position]
             del self._savepoints[position + 1 :]
-            self._next = (self._read(path), RestoreMode.NO_CLAIM, parallelism, (run, checkpoint_id))
+            self._next = (self._read(path), RecoveryClaimMode.NO_CLAIM, parallelism, (run, checkpoint_id))
             master.cancel()
             return
         self._parallelism = parallelism

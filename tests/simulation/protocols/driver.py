@@ -16,7 +16,7 @@ from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.id_counter import CheckpointIdUnavailableError
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
-from ckpt_runtime.checkpoint.properties import RestoreMode
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.scheduler import core_events as core_out
 from ckpt_runtime.scheduler import job_effects as job_out
@@ -84,7 +84,7 @@ class Driver:
         scenario = world.scenario
         overrides = CheckpointOverrides.from_document(world.ha.overrides)
         configuration = Configuration({})
-        mode = scenario.restored or RestoreMode.NO_CLAIM
+        mode = scenario.restored or RecoveryClaimMode.NO_CLAIM
         self.plan = PlanModel(self, scenario.graph, configuration, scenario.submitted)
         self.checker = DriverChecker(self)
         self.coordinator = ObservedCoordinator(

@@ -9,7 +9,7 @@ from itertools import pairwise
 from random import Random
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention
-from ckpt_runtime.checkpoint.properties import RestoreMode
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.scheduler.restart_strategies import (
     ExponentialDelay,
@@ -56,7 +56,7 @@ class Scenario(Schedule):
     lossy: bool = False
     late_timers: bool = False
     incremental: bool = False
-    restored: RestoreMode | None = None
+    restored: RecoveryClaimMode | None = None
     strategy: str = "exponential"
     chaos_ms: int = 2_500
     calm_ms: int = 2_200
@@ -153,7 +153,7 @@ def random_scenario(seed: int) -> Scenario:
         lossy=rng.random() < 0.3,
         late_timers=rng.random() < 0.3,
         incremental=rng.random() < 0.5,
-        restored=rng.choice((None, None, None, RestoreMode.NO_CLAIM, RestoreMode.CLAIM)),
+        restored=rng.choice((None, None, None, RecoveryClaimMode.NO_CLAIM, RecoveryClaimMode.CLAIM)),
         strategy=rng.choice(("exponential",) * 7 + ("fixed", "rate", "none")),
         chaos_ms=chaos_ms,
         actions=actions,

@@ -11,8 +11,9 @@ from typing import Any
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
 from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.scheduler import job_events as job_on
 from tests.simulation.protocols.checkers import ProtocolChecker
@@ -235,7 +236,7 @@ class World:
         vertices = tuple(VertexDescriptor.of(vertex) for vertex in graph.vertices)
         self.origin = CompletedCheckpoint(ORIGIN_ID, "origin", 1, 2, "origin", CheckpointProperties(), vertices, states)
         self.files.directories["origin"] = files
-        if self.scenario.restored is RestoreMode.NO_CLAIM:
+        if self.scenario.restored is RecoveryClaimMode.NO_CLAIM:
             self.files.user_owned["origin"] = frozenset(files)
             self.files.user_shared = frozenset(self.files.shared)
 

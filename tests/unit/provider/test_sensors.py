@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowSkipException, TaskDeferred
+from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowSkipException
 
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed, CkptNotFound
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
@@ -14,16 +14,10 @@ from airflow_provider_ckpt.sensors.job import JobStatusSensor
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster.gateway import ExceptionEntry, JobStatus
-from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task, fire
+from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task, deferral, fire
 
 FAST = {"defer_after": 0, "poke_interval": 0.01, "timeout": 5}
 BOTH = pytest.mark.parametrize("deferrable", [True, False])
-
-
-def deferral(sensor: Any, context: Any) -> TaskDeferred:
-    with pytest.raises(TaskDeferred) as caught:
-        sensor.execute(context)
-    return caught.value
 
 
 @pytest.mark.row("air.2")

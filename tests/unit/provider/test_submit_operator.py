@@ -18,7 +18,7 @@ from airflow_provider_ckpt.exceptions import (
 )
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from ckpt_runtime.jobmaster.gateway import JobStatus
-from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task, fire
+from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task, deferral, fire
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 10}
 
@@ -28,12 +28,6 @@ def pipeline(tmp_path: Path) -> str:
     path = tmp_path / "flights.py"
     path.write_text("def pipeline(session): ...\n")
     return str(path)
-
-
-def deferral(operator: Any, context: Any) -> TaskDeferred:
-    with pytest.raises(TaskDeferred) as caught:
-        operator.execute(context)
-    return caught.value
 
 
 @pytest.mark.row("air.2")

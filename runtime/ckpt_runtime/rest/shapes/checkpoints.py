@@ -28,7 +28,7 @@ PERIODIC_OFF = 2**63 - 1
 
 
 def statistics(snapshot: CheckpointStatsSnapshot) -> Json:
-    """``/jobs/:jobid/checkpoints``."""
+    """Answers ``/jobs/:jobid/checkpoints``."""
     restored = snapshot.latest_restored
     return {
         "counts": asdict(snapshot.counts),
@@ -44,7 +44,7 @@ def statistics(snapshot: CheckpointStatsSnapshot) -> Json:
 
 
 def checkpoint(stats: CheckpointStats, *, with_tasks: bool) -> Json:
-    """One checkpoint; ``tasks`` is empty in lists, as in Flink."""
+    """Shows one checkpoint; ``tasks`` is empty in lists, as in Flink."""
     document: Json = {
         "className": stats.class_name,
         "id": stats.id,
@@ -68,7 +68,7 @@ def checkpoint(stats: CheckpointStats, *, with_tasks: bool) -> Json:
 
 
 def subtasks(vertex: VertexStats, stats: CheckpointStats) -> Json:
-    """``details/:checkpointid/subtasks/:vertexid``."""
+    """Answers ``details/:checkpointid/subtasks/:vertexid``."""
     over = {name: summary(values) for name, values in vertex.summary().items()}
     return {
         **_task(vertex, stats),
@@ -78,7 +78,7 @@ def subtasks(vertex: VertexStats, stats: CheckpointStats) -> Json:
 
 
 def _measured(values: Mapping[str, Any], durations: str) -> Json:
-    """Flink's fields for what each subtask measures; ``durations`` is the name of the one that differs."""
+    """Gives Flink's fields for what each subtask measures; ``durations`` is the name of the one that differs."""
     return {
         "checkpointed_size": values["checkpointed_size"],
         "state_size": values["state_size"],
@@ -95,7 +95,7 @@ def _measured(values: Mapping[str, Any], durations: str) -> Json:
 
 
 def summary(values: StatsSummary) -> Json:
-    """NaN percentiles are the string ``"NaN"``."""
+    """Shows a summary; NaN percentiles are the string ``"NaN"``."""
     return {name: "NaN" if math.isnan(value) else value for name, value in asdict(values).items()}
 
 
@@ -141,7 +141,7 @@ def _subtask(index: int, subtask: SubtaskStats | None, stats: CheckpointStats) -
 
 
 def config(effective: EffectiveCheckpointConfig) -> Json:
-    """Flink's fields, then ``max_inflight_data_bytes`` and ``overrides`` (FLIP-571)."""
+    """Shows Flink's fields, then ``max_inflight_data_bytes`` and ``overrides`` (FLIP-571)."""
     settings = effective.settings
     shown = {item.shown_as: getattr(settings, item.field) for item in CHECKPOINT_SETTINGS if item.shown_as is not None}
     names = {item.field: item.patched_as for item in CHECKPOINT_SETTINGS}

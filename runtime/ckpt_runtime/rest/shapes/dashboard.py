@@ -49,12 +49,12 @@ def _application(job: JobOverview, now_ms: int) -> Json:
 
 
 def application_line(job: JobOverview, now_ms: int) -> Json:
-    """An entry of ``/applications/overview``; ``jobs`` counts by state."""
+    """Makes an entry of ``/applications/overview``; ``jobs`` counts by state."""
     return {**_application(job, now_ms), "jobs": {job.status.value: 1}}
 
 
 def application(details: JobDetails, now_ms: int) -> Json:
-    """``/applications/:applicationid``."""
+    """Answers ``/applications/:applicationid``."""
     job = details.overview
     timestamps = dict.fromkeys(_APPLICATION_STATES, 0)
     for status, entered in details.state_timestamps_ms.items():
@@ -65,7 +65,7 @@ def application(details: JobDetails, now_ms: int) -> Json:
 
 
 def task_manager(agent: SlotOverview) -> Json:
-    """An entry of ``/taskmanagers``. Memory, which no JVM of ours has in pools, is 0."""
+    """Makes an entry of ``/taskmanagers``. Memory, which no JVM of ours has in pools, is 0."""
     free = int(agent.is_free)
     return {
         "id": agent.slot_id,

@@ -36,24 +36,24 @@ _HIGH_PRESSURE, _LOW_PRESSURE = 0.5, 0.1
 
 
 def duration(start_ms: int, end_ms: int, now_ms: int) -> int:
-    """To the end, or until now; -1 when it has not started."""
+    """Counts to the end, or until now; -1 when it has not started."""
     if start_ms == NOT_YET:
         return NOT_YET
     return max(0, (now_ms if end_ms == NOT_YET else end_ms) - start_ms)
 
 
 def times(start_ms: int, end_ms: int, now_ms: int) -> Json:
-    """Flink's three fields."""
+    """Shows them in Flink's three fields."""
     return {"start-time": start_ms, "end-time": end_ms, "duration": duration(start_ms, end_ms, now_ms)}
 
 
 def counts_by_state(counts: Mapping[ExecutionState, int]) -> Json:
-    """All states, also those with no subtask."""
+    """Counts all states, also those with no subtask."""
     return {state.value: counts.get(state, 0) for state in ExecutionState}
 
 
 def job_line(job: JobOverview, now_ms: int) -> Json:
-    """An entry of ``/jobs/overview``. Flink's CLI needs all ten lower-case states and the total."""
+    """Makes an entry of ``/jobs/overview``. Flink's CLI needs all ten lower-case states and the total."""
     tasks = {state.value.lower(): job.tasks_by_state.get(state, 0) for state in ExecutionState}
     return {
         "jid": job.job_id,
@@ -69,7 +69,7 @@ def job_line(job: JobOverview, now_ms: int) -> Json:
 
 
 def job_details(details: JobDetails, now_ms: int) -> Json:
-    """``/jobs/:jobid``."""
+    """Answers ``/jobs/:jobid``."""
     job = details.overview
     statuses = Counter(vertex.status for vertex in details.vertices)
     return {
@@ -92,7 +92,7 @@ def job_details(details: JobDetails, now_ms: int) -> Json:
 
 
 def vertex_line(vertex: VertexDetails, now_ms: int) -> Json:
-    """A vertex inside the job's details; all vertices share one slot sharing group."""
+    """Shows a vertex inside the job's details; all vertices share one slot sharing group."""
     return {
         "id": vertex.vertex_id,
         "slotSharingGroupId": "0" * 32,
@@ -107,7 +107,7 @@ def vertex_line(vertex: VertexDetails, now_ms: int) -> Json:
 
 
 def vertex_details(vertex: VertexDetails, now_ms: int) -> Json:
-    """``/jobs/:jobid/vertices/:vertexid``."""
+    """Answers ``/jobs/:jobid/vertices/:vertexid``."""
     return {
         "id": vertex.vertex_id,
         "name": vertex.name,
@@ -120,7 +120,7 @@ def vertex_details(vertex: VertexDetails, now_ms: int) -> Json:
 
 
 def subtask_times(vertex: VertexDetails, now_ms: int) -> Json:
-    """``/jobs/:jobid/vertices/:vertexid/subtasktimes``."""
+    """Answers ``/jobs/:jobid/vertices/:vertexid/subtasktimes``."""
     return {
         "id": vertex.vertex_id,
         "name": vertex.name,
@@ -152,7 +152,7 @@ def _subtask(subtask: SubtaskDetails, now_ms: int) -> Json:
 
 
 def vertex_task_managers(vertex: VertexDetails, now_ms: int) -> Json:
-    """``/jobs/:jobid/vertices/:vertexid/taskmanagers``: its subtasks by the slot agent that runs them."""
+    """Answers ``/jobs/:jobid/vertices/:vertexid/taskmanagers``: its subtasks by the slot agent that runs them."""
     by_agent: dict[str, list[SubtaskDetails]] = {}
     for subtask in vertex.subtasks:
         by_agent.setdefault(subtask.slot_agent_id, []).append(subtask)
@@ -179,7 +179,7 @@ def _vertex_task_manager(agent_id: str, subtasks: Sequence[SubtaskDetails], now_
 
 
 def status_durations(subtask: SubtaskDetails, now_ms: int) -> dict[str, int]:
-    """How long each entered state lasted: until the next one was entered, the present one until now."""
+    """Tells how long each entered state lasted: until the next one was entered, the present one until now."""
     entered = sorted((at, state) for state, at in subtask.state_timestamps_ms.items() if at > 0)
     last_end = now_ms if subtask.end_time_ms == NOT_YET else subtask.end_time_ms
     ends = [at for at, _ in entered[1:]] + [last_end]
@@ -187,7 +187,7 @@ def status_durations(subtask: SubtaskDetails, now_ms: int) -> dict[str, int]:
 
 
 def io_metrics(parts: Sequence[SubtaskMeasures | None]) -> Json:
-    """The ``metrics`` object of subtasks together; what is not measured is 0 and not complete."""
+    """Makes the ``metrics`` object of subtasks together; what is not measured is 0 and not complete."""
     measured = {
         name: sum((kind(getattr(part, figure, 0)) for part in parts), kind(0))
         for name, (figure, kind) in _MEASURED.items()
@@ -223,7 +223,7 @@ def _aggregated(subtasks: Sequence[SubtaskDetails], now_ms: int) -> Json:
 
 
 def distribution(values: Sequence[int]) -> Json:
-    """Nearest-rank quantiles of subtask values; all zero when there is none."""
+    """Gives nearest-rank quantiles of subtask values; all zero when there is none."""
     ordered = sorted(values) or [0]
 
     def rank(percent: int) -> int:
@@ -242,7 +242,7 @@ def distribution(values: Sequence[int]) -> Json:
 
 
 def plan(job_id: str, graph: JobGraph) -> Json:
-    """Vertices, sinks first, each with its inputs."""
+    """Lists vertices, sinks first, each with its inputs."""
     nodes = []
     for vertex in reversed(graph.vertices):
         node: Json = {
@@ -267,7 +267,7 @@ def plan(job_id: str, graph: JobGraph) -> Json:
 
 
 def job_config(config: JobConfigInfo) -> Json:
-    """Flink's shape plus FLIP-530's ``configuration`` and ``version``."""
+    """Shows Flink's shape plus FLIP-530's ``configuration`` and ``version``."""
     return {
         "jid": config.job_id,
         "name": config.name,
@@ -283,7 +283,7 @@ def job_config(config: JobConfigInfo) -> Json:
 
 
 def failure(cause: FailureCause) -> Json:
-    """Flink's ``SerializedThrowable``; its CLI fails on one without the bytes."""
+    """Makes Flink's ``SerializedThrowable``; its CLI fails on one without the bytes."""
     return {
         "class": cause.exception,
         "stack-trace": cause.stack_trace,
@@ -292,7 +292,7 @@ def failure(cause: FailureCause) -> Json:
 
 
 def exceptions(history: ExceptionHistory) -> Json:
-    """``/jobs/:jobid/exceptions``."""
+    """Answers ``/jobs/:jobid/exceptions``."""
     entries = [
         {**_exception(entry), "concurrentExceptions": [_exception(other) for other in entry.concurrent]}
         for entry in history.entries
@@ -317,7 +317,7 @@ def _exception(entry: ExceptionEntry) -> Json:
 
 
 def execution_result(result: ExecutionResult) -> Json:
-    """``/jobs/:jobid/execution-result``; no result object while the job runs."""
+    """Answers ``/jobs/:jobid/execution-result``; no result object while the job runs."""
     if result.status is None:
         return {"status": {"id": "IN_PROGRESS"}, "job-execution-result": None}
     document: Json = {
@@ -336,7 +336,7 @@ def execution_result(result: ExecutionResult) -> Json:
 
 
 def backpressure(pressure: VertexPressure) -> Json:
-    """``deprecated`` before the first measurement."""
+    """Is ``deprecated`` before the first measurement."""
     if not pressure.subtasks:
         return {"status": "deprecated"}
     return {
@@ -358,6 +358,6 @@ def backpressure(pressure: VertexPressure) -> Json:
 
 
 def _level(ratio: float) -> Json:
-    """In both of Flink's spellings."""
+    """Names it in both of Flink's spellings."""
     level = "high" if ratio > _HIGH_PRESSURE else "low" if ratio > _LOW_PRESSURE else "ok"
     return {"backpressureLevel": level, "backpressure-level": level}

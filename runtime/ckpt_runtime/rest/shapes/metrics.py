@@ -11,29 +11,29 @@ AGGREGATIONS = ("min", "max", "avg", "sum", "skew")
 
 
 def split_names(text: str | None) -> list[str] | None:
-    """A comma-separated query parameter; None when it was not given."""
+    """Splits a comma-separated query parameter; None when it was not given."""
     return None if text is None else [name for name in (part.strip() for part in text.split(",")) if name]
 
 
 def by_subtask(metrics: Mapping[int, Mapping[str, float]]) -> dict[str, str]:
-    """``0.numRecordsIn`` and so on, as text."""
+    """Gives ``0.numRecordsIn`` and so on, as text."""
     return {f"{index}.{name}": number(value) for index, own in metrics.items() for name, value in own.items()}
 
 
 def number(value: float) -> str:
-    """A metric's value as text; whole numbers without a point."""
+    """Prints a metric's value; whole numbers without a point."""
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
 def listing(values: Mapping[str, str], names: Sequence[str] | None) -> list[Json]:
-    """Names only when none was asked for, else the values of those that exist."""
+    """Lists names only when none was asked for, else the values of those that exist."""
     if names is None:
         return [{"id": name} for name in values]
     return [{"id": name, "value": values[name]} for name in dict.fromkeys(names) if name in values]
 
 
 def aggregated(samples: Iterable[Mapping[str, float]], names: Sequence[str] | None, kinds: Sequence[str]) -> list[Json]:
-    """``min``, ``max``, ``avg``, ``sum`` and ``skew`` over the samples which have the metric."""
+    """Computes ``min``, ``max``, ``avg``, ``sum`` and ``skew`` over the samples which have the metric."""
     collected: dict[str, list[float]] = {}
     for sample in samples:
         for name, value in sample.items():

@@ -60,10 +60,6 @@ class Accumulator(ABC):
     def to_arrow(self, frozen: dict[str, AnyArray]) -> list[pa.Array]:
         """The arrays of :attr:`stored` for what :meth:`freeze` returned; from any thread."""
 
-    def memory_bytes(self) -> int:
-        """Memory held."""
-        return int(sum(array.nbytes for array in self._arrays.values()))
-
 
 class CountAccumulator(Accumulator):
     """count(*) and count(column)."""
@@ -273,9 +269,6 @@ class BytesExtremeAccumulator(Accumulator):
 
     def to_arrow(self, frozen: dict[str, AnyArray]) -> list[pa.Array]:
         return [self._gather(frozen["starts"], frozen["sizes"], frozen["has"], frozen["arena"])]
-
-    def memory_bytes(self) -> int:
-        return super().memory_bytes() + int(self._arena.nbytes)
 
 
 def accumulator_for(column: AggregateColumn) -> Accumulator:

@@ -37,10 +37,6 @@ class AggregateTable:
     def __len__(self) -> int:
         return self._index.size
 
-    def memory_bytes(self) -> int:
-        """Memory held by keys and accumulators."""
-        return self._index.memory_bytes() + sum(a.memory_bytes() for a in self._accumulators)
-
     def update(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """Adds all rows; for each aggregate its value after each row.
 

@@ -58,7 +58,6 @@ class MemorySnapshot:
             return (KeyedStateHandle(self._key_groups, file.finish(), tuple(writer.sections)),)
 
     def release(self) -> None:
-        """Lets the states go."""
         for frozen in self._frozen:
             frozen.release()
         self._frozen = []
@@ -79,12 +78,11 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
         self._unclaimed = unclaimed_states(self.uid, handles, reader, self.key_groups)
 
     def aggregate_table(self, name: str, key_schema: pa.Schema, columns: Sequence[AggregateColumn]) -> AggregateTable:
-        """Columnar state for built-in aggregates: one row per key."""
         known = self._states.get(name)
         if known is not None:
             same = isinstance(known, AggregateTable) and known.aggregates == tuple(columns)
             if not same or not cast(AggregateTable, known).key_schema.equals(key_schema):
-                raise schema_mismatch(self.uid, name, "it is in use otherwise", _schema_of(known), list(columns))
+                raise schema_mismatch(self.uid, name, "it is in use otherwise", known.stored_schema(), list(columns))
             return cast(AggregateTable, known)
         table = AggregateTable(self.uid, name, key_schema, columns)
         restored = self._claim(name, "aggregate")
@@ -99,13 +97,11 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
     def value_state(
         self, name: str, key_schema: pa.Schema, value_schema: pa.Schema, ttl: TimeToLive | None = None
     ) -> ValueStateTable:
-        """One tuple per key."""
         return self._keyed(ValueStateTable, name, key_schema, value_schema, ttl)
 
     def list_state(
         self, name: str, key_schema: pa.Schema, value_schema: pa.Schema, ttl: TimeToLive | None = None
     ) -> ListStateTable:
-        """A list of tuples per key."""
         return self._keyed(ListStateTable, name, key_schema, value_schema, ttl)
 
     def map_state(
@@ -116,15 +112,12 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
         value_schema: pa.Schema,
         ttl: TimeToLive | None = None,
     ) -> MapStateTable:
-        """A map from tuple to tuple per key."""
         return self._keyed(MapStateTable, name, key_schema, user_key_schema, value_schema, ttl)
 
     def timers(self, name: str, key_schema: pa.Schema) -> TimerQueue:
-        """A priority queue of (time, key), each pair once."""
         return self._keyed(TimerQueue, name, key_schema)
 
     def row_buffers(self, specs: Sequence[RowBufferSpec]) -> RowBuffers:
-        """Rows per key of several sides; to be asked for once."""
         key_types = {tuple(spec.key_schema.types) for spec in specs}
         if len(key_types) != 1:
             raise StateSchemaError(f"operator {self.uid!r}: keys differ in type: {sorted(map(str, key_types))}")
@@ -132,7 +125,7 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
         for spec, side in zip(specs, buffers.sides, strict=True):
             known = self._states.get(spec.name)
             if known is not None:
-                raise schema_mismatch(self.uid, spec.name, "it is in use", _schema_of(known), stored_schema(spec))
+                raise schema_mismatch(self.uid, spec.name, "it is in use", known.stored_schema(), stored_schema(spec))
             restored = self._claim(spec.name, "rows")
             if restored is not None:
                 check_ends(self.uid, spec, restored.descriptor)
@@ -144,17 +137,14 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
         return buffers
 
     def restored_key_schema(self) -> pa.Schema | None:
-        """The key's schema according to the restored snapshot; None without one."""
         for state in self._unclaimed.values():
             return native_format.schema_from_json(state.descriptor.get("key_schema"))
         return None
 
     def is_restored(self, name: str) -> bool:
-        """Whether the restored snapshot has a state of that name which nothing has asked for."""
         return name in self._unclaimed
 
     def drop_state(self, name: str) -> None:
-        """Forgets a state with all its content, restored or in use; snapshots in flight keep it."""
         self._states.pop(name, None)
         self._unclaimed.pop(name, None)
 
@@ -171,7 +161,6 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
         return MemorySnapshot(frozen, self.key_groups, self.max_parallelism)
 
     def close(self) -> None:
-        """Frees memory."""
         self._states.clear()
         self._unclaimed.clear()
 
@@ -184,8 +173,10 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
         state = make(self.uid, name, key_schema, *arguments)
         known = self._states.get(name)
         if known is not None:
-            if type(known) is not type(state) or not _schema_of(known).equals(_schema_of(state)):
-                raise schema_mismatch(self.uid, name, "it is in use otherwise", _schema_of(known), _schema_of(state))
+            if type(known) is not type(state) or not known.stored_schema().equals(state.stored_schema()):
+                raise schema_mismatch(
+                    self.uid, name, "it is in use otherwise", known.stored_schema(), state.stored_schema()
+                )
             return known
         restored = self._claim(name, state.kind)
         if restored is not None:
@@ -210,10 +201,6 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
         asked = native_format.without_prefix(wanted, native_format.KEY_PREFIX)
         if stored.names != asked.names or stored.types != asked.types:
             raise schema_mismatch(self.uid, name, "the key changed", stored, asked)
-
-
-def _schema_of(state: AggregateTable | KeyedState | RowBuffer) -> pa.Schema:
-    return state.stored_schema()
 
 
 def _stored_rows(state: KeyedState, batch: pa.RecordBatch) -> list[StoredRow]:

@@ -79,10 +79,6 @@ class KeyIndex(ABC):
     def freeze(self) -> FrozenKeys:
         """The keys as they are now, in constant time."""
 
-    @abstractmethod
-    def memory_bytes(self) -> int:
-        """Memory held by the index."""
-
     def _table_for(self, rows: int) -> AnyArray | None:
         """A new table when keys fill half of the present one, or ``rows`` new ones could fill 7/8 of it.
 
@@ -238,10 +234,6 @@ class Int64KeyIndex(KeyIndex):
     def freeze(self) -> FrozenKeys:
         return _FrozenInt64Keys(self._kind, self._keys, self.size, int(self._counters[NULL_SLOT]))
 
-    def memory_bytes(self) -> int:
-        direct = 0 if self._direct is None else self._direct.entries.nbytes
-        return int(self._table.nbytes + direct + self._keys.nbytes)
-
 
 @dataclass
 class _FrozenBytesKeys(FrozenKeys):
@@ -335,9 +327,6 @@ class BytesKeyIndex(KeyIndex):
 
     def freeze(self) -> FrozenKeys:
         return _FrozenBytesKeys(self.schema, self._hashes, self._offsets, self._arena, self.size)
-
-    def memory_bytes(self) -> int:
-        return int(self._table.nbytes + self._hashes.nbytes + self._offsets.nbytes + self._arena.nbytes)
 
 
 def encode_keys(arrays: list[pa.Array], names: list[str]) -> tuple[AnyArray, AnyArray]:

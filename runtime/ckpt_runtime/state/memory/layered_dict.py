@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from itertools import islice
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -103,16 +103,6 @@ class LayeredDict(Generic[K, V]):
         layers[-1][key] = value
         return value
 
-    def items(self) -> Iterator[tuple[K, V]]:
-        """All entries, for the owner; the dict must not change meanwhile."""
-        for chunk in FrozenView(tuple(self._layers)).chunks():
-            yield from chunk
-
-    def clear(self) -> None:
-        """Removes everything; frozen views keep what they show."""
-        self._layers = [{}]
-        self._views = []
-
     def freeze(self) -> FrozenView[K, V]:
         """A view of the present entries, in constant time."""
         self._forget_released()
@@ -156,6 +146,3 @@ class LayeredDict(Generic[K, V]):
 
     def _forget_released(self) -> None:
         self._views = [view for view in self._views if not view.released]
-
-    def __contains__(self, key: object) -> bool:
-        return self.get(cast(K, key)) is not None

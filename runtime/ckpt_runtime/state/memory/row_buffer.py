@@ -70,11 +70,6 @@ class RowBuffer:
         self._times: AnyArray = np.zeros(_FIRST_CAPACITY if self.spec.event_time else 0, dtype=np.int64)
         self._block_least: AnyArray = np.full(1, _MAX, dtype=np.int64)
 
-    def memory_bytes(self) -> int:
-        """Memory held, forgotten rows that are not removed yet included."""
-        arrays = (self._heads, self._tails, self._nexts, self._flags, self._times, self._block_least)
-        return self._rows.memory_bytes() + sum(int(array.nbytes) for array in arrays)
-
     def stored_schema(self) -> pa.Schema:
         """Schema of stored batches."""
         return stored_schema(self.spec)
@@ -247,10 +242,6 @@ class RowBuffers:
             side.refill(side.living(), self._index)
         for side in self.sides:
             side.make_slots(self._index.size)
-
-    def memory_bytes(self) -> int:
-        """Memory held by keys and rows."""
-        return self._index.memory_bytes() + sum(side.memory_bytes() for side in self.sides)
 
 
 def check_ends(uid: str, spec: RowBufferSpec, descriptor: dict[str, Any]) -> None:

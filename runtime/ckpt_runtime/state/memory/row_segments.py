@@ -32,10 +32,6 @@ class RowSegments:
         """All rows, in order."""
         return tuple(self._segments)
 
-    def memory_bytes(self) -> int:
-        """Bytes of all rows."""
-        return sum(segment.nbytes for segment in self._segments)
-
     def append(self, batch: pa.RecordBatch) -> None:
         """Adds rows; the batch is kept or copied."""
         segments = self._segments

@@ -68,7 +68,7 @@ class TestRequestDecider:
         decider = CheckpointRequestDecider()
         decider.offer(request(1))
         assert decider.next(load, 0) == (Verdict.WAIT, None)
-        assert len(decider) == 1
+        assert not decider.is_empty
 
     @pytest.mark.row("76.9")
     def test_a_savepoint_goes_beside_others_unless_these_may_be_unaligned(self):
@@ -96,14 +96,14 @@ class TestRequestDecider:
         refused = request(CAPACITY + 2, SAVEPOINT)
         assert decider.offer(refused) is refused
         assert len(decider.drain()) == CAPACITY
-        assert len(decider) == 0
+        assert decider.is_empty
 
     def test_one_tick_waits(self):
         decider = CheckpointRequestDecider()
         assert decider.offer(request(1, periodic=True)) is None
         assert decider.offer(request(2, periodic=True)).sequence == 2
         decider.drop_periodic()
-        assert len(decider) == 0
+        assert decider.is_empty
 
 
 @pytest.mark.row("147.1")

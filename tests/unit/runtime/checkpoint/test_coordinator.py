@@ -14,7 +14,7 @@ from ckpt_runtime.checkpoint.configuration import CheckpointRetention
 from ckpt_runtime.checkpoint.coordinator import CoordinatorState
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import (
     ChannelStateSegment,
     ChannelStateStream,
@@ -24,6 +24,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     StateFile,
     SubtaskState,
 )
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from tests.unit.runtime.checkpoint.checkpoint_driver import SAVEPOINT, SYNC_SAVEPOINT, Driver, state_with_file
 
 PERIODIC, CANCELLER = on.TimerKind.PERIODIC, on.TimerKind.CANCELLER
@@ -516,31 +517,31 @@ class TestRestore:
         driver.ack_all(1)
         return driver.one(out.WriteMetadata).checkpoint
 
-    @pytest.mark.parametrize("mode", list(RestoreMode))
+    @pytest.mark.parametrize("mode", list(RecoveryClaimMode))
     def test_start_from_a_savepoint(self, mode):
         savepoint = self.a_savepoint()
         driver = Driver()
         driver.step(on.RestoreRequested("x", savepoint, mode))
-        assert driver.last == [out.FindLeftovers(), out.AddToStore(savepoint, mode is RestoreMode.CLAIM)]
+        assert driver.last == [out.FindLeftovers(), out.AddToStore(savepoint, mode is RecoveryClaimMode.CLAIM)]
         driver.step(on.StoreUnknown(1))
         driver.step(on.StoreAdded(1))
         assert driver.last == [out.RestoreFrom("x", savepoint)]
         driver.run()
         assert driver.request() == 2
         trigger = driver.locate(2)
-        assert trigger.options.properties.full is (mode is RestoreMode.NO_CLAIM)
+        assert trigger.options.properties.full is (mode is RecoveryClaimMode.NO_CLAIM)
         driver.ack_all(2)
         driver.step(on.MetadataWritten(2))
         driver.step(on.StoreAdded(2))
         assert driver.one(out.RemoveFromStore).checkpoint_id == 1
         driver.step(on.StoreRemoved(1))
-        assert bool(driver.of(out.DiscardCheckpoint)) is (mode is RestoreMode.CLAIM)
+        assert bool(driver.of(out.DiscardCheckpoint)) is (mode is RecoveryClaimMode.CLAIM)
 
     @pytest.mark.parametrize(("status", "discarded"), [("FINISHED", True), ("FAILED", False), ("CANCELED", False)])
     def test_a_claimed_snapshot_outlives_a_job_that_never_replaced_it(self, status, discarded):
         savepoint = replace(self.a_savepoint(), job_id="another")
         driver = Driver(retention=CheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS)
-        driver.step(on.RestoreRequested("x", savepoint, RestoreMode.CLAIM))
+        driver.step(on.RestoreRequested("x", savepoint, RecoveryClaimMode.CLAIM))
         driver.step(on.StoreAdded(1))
         driver.step(on.Shutdown(status))
         driver.step(on.StoreRemoved(1))

@@ -9,7 +9,6 @@ import pyarrow as pa
 
 from ckpt_runtime.checkpoint.sink_state import SinkLineage
 from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode
-from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.operators.operator import (
     Operator,
     OperatorContext,
@@ -76,9 +75,7 @@ def context(
         name=uid,
         subtask_index=subtask,
         parallelism=parallelism,
-        max_parallelism=128,
         attempt=attempt,
-        key_groups=key_group_range(128, parallelism, subtask),
         operator_state=OperatorStateStore(tuple(state)),
         now_ms=now_ms,
         set_timer=set_timer,

@@ -31,24 +31,25 @@ from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slots import SlotTimes
 from ckpt_runtime.jobmaster.stored_submissions import store_job
 from ckpt_runtime.jobmaster.submission import JobSubmission
-from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, Handshake
-from ckpt_runtime.network.connections import LENGTH_BYTES, ControlConnection, framed, message_length
-from ckpt_runtime.network.control_messages import (
+from ckpt_runtime.network.agent_messages import (
     TO_AGENT,
-    TO_WORKER,
-    AcknowledgeCheckpoint,
     AgentCommand,
-    Cancel,
-    Canceled,
-    ControlMessage,
-    Deploy,
-    Door,
     KillWorker,
     ProcessIdentity,
     RegisterAgent,
     RegisterWorker,
     Registration,
     SpawnWorker,
+)
+from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, Handshake
+from ckpt_runtime.network.connections import LENGTH_BYTES, ControlConnection, framed, message_length
+from ckpt_runtime.network.control_doors import Door, Message
+from ckpt_runtime.network.control_messages import (
+    TO_WORKER,
+    AcknowledgeCheckpoint,
+    Cancel,
+    Canceled,
+    Deploy,
     TaskFailure,
     TaskStateChanged,
     TriggerCheckpoint,
@@ -95,7 +96,7 @@ class FakePeer:
         peer.send(registration)
         return peer
 
-    def send(self, message: ControlMessage) -> None:
+    def send(self, message: Message) -> None:
         self._writer.write(framed(message))
 
     def send_raw(self, body: bytes) -> None:

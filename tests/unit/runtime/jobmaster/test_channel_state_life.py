@@ -15,8 +15,9 @@ from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
 from ckpt_runtime.checkpoint.configuration import CheckpointRetention
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, RestoreMode
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import ChannelStateSegment, ChannelStateStream, StateFile, SubtaskState
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.jobmaster import storage_effects
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.channel_state_frame import InFlightWatermark, PersistedElement
@@ -100,7 +101,9 @@ def values(directory: str, streams: Sequence[ChannelStateStream]) -> list[object
     return found
 
 
-async def restore(bench: Bench, snapshot: CompletedCheckpoint | None, mode: RestoreMode) -> CompletedCheckpoint | None:
+async def restore(
+    bench: Bench, snapshot: CompletedCheckpoint | None, mode: RecoveryClaimMode
+) -> CompletedCheckpoint | None:
     bench.shell.tell(on.TasksLeftRunning())
     bench.listener.answers.clear()
     bench.shell.tell(on.RestoreRequested("restore-0", snapshot, mode))
@@ -180,12 +183,12 @@ def test_what_a_killed_worker_left_goes_after_the_restart(tmp_path: Path) -> Non
     """Only by name and when nothing refers to it; what a task of the next deployment writes meanwhile stays."""
 
     async def test(bench: Bench) -> None:
-        await restore(bench, None, RestoreMode.NO_CLAIM)
+        await restore(bench, None, RecoveryClaimMode.NO_CLAIM)
         first = await checkpoint(bench, [rows(1)], [])
         number, options = await bench.trigger()
         orphan = write(options, [rows(2)])
         (bench.directory / "shared" / "of-somebody-else").write_bytes(b"x")
-        await restore(bench, None, RestoreMode.NO_CLAIM)
+        await restore(bench, None, RecoveryClaimMode.NO_CLAIM)
         assert number in bench.listener.aborted
         assert set(names(orphan)) <= set(shared(bench.directory))
         third, later = await bench.trigger()
@@ -251,7 +254,7 @@ def test_nothing_ever_refers_to_files_of_a_snapshot_that_stays_the_users(tmp_pat
     before = {path: path.read_bytes() for path in directory.parent.rglob("*") if path.is_file()}
 
     async def test(bench: Bench) -> None:
-        assert await restore(bench, snapshot, RestoreMode.NO_CLAIM) == snapshot
+        assert await restore(bench, snapshot, RecoveryClaimMode.NO_CLAIM) == snapshot
         assert not bench.shell.core.coordinator.latest_is_owned
         number, options = await bench.trigger()
         assert options.properties.full
@@ -275,7 +278,7 @@ def test_files_of_a_claimed_snapshot_become_the_jobs_and_go_when_nothing_refers_
     directory, snapshot = foreign_snapshot(tmp_path)
 
     async def test(bench: Bench) -> None:
-        assert await restore(bench, snapshot, RestoreMode.CLAIM) == snapshot
+        assert await restore(bench, snapshot, RecoveryClaimMode.CLAIM) == snapshot
         (referring, _) = await checkpoint(bench, [stored(snapshot, 0)], [])
         assert referring.file is None
         assert values("file:///", referring.inputs) == [1]
@@ -293,7 +296,7 @@ def test_a_claimed_snapshot_cannot_have_other_files_deleted(tmp_path: Path) -> N
     _, snapshot = foreign_snapshot(tmp_path, second_file=precious.as_uri())
 
     async def test(bench: Bench) -> None:
-        await restore(bench, snapshot, RestoreMode.CLAIM)
+        await restore(bench, snapshot, RecoveryClaimMode.CLAIM)
         await checkpoint(bench, [], [])
         await checkpoint(bench, [], [])
         assert resolve(stored(snapshot, 0).file.path).name not in shared(tmp_path / OTHER_JOB)

@@ -12,9 +12,7 @@ import pytest
 
 from ckpt_runtime.jobmaster import control_endpoint
 from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, AnyPeer, ControlEndpoint
-from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, AuthenticationError, Handshake
-from ckpt_runtime.network.connections import MAX_MESSAGE_BYTES, ControlConnection, framed
-from ckpt_runtime.network.control_messages import (
+from ckpt_runtime.network.agent_messages import (
     AgentHeartbeat,
     Ping,
     ProcessIdentity,
@@ -22,9 +20,11 @@ from ckpt_runtime.network.control_messages import (
     RegisterWorker,
     Registration,
     WorkerExited,
-    WorkerHeartbeat,
-    encode,
 )
+from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, AuthenticationError, Handshake
+from ckpt_runtime.network.connections import MAX_MESSAGE_BYTES, ControlConnection, framed
+from ckpt_runtime.network.control_doors import encode
+from ckpt_runtime.network.control_messages import WorkerHeartbeat
 
 AGENT = RegisterAgent("0-0", 0, "h", (), ProcessIdentity("", 1, 0))
 WORKER = RegisterWorker("0-0", "w", ("h", 1), ProcessIdentity("", 1, 0), "")

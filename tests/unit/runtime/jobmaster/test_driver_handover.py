@@ -27,6 +27,7 @@ from ckpt_runtime.network.control_messages import (
 )
 from ckpt_runtime.storage import versioned_document
 from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
+from ckpt_runtime.storage.filesystem import Location
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.leader_store import NotLeaderError
 from tests.unit.runtime.jobmaster.drivers import checkpoint, crash, driver, found_by, make_hasty, names, run
@@ -54,7 +55,7 @@ class Fence:
     def close_after(self, monkeypatch: pytest.MonkeyPatch, document: str, error: StorageError) -> None:
         publish = versioned_document.publish
 
-        def published(location: Any, data: bytes) -> None:
+        def published(location: Location, data: bytes) -> None:
             publish(location, data)
             if f"/{document}/" in location.path:
                 self.error = error
@@ -171,7 +172,7 @@ class TestFormerLeader:
         publish = versioned_document.publish
         arrived, go_on = threading.Event(), threading.Event()
 
-        def held(location: Any, data: bytes) -> None:
+        def held(location: Location, data: bytes) -> None:
             if b"77000" in data:
                 arrived.set()
                 go_on.wait()
@@ -212,7 +213,7 @@ class TestFormerLeader:
         publish = versioned_document.publish
         arrived, go_on, refused = threading.Event(), threading.Event(), threading.Event()
 
-        def held(location: Any, data: bytes) -> None:
+        def held(location: Location, data: bytes) -> None:
             if b'"CANCELED"' in data:
                 arrived.set()
                 go_on.wait()
@@ -266,7 +267,7 @@ def test_the_result_is_stored_before_anything_of_the_job_goes(tmp_path: Path, mo
     away = [True]
     refused: list[str] = []
 
-    def refuse(location: Any, data: bytes) -> None:
+    def refuse(location: Location, data: bytes) -> None:
         if away and "/results/" in location.path:
             refused.append(location.path)
             raise StorageError("away", "x")
@@ -495,7 +496,7 @@ class TestStopWithSavepoint:
         away = [True]
         refused: list[str] = []
 
-        def unsure(location: Any, data: bytes) -> None:
+        def unsure(location: Location, data: bytes) -> None:
             if away and "/checkpoints/" in location.path:
                 refused.append(location.path)
                 raise AmbiguousWriteError("timeout", "x")

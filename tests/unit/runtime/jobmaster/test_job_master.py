@@ -19,6 +19,8 @@ from ckpt_runtime.jobmaster.gateway import CheckpointKind, InvalidRequest, JobSt
 from ckpt_runtime.jobmaster.operations import OperationFailed
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slots import Slot
+from ckpt_runtime.network.agent_messages import KillWorker, ProcessIdentity, RegisterWorker
+from ckpt_runtime.network.control_doors import encode
 from ckpt_runtime.network.control_messages import (
     Cancel,
     Canceled,
@@ -26,16 +28,12 @@ from ckpt_runtime.network.control_messages import (
     Deploy,
     DeploymentFailed,
     EndOfDataReached,
-    KillWorker,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
-    ProcessIdentity,
-    RegisterWorker,
     TaskFailure,
     TaskStateChanged,
     TriggerCheckpoint,
     WorkerCommand,
-    encode,
 )
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.storage.snapshot_metadata import read_metadata

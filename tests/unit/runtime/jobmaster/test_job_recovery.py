@@ -43,6 +43,7 @@ from ckpt_runtime.scheduler.replacement import ReplacementRefusedError
 from ckpt_runtime.storage import disposal, job_store, snapshot_metadata, versioned_document
 from ckpt_runtime.storage.documents import encode_document
 from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
+from ckpt_runtime.storage.filesystem import Location
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.leader_store import NotLeaderError
 from tests.unit.runtime.jobmaster.drivers import (
@@ -338,7 +339,7 @@ class TestCrashAtEveryWrite:
                 monkeypatch.setattr(module, "publish", self.wrap(module.publish))
 
         def wrap(self, publish: Callable[..., None]) -> Callable[..., None]:
-            def wrapped(location: Any, data: bytes) -> None:
+            def wrapped(location: Location, data: bytes) -> None:
                 with self._lock:
                     self.check()
                     self.writes += 1

@@ -9,18 +9,14 @@ from typing import Any, TypeVar
 
 import pytest
 
+from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, WorkerPeer
 from ckpt_runtime.jobmaster.slot_pool import MAX_FAILURES, SlotPool
 from ckpt_runtime.jobmaster.slots import Slot, SlotsUnavailableError, SlotTimes
-from ckpt_runtime.network.control_messages import (
+from ckpt_runtime.network.agent_messages import (
     AdoptWorker,
     AgentHeartbeat,
-    DeploymentMessage,
-    EndOfDataReached,
-    FollowAgent,
-    Following,
     KillWorker,
-    MalformedMessageError,
     Ping,
     ProcessIdentity,
     RegisterAgent,
@@ -28,6 +24,13 @@ from ckpt_runtime.network.control_messages import (
     Shutdown,
     SpawnWorker,
     WorkerExited,
+)
+from ckpt_runtime.network.control_doors import MalformedMessageError
+from ckpt_runtime.network.control_messages import (
+    DeploymentMessage,
+    EndOfDataReached,
+    FollowAgent,
+    Following,
     WorkerHeartbeat,
 )
 
@@ -968,3 +971,10 @@ def test_slots_count_before_there_are_any() -> None:
         assert (world.pool.total, world.pool.available) == (3, 1)
 
     run(test)
+
+
+def test_the_times_of_a_session_are_its_options() -> None:
+    given = {"heartbeat.interval": "2 s", "heartbeat.timeout": "30 s", "slot.idle.timeout": "1 min"}
+    times = SlotTimes.of(Configuration(given))
+    assert (times.heartbeat_interval_s, times.heartbeat_timeout_s, times.idle_timeout_s) == (2.0, 30.0, 60.0)
+    assert times.request_timeout_s == SlotTimes().request_timeout_s

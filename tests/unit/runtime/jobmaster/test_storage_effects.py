@@ -14,8 +14,9 @@ from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointRetention
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, RestoreMode
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.jobmaster import snapshot_deletions, storage_effects
 from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -421,7 +422,7 @@ class TestStorageThatIsAway:
             bench.shell.tell(on.TasksLeftRunning())
             mount.goes_away()
             for attempt in range(2):
-                bench.shell.tell(on.RestoreRequested(f"restore-{attempt}", None, RestoreMode.NO_CLAIM))
+                bench.shell.tell(on.RestoreRequested(f"restore-{attempt}", None, RecoveryClaimMode.NO_CLAIM))
             await bench.settle()
             mount.comes_back()
             bench.shell.tell(on.JobRunning(TASKS))

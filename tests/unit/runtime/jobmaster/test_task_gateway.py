@@ -13,17 +13,15 @@ from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, WorkerPeer
 from ckpt_runtime.jobmaster.deployment_planner import SlotPlacement, plan_deployments
 from ckpt_runtime.jobmaster.slots import Slot, Worker
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
+from ckpt_runtime.network.agent_messages import ProcessIdentity, RegisterAgent, RegisterWorker
 from ckpt_runtime.network.connections import message_length
+from ckpt_runtime.network.control_doors import MalformedMessageError
 from ckpt_runtime.network.control_messages import (
     TO_WORKER,
     Cancel,
     EndOfDataReached,
-    MalformedMessageError,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
-    ProcessIdentity,
-    RegisterAgent,
-    RegisterWorker,
     SubtaskMeasures,
     TriggerCheckpoint,
     WorkerHeartbeat,

@@ -10,6 +10,13 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ckpt_runtime.network import connections
+from ckpt_runtime.network.agent_messages import (
+    FROM_AGENT,
+    TO_AGENT,
+    Ping,
+    SpawnWorker,
+    WorkerExited,
+)
 from ckpt_runtime.network.authentication import AuthenticationError
 from ckpt_runtime.network.connections import (
     LENGTH_BYTES,
@@ -20,14 +27,7 @@ from ckpt_runtime.network.connections import (
     message_length,
     receive_exactly,
 )
-from ckpt_runtime.network.control_messages import (
-    FROM_AGENT,
-    TO_AGENT,
-    MalformedMessageError,
-    Ping,
-    SpawnWorker,
-    WorkerExited,
-)
+from ckpt_runtime.network.control_doors import MalformedMessageError
 
 
 @pytest.fixture

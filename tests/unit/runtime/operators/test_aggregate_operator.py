@@ -23,7 +23,7 @@ def test_every_row_gives_its_running_values(harness: type[Harness]) -> None:
         {"k": "b", "n": 1, "total": 2, "a": 2.0},
         {"k": "a", "n": 2, "total": 4, "a": 2.0},
     ]
-    assert run.batches[0].schema.equals(AggregateOperator.output_schema(SPEC, BATCH.schema))
+    assert run.batches[0].schema.equals(aggregate_output_schema(BATCH.schema, SPEC))
 
 
 @pytest.mark.parametrize("given", [True, False])

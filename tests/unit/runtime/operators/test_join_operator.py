@@ -9,12 +9,13 @@ import pyarrow as pa
 import pytest
 
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle
-from ckpt_runtime.graph.schemas import SchemaDerivationError
+from ckpt_runtime.graph.schemas import SchemaDerivationError, join_output_schema
 from ckpt_runtime.graph.specs import JoinSide, JoinSpec
 from ckpt_runtime.operators.errors import OperatorError, OutputSchemaError
 from ckpt_runtime.operators.join import JoinOperator
 from ckpt_runtime.operators.operator import MAX_WATERMARK, OperatorContext, OperatorStateStore
 from ckpt_runtime.state.errors import StateSchemaError
+from tests.support.held_memory import bytes_held
 from tests.support.inline_snapshots import CHECKPOINT, written
 from tests.support.joins import EPOCH, LEFT, RIGHT, Subtask, join_spec, text
 
@@ -108,7 +109,7 @@ def test_a_matched_row_is_not_emitted_again_as_unmatched() -> None:
 
 def test_a_semi_join_gives_each_left_row_once_with_its_own_columns() -> None:
     join = Subtask(join_spec("left_semi", (-2, 3)))
-    assert JoinOperator.output_schema(join.spec).names == ["k", "lt", "l"]
+    assert join_output_schema(join.spec).names == ["k", "lt", "l"]
     join.right(right(1, 10), right(1, 10))
     assert brief(join.left(left(1, 10), left(2, 10))) == [(1, 10, None)]
     assert brief(join.right(right(2, 10), right(2, 10), right(1, 10))) == [(2, 10, None)]
@@ -154,7 +155,7 @@ def test_keys_of_two_names_both_come_out() -> None:
         (0, 0),
     )
     join = Subtask(spec)
-    assert JoinOperator.output_schema(spec).names == ["s", "a", "at", "bt", "b"]
+    assert join_output_schema(spec).names == ["s", "a", "at", "bt", "b"]
     join.left({"a": "x", "s": 1, "at": 1}, {"a": "y", "s": 1, "at": 1})
     rows = join.right({"bt": 1, "s": 1, "b": "x"}, {"bt": 1, "s": 2, "b": "y"}) + join.watermark(MAX_WATERMARK)[:-1]
     assert [(row["s"], row["a"], row["b"]) for row in rows] == [(1, "x", "x"), (1, "y", None), (2, None, "y")]
@@ -238,7 +239,7 @@ def test_forgotten_rows_and_keys_leave_memory() -> None:
         )
         join.operator.process_batch(every_other, RIGHT)
         join.operator.process_watermark(start // 100)
-        most = max(most, join.operator._buffers.memory_bytes())
+        most = max(most, bytes_held(join.operator._buffers))
     join.operator.process_watermark(MAX_WATERMARK)
     assert unmatched == 500_000
     assert most < 10_000_000
@@ -310,8 +311,8 @@ def test_a_wider_payload_and_another_kind_of_join_go_on_from_the_state() -> None
 
 def test_an_operator_without_keyed_state_says_so() -> None:
     context = OperatorContext(
-        job_id="j", uid="join", name="join", subtask_index=0, parallelism=1, max_parallelism=16, attempt=0,
-        key_groups=Subtask(join_spec()).backend.key_groups, operator_state=OperatorStateStore(), now_ms=lambda: 0,
+        job_id="j", uid="join", name="join", subtask_index=0, parallelism=1, attempt=0,
+            operator_state=OperatorStateStore(), now_ms=lambda: 0,
         set_timer=lambda at_ms: None,
     )  # fmt: skip
     with pytest.raises(OperatorError, match="operator 'join' joins by key but has no keyed state"):

@@ -42,7 +42,7 @@ def send_to(gateway: FakeGateway) -> Send:
     return sender(open_app())
 
 
-def sender(app: Any) -> Send:
+def sender(app: FastAPI) -> Send:
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
 
     def request(method: str, path: str, **arguments: Any) -> httpx.Response:

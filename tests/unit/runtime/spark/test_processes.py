@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from ckpt_runtime.client.process_id import started
-from ckpt_runtime.network.control_messages import ProcessIdentity
+from ckpt_runtime.network.agent_messages import ProcessIdentity
 from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.worker_processes import own_identity
 

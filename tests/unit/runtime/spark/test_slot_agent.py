@@ -19,17 +19,17 @@ import pytest
 from ckpt_runtime.client.process_id import started
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
-from ckpt_runtime.network.authentication import AuthenticationError
-from ckpt_runtime.network.control_messages import (
+from ckpt_runtime.network.agent_messages import (
     AdoptWorker,
     KillWorker,
-    MalformedMessageError,
     ProcessIdentity,
     RegisterAgent,
     Shutdown,
     SpawnWorker,
     WorkerExited,
 )
+from ckpt_runtime.network.authentication import AuthenticationError
+from ckpt_runtime.network.control_doors import MalformedMessageError
 from ckpt_runtime.spark import processes, worker_processes
 from ckpt_runtime.spark.slot_agent import AgentParameters, SlotAgent
 from ckpt_runtime.spark.worker_processes import Spawner, own_identity

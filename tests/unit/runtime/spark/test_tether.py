@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.client.process_id import started
-from ckpt_runtime.network.control_messages import ProcessIdentity
+from ckpt_runtime.network.agent_messages import ProcessIdentity
 from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.tether import Tether
 

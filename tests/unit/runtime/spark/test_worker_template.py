@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
-from ckpt_runtime.network.control_messages import KillWorker, Shutdown, SpawnWorker
+from ckpt_runtime.network.agent_messages import KillWorker, Shutdown, SpawnWorker
 from ckpt_runtime.spark import processes
 from tests.support.processes import children, command_name, living
 from tests.support.slot_agents import SlotListener, running_agent, until

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
 from ckpt_runtime.state.states import AggregateColumn
 from tests.support.inline_snapshots import CHECKPOINT
 from tests.unit.runtime.state.conftest import Snapshots
@@ -26,7 +27,7 @@ def batch(seed: int) -> pa.RecordBatch:
     return pa.record_batch({"k": numbers, "v": numbers + seed, "t": [f"{seed:03d}{n}" for n in numbers.tolist()]})
 
 
-def update(backend: Any, int_key: pa.Schema, seed: int) -> None:
+def update(backend: MemoryKeyedStateBackend, int_key: pa.Schema, seed: int) -> None:
     part = batch(seed)
     backend.aggregate_table("a", int_key, COLUMNS).update(part)
     values = backend.value_state("v", int_key, VALUE)
@@ -37,7 +38,7 @@ def update(backend: Any, int_key: pa.Schema, seed: int) -> None:
     backend.maintain()
 
 
-def content(backend: Any, int_key: pa.Schema) -> Any:
+def content(backend: MemoryKeyedStateBackend, int_key: pa.Schema) -> Any:
     probe = pa.record_batch({"k": np.arange(3000), "v": np.zeros(3000, dtype=np.int64), "t": [""] * 3000})
     table = [array.to_pylist() for array in backend.aggregate_table("a", int_key, COLUMNS).update(probe)]
     values = backend.value_state("v", int_key, VALUE)

@@ -13,7 +13,6 @@ from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProp
 from ckpt_runtime.checkpoint.state_handles import OperatorListState
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.job_graph import Partitioning
-from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, decode_element
 from ckpt_runtime.network.framing import FrameKind, decode_header
 from ckpt_runtime.network.gate import InputGate
@@ -358,8 +357,8 @@ def context(
     lists: tuple[OperatorListState, ...] = (),
 ) -> OperatorContext:
     return OperatorContext(
-        job_id="j", uid=uid, name=uid, subtask_index=0, parallelism=1, max_parallelism=128, attempt=0,
-        key_groups=KeyGroupRange(0, 127), operator_state=OperatorStateStore(lists), now_ms=host.now_ms,
+        job_id="j", uid=uid, name=uid, subtask_index=0, parallelism=1, attempt=0,
+            operator_state=OperatorStateStore(lists), now_ms=host.now_ms,
         set_timer=set_timer, keyed_state=keyed_state,
     )  # fmt: skip
 

@@ -22,7 +22,6 @@ from ckpt_runtime.connectors.datasource_values import values_of
 from ckpt_runtime.connectors.range_reader import RangeReaderOperator, ReplayError
 from ckpt_runtime.graph.formats import SPLIT_SCHEMA
 from ckpt_runtime.graph.job_graph import Partitioning
-from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.graph.specs import RangeReaderSpec
 from ckpt_runtime.network.elements import CancelCheckpoint, CheckpointBarrier, EndOfData, EndOfPartition, Watermark
 from ckpt_runtime.network.gate import InputGate
@@ -117,8 +116,9 @@ class Lab:
         self.channel = self.gate.add_channel(0, 1)
         holder: list[Subtask] = []
         self.context = OperatorContext(
-            job_id="j", uid="r", name="r", subtask_index=how.subtask, parallelism=how.parallelism, max_parallelism=128,
-            attempt=0, key_groups=KeyGroupRange(0, 127), operator_state=OperatorStateStore(how.state),
+            job_id="j", uid="r", name="r", subtask_index=how.subtask, parallelism=how.parallelism,
+            attempt=0,
+            operator_state=OperatorStateStore(how.state),
             now_ms=self.host.now_ms, set_timer=lambda at_ms: holder[0].set_timer(0, at_ms),
             waiting_input=lambda: waiting_input(self.gate),
         )  # fmt: skip

@@ -195,3 +195,15 @@ def test_keyed_backends_hear_what_becomes_of_checkpoints(kit: TaskKit, monkeypat
     chain.notify_complete(4)
     chain.notify_aborted(5)
     assert heard == [("notify_complete", 4), ("notify_aborted", 5)]
+
+
+def test_a_backend_is_closed_although_its_operator_was_never_opened(
+    kit: TaskKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+    monkeypatch.setattr(MemoryKeyedStateBackend, "close", lambda self: closed.append(self.uid))
+    backend = MemoryKeyedStateBackend(KeyGroupRange(0, 127), 128, "op")
+    context = kit.context("op", kit.Host(), lambda _: None, keyed_state=backend)
+    chain = OperatorChain([kit.Recorder("op", [])], [context], ChainEnd([]))
+    assert [chain.close(), chain.close()] == [[], []]
+    assert closed == ["op"]

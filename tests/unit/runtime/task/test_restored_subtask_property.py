@@ -63,7 +63,7 @@ pieces = st.lists(st.one_of(st.integers(1, 6), st.just(0)), min_size=1, max_size
 
 
 @st.composite
-def scenarios(draw: Any) -> tuple[list[Policy], list[list[list[int]]], list[bool], list[int], float, int]:
+def scenarios(draw: st.DrawFn) -> tuple[list[Policy], list[list[list[int]]], list[bool], list[int], float, int]:
     """(checkpoints, pieces around the barriers by channel, which channel overtakes, schedule, ms per row, capacity)"""
     checkpoints = draw(st.lists(policies, min_size=1, max_size=3))
     channels = draw(st.integers(1, 3))

@@ -165,8 +165,10 @@ def test_files_are_fetched_verified_and_only_where_their_keys_are(job: Job) -> N
     assert [state.get((key,)) for key in range(20)] == [(key,) for key in range(20)]
     damaged = job.shared / names(job.shared)[0]
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    before = set(job.root.iterdir())
     with pytest.raises(StateRestoreError, match=f"operator 'op' cannot restore.*{damaged.name}"):
         restored(ALL)
+    assert set(job.root.iterdir()) == before, "local files of a backend that was never there"
     damaged.unlink()
     with pytest.raises(StateUnavailableError, match=damaged.name):
         restored(ALL)

@@ -20,9 +20,10 @@ from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedSection, Key
 from ckpt_runtime.connectors.tagged_values import UnreadableValueError, ValueNotCarriedError
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.network.agent_messages import FROM_STRANGER, ProcessIdentity, RegisterWorker
 from ckpt_runtime.network.connections import ChannelLostError, ControlConnection
+from ckpt_runtime.network.control_doors import MalformedMessageError
 from ckpt_runtime.network.control_messages import (
-    FROM_STRANGER,
     FROM_WORKER,
     Cancel,
     Canceled,
@@ -32,9 +33,6 @@ from ckpt_runtime.network.control_messages import (
     EndOfDataReached,
     FollowAgent,
     Following,
-    MalformedMessageError,
-    ProcessIdentity,
-    RegisterWorker,
     TaskStateChanged,
     TriggerCheckpoint,
     WorkerHeartbeat,
