@@ -70,6 +70,10 @@ class JobRecord:
         self._overrides = change(self._overrides)
         return self._overrides
 
+    def settle_overrides(self) -> str | None:
+        """Writes what is stored again and returns it: no earlier write can take effect after that."""
+        return self._overrides
+
     def keep_failures(self, failures: Sequence[Mapping[str, Any]]) -> None:
         """Replaces the exception history that a later driver shows."""
 
@@ -135,6 +139,10 @@ class DurableRecord(JobRecord):
 
         with self._writing():
             return self._store.jobs.update(self._job_id, changed).checkpoint_overrides
+
+    def settle_overrides(self) -> str | None:
+        with self._writing():
+            return self._store.jobs.update(self._job_id, lambda job: job, always=True).checkpoint_overrides
 
     def keep_failures(self, failures: Sequence[Mapping[str, Any]]) -> None:
         with self._writing():

@@ -25,7 +25,6 @@ from ckpt_runtime.jobmaster.consequences import Consequences
 from ckpt_runtime.jobmaster.deployment_planner import place, plan_deployments
 from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig, ExecutionState
 from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost, Pool, Result
-from ckpt_runtime.jobmaster.job_record import OverridesChange
 from ckpt_runtime.jobmaster.job_view import JobView
 from ckpt_runtime.jobmaster.sink_clean_up import sink_lineages, sink_outputs
 from ckpt_runtime.jobmaster.slots import Slot, SlotsUnavailableError
@@ -61,7 +60,7 @@ from ckpt_runtime.storage.leader_store import NotLeaderError
 logger = logging.getLogger(__name__)
 
 UNKNOWN_PAUSE_MS = 200.0
-_LOOK_UP_PAUSE_MS = 30_000.0
+_SETTLE_PAUSE_MS = 30_000.0
 
 Answer = Callable[[JobOutput], None]
 
@@ -172,7 +171,7 @@ class JobShell:
                 self._record_attempt(attempt)
             case core.StoreResult():
                 self._store_result(output)
-            case core.StoreOverrides() | core.ReadOverrides():
+            case core.StoreOverrides() | core.SettleOverrides():
                 self._store_overrides(output)
             case checkpoint_out.ShutdownComplete(keeps_nothing):
                 self._shut_down(keeps_nothing)
@@ -433,18 +432,19 @@ class JobShell:
 
         self._in_pool(record, failed)
 
-    def _store_overrides(self, order: core.StoreOverrides | core.ReadOverrides) -> None:
+    def _store_overrides(self, order: core.StoreOverrides | core.SettleOverrides) -> None:
         request_id = order.request_id
+        change: Callable[[], str | None]
         if isinstance(order, core.StoreOverrides):
-            change: OverridesChange = order.change
+            change = partial(self._record.change_overrides, order.change)
             pause_ms = order.attempt * UNKNOWN_PAUSE_MS
         else:
-            change = _leave
-            pause_ms = min(_LOOK_UP_PAUSE_MS, UNKNOWN_PAUSE_MS * 2 ** min(order.attempt + 1, 10))
+            change = self._record.settle_overrides
+            pause_ms = min(_SETTLE_PAUSE_MS, UNKNOWN_PAUSE_MS * 2 ** min(order.attempt + 1, 10))
 
         def store() -> JobInput:
             reach("patch-before")
-            text = self._record.change_overrides(change)
+            text = change()
             reach("patch-persisted")
             return core.OverridesStored(request_id, text)
 
@@ -552,7 +552,3 @@ class JobShell:
         if latest is None or not coordinator.configuration.discards_on(status.value):
             return shown
         return replace(shown, latest_completed=replace(latest, discarded=True))
-
-
-def _leave(text: str | None) -> str | None:
-    return text

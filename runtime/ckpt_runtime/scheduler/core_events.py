@@ -69,7 +69,7 @@ class AttemptNotRecorded:
 
 @dataclass(frozen=True, slots=True)
 class OverridesStored:
-    """Answers StoreOverrides and ReadOverrides: ``text`` is what is stored now, None without any override."""
+    """Answers StoreOverrides and SettleOverrides: ``text`` is what is stored now, None without any override."""
 
     request_id: str
     text: str | None
@@ -85,7 +85,7 @@ class OverridesRefused:
 
 @dataclass(frozen=True, slots=True)
 class OverridesNotStored:
-    """Answers StoreOverrides and ReadOverrides: this call changed nothing. ``gone``: the job is stored no more."""
+    """Answers StoreOverrides and SettleOverrides: this call changed nothing. ``gone``: the job is stored no more."""
 
     request_id: str
     message: str
@@ -197,8 +197,10 @@ class StoreOverrides:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadOverrides:
-    """Look up what is stored; pause longer with growing ``attempt``. Answer: OverridesStored or OverridesNotStored."""
+class SettleOverrides:
+    """Write what is stored again as it is, so that no earlier write can take effect any more; pause longer with growing
+    ``attempt``. Answer: OverridesStored, OverridesNotStored or OverridesUnknown.
+    """
 
     request_id: str
     attempt: int
@@ -264,7 +266,7 @@ JobOutput = (
     | DeployTasks
     | RecordFailure
     | StoreOverrides
-    | ReadOverrides
+    | SettleOverrides
     | PatchAnswered
     | StoreResult
 )

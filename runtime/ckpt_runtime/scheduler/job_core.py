@@ -19,7 +19,7 @@ from ckpt_runtime.checkpoint import effects as checkpoint_out
 from ckpt_runtime.checkpoint import events as checkpoint_on
 from ckpt_runtime.checkpoint.channel_state_assignment import StateAssignmentError
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointConfigurationError
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator, CoordinatorState
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.instant import Instant
@@ -37,8 +37,8 @@ from ckpt_runtime.scheduler.core_events import JobInput, JobOutput, PatchOutcome
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
-from ckpt_runtime.scheduler.replacement import check_graph, check_replaceable, subtasks_of
-from ckpt_runtime.scheduler.settings_update import SettingsUpdate
+from ckpt_runtime.scheduler.replacement import ReplacementRefusedError, check_graph, check_replaceable, subtasks_of
+from ckpt_runtime.scheduler.settings_update import ANOTHER_LEADS, SettingsUpdate
 
 _CLEARING = (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING)
 _TELLS_OF_THE_END = (job_out.StatusChanged, job_out.StopCompleted, job_out.StopFailed, job_out.JobEnded)
@@ -370,7 +370,10 @@ class JobCore:
     # --- settings of checkpoints (FLIP-571)
 
     def _on_patch_requested(self, event: core.PatchRequested) -> None:
-        self._follow(self._update.requested(event, self._next_plan.settings))
+        if self._fenced:
+            self._emit(core.PatchAnswered(event.request_id, PatchOutcome.NOT_STORED, ANOTHER_LEADS))
+        else:
+            self._follow(self._update.requested(event, self._next_plan.settings))
 
     def _on_overrides_answer(
         self, event: core.OverridesRefused | core.OverridesNotStored | core.OverridesUnknown
@@ -388,7 +391,8 @@ class JobCore:
         """A change that races with the end of the job is answered with the end, whether it was stored or not."""
         for output in outputs:
             if isinstance(output, core.PatchAnswered) and self.machine.status.is_globally_terminal:
-                self._emit(replace(output, outcome=PatchOutcome.JOB_ENDED))
+                told = self._untold if self._has_untold_end else self._outputs
+                told.append(replace(output, outcome=PatchOutcome.JOB_ENDED))
             else:
                 self._emit(output)
 
@@ -407,7 +411,10 @@ class JobCore:
     def _on_configuration_replaced(self, event: core.ConfigurationReplaced) -> None:
         check_replaceable(self.machine.state, "configuration")
         self._update.check_idle()
-        self._update.overrides.applied_to(event.settings)
+        try:
+            self._update.overrides.applied_to(event.settings)
+        except CheckpointConfigurationError as error:
+            raise ReplacementRefusedError(f"the new settings do not go with the overrides in force: {error}") from error
         self._next_plan = replace(self._next_plan, configuration=event.configuration, settings=event.settings)
         self._patch_coordinator()
         self._redeploy()
@@ -459,14 +466,22 @@ class JobCore:
         if self.coordinator.state is not CoordinatorState.CLOSED:
             self._to_coordinator(checkpoint_on.Shutdown(JobStatus.SUSPENDED.value, fenced=True))
         if had_ended:
-            for output in self._untold:
-                if isinstance(output, job_out.StopCompleted | job_out.StopFailed):
-                    message = "Another driver leads the job before its end could be stored."
-                    self._emit(job_out.StopFailed(output.request_id, message, output.location))
-            self._emit(job_out.StatusChanged(JobStatus.SUSPENDED, self._now.abs_ms))
-            self._emit(job_out.JobEnded(JobStatus.SUSPENDED, self._now.abs_ms))
+            self._outputs += self._update.abandoned()
+            self._take_back_the_end()
         else:
+            self._follow(self._update.abandoned())
             self._tell(job_on.SuspendRequested())
+
+    def _take_back_the_end(self) -> None:
+        """It was never told, and the next driver goes on with the job."""
+        for output in self._untold:
+            if isinstance(output, job_out.StopCompleted | job_out.StopFailed):
+                message = "Another driver leads the job before its end could be stored."
+                self._emit(job_out.StopFailed(output.request_id, message, output.location))
+            elif isinstance(output, core.PatchAnswered):
+                self._emit(replace(output, outcome=PatchOutcome.UNKNOWN, message=ANOTHER_LEADS))
+        self._emit(job_out.StatusChanged(JobStatus.SUSPENDED, self._now.abs_ms))
+        self._emit(job_out.JobEnded(JobStatus.SUSPENDED, self._now.abs_ms))
 
 
 def _restore_id(attempt: int) -> str:

@@ -1,7 +1,9 @@
 """One change of a running job's checkpoint settings after the other: stored, then in force, then answered (FLIP-571).
 
 An outcome that is unknown is settled by storing the change again, which reads first. When that does not come to an end
-soon the sender is told so, and what is stored is looked up until it is known; no other change begins before.
+soon the sender is told so, and what is stored is written again as it is until that succeeds: a mere look would not do,
+since a write that is on its way could take effect behind it, and nobody would put it in force. No other change begins
+before.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.core_events import JobOutput, PatchOutcome
 from ckpt_runtime.scheduler.replacement import ReplacementRefusedError
 
+ANOTHER_LEADS = "another driver leads the job, ask it what is stored"
 MAX_ATTEMPTS = 5
 """How often an update is stored again before its sender is told that its outcome is unknown."""
 
@@ -77,10 +80,14 @@ class SettingsUpdate:
         patch.attempt += 1
         if patch.attempt < MAX_ATTEMPTS:
             return [core.StoreOverrides(patch.request_id, patch.change, patch.attempt)]
-        look: list[JobOutput] = [core.ReadOverrides(patch.request_id, patch.attempt - MAX_ATTEMPTS)]
+        settle: list[JobOutput] = [core.SettleOverrides(patch.request_id, patch.attempt - MAX_ATTEMPTS)]
         if patch.attempt == MAX_ATTEMPTS:
-            look.insert(0, core.PatchAnswered(patch.request_id, PatchOutcome.UNKNOWN, event.message))
-        return look
+            settle.insert(0, core.PatchAnswered(patch.request_id, PatchOutcome.UNKNOWN, event.message))
+        return settle
+
+    def abandoned(self) -> list[JobOutput]:
+        """Another driver leads and reads what is stored. No answer that is still to come changes anything here."""
+        return self._settle(PatchOutcome.UNKNOWN, ANOTHER_LEADS)
 
     def _settle(self, outcome: PatchOutcome, message: str) -> list[JobOutput]:
         patch, self._patch = self._patch, None

@@ -116,9 +116,10 @@ class JobStore:
         names = [name for name in list_names(self._directory) if is_job_id(name)]
         return [name for name in names if VersionedDocument(self._directory.child(name, _PLAN_NAME)).exists()]
 
-    def update(self, job_id: str, modify: Callable[[StoredJob], StoredJob]) -> StoredJob:
+    def update(self, job_id: str, modify: Callable[[StoredJob], StoredJob], *, always: bool = False) -> StoredJob:
         """Fetches, modifies and writes a job; ``modify`` gets the present one and may raise to change nothing.
 
+        With ``always`` it is written although nothing has changed: writes that are on their way fail from then on.
         Raises :class:`NotFoundError` for an unknown job, :class:`NotLeaderError` when a later leader has taken it
         over, :class:`ConflictError` when another process changed the job meanwhile, :class:`AmbiguousWriteError` when
         it is unknown whether the change is stored (:meth:`get` tells), :class:`StorageError` when it is not.
@@ -127,7 +128,7 @@ class JobStore:
             revision, present = self._read(job_id)
             check_epoch(present.epoch, self._epoch, self._job_directory(job_id))
             changed = replace(modify(present), epoch=self._epoch)
-            if changed == present:
+            if changed == present and not always:
                 return present
             if changed.job_id != job_id:
                 raise ValueError(f"a change cannot turn job {job_id} into {changed.job_id}")

@@ -30,6 +30,8 @@ class ConfigEndpoint:
 
     def answered(self, answer: core.PatchAnswered) -> None:
         """The client hears of it."""
+        if answer.outcome is core.PatchOutcome.JOB_ENDED:
+            self._driver.checker.told_of_the_end()
         if answer.outcome is core.PatchOutcome.APPLIED:
             self._world.crash_point(self._driver, "before the answer")
         self._world.checker.clients.hears(self._driver, answer)
@@ -81,16 +83,16 @@ class ConfigEndpoint:
             gone = not self._world.ha.job_is_stored
             self._driver.tell(core.OverridesNotStored(request_id, "simulated", gone))
 
-    def read(self, order: core.ReadOverrides) -> None:
+    def settle(self, order: core.SettleOverrides) -> None:
         at = self._world.loop.now + _PAUSE_MS * (order.attempt + 1)
-        self._world.loop.at(at, self._driver.process, self._read, order.request_id)
+        self._world.loop.at(at, self._driver.process, self._settle, order.request_id)
 
-    def _read(self, request_id: str) -> None:
+    def _settle(self, request_id: str) -> None:
+        """As it is, under a new revision: no earlier write can take effect after that."""
         ha = self._world.ha
-        if self._world.choices.fault("overrides cannot be read", 0.3) or not ha.job_is_stored:
-            self._driver.tell(core.OverridesNotStored(request_id, "simulated", gone=not ha.job_is_stored))
-        else:
-            self._driver.tell(core.OverridesStored(request_id, ha.overrides))
+        write = partial(self._write, ha.overrides, ha.revision)
+        answer = partial(self._written, request_id, ha.overrides)
+        self._driver.storage.write("overrides", write, answer, faults=0.3)
 
     def _tell_later(self, event: core.OverridesStored | core.OverridesRefused) -> None:
         self._world.loop.at(self._world.loop.now + 1, self._driver.process, self._driver.tell, event)

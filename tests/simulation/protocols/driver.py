@@ -333,7 +333,7 @@ _EXECUTE: dict[type[Any], Callable[[Driver, Any], None]] = {
     core_out.RecordAttempt: lambda driver, order: driver.storage.record_attempt(order),
     core_out.StoreResult: lambda driver, order: driver.storage.store_result(order),
     core_out.StoreOverrides: lambda driver, order: driver.endpoint.store(order),
-    core_out.ReadOverrides: lambda driver, order: driver.endpoint.read(order),
+    core_out.SettleOverrides: lambda driver, order: driver.endpoint.settle(order),
     core_out.PatchAnswered: lambda driver, answer: driver.endpoint.answered(answer),
     out.ScheduleTimer: Driver._schedule_timer,
     out.CancelTimer: Driver._cancel_timer,

@@ -62,6 +62,9 @@ class ObservedStrategy:
         self._strategy = strategy
         self._plan = plan
 
+    def __repr__(self) -> str:
+        return repr(self._strategy)
+
     def delay(self, history: RestartHistory, now: int) -> int | None:
         self._plan.failure(self, history)
         delay = self._strategy.delay(history, now)

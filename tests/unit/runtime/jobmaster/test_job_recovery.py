@@ -467,6 +467,12 @@ class Record(DurableRecord):
             super().change_overrides(change)
         raise self.errors.pop(0)
 
+    def settle_overrides(self) -> str | None:
+        self.gate.wait()
+        if self.errors:
+            raise self.errors.pop(0)
+        return super().settle_overrides()
+
 
 class TestPatch:
     def with_record(

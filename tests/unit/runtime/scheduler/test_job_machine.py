@@ -320,6 +320,26 @@ class TestRedeploy:
         job = Job().stopping()
         assert job.step(on.RedeployRequested(self.NEW)) == []
 
+    def test_while_slots_are_acquired_it_is_begun_again(self):
+        job = Job()
+        job.step(on.Start())
+        assert job.step(on.RedeployRequested(self.NEW)) == [out.AcquireSlots(1)]
+        assert job.step(on.SlotsAcquired(0)) == []
+
+
+@pytest.mark.row("530.6")
+class TestRestartStrategy:
+    def test_the_next_failure_asks_the_new_one(self):
+        job = Job(NoRestart()).run()
+        assert job.step(on.RestartStrategyReplaced(FixedDelay(1, 100))) == []
+        job.each(on.TaskFailed, CAUSE)
+        assert job.machine.state is JobState.BACKING_OFF
+
+    def test_a_planned_restart_stays_where_it_is(self):
+        job = Job(FixedDelay(3, 100)).run().each(on.TaskFailed, CAUSE)
+        assert job.step(on.RestartStrategyReplaced(NoRestart())) == []
+        assert job.step(on.RestartTimerFired(1), after_ms=100) == [out.AcquireSlots(1)]
+
 
 EVENTS = (
     on.Start(),
@@ -327,6 +347,7 @@ EVENTS = (
     on.SuspendRequested(),
     on.StopRequested("other"),
     on.RedeployRequested(KEYS),
+    on.RestartStrategyReplaced(NoRestart()),
     on.SlotsAcquired(0),
     on.SlotsFailed(0, CAUSE),
     on.StateRestored(0),

@@ -148,6 +148,18 @@ def test_of_two_drivers_that_change_a_job_at_once_one_loses(store: HaStore, root
     assert store.jobs.get(JOB).version == 7
 
 
+def test_what_is_written_again_as_it_is_stops_what_is_on_its_way(store: HaStore, root: Location) -> None:
+    store.jobs.put(PLAN)
+
+    def settled_meanwhile(job: StoredJob) -> StoredJob:
+        assert HaStore(root).jobs.update(JOB, lambda present: present, always=True) == PLAN
+        return replace(job, version=8)
+
+    with pytest.raises(ConflictError, match="changed by somebody else"):
+        store.jobs.update(JOB, settled_meanwhile)
+    assert store.jobs.get(JOB) == PLAN
+
+
 def test_a_change_that_raises_or_changes_nothing_writes_nothing(store: HaStore, root: Location) -> None:
     store.jobs.put(PLAN)
     revisions = root.child("default", "jobs", JOB, "plan")

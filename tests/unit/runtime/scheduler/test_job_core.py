@@ -1,0 +1,441 @@
+"""The job machine and the real coordinator behind one door: what passes between them, what leaves, in which order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+
+from ckpt_runtime.checkpoint import effects as out
+from ckpt_runtime.checkpoint import events as on
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
+from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator, CoordinatorState, UnexpectedEventError
+from ckpt_runtime.checkpoint.events import TimerId, TimerKind
+from ckpt_runtime.checkpoint.executions import ExecutionId
+from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
+from ckpt_runtime.checkpoint.instant import Instant
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.state_handles import SubtaskState
+from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
+from ckpt_runtime.scheduler import core_events as core
+from ckpt_runtime.scheduler import job_effects as job_out
+from ckpt_runtime.scheduler import job_events as job_on
+from ckpt_runtime.scheduler.core_events import PatchAnswered, PatchOutcome
+from ckpt_runtime.scheduler.job_core import JobCore, JobPlan
+from ckpt_runtime.scheduler.job_machine import JobMachine, UnexpectedJobEventError
+from ckpt_runtime.scheduler.job_status import JobState, JobStatus
+from ckpt_runtime.scheduler.replacement import ReplacementRefusedError, subtasks_of
+from ckpt_runtime.scheduler.restart_strategies import FixedDelay, NoRestart, RestartStrategy
+
+CAUSE = job_on.FailureInfo("ValueError", "boom")
+SETTINGS = CheckpointConfiguration(interval_ms=1_000, timeout_ms=500)
+PLAIN = Configuration({})
+
+
+def graph_of(parallelism: int) -> JobGraph:
+    return JobGraph("job", (JobVertex("v", (OperatorNode("v", "Source", "source"),), parallelism),), ())
+
+
+class Job:
+    """A core and its time; ``last`` is what the last event led to."""
+
+    def __init__(
+        self, strategy: RestartStrategy | None = None, overrides: CheckpointOverrides | None = None, **settings: Any
+    ) -> None:
+        configuration = replace(SETTINGS, **settings)
+        plan = JobPlan(graph_of(2), PLAIN, configuration)
+        effective = (overrides or CheckpointOverrides()).applied_to(configuration)
+        self.machine = JobMachine(subtasks_of(plan.graph), strategy or FixedDelay(3, 100))
+        self.core = JobCore(plan, self.machine, CheckpointCoordinator("job", plan.graph, effective), overrides)
+        self.now = Instant(0, 1_000_000)
+        self.last: list[Any] = []
+
+    def step(self, event: Any, after_ms: int = 0) -> list[Any]:
+        self.now = self.now.plus(after_ms)
+        self.last = self.core.handle(event, self.now)
+        return self.last
+
+    def kinds(self) -> list[type]:
+        return [type(output) for output in self.last]
+
+    def one(self, kind: type) -> Any:
+        (output,) = [output for output in self.last if isinstance(output, kind)]
+        return output
+
+    def task(self, index: int) -> ExecutionId:
+        return ExecutionId("v", index, self.machine.attempt)
+
+    def each(self, kind: Any, *more: Any) -> Job:
+        for execution in self.machine.tasks.alive:
+            self.step(kind(execution, *more))
+        return self
+
+    def acquire(self) -> Job:
+        self.step(job_on.Start())
+        return self
+
+    def restore(self) -> Job:
+        self.acquire().step(job_on.SlotsAcquired(self.machine.attempt))
+        return self
+
+    def deploy(self) -> Job:
+        self.restore().step(core.AttemptRecorded(self.machine.attempt))
+        return self
+
+    def run(self) -> Job:
+        return self.deploy().each(job_on.TaskRunning)
+
+    def again(self) -> Job:
+        """From ACQUIRING to RUNNING, another time."""
+        self.step(job_on.SlotsAcquired(self.machine.attempt))
+        self.step(core.AttemptRecorded(self.machine.attempt))
+        return self.each(job_on.TaskRunning)
+
+    def finish(self) -> Job:
+        return self.run().each(job_on.TaskFinished)
+
+
+def test_from_slots_to_checkpoints():
+    job = Job().acquire()
+    assert job.kinds() == [job_out.StatusChanged, job_out.AcquireSlots]
+    assert job.step(job_on.SlotsAcquired(0)) == [core.RecordAttempt(0)]
+    job.step(core.AttemptRecorded(0))
+    assert job.kinds() == [out.FindLeftovers, job_out.StatusChanged, core.DeployTasks]
+    order = job.one(core.DeployTasks)
+    assert (order.graph, order.configuration, order.restored) == (job.core.graph, PLAIN, None)
+    job.each(job_on.TaskRunning)
+    assert job.kinds() == [out.ScheduleTimer]
+    assert job.core.coordinator.state is CoordinatorState.RUNNING
+
+
+def test_what_has_ended_early_is_told_once_all_run():
+    job = Job(interval_ms=None).deploy()
+    for index in range(2):
+        assert job.step(on.EndOfDataReached(job.task(index))) == []
+    job.each(job_on.TaskRunning)
+    assert out.InitializeLocation in job.kinds()
+
+
+def test_an_early_end_of_data_of_a_task_that_has_gone_is_nothing():
+    job = Job(interval_ms=None).deploy()
+    assert job.step(on.EndOfDataReached(ExecutionId("v", 0, 7))) == []
+    assert job.each(job_on.TaskRunning).last == []
+
+
+def test_state_that_cannot_be_recorded_fails_the_attempt():
+    job = Job().restore()
+    job.step(core.AttemptNotRecorded(0, CAUSE))
+    assert job.kinds() == [core.RecordFailure, job_out.StatusChanged, job_out.ScheduleRestart]
+    assert job.step(core.AttemptRecorded(0)) == []
+
+
+def test_checkpoints_that_fail_fail_the_job():
+    job = Job().run()
+    job.step(on.TimerFired(TimerId(TimerKind.PERIODIC), 1), after_ms=1_000)
+    job.step(on.LocationFailed(job.one(out.InitializeLocation).checkpoint_id, "no directory"))
+    assert job.one(core.RecordFailure).cause.exception == "CheckpointException"
+    assert job.machine.state is JobState.CLEARING
+    assert job.core.coordinator.state is CoordinatorState.CREATED
+
+
+def test_failures_that_change_nothing_are_not_recorded():
+    job = Job().run()
+    for event in (
+        job_on.TaskFailed(ExecutionId("v", 0, 7), CAUSE),
+        job_on.SlotsFailed(0, CAUSE),
+        job_on.StateRestoreFailed(0, CAUSE),
+    ):
+        assert job.step(event) == []
+
+
+class TestStop:
+    def location(self, job: Job) -> int:
+        return job.one(out.InitializeLocation).checkpoint_id
+
+    def test_the_good_case(self):
+        job = Job().run()
+        job.step(job_on.StopRequested("stop", False, "savepoints"))
+        number = self.location(job)
+        job.step(on.LocationReady(number, "savepoints/1"))
+        for index in range(2):
+            job.step(on.Acknowledged(number, job.task(index), "savepoints/1", SubtaskState()))
+        job.step(on.MetadataWritten(number))
+        job.step(on.StoreAdded(number))
+        assert job.machine.state is JobState.ENDING
+        job.each(job_on.TaskFinished)
+        assert core.StoreResult in job.kinds()
+        job.step(core.ResultStored())
+        assert job.one(job_out.StopCompleted) == job_out.StopCompleted("stop", "savepoints/1")
+
+    def test_one_that_fails_before_it_reaches_a_task(self):
+        job = Job(tolerable_failures=9).run()
+        job.step(job_on.StopRequested("stop", False, "savepoints"))
+        job.step(on.LocationFailed(self.location(job), "no directory"))
+        assert job.one(job_out.StopFailed).request_id == "stop"
+        assert job.machine.state is JobState.RUNNING
+        assert any(e.timer.kind is TimerKind.PERIODIC for e in job.last if isinstance(e, out.ScheduleTimer))
+
+
+def test_a_savepoint_of_the_user_is_known_to_the_next_deployment():
+    job = Job().run()
+    job.step(on.TriggerRequested("a", CheckpointProperties(CheckpointType.SAVEPOINT), "savepoints"))
+    number = job.one(out.InitializeLocation).checkpoint_id
+    job.step(on.LocationReady(number, "savepoints/1"))
+    for index in range(2):
+        job.step(on.Acknowledged(number, job.task(index), "savepoints/1", SubtaskState()))
+    job.step(on.MetadataWritten(number))
+    assert job.one(out.RequestCompleted).request_id == "a"
+    assert job.core.savepoint_id == number
+
+
+class TestPatch:
+    def test_stored_then_in_force_then_answered(self):
+        job = Job().run()
+        job.step(core.PatchRequested("p", CheckpointOverrides(interval_ms=200)))
+        assert job.kinds() == [core.StoreOverrides]
+        assert job.core.coordinator.configuration.interval_ms == 1_000
+        job.step(core.OverridesStored("p", '{"checkpointInterval": 200}'))
+        assert job.kinds() == [out.ScheduleTimer, PatchAnswered]
+        assert job.core.coordinator.configuration.interval_ms == 200
+
+    def test_one_that_races_with_the_end_hears_of_it_when_it_is_stored(self):
+        job = Job().run()
+        job.step(core.PatchRequested("p", CheckpointOverrides(interval_ms=200)))
+        job.each(job_on.TaskFinished)
+        assert job.step(core.OverridesNotStored("p", "gone", gone=True)) == []
+        job.step(core.ResultStored())
+        assert job.one(PatchAnswered).outcome is PatchOutcome.JOB_ENDED
+
+    def test_another_driver_leads(self):
+        job = Job().run()
+        job.step(core.PatchRequested("p", None))
+        job.step(core.LeadershipLost())
+        assert job.one(PatchAnswered).outcome is PatchOutcome.UNKNOWN
+        assert job.step(core.OverridesStored("p", None)) == []
+        job.step(core.PatchRequested("q", None))
+        assert job.one(PatchAnswered).outcome is PatchOutcome.NOT_STORED
+
+    def test_another_driver_leads_before_the_end_is_stored(self):
+        job = Job().run()
+        job.step(core.PatchRequested("p", None))
+        job.each(job_on.TaskFinished)
+        job.step(core.OverridesNotStored("p", "gone", gone=True))
+        job.step(core.LeadershipLost())
+        assert job.one(PatchAnswered).outcome is PatchOutcome.UNKNOWN
+        assert job.one(job_out.JobEnded).status is JobStatus.SUSPENDED
+
+
+@pytest.mark.row("530.6")
+class TestReplacement:
+    def test_a_graph_is_in_force_from_its_deployment_on(self):
+        job = Job(NoRestart()).run()
+        job.step(on.GraphReplaced(graph_of(3)))
+        assert job.core.graph == graph_of(2)
+        assert job.one(job_out.CancelTasks).executions == (job.task(0), job.task(1))
+        job.each(job_on.TaskCanceled)
+        assert job.last == [job_out.AcquireSlots(1)]
+        assert job.core.graph == graph_of(3)
+        job.step(job_on.SlotsAcquired(1))
+        job.step(core.AttemptRecorded(1))
+        order = job.one(core.DeployTasks)
+        assert order.graph == graph_of(3)
+        assert len(order.executions) == 3
+        job.each(job_on.TaskRunning)
+        assert job.core.coordinator.state is CoordinatorState.RUNNING
+
+    def test_one_that_waits_for_its_attempt_is_begun_again(self):
+        job = Job().restore()
+        job.step(on.GraphReplaced(graph_of(1)))
+        assert job.last[-1] == job_out.AcquireSlots(1)
+        assert job.step(core.AttemptRecorded(0)) == []
+        job.step(job_on.SlotsAcquired(1))
+        assert job.step(core.AttemptRecorded(0)) == []
+        job.step(core.AttemptRecorded(1))
+        assert len(job.one(core.DeployTasks).executions) == 1
+
+    def test_what_is_refused_changes_nothing(self):
+        job = Job().run()
+        with pytest.raises(ReplacementRefusedError):
+            job.step(on.GraphReplaced(graph_of(0)))
+        job.step(core.PatchRequested("p", None))
+        with pytest.raises(ReplacementRefusedError, match="being changed"):
+            job.step(core.ConfigurationReplaced(Configuration({}), SETTINGS))
+        assert job.core.configuration is PLAIN
+        assert job.machine.state is JobState.RUNNING
+        assert job.step(job_on.TaskRunning(job.task(0))) == []
+
+    def test_settings_hold_at_once_and_overrides_over_them(self):
+        job = Job(overrides=CheckpointOverrides(timeout_ms=77)).run()
+        configuration = Configuration({})
+        job.step(core.ConfigurationReplaced(configuration, replace(SETTINGS, interval_ms=50, timeout_ms=9_000)))
+        effective = job.core.coordinator.configuration
+        assert (effective.interval_ms, effective.timeout_ms) == (50, 77)
+        assert job.machine.state is JobState.CLEARING
+        job.each(job_on.TaskCanceled).again()
+        assert job.core.configuration is configuration
+
+    def test_checkpoints_that_fail_by_new_settings_fail_the_job_before_it_restarts_for_them(self):
+        job = Job(NoRestart()).run()
+        job.step(on.TimerFired(TimerId(TimerKind.PERIODIC), 1), after_ms=1_000)
+        number = job.one(out.InitializeLocation).checkpoint_id
+        job.step(on.LocationReady(number, "chk-1"), after_ms=100)
+        job.step(core.ConfigurationReplaced(Configuration({}), replace(SETTINGS, timeout_ms=50)))
+        assert job.machine.state is JobState.FAILING
+
+    def test_another_strategy_goes_on_with_what_was_used_up(self):
+        job = Job(FixedDelay(5, 0)).run()
+        for _ in range(2):
+            job.each(job_on.TaskFailed, CAUSE).again()
+        assert job.step(job_on.RestartStrategyReplaced(FixedDelay(2, 0))) == []
+        job.each(job_on.TaskFailed, CAUSE)
+        assert job.one(core.StoreResult).ended.status is JobStatus.FAILED
+
+
+class TestEnd:
+    def test_nobody_hears_of_it_before_it_is_stored(self):
+        job = Job().finish()
+        assert core.StoreResult in job.kinds()
+        assert not {job_out.JobEnded, out.ShutdownComplete} & set(job.kinds())
+        job.step(core.ResultNotStored())
+        assert job.one(core.StoreResult).attempt == 1
+        job.step(core.ResultStored())
+        assert [kind for kind in job.kinds() if kind in (job_out.JobEnded, out.ShutdownComplete)] == [
+            job_out.JobEnded,
+            out.ShutdownComplete,
+        ]
+        assert job.one(job_out.StatusChanged).status is JobStatus.FINISHED
+        assert job.step(core.ResultStored()) == []
+
+    def test_a_driver_that_lost_its_lease_takes_it_back(self):
+        job = Job().finish()
+        job.step(core.LeadershipLost())
+        assert job.one(job_out.JobEnded).status is JobStatus.SUSPENDED
+        assert out.ShutdownComplete in job.kinds()
+        assert job.step(core.ResultStored()) == []
+        assert job.step(core.LeadershipLost()) == []
+
+    def test_suspended_at_once(self):
+        job = Job().run()
+        job.step(job_on.SuspendRequested())
+        assert job.one(job_out.JobEnded).status is JobStatus.SUSPENDED
+        assert out.ShutdownComplete in job.kinds()
+
+
+# --- every state with every event
+
+EXECUTION = ExecutionId("v", 0, 0)
+INPUTS: tuple[Any, ...] = (
+    job_on.Start(),
+    job_on.CancelRequested(),
+    job_on.SuspendRequested(),
+    job_on.StopRequested("other"),
+    job_on.RedeployRequested(subtasks_of(graph_of(2))),
+    job_on.RestartStrategyReplaced(NoRestart()),
+    job_on.SlotsAcquired(0),
+    job_on.SlotsFailed(0, CAUSE),
+    job_on.StateRestored(0),
+    job_on.StateRestoreFailed(0, CAUSE),
+    job_on.SavepointCompleted("stop", "sp"),
+    job_on.SavepointFailed("stop", "m"),
+    job_on.RestartTimerFired(1),
+    job_on.TaskRunning(EXECUTION),
+    job_on.TaskFinished(EXECUTION),
+    job_on.TaskCanceled(EXECUTION),
+    job_on.TaskFailed(EXECUTION, CAUSE),
+    job_on.JobFailed(CAUSE),
+    on.JobRunning(tuple(ExecutionId("v", index, 0) for index in range(2))),
+    on.TasksLeftRunning(),
+    on.SubtaskFinished(EXECUTION),
+    on.EndOfDataReached(EXECUTION),
+    on.RestoreRequested("restore-0"),
+    on.PeriodicTriggerStopped(),
+    on.PeriodicTriggerStarted(),
+    on.Shutdown("CANCELED"),
+    on.ConfigurationPatched(SETTINGS),
+    on.GraphReplaced(graph_of(1)),
+    on.BacklogChanged(True),
+    on.TriggerRequested("a", CheckpointProperties()),
+    on.TimerFired(TimerId(TimerKind.PERIODIC), 1),
+    on.LocationReady(1, "chk-1"),
+    on.LocationFailed(1, "m"),
+    on.TriggerFailed(1, "m"),
+    on.Acknowledged(1, EXECUTION, "chk-1", SubtaskState()),
+    on.Declined(1, EXECUTION, CheckpointFailureReason.CHECKPOINT_DECLINED),
+    on.ProgressReported(1, EXECUTION, on.CheckpointMetrics()),
+    on.MetadataWritten(1),
+    on.MetadataFailed(1, "m"),
+    on.MetadataUnknown(1),
+    on.StoreAdded(1),
+    on.StoreFailed(1, "m"),
+    on.StoreUnknown(1),
+    on.StoreRemoved(1),
+    on.StoreRemoveFailed(1),
+    on.CleanupDone(1),
+    on.LeftoversFound(()),
+    core.PatchRequested("p", CheckpointOverrides(timeout_ms=77)),
+    core.ConfigurationReplaced(PLAIN, SETTINGS),
+    core.LeadershipLost(),
+    core.AttemptRecorded(0),
+    core.AttemptNotRecorded(0, CAUSE),
+    core.OverridesStored("p", None),
+    core.OverridesRefused("p", "m"),
+    core.OverridesNotStored("p", "m"),
+    core.OverridesUnknown("p", "m"),
+    core.ResultStored(),
+    core.ResultNotStored(),
+)
+
+
+INNER = (on.TasksLeftRunning, on.Shutdown)
+"""What the machines say to each other; from outside it contradicts what one of them knows."""
+
+
+def after(job: Job, *events: Any) -> Job:
+    for event in events:
+        job.step(event)
+    return job
+
+
+STATES: dict[JobState, Any] = {
+    JobState.INITIALIZING: Job,
+    JobState.ACQUIRING: lambda: Job().acquire(),
+    JobState.RESTORING: lambda: Job().restore(),
+    JobState.DEPLOYING: lambda: Job().deploy(),
+    JobState.RUNNING: lambda: Job().run(),
+    JobState.STOPPING: lambda: after(Job().run(), job_on.StopRequested("stop")),
+    JobState.ENDING: lambda: after(Job().run(), job_on.StopRequested("stop"), job_on.SavepointCompleted("stop", "sp")),
+    JobState.CLEARING: lambda: after(Job().run(), job_on.JobFailed(CAUSE)),
+    JobState.BACKING_OFF: lambda: Job().run().each(job_on.TaskFailed, CAUSE),
+    JobState.FAILING: lambda: after(Job(NoRestart()).run(), job_on.JobFailed(CAUSE)),
+    JobState.CANCELLING: lambda: after(Job().run(), job_on.CancelRequested()),
+    JobState.FINISHED: lambda: Job().finish(),
+    JobState.FAILED: lambda: Job(NoRestart()).run().each(job_on.TaskFailed, CAUSE),
+    JobState.CANCELED: lambda: after(Job().run(), job_on.CancelRequested()).each(job_on.TaskCanceled),
+    JobState.SUSPENDED: lambda: after(Job().run(), job_on.SuspendRequested()),
+}
+
+
+def test_the_tables_are_complete():
+    assert {type(event) for event in INPUTS} == set(get_args(core.JobInput))
+    assert set(STATES) == set(JobState)
+
+
+@pytest.mark.parametrize("state", JobState)
+@pytest.mark.parametrize("event", INPUTS, ids=lambda event: type(event).__name__)
+def test_state_and_input(state: JobState, event: Any) -> None:
+    """Handled or refused by name; what leaves is an output; the end is told once its result is stored."""
+    job = STATES[state]()
+    assert job.machine.state is state
+    try:
+        job.step(event)
+    except (UnexpectedJobEventError, UnexpectedEventError, ReplacementRefusedError):
+        assert job.machine.state is state or isinstance(event, INNER)
+        return
+    assert set(job.kinds()) <= set(get_args(core.JobOutput))
+    told = [output for output in job.last if isinstance(output, job_out.JobEnded)]
+    stored = isinstance(event, core.ResultStored) or job.machine.status is JobStatus.SUSPENDED
+    assert not told or stored or job.core.is_fenced
