@@ -99,10 +99,6 @@ class CompletedCheckpoint:
         return self.properties.is_savepoint
 
     @property
-    def state_size(self) -> int:
-        return sum(state.bytes for state in self.states.values())
-
-    @property
     def fully_finished_vertices(self) -> frozenset[str]:
         """Ids of vertices all of whose subtasks had finished."""
         return frozenset(
