@@ -92,6 +92,7 @@ class JobMaster:
             CheckpointStorage(directory or submission.default_checkpoint_directory, submission.job_id),
             tasks,
         )
+        self._asked: set[asyncio.Future[JobOutput]] = set()
         self._stopping: dict[tuple[str, SavepointFormat, bool], asyncio.Future[OperationStatus]] = {}
 
     # --- wishes
@@ -137,8 +138,11 @@ class JobMaster:
         self.close()
 
     def close(self) -> None:
-        """This driver ends: nothing that the job still waits for is done."""
+        """This driver ends: nothing that the job still waits for is done, and who waits for an answer hears of it."""
         self._shell.close()
+        for future in self._asked:
+            if not future.done():
+                future.set_exception(NotReady("this driver lets go of the job; ask the one that leads"))
 
     async def trigger_checkpoint(self, kind: CheckpointKind) -> OperationStatus:
         """Raises OperationFailed."""
@@ -218,6 +222,8 @@ class JobMaster:
 
     async def _ask(self, request_id: str, event: JobInput) -> JobOutput:
         future: asyncio.Future[JobOutput] = self._loop.create_future()
+        self._asked.add(future)
+        future.add_done_callback(self._asked.discard)
 
         def answer(output: JobOutput) -> None:
             if not future.done():  # nobody waits any more

@@ -50,7 +50,7 @@ from ckpt_runtime.scheduler import job_events as job_on
 from ckpt_runtime.scheduler.core_events import JobInput, JobOutput
 from ckpt_runtime.scheduler.deployment import Program
 from ckpt_runtime.scheduler.job_core import JobCore
-from ckpt_runtime.scheduler.job_events import FailureInfo
+from ckpt_runtime.scheduler.job_events import FailureInfo, JobEvent
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.crash_points import reach
@@ -120,14 +120,16 @@ class JobShell:
         self._busy = True
         try:
             while self._inbox:
-                self.view.touched()
-                for output in self.core.handle(self._inbox.popleft(), self._host.now()):
+                present = self._inbox.popleft()
+                if isinstance(present, JobEvent):
+                    self.view.touched()
+                for output in self.core.handle(present, self._host.now()):
                     self._execute(output)
         finally:
             self._busy = False
 
     def ask(self, request_id: str, event: JobInput, answer: Answer) -> None:
-        """As :meth:`tell`, for what is answered. A job that ends answers all that is left with a failure."""
+        """As :meth:`tell`, for what is answered. Nothing is answered after :meth:`close`."""
         self._answers[request_id] = answer
         self.tell(event)
 

@@ -53,6 +53,7 @@ class JobView:
     # --- what the shell tells
 
     def touched(self) -> None:
+        """Something has happened to the job; checkpoints do not count."""
         self._last_modification = wall_clock_ms()
 
     def status_changed(self, change: StatusChanged) -> None:
