@@ -243,7 +243,6 @@ class World:
     def _calm(self) -> None:
         """Faults end; checkpoints can complete."""
         self.note("faults end")
-        self.calm_since = self.now
         self.choices.chaos = False
         self.files.away = False
         self._configuration = replace(self._configuration, **CALM.given)  # type: ignore[arg-type]
@@ -394,6 +393,8 @@ class World:
         self.note("run %s with parallelism %s from %s", self.runs, self._parallelism, origin and origin.directory)
         self.master = JobMaster(self, self.runs, plan, self._configuration, origin, mode)
         self.plans[self.master.job_id] = plan
+        if not self.choices.chaos:  # submitted with calm settings
+            self.calm_since = min(self.calm_since, self.now)
         self.master.start()
 
     def restoring(self, master: JobMaster, checkpoint: CompletedCheckpoint | None) -> None:
@@ -414,6 +415,8 @@ class World:
     def patched(self, master: JobMaster, overrides: CheckpointOverrides) -> None:
         """Its sender was told so; a later run is submitted with it."""
         if master is self.master:
+            if overrides == CALM:
+                self.calm_since = min(self.calm_since, self.now)
             self._configuration = replace(self._configuration, **overrides.given)  # type: ignore[arg-type]
             for name, value in overrides.given.items():
                 if getattr(master.coordinator.configuration, name) != value:

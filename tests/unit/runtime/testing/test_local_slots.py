@@ -24,7 +24,7 @@ def use_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     def use(body: str) -> None:
         script = tmp_path / "agent"
         script.write_text(
-            f"#!{sys.executable} -IS\nimport json, os, signal, sys\nstart = json.load(sys.stdin)\n{body}\n"
+            f"#!{sys.executable} -IS\nimport json, os, signal, sys\nstart, index = json.load(sys.stdin)\n{body}\n"
         )
         script.chmod(0o755)
         monkeypatch.setattr(local_slots, "sys", SimpleNamespace(executable=str(script), path=sys.path))
@@ -42,18 +42,18 @@ def launch(slots: int) -> tuple[LocalSlotProvider, Ended]:
 def test_each_agent_gets_its_parameters_and_a_good_end_is_no_error(
     use_agent: Callable[[str], None], tmp_path: Path
 ) -> None:
-    use_agent(f"json.dump(start, open({str(tmp_path)!r} + f\"/{{start['index']}}.json\", 'w'))")
+    use_agent(f"json.dump(start, open({str(tmp_path)!r} + f\"/{{index}}.json\", 'w'))")
     provider, ended = launch(2)
     assert ended.get(timeout=TIMEOUT_S) == (5, None)
     for index in range(2):
         assert json.loads((tmp_path / f"{index}.json").read_text()) == {
-            "host": "127.0.0.1", "port": 1234, "secret": "secret", "stage": 5, "index": index,
+            "driver_host": "127.0.0.1", "driver_port": 1234, "secret": "secret", "stage_id": 5,
         }  # fmt: skip
     assert provider.agent_pids() == []
 
 
 def test_one_that_fails_takes_the_others_along(use_agent: Callable[[str], None]) -> None:
-    use_agent("sys.exit(3) if start['index'] == 1 else signal.pause()")
+    use_agent("sys.exit(3) if index == 1 else signal.pause()")
     provider, ended = launch(3)
     stage, error = ended.get(timeout=TIMEOUT_S)
     assert stage == 5
