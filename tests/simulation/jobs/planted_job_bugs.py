@@ -9,7 +9,6 @@ from collections import deque
 from dataclasses import replace
 from functools import partial
 
-import msgspec
 import pyarrow as pa
 
 from ckpt_runtime.checkpoint import channel_state_assignment as assignment
@@ -497,14 +496,9 @@ def _():
     return [(JobCore, "handle", lambda self, event, now: original(self, event, now)[::-1])]
 
 
-@bug("a message of an earlier deployment counts for the present one", "the wiring")
+@bug("workers do not hear that a checkpoint is complete", "FLIP-147, the wiring")
 def _():
-    original = TaskGateway.sender_of
-
-    def sender_of(self, slot, message):
-        return original(self, slot, msgspec.structs.replace(message, deployment=self.deployment))
-
-    return [(TaskGateway, "sender_of", sender_of)]
+    return [(TaskGateway, "complete", nothing)]
 
 
 @bug("a change of settings is confirmed and not in force", "571.3, the wiring")
