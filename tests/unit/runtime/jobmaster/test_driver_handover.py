@@ -238,7 +238,7 @@ class TestFormerLeader:
             await world.until(refused.is_set)
             assert successor.results.list_ids() == []
             assert found_by(driver(tmp_path, 3)).submission is not None
-            assert job.status is JobStatus.SUSPENDED
+            await world.status(job, JobStatus.SUSPENDED)
 
         run(tmp_path, test)
 

@@ -680,7 +680,7 @@ class TestZombie:
             assert names(tmp_path) == ["chk-1"]
             found = found_by(driver(tmp_path, 2))
             assert found.result is None
-            assert job.status is JobStatus.SUSPENDED
+            await world.status(job, JobStatus.SUSPENDED)
 
         run(tmp_path, test)
 
