@@ -29,8 +29,10 @@ def check_progress(world: World) -> None:
     driver = world.present
     _require(driver.process.alive, "no driver leads")
     ended_at = None if driver.deployment is None else driver.deployment.data_ended_at
-    waits = ended_at is not None and ended_at < world.loop.now - _END_WITHIN_MS
-    can_end = driver.coordinator.configuration.timeout_ms >= _EASY_TIMEOUT_MS and not world.scenario.lossy
+    timeout_ms = driver.coordinator.configuration.timeout_ms
+    # A snapshot that hangs holds up the last checkpoint until it expires.
+    waits = ended_at is not None and ended_at < world.loop.now - _END_WITHIN_MS - timeout_ms
+    can_end = timeout_ms >= _EASY_TIMEOUT_MS and not world.scenario.lossy
     _require(not waits or not can_end, f"the data ended at {ended_at}, and the job does not end")
     if world.scenario.calm:
         state = driver.machine.state
