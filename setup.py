@@ -51,7 +51,6 @@ EXTRAS_REQUIRE = {
         "psutil>=5.9",
         "pytest>=8.0",
         "pytest-timeout>=2.3",
-        "pytest-xdist>=3.6",
         "s3fs>=2024.12.0",
         "schemathesis>=4.0",
     ],

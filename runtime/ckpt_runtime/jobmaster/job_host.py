@@ -102,8 +102,7 @@ class LoopHost:
         task = self._loop.create_task(self._slots.acquire(owner, count, held))
         self._tasks.add(task)  # the loop itself keeps none
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(partial(_pass_on, answer))
-        return task
+        return _SlotRequest(task, self._slots, owner, held, answer)
 
     def release_slot(self, slot: Slot) -> None:
         self._slots.release(slot)
@@ -113,6 +112,38 @@ class LoopHost:
 
     def slots_in_use(self, host: str) -> int:
         return self._slots.in_use(host)
+
+
+class _SlotRequest:
+    """One request for slots. What comes in spite of its cancellation, being on its way already, is given back."""
+
+    def __init__(
+        self,
+        task: asyncio.Task[list[Slot]],
+        slots: SlotPool,
+        owner: SlotOwner,
+        held: list[Slot],
+        answer: Callable[[Result[list[Slot]]], None],
+    ) -> None:
+        self._task = task
+        self._slots = slots
+        self._owner = owner
+        self._held = held
+        self._answer = answer
+        self._cancelled = False
+        task.add_done_callback(self._done)
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._task.cancel()
+
+    def _done(self, task: asyncio.Future[list[Slot]]) -> None:
+        if not self._cancelled:
+            _pass_on(self._answer, task)
+        elif not task.cancelled() and task.exception() is None:
+            for slot in task.result():
+                if slot.owner is self._owner and slot not in self._held:
+                    self._slots.release(slot)
 
 
 def _pass_on(answer: Callable[[Result[T]], None], done: asyncio.Future[T]) -> None:

@@ -65,11 +65,6 @@ from ckpt_runtime.storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
-_OUTCOME_UNKNOWN = (
-    "it is unknown whether the change is stored; it is looked up as soon as storage answers, and applied if "
-    "it is; look at the configuration, or repeat the request then"
-)
-
 
 class JobMaster:
     """A job from its submission to its result.
@@ -213,9 +208,7 @@ class JobMaster:
                 raise InvalidRequest("checkpoint configuration", answer.message, "values that fit together")
             case PatchOutcome.JOB_ENDED:
                 raise JobTerminated(self._submission.job_id, self._shell.core.machine.status)
-            case PatchOutcome.UNKNOWN:
-                raise NotReady(_OUTCOME_UNKNOWN)
-            case PatchOutcome.NOT_STORED:
+            case PatchOutcome.UNKNOWN | PatchOutcome.NOT_STORED:
                 raise NotReady(answer.message)
         reach("patch-applied")
         return self.checkpoint_config()

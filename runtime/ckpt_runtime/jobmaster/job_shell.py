@@ -236,7 +236,10 @@ class JobShell:
     def _in_pool(
         self, call: Callable[[], JobInput], failed: Callable[[Exception], JobInput], delay_ms: float = 0.0
     ) -> None:
-        """For what is stored beside checkpoints: ``failed`` says what an error of storage, or of the pool, means."""
+        """For what is stored beside checkpoints: ``failed`` says what an error of storage, or of the pool, means.
+
+        That another driver leads is an event of its own, which answers everything.
+        """
 
         def answered(result: Result[JobInput]) -> None:
             if self._closed:
@@ -245,8 +248,7 @@ class JobShell:
                 event = result()
             except NotLeaderError as error:
                 logger.error("job %s: this driver lets go of it: %s", self._submission.job_id, error)
-                self.tell(core.LeadershipLost())
-                event = failed(error)
+                event = core.LeadershipLost()
             except StorageError as error:
                 event = failed(error)
             except Exception as error:  # no document, too large or no JSON; or a mistake, which must not go unanswered
@@ -278,7 +280,9 @@ class JobShell:
 
     def _deploy(self, order: core.DeployTasks) -> None:
         self.view.deploying(order)
-        if any(slot.lost or slot.worker is None for slot in self._slots):
+        # A slot that this job has heard of as lost is not among them any more.
+        gone = any(slot.lost or slot.worker is None for slot in self._slots)
+        if gone or len(self._slots) < order.graph.slots:
             cause = FailureInfo("SlotLostException", "a slot was lost before the deployment")
             for execution in order.executions:
                 self._task_failed(execution, cause)
@@ -456,9 +460,6 @@ class JobShell:
                     return core.OverridesRefused(request_id, str(error))
                 case AmbiguousWriteError():
                     return core.OverridesUnknown(request_id, str(error))
-                case NotLeaderError():
-                    text = f"another driver leads, ask it whether the change is stored: {error}"
-                    return core.OverridesNotStored(request_id, text, gone=True)
                 case StorageError():
                     text = f"the change could not be stored, nothing has changed: {error}"
                     return core.OverridesNotStored(request_id, text, gone=isinstance(error, NotFoundError))

@@ -17,6 +17,10 @@ from ckpt_runtime.scheduler.core_events import JobOutput, PatchOutcome
 from ckpt_runtime.scheduler.replacement import ReplacementRefusedError
 
 ANOTHER_LEADS = "another driver leads the job, ask it what is stored"
+OUTCOME_UNKNOWN = (
+    "it is unknown whether the change is stored; it is looked up as soon as storage answers, and applied if "
+    "it is; look at the configuration, or repeat the request then"
+)
 MAX_ATTEMPTS = 5
 """How often an update is stored again before its sender is told that its outcome is unknown."""
 
@@ -82,7 +86,7 @@ class SettingsUpdate:
             return [core.StoreOverrides(patch.request_id, patch.change, patch.attempt)]
         settle: list[JobOutput] = [core.SettleOverrides(patch.request_id, patch.attempt - MAX_ATTEMPTS)]
         if patch.attempt == MAX_ATTEMPTS:
-            settle.insert(0, core.PatchAnswered(patch.request_id, PatchOutcome.UNKNOWN, event.message))
+            settle.insert(0, core.PatchAnswered(patch.request_id, PatchOutcome.UNKNOWN, OUTCOME_UNKNOWN))
         return settle
 
     def abandoned(self) -> list[JobOutput]:

@@ -7,7 +7,7 @@ its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -209,14 +209,8 @@ class ObservedCoordinator(CheckpointCoordinator):
     master: JobMaster
 
     def handle(self, event: on.CoordinatorEvent, now: Instant) -> list[out.Effect]:
-        world = self.master.world
-        if world.tracing:
-            world.note("%s", event)
         effects = super().handle(event, now)
-        for effect in effects:
-            if world.tracing:
-                world.note("  -> %s", effect)
-            self.master.decided(effect)
+        self.master.stepped(event, effects)
         return effects
 
 
@@ -226,14 +220,8 @@ class ObservedMachine(JobMachine):
     master: JobMaster
 
     def handle(self, event: job_on.JobEvent, now: Instant) -> list[job_out.JobEffect]:
-        world = self.master.world
-        if world.tracing:
-            world.note("%s", event)
         effects = super().handle(event, now)
-        for effect in effects:
-            if world.tracing:
-                world.note("  -> %s", effect)
-            self.master.decided(effect)
+        self.master.stepped(event, effects)
         return effects
 
 
@@ -298,6 +286,15 @@ class JobMaster:
         world.files.make_directories(storage.shared.path)
 
     # --- what happens
+
+    def stepped(
+        self, event: on.CoordinatorEvent | job_on.JobEvent, effects: Sequence[out.Effect | job_out.JobEffect]
+    ) -> None:
+        """Of one of the machines."""
+        self.world.note("%s", event)
+        for effect in effects:
+            self.world.note("  -> %s", effect)
+            self.decided(effect)
 
     def decided(self, effect: out.Effect | job_out.JobEffect) -> None:
         """By the machines, in their order, before anything is carried out."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -16,6 +17,8 @@ from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.jobmaster.gateway import CheckpointKind, InvalidRequest, JobStatus, SavepointFormat
+from ckpt_runtime.jobmaster.job_host import LoopHost
+from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.jobmaster.operations import OperationFailed
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slots import Slot
@@ -100,6 +103,62 @@ def test_a_job_that_ends_while_it_waits_for_slots_asks_for_none_any_more(tmp_pat
         await world.until(lambda: not world.slot_pool._waiting_requests)
         assert all(slot.owner is None for slot in world.slot_pool.all())
         world.slots.launch = launch  # type: ignore[method-assign]
+
+    run(tmp_path, test)
+
+
+class SlowRecord(JobRecord):
+    """Waits with the first attempt until ``go_on``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = threading.Event()
+        self.go_on = threading.Event()
+
+    def begin_attempt(self, attempt: int) -> None:
+        self.waits.set()
+        assert self.go_on.wait(10)
+
+
+def test_slots_that_are_lost_while_state_is_restored_are_not_deployed_to(tmp_path: Path) -> None:
+    record = SlowRecord()
+
+    async def test(world: World) -> None:
+        try:
+            job = world.start_job(record=record, **RESTARTING)
+            await world.until(record.waits.is_set)
+            for agent in world.slots.agents[:2]:
+                agent.close()
+            await world.until(lambda: not world.slot_pool.all())
+        finally:
+            record.go_on.set()
+        await world.running(job)
+        (entry,) = job.exception_history(10).entries
+        assert entry.failure.exception == "SlotLostException"
+        assert world.slots.launched == [2, 2]
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_slots_that_come_as_their_request_is_cancelled_are_given_back(tmp_path: Path, ready: bool) -> None:
+    """Between the end of the request and its answer the job may end."""
+
+    async def test(world: World) -> None:
+        job = world.start_job()
+        await world.running(job)
+        job.cancel()
+        await world.until(lambda: world.slot_pool.available == 2)
+        await world.until(lambda: all(slot.worker is not None for slot in world.slot_pool.all()))
+        owner: Any = object()
+        answers: list[Any] = []
+        request = LoopHost(world.slot_pool, world.pool).acquire_slots(owner, 2, [], answers.append)
+        if ready:
+            await asyncio.sleep(0)  # the slots are there, and the answer is on its way
+            assert {slot.owner for slot in world.slot_pool.all()} == {owner}
+        request.cancel()
+        await world.until(lambda: world.slot_pool.available == 2)
+        assert answers == []
 
     run(tmp_path, test)
 
