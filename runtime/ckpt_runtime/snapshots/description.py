@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from ckpt_runtime.snapshots.keyed_states import StoredState, keyed_states, state_rows
 from ckpt_runtime.snapshots.snapshot import Snapshot
-from ckpt_runtime.state.native_format import KEY_PREFIX, schema_to_json
+from ckpt_runtime.state.stored_rows import KEY_PREFIX, schema_to_json
 from ckpt_runtime.storage.state_file_reader import is_relative
 
 

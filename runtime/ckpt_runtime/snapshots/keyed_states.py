@@ -17,8 +17,9 @@ from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedSection, Key
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.snapshots.snapshot import Snapshot
 from ckpt_runtime.snapshots.stored_files import StoredFiles
-from ckpt_runtime.state import native_format
+from ckpt_runtime.state import stored_rows
 from ckpt_runtime.state.errors import UnsupportedBackendError, schema_mismatch
+from ckpt_runtime.state.memory.pages import read_block
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def state_rows(
     ]
     with closing(StoredFiles(snapshot.directory.url)) as files:
         for group, _, file, offset, length in sorted(blocks, key=lambda block: block[:2]):
-            for batch in native_format.read_block(state.name, state.schema, files.read(file, offset, length)):
+            for batch in read_block(state.name, state.schema, files.read(file, offset, length)):
                 yield group, batch
 
 
@@ -80,15 +81,15 @@ def _states_of(snapshot: Snapshot, vertex: VertexDescriptor, uid: str) -> list[S
     descriptors: dict[str, dict[str, Any]] = {}
     sizes: dict[str, int] = {}
     for _, section in _sections(snapshot, uid):
-        native_format.check_descriptor(section.name, section.descriptor)
+        stored_rows.check_descriptor(section.name, section.descriptor)
         known = descriptors.setdefault(section.name, section.descriptor)
         if section.descriptor != known:
-            schemas = [native_format.schema_from_json(each.get("schema")) for each in (known, section.descriptor)]
+            schemas = [stored_rows.schema_from_json(each.get("schema")) for each in (known, section.descriptor)]
             raise schema_mismatch(uid, section.name, "parts of the snapshot differ", *schemas)
         stored = sum(length for _, _, length in section.key_group_offsets)
         sizes[section.name] = sizes.get(section.name, 0) + stored
     return [
-        StoredState(uid, vertex, name, known, native_format.schema_from_json(known.get("schema")), sizes[name])
+        StoredState(uid, vertex, name, known, stored_rows.schema_from_json(known.get("schema")), sizes[name])
         for name, known in sorted(descriptors.items())
     ]
 

@@ -10,7 +10,7 @@ from ckpt_runtime.snapshots.keyed_states import StoredState, keyed_states, state
 from ckpt_runtime.snapshots.snapshot import Problem, Snapshot
 from ckpt_runtime.state.errors import StateError
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
-from ckpt_runtime.state.native_format import KEY_PREFIX
+from ckpt_runtime.state.stored_rows import KEY_PREFIX
 
 
 def verify_snapshot(snapshot: Snapshot) -> list[Problem]:
