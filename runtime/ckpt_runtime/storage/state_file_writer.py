@@ -33,9 +33,13 @@ class StateFileWriter:
     """
 
     def __init__(
-        self, directory: Location, memory_threshold: int = DEFAULT_MEMORY_THRESHOLD, name_prefix: str = ""
+        self,
+        directory: Location,
+        memory_threshold: int = DEFAULT_MEMORY_THRESHOLD,
+        name_prefix: str = "",
+        name_suffix: str = "",
     ) -> None:
-        self._location = directory.child(f"{name_prefix}{uuid4()}")
+        self._location = directory.child(f"{name_prefix}{uuid4()}{name_suffix}")
         self._threshold = memory_threshold
         self._checksum = RunningChecksum()
         self._held = bytearray()
