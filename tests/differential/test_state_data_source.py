@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.snapshots.keyed_states import keyed_states, state_rows
+from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from tests.docs.markdown import blocks
 from tests.support.golden import DIRECTORY, SOURCES
@@ -32,7 +32,7 @@ def rows_of(operator: str, name: str) -> list[dict[str, Any]]:
     """Stored rows as the engine reads them, with their key groups."""
     snapshot = open_snapshot(str(SAVEPOINT))
     (state,) = [state for state in keyed_states(snapshot, operator) if state.name == name]
-    found = state_rows(snapshot, state, KeyGroupRange(0, 15))
+    found = state.rows(KeyGroupRange(0, 15))
     return [{"key_group": group, **row} for group, batch in found for row in batch.to_pylist()]
 
 
