@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from uuid import uuid4
 
 from msgspec import structs
 
@@ -27,7 +28,9 @@ class NewFiles:
         self._shared = resolve(options.shared_directory) if options.shared_directory else None
 
     def private(self, suffix: str = "") -> StateFileWriter:
-        return _NewFile(self, self.directory, 0 if suffix else self._threshold, name_suffix=suffix)
+        if suffix:
+            return _NewFile(self, self.directory, 0, name=f"{uuid4()}{suffix}")
+        return _NewFile(self, self.directory, self._threshold)
 
     def shared(self) -> StateFileWriter:
         """Its name begins with the checkpoint's, which tells whose a file is that a killed worker left."""
@@ -44,9 +47,9 @@ class NewFiles:
 
 class _NewFile(StateFileWriter):
     def __init__(
-        self, files: NewFiles, directory: Location, threshold: int, *, name_prefix: str = "", name_suffix: str = ""
+        self, files: NewFiles, directory: Location, threshold: int, *, name_prefix: str = "", name: str | None = None
     ) -> None:
-        super().__init__(directory, threshold, name_prefix, name_suffix)
+        super().__init__(directory, threshold, name_prefix, name)
         self._files = files
         self._is_private = directory is files.directory
 
