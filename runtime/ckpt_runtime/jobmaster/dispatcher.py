@@ -62,9 +62,9 @@ from ckpt_runtime.jobmaster.operations import OperationStore
 from ckpt_runtime.jobmaster.program_archive import DEFAULT_FUNCTION
 from ckpt_runtime.jobmaster.program_store import ProgramStore, StoredProgram
 from ckpt_runtime.jobmaster.request_checks import (
+    check_backend,
     check_directories,
     check_fits,
-    check_format,
     check_target,
     checkpoint_directory,
     given_configuration,
@@ -300,6 +300,8 @@ class Dispatcher:
             await asyncio.get_running_loop().run_in_executor(self._pools.planning, fits)
         configuration = Configuration.merge(self._configuration, given)
         check_directories(configuration)
+        if savepoint is not None:
+            check_backend(savepoint, configuration, request)
         submission = JobSubmission(
             job_id=job_id,
             graph=graph,
@@ -508,7 +510,6 @@ class Dispatcher:
         if self._operations.knows(operation, job_id, trigger_id):
             return trigger_id or ""
         job = self._living_job(job_id)
-        check_format(savepoint_format)
         check_target(directory)
         return self._operations.start(
             operation, job_id, trigger_id, lambda: job.trigger_savepoint(directory, savepoint_format, cancel_job)
@@ -526,7 +527,6 @@ class Dispatcher:
         if self._operations.knows(operation, job_id, trigger_id):
             return trigger_id or ""
         job = self._living_job(job_id)
-        check_format(savepoint_format)
         check_target(directory)
         return self._operations.start(
             operation, job_id, trigger_id, lambda: job.stop_with_savepoint(directory, savepoint_format, drain)
