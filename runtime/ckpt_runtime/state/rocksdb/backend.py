@@ -23,7 +23,6 @@ from ckpt_runtime.state import values
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
 from ckpt_runtime.state.errors import StateSchemaError, UnsupportedBackendError, schema_mismatch
 from ckpt_runtime.state.hashing import check_key_types
-from ckpt_runtime.state.native_format import schema_from_json
 from ckpt_runtime.state.rocksdb.catalog import Catalog
 from ckpt_runtime.state.rocksdb.codec import KeyCodec
 from ckpt_runtime.state.rocksdb.database import Database
@@ -35,6 +34,7 @@ from ckpt_runtime.state.schema_evolution import check_evolution
 from ckpt_runtime.state.shared_files import SharedFiles
 from ckpt_runtime.state.snapshots import KeyedSnapshot, SnapshotReader
 from ckpt_runtime.state.states import AggregateColumn, Key, KeyedAggregates, KeyedRows, RowBufferSpec, TimeToLive
+from ckpt_runtime.state.stored_rows import schema_from_json
 
 S = TypeVar("S", bound=StoredState)
 

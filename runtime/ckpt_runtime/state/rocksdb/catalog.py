@@ -14,7 +14,7 @@ import pyarrow as pa
 from msgspec import Meta, Struct
 
 from ckpt_runtime.state.errors import CorruptStateError, schema_mismatch
-from ckpt_runtime.state.native_format import check_descriptor, schema_from_json
+from ckpt_runtime.state.stored_rows import check_descriptor, schema_from_json
 
 _Id = Annotated[int, Meta(ge=0, lt=1 << 16)]
 

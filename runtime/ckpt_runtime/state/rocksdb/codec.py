@@ -23,8 +23,8 @@ from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import values
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
-from ckpt_runtime.state.native_format import EXPIRES_AT
 from ckpt_runtime.state.states import Key
+from ckpt_runtime.state.stored_rows import EXPIRES_AT
 
 Row: TypeAlias = tuple[Any, ...]
 Converter: TypeAlias = Callable[[Any], Any] | None

@@ -21,12 +21,12 @@ from ckpt_runtime.state import values
 from ckpt_runtime.state.memory.keyed_state import KeyedState
 from ckpt_runtime.state.memory.keyed_states import ListStateTable, MapStateTable, ValueStateTable
 from ckpt_runtime.state.memory.timers import TimerQueue
-from ckpt_runtime.state.native_format import KEY_PREFIX
 from ckpt_runtime.state.rocksdb.catalog import StateEntry
 from ckpt_runtime.state.rocksdb.codec import KeyCodec, RowsCodec
 from ckpt_runtime.state.rocksdb.database import Database
 from ckpt_runtime.state.rocksdb.entries import CachedEntries, EntryTable
 from ckpt_runtime.state.states import Key
+from ckpt_runtime.state.stored_rows import KEY_PREFIX
 
 Row = tuple[Any, ...]
 
