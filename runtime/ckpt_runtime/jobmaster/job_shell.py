@@ -92,6 +92,7 @@ class JobShell:
             self.tell,
             lambda: job_core.coordinator.retained,
             earlier_ids,
+            submission.claims,
         )
         self.storage.dispose(history.disposals)
         self._consequences = Consequences(host, self._deliver_consequence)
