@@ -340,14 +340,6 @@ def _():
     return [(JobCore, "_store_rescale", store)]
 
 
-@bug("a rescale that was stored during a stop that failed waits for a failure", "203.14")
-def _():
-    def start(self, effect):
-        self._tell(checkpoint_on.PeriodicTriggerStarted())
-
-    return [(JobCore, "_start_periodic_trigger", start)]
-
-
 # --- the end
 
 
