@@ -74,11 +74,13 @@ def files_of(checkpoint: CompletedCheckpoint) -> set[str]:
     return {file.path for state in checkpoint.states.values() for file in state.files()}
 
 
-def local_files() -> list[Path]:
-    """What backends of workers keep on this machine's disk."""
-    import tempfile
+def local_files(cluster: MiniCluster) -> set[Path]:
+    """What backends of this cluster's workers keep on the disk, each in its process's directory."""
 
-    return list(Path(tempfile.gettempdir()).glob("ckpt-worker-*/ckpt-state-*"))
+    async def directories() -> list[str]:
+        return [slot.worker.peer.registration.directory for slot in cluster.cluster.slots.all() if slot.worker]
+
+    return {path for directory in cluster.call(directories()) for path in Path(directory).glob("ckpt-state-*")}
 
 
 @pytest.fixture
@@ -143,14 +145,14 @@ def test_later_checkpoints_refer_to_files_of_earlier_ones_and_the_others_go(job:
 
 def test_local_files_go_with_their_worker_and_with_their_job(job: FileBackedJob) -> None:
     cluster = job.cluster
-    before = set(local_files())
     job.start(2)
     cluster.wait_for_checkpoints(job.job_id, 2)
-    mine = set(local_files()) - before
-    assert mine
+    seen = local_files(cluster)
+    assert seen
     job.kill_a_worker()
     cluster.wait_for_checkpoints(job.job_id, 1)
+    seen |= local_files(cluster)
     cluster.call(cluster.dispatcher.cancel_job(job.job_id))
     cluster.wait_for_status(job.job_id, JobStatus.CANCELED)
-    cluster.wait_until(lambda: set(local_files()) <= before, "the local files to go")
-    assert all(not path.exists() for path in mine)
+    cluster.wait_until(lambda: not any(path.exists() for path in seen), "the local files to go")
+    assert local_files(cluster) == set()
