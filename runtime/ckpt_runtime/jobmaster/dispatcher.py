@@ -79,6 +79,7 @@ from ckpt_runtime.jobmaster.stranded_jobs import StrandedJobs
 from ckpt_runtime.jobmaster.submission import JobSubmission, options_of_jobs
 from ckpt_runtime.limited_process import ProcessLimits
 from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.snapshots.snapshot import disposal_of, open_snapshot
 from ckpt_runtime.storage.errors import PoolExhaustedError, StorageError, StorageTimeoutError
 from ckpt_runtime.storage.filesystem import resolve
@@ -471,6 +472,12 @@ class Dispatcher:
             )
             raise JobTerminated(job_id, job.status, message)
         self._living_job(job_id).cancel()
+
+    async def resource_requirements(self, job_id: str) -> Mapping[str, ParallelismBounds]:
+        return self._living_job(job_id).resource_requirements()
+
+    async def update_resource_requirements(self, job_id: str, bounds: Mapping[str, ParallelismBounds]) -> None:
+        await self._living_job(job_id).rescale(bounds)
 
     # --- checkpoints
 
