@@ -89,6 +89,7 @@ class Triggering:
         target_directory: str | None = None,
     ) -> None:
         self._sequence += 1
+        properties = replace(properties, incremental=self._configuration.incremental)
         dropped = self._decider.offer(
             TriggerRequest(request_id, properties, now.rel_ms, self._sequence, periodic, final, target_directory)
         )
