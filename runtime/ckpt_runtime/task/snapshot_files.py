@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from uuid import uuid4
 
 from msgspec import structs
 
@@ -42,14 +43,16 @@ class NewFiles:
         self._threshold = inline_threshold
         self._shared = resolve(options.shared_directory) if options.shared_directory else None
 
-    def private(self) -> StateFileWriter:
+    def private(self, suffix: str = "") -> StateFileWriter:
+        if suffix:
+            return _NewFile(self, self.directory, 0, name=f"{uuid4()}{suffix}")
         return _NewFile(self, self.directory, self._threshold)
 
     def shared(self) -> StateFileWriter:
         """Its name begins with the checkpoint's, which tells whose a file is that a killed worker left."""
         if self._shared is None:
             return self.private()
-        return _NewFile(self, self._shared, self._threshold, f"{self.directory.name}-")
+        return _NewFile(self, self._shared, self._threshold, name_prefix=f"{self.directory.name}-")
 
     def duplicate(self, file: StateFile) -> StateFile:
         """Raises :class:`StorageError` when it is not there any more, or cannot be duplicated."""
@@ -97,8 +100,10 @@ class NewFiles:
 
 
 class _NewFile(StateFileWriter):
-    def __init__(self, files: NewFiles, directory: Location, threshold: int, name_prefix: str = "") -> None:
-        super().__init__(directory, threshold, name_prefix)
+    def __init__(
+        self, files: NewFiles, directory: Location, threshold: int, *, name_prefix: str = "", name: str | None = None
+    ) -> None:
+        super().__init__(directory, threshold, name_prefix, name)
         self._files = files
         self._is_private = directory is files.directory
 
