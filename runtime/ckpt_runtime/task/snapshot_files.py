@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from uuid import uuid4
 
 from msgspec import structs
 
@@ -45,7 +44,7 @@ class NewFiles:
 
     def private(self, suffix: str = "") -> StateFileWriter:
         if suffix:
-            return _NewFile(self, self.directory, 0, name=f"{uuid4()}{suffix}")
+            return _NewFile(self, self.directory, 0, name_suffix=suffix)
         return _NewFile(self, self.directory, self._threshold)
 
     def shared(self) -> StateFileWriter:
@@ -101,9 +100,9 @@ class NewFiles:
 
 class _NewFile(StateFileWriter):
     def __init__(
-        self, files: NewFiles, directory: Location, threshold: int, *, name_prefix: str = "", name: str | None = None
+        self, files: NewFiles, directory: Location, threshold: int, *, name_prefix: str = "", name_suffix: str = ""
     ) -> None:
-        super().__init__(directory, threshold, name_prefix, name)
+        super().__init__(directory, threshold, name_prefix, name_suffix)
         self._files = files
         self._is_private = directory is files.directory
 
