@@ -140,11 +140,10 @@ def _encoded_blocks(table: pa.Table, groups: AnyArray, owned: KeyGroupRange) -> 
     ends = np.zeros(len(owned), dtype=np.int64)
     order = np.empty(len(groups), dtype=np.int64)
     order_by_group(read_only(groups), owned.first, ends, order)
-    ordered = table.take(columns.arrow_from_numpy(pa.int64(), order))
     start = 0
     for index, end in enumerate(ends.tolist()):
-        if end > start:
-            batches = ordered.slice(start, end - start).to_batches()
+        if end > start:  # one group at a time: all of them in order would be a second table
+            batches = table.take(columns.arrow_from_numpy(pa.int64(), order[start:end])).to_batches()
             yield owned.first + index, [memoryview(batch.serialize()) for batch in batches]
         start = end
 

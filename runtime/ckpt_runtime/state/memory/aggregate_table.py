@@ -1,12 +1,12 @@
 """Columnar state for built-in aggregates: one slot per key, one accumulator per aggregate.
 
-The owner updates it a batch at a time; a snapshot takes copies of the columns (milliseconds per million keys,
-interpreter lock released) and shares the append-only keys. Keys are never evicted.
+The owner updates it a batch at a time. A snapshot freezes the columns in constant time (``frozen_columns.py``) and
+shares the append-only keys. Keys are never evicted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from ckpt_runtime.state.errors import CorruptStateError, schema_mismatch
 from ckpt_runtime.state.hashing import key_groups_of
 from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.memory.accumulators import Accumulator, accumulator_for
+from ckpt_runtime.state.memory.frozen_columns import FrozenColumns
 from ckpt_runtime.state.memory.key_index import FrozenKeys, key_index
 from ckpt_runtime.state.states import AggregateColumn
 
@@ -33,6 +34,7 @@ class AggregateTable:
         self.aggregates = tuple(aggregates)
         self._index = key_index(key_schema)
         self._accumulators = [accumulator_for(column) for column in self.aggregates]
+        self._frozen: list[FrozenColumns] = []
 
     def __len__(self) -> int:
         return self._index.size
@@ -43,6 +45,7 @@ class AggregateTable:
         Raises :class:`~ckpt_runtime.state.errors.AggregateOverflowError`; the table is then unusable.
         """
         slots = self._slots_of([batch.column(name) for name in self.key_schema.names])
+        self._keep(slots)
         return [
             accumulator.update(slots, None if column.column is None else batch.column(column.column))
             for column, accumulator in zip(self.aggregates, self._accumulators, strict=True)
@@ -57,11 +60,19 @@ class AggregateTable:
                 accumulator.make_room(size, before)
         return read_only(slots)
 
+    def _keep(self, slots: AnyArray) -> None:
+        """These slots are about to change: frozen columns keep what they hold."""
+        if self._frozen:
+            self._frozen = [frozen for frozen in self._frozen if frozen.open]
+            for frozen in self._frozen:
+                frozen.keep(slots)
+
     def freeze(self) -> FrozenAggregateTable:
         """The synchronous part of a snapshot."""
-        size = self._index.size
-        columns = [accumulator.freeze(size) for accumulator in self._accumulators]
-        return FrozenAggregateTable(self, self._index.freeze(), self._accumulators, columns)
+        parts = [FrozenPart(accumulator) for accumulator in self._accumulators]
+        frozen = FrozenColumns(self._index.size, [column for part in parts for column in part.columns.values()])
+        self._frozen.append(frozen)
+        return FrozenAggregateTable(self, self._index.freeze(), parts, frozen)
 
     def descriptor(self) -> dict[str, Any]:
         """Descriptor of the native section."""
@@ -103,32 +114,38 @@ class AggregateTable:
                 raise schema_mismatch(self.uid, self.name, reason, kept, wanted)
 
 
+class FrozenPart:
+    """What one aggregate holds at the moment of freezing, by name."""
+
+    def __init__(self, accumulator: Accumulator) -> None:
+        self._accumulator = accumulator
+        self._shared = accumulator.shared()
+        self.columns = accumulator.columns
+
+    def to_arrow(self, taken: Iterator[AnyArray]) -> list[pa.Array]:
+        """The stored arrays, of its columns' copies."""
+        return self._accumulator.to_arrow(self._shared | {name: next(taken) for name in self.columns})
+
+
 class FrozenAggregateTable:
     """A table as of one moment."""
 
     def __init__(
-        self,
-        table: AggregateTable,
-        keys: FrozenKeys,
-        accumulators: Sequence[Accumulator],
-        columns: list[dict[str, AnyArray]],
+        self, table: AggregateTable, keys: FrozenKeys, parts: Sequence[FrozenPart], columns: FrozenColumns
     ) -> None:
-        self._name = table.name
-        self._descriptor = table.descriptor()
-        self._schema = table.stored_schema()
+        self._table = table
         self._keys = keys
-        self._accumulators = accumulators
+        self._parts = parts
         self._columns = columns
 
     def write(self, writer: native_format.SectionWriter, owned: KeyGroupRange, max_parallelism: int) -> None:
         """The asynchronous part: sorts by key group and writes."""
-        arrays = self._keys.arrays()
-        for accumulator, frozen in zip(self._accumulators, self._columns, strict=True):
-            arrays += accumulator.to_arrow(frozen)
+        taken = iter(self._columns.take())
+        arrays = [*self._keys.arrays(), *(array for part in self._parts for array in part.to_arrow(taken))]
         groups = key_groups_of(np.ascontiguousarray(self._keys.hashes()), max_parallelism)
-        table = pa.Table.from_arrays(arrays, schema=self._schema)
-        writer.write_table(self._name, self._descriptor, table, groups, owned)
+        table = pa.Table.from_arrays(arrays, schema=self._table.stored_schema())
+        writer.write_table(self._table.name, self._table.descriptor(), table, groups, owned)
 
     def release(self) -> None:
-        """Frees the copies."""
-        self._columns = []
+        """The table no longer keeps anything for this one."""
+        self._columns.release()
