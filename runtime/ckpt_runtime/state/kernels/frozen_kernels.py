@@ -11,7 +11,7 @@ from ckpt_runtime.state.kernels.compiler import IN_U8, IN_U32, IN_U64, INT64, U8
 
 @kernel((IN_U32, INT64, U8, U32, INT64))
 def first_touches(slots: Any, size: Any, touched: Any, found: Any, known: Any) -> Any:
-    """Adds slots below ``size`` that come for the first time to the ``known`` ones in ``found``; how many there are then.
+    """Adds slots below ``size`` that come for the first time to the ``known`` ones in ``found``; how many there are.
 
     ``touched`` has a bit per slot.
     """
