@@ -9,7 +9,7 @@ from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.core_events import PatchAnswered, PatchOutcome
 from ckpt_runtime.scheduler.replacement import ReplacementRefusedError
-from ckpt_runtime.scheduler.settings_update import MAX_ATTEMPTS, SettingsUpdate
+from ckpt_runtime.scheduler.settings_update import MAX_ATTEMPTS, OUTCOME_UNKNOWN, SettingsUpdate
 
 SETTINGS = CheckpointConfiguration()
 CHANGE = CheckpointOverrides(timeout_ms=77)
@@ -71,7 +71,8 @@ def stay_unknown(update: SettingsUpdate) -> list[core.JobOutput]:
 
 
 def test_one_that_stays_unknown_is_said_to_be_and_then_settled_for_nobody(update: SettingsUpdate) -> None:
-    assert stay_unknown(update) == [PatchAnswered("a", PatchOutcome.UNKNOWN, "?"), core.SettleOverrides("a", 0)]
+    answered = PatchAnswered("a", PatchOutcome.UNKNOWN, OUTCOME_UNKNOWN)
+    assert stay_unknown(update) == [answered, core.SettleOverrides("a", 0)]
     assert update.answered(core.OverridesNotStored("a", "away")) == [core.SettleOverrides("a", 1)]
     assert update.answered(core.OverridesUnknown("a", "?")) == [core.SettleOverrides("a", 2)]
     assert update.requested(core.PatchRequested("b", None), SETTINGS) == [PatchAnswered("b", PatchOutcome.BUSY)]
