@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ckpt_runtime.snapshots.snapshot import open_snapshot
-from ckpt_runtime.state.native_format import read_block, schema_from_json
+from ckpt_runtime.state.memory.pages import read_block
+from ckpt_runtime.state.stored_rows import schema_from_json
 
 BLOCK = 256
 SPLITS = 128

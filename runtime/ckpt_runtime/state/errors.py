@@ -30,7 +30,7 @@ class AggregateOverflowError(StateError, ArithmeticError):
 
 
 class CorruptStateError(StateError, ValueError):
-    """Bytes of a native snapshot cannot be read back as the descriptor promises."""
+    """Stored rows cannot be read back as their descriptor promises."""
 
 
 class StateSchemaError(StateError, TypeError):

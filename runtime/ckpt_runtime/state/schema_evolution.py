@@ -9,7 +9,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from ckpt_runtime.state.errors import CorruptStateError, schema_mismatch
-from ckpt_runtime.state.native_format import EXPIRES_AT, VALUE_PREFIX
+from ckpt_runtime.state.stored_rows import EXPIRES_AT, VALUE_PREFIX
 
 
 def check_evolution(uid: str, name: str, stored: pa.Schema, wanted: pa.Schema) -> None:

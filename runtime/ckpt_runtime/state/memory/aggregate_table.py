@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.state import native_format
+from ckpt_runtime.state import stored_rows
 from ckpt_runtime.state.columns import AnyArray, plain
 from ckpt_runtime.state.errors import CorruptStateError, schema_mismatch
 from ckpt_runtime.state.hashing import key_groups_of
@@ -22,6 +22,7 @@ from ckpt_runtime.state.memory.accumulators import Accumulator, accumulator_for
 from ckpt_runtime.state.memory.frozen_columns import FrozenColumns
 from ckpt_runtime.state.memory.key_index import FrozenKeys, key_index
 from ckpt_runtime.state.states import AggregateColumn
+from ckpt_runtime.state.stored_rows import StateWriter
 
 
 class AggregateTable:
@@ -75,23 +76,23 @@ class AggregateTable:
         return FrozenAggregateTable(self, self._index.freeze(), parts, frozen)
 
     def descriptor(self) -> dict[str, Any]:
-        """Descriptor of the native section."""
+        """Descriptor of the stored state."""
         aggregates = [
             {**column.describe(), "stored": [field.name for field in accumulator.stored]}
             for column, accumulator in zip(self.aggregates, self._accumulators, strict=True)
         ]
-        return native_format.descriptor_of("aggregate", self.key_schema, self.stored_schema(), aggregates=aggregates)
+        return stored_rows.descriptor_of("aggregate", self.key_schema, self.stored_schema(), aggregates=aggregates)
 
     def stored_schema(self) -> pa.Schema:
         """Schema of stored batches."""
         decoded = pa.schema([pa.field(f.name, plain(pa.nulls(0, f.type)).type) for f in self.key_schema])
-        fields = native_format.prefixed(decoded, native_format.KEY_PREFIX)
+        fields = stored_rows.prefixed(decoded, stored_rows.KEY_PREFIX)
         return pa.schema(fields + [field for accumulator in self._accumulators for field in accumulator.stored])
 
     def load(self, descriptor: dict[str, Any], batch: pa.RecordBatch) -> None:
         """Adds restored rows, leaving aggregates that the snapshot does not have at their neutral values."""
-        keys = native_format.without_prefix(self.stored_schema(), native_format.KEY_PREFIX).names
-        slots = self._slots_of([batch.column(native_format.KEY_PREFIX + name) for name in keys])
+        keys = stored_rows.without_prefix(self.stored_schema(), stored_rows.KEY_PREFIX).names
+        slots = self._slots_of([batch.column(stored_rows.KEY_PREFIX + name) for name in keys])
         stored = {entry["alias"]: entry["stored"] for entry in descriptor["aggregates"]}
         for column, accumulator in zip(self.aggregates, self._accumulators, strict=True):
             if column.alias in stored:
@@ -138,7 +139,7 @@ class FrozenAggregateTable:
         self._parts = parts
         self._columns = columns
 
-    def write(self, writer: native_format.SectionWriter, owned: KeyGroupRange, max_parallelism: int) -> None:
+    def write(self, writer: StateWriter, owned: KeyGroupRange, max_parallelism: int) -> None:
         """The asynchronous part: sorts by key group and writes."""
         taken = iter(self._columns.take())
         arrays = [*self._keys.arrays(), *(array for part in self._parts for array in part.to_arrow(taken))]

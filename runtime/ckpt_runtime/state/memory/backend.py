@@ -14,19 +14,21 @@ import pyarrow as pa
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedStateHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.state import native_format, values
+from ckpt_runtime.state import stored_rows, values
 from ckpt_runtime.state.backend import KeyedStateBackend
 from ckpt_runtime.state.errors import StateSchemaError, schema_mismatch
 from ckpt_runtime.state.hashing import check_key_types
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable
 from ckpt_runtime.state.memory.keyed_state import KeyedState, StoredRow
 from ckpt_runtime.state.memory.keyed_states import ListStateTable, MapStateTable, ValueStateTable
+from ckpt_runtime.state.memory.pages import SectionWriter
 from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers, check_ends, stored_schema
 from ckpt_runtime.state.memory.timers import TimerQueue
 from ckpt_runtime.state.memory.unclaimed import UnclaimedState, unclaimed_states
 from ckpt_runtime.state.schema_evolution import check_evolution, evolve
 from ckpt_runtime.state.snapshots import KeyedSnapshot, SnapshotFiles, SnapshotReader
 from ckpt_runtime.state.states import AggregateColumn, RowBufferSpec, TimeToLive
+from ckpt_runtime.state.stored_rows import StateWriter
 
 S = TypeVar("S", bound=KeyedState)
 
@@ -34,7 +36,7 @@ MAINTENANCE_BUDGET = 4_000
 
 
 class _Frozen(Protocol):
-    def write(self, writer: native_format.SectionWriter, owned: KeyGroupRange, max_parallelism: int) -> None: ...
+    def write(self, writer: StateWriter, owned: KeyGroupRange, max_parallelism: int) -> None: ...
 
     def release(self) -> None: ...
 
@@ -52,7 +54,7 @@ class MemorySnapshot:
         if not self._frozen:
             return ()
         with files.private() as file:
-            writer = native_format.SectionWriter(file.stream)
+            writer = SectionWriter(file.stream)
             for frozen in self._frozen:
                 frozen.write(writer, self._key_groups, self._max_parallelism)
             return (KeyedStateHandle(self._key_groups, file.finish(), tuple(writer.sections)),)
@@ -138,7 +140,7 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
 
     def restored_key_schema(self) -> pa.Schema | None:
         for state in self._unclaimed.values():
-            return native_format.schema_from_json(state.descriptor.get("key_schema"))
+            return stored_rows.schema_from_json(state.descriptor.get("key_schema"))
         return None
 
     def is_restored(self, name: str) -> bool:
@@ -183,7 +185,7 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
             wanted = state.stored_schema()
             check_evolution(self.uid, name, restored.schema, wanted)
             for batch in restored.batches():
-                state.load(_stored_rows(state, evolve(name, batch, wanted)))
+                state.load(_rows_of(state, evolve(name, batch, wanted)))
         self._states[name] = state
         return state
 
@@ -197,13 +199,13 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
 
     def _check_keys(self, name: str, restored: UnclaimedState, wanted: pa.Schema) -> None:
         """Key columns of an aggregate must be what they were."""
-        stored = native_format.without_prefix(restored.schema, native_format.KEY_PREFIX)
-        asked = native_format.without_prefix(wanted, native_format.KEY_PREFIX)
+        stored = stored_rows.without_prefix(restored.schema, stored_rows.KEY_PREFIX)
+        asked = stored_rows.without_prefix(wanted, stored_rows.KEY_PREFIX)
         if stored.names != asked.names or stored.types != asked.types:
             raise schema_mismatch(self.uid, name, "the key changed", stored, asked)
 
 
-def _stored_rows(state: KeyedState, batch: pa.RecordBatch) -> list[StoredRow]:
+def _rows_of(state: KeyedState, batch: pa.RecordBatch) -> list[StoredRow]:
     """Rows of a batch as tuples of one tuple per part; stamps are given to rows which have none yet."""
     parts = []
     start = 0

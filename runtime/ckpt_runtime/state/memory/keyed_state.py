@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.state import native_format, values
+from ckpt_runtime.state import stored_rows, values
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.state.memory.layered_dict import CHUNK, FrozenView, LayeredDict
-from ckpt_runtime.state.native_format import EXPIRES_AT, KEY_PREFIX, VALUE_PREFIX
 from ckpt_runtime.state.states import Key, TimeToLive, Value
+from ckpt_runtime.state.stored_rows import EXPIRES_AT, KEY_PREFIX, VALUE_PREFIX, StateWriter
 
 StoredRow: TypeAlias = tuple[Key, ...]
 
@@ -53,16 +53,16 @@ class KeyedState(ABC):
     def stored_schema(self) -> pa.Schema:
         """Schema of stored batches."""
         if self._stored_schema is None:
-            fields = [field for prefix, schema in self.parts() for field in native_format.prefixed(schema, prefix)]
+            fields = [field for prefix, schema in self.parts() for field in stored_rows.prefixed(schema, prefix)]
             if self.ttl is not None:
                 fields.append(pa.field(EXPIRES_AT, pa.int64()))
             self._stored_schema = pa.schema(fields)
         return self._stored_schema
 
     def descriptor(self) -> dict[str, Any]:
-        """Descriptor of the native section; made once, since each snapshot asks for it while no row is processed."""
+        """Descriptor of the stored state; made once, since each snapshot asks for it while no row is processed."""
         if self._descriptor is None:
-            self._descriptor = native_format.descriptor_of(self.kind, self.key_schema, self.stored_schema())
+            self._descriptor = stored_rows.descriptor_of(self.kind, self.key_schema, self.stored_schema())
         return self._descriptor
 
     def clear(self, key: Key) -> None:
@@ -124,7 +124,7 @@ class FrozenState:
         self._descriptor = state.descriptor()
         self._schema = state.stored_schema()
 
-    def write(self, writer: native_format.SectionWriter, owned: KeyGroupRange, max_parallelism: int) -> None:
+    def write(self, writer: StateWriter, owned: KeyGroupRange, max_parallelism: int) -> None:
         """The asynchronous part: to columns in chunks, sort by key group, write."""
         batches = [
             rows_to_batch(rows, self._schema)
@@ -153,7 +153,7 @@ def rows_to_batch(rows: list[StoredRow], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def write_batches(
-    writer: native_format.SectionWriter,
+    writer: StateWriter,
     name: str,
     descriptor: dict[str, Any],
     schema: pa.Schema,

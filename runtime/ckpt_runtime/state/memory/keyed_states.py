@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from ckpt_runtime.state.memory.keyed_state import KeyedState, StoredRow
-from ckpt_runtime.state.native_format import KEY_PREFIX, USER_KEY_PREFIX, VALUE_PREFIX
 from ckpt_runtime.state.states import Key, Map, TimeToLive, Value
+from ckpt_runtime.state.stored_rows import KEY_PREFIX, USER_KEY_PREFIX, VALUE_PREFIX
 
 
 class ValueStateTable(KeyedState):

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.state import native_format
+from ckpt_runtime.state import stored_rows
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, int64_column
 from ckpt_runtime.state.errors import CorruptStateError, StateError, schema_mismatch
 from ckpt_runtime.state.kernels import row_buffer_kernels as kernels
@@ -24,6 +24,7 @@ from ckpt_runtime.state.memory.key_index import KeyIndex, capacity_for, grown, k
 from ckpt_runtime.state.memory.keyed_state import write_batches
 from ckpt_runtime.state.memory.row_segments import RowSegments
 from ckpt_runtime.state.states import RowBufferSpec
+from ckpt_runtime.state.stored_rows import StateWriter
 
 PAIRS_PER_CALL = 16_384
 _FIRST_CAPACITY = 1024
@@ -36,9 +37,9 @@ _NO_TIMES: AnyArray = read_only(np.empty(0, dtype=np.int64))
 def stored_schema(spec: RowBufferSpec) -> pa.Schema:
     """Schema of stored batches: keys first, then the other columns."""
     values = pa.schema([field for field in spec.schema if field.name not in spec.keys])
-    keys = native_format.prefixed(spec.key_schema, native_format.KEY_PREFIX)
-    matched = pa.field(native_format.MATCHED, pa.bool_(), nullable=False)
-    return pa.schema([*keys, *native_format.prefixed(values, native_format.VALUE_PREFIX), matched])
+    keys = stored_rows.prefixed(spec.key_schema, stored_rows.KEY_PREFIX)
+    matched = pa.field(stored_rows.MATCHED, pa.bool_(), nullable=False)
+    return pa.schema([*keys, *stored_rows.prefixed(values, stored_rows.VALUE_PREFIX), matched])
 
 
 def _stored_columns(spec: RowBufferSpec) -> list[str]:
@@ -170,7 +171,7 @@ class RowBuffer:
         """A stored batch as rows and whether they have matched."""
         columns = dict(zip(_stored_columns(self.spec), stored.columns, strict=False))
         arrays = [columns[name] for name in self.spec.schema.names]
-        matched = stored.column(native_format.MATCHED).cast(pa.uint8()).to_numpy()
+        matched = stored.column(stored_rows.MATCHED).cast(pa.uint8()).to_numpy()
         return pa.RecordBatch.from_arrays(arrays, schema=self.spec.schema), matched
 
     def freeze(self) -> FrozenRows:
@@ -186,11 +187,11 @@ class FrozenRows:
         self._segments = segments
         self._flags = flags
 
-    def write(self, writer: native_format.SectionWriter, owned: KeyGroupRange, max_parallelism: int) -> None:
+    def write(self, writer: StateWriter, owned: KeyGroupRange, max_parallelism: int) -> None:
         """The asynchronous part: leaves forgotten rows out, sorts by key group, writes."""
         spec = self._spec
         schema = stored_schema(spec)
-        descriptor = native_format.descriptor_of("rows", spec.key_schema, schema, rows=_ends(spec))
+        descriptor = stored_rows.descriptor_of("rows", spec.key_schema, schema, rows=_ends(spec))
         batches = []
         for batch, matched in _living(self._segments, self._flags):
             arrays = [batch.column(name) for name in _stored_columns(spec)]

@@ -13,11 +13,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from ckpt_runtime.state import native_format
+from ckpt_runtime.state import stored_rows
 from ckpt_runtime.state.memory.keyed_state import KeyedState, StoredRow
 from ckpt_runtime.state.states import Key
 
-_TIME_SCHEMA = pa.schema([pa.field(native_format.TIME, pa.int64(), nullable=False)])
+_TIME_SCHEMA = pa.schema([pa.field(stored_rows.TIME, pa.int64(), nullable=False)])
 
 
 class TimerQueue(KeyedState):
@@ -31,7 +31,7 @@ class TimerQueue(KeyedState):
         self._pushes = 0
 
     def parts(self) -> list[tuple[str, pa.Schema]]:
-        return [(native_format.KEY_PREFIX, self.key_schema), ("", _TIME_SCHEMA)]
+        return [(stored_rows.KEY_PREFIX, self.key_schema), ("", _TIME_SCHEMA)]
 
     def register(self, key: Key, time: int) -> None:
         """Adds a timer; the same one twice is one."""

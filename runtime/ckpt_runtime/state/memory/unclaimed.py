@@ -14,10 +14,11 @@ import pyarrow as pa
 
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedSection, KeyedStateHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.state import native_format
+from ckpt_runtime.state import stored_rows
 from ckpt_runtime.state.errors import CorruptStateError, UnsupportedBackendError, schema_mismatch
-from ckpt_runtime.state.native_format import SectionWriter
+from ckpt_runtime.state.memory.pages import read_block
 from ckpt_runtime.state.snapshots import SnapshotReader
+from ckpt_runtime.state.stored_rows import StateWriter
 
 Block: TypeAlias = bytes | memoryview
 
@@ -26,11 +27,11 @@ class UnclaimedState:
     """One unclaimed state. Blocks of one key group come from one subtask, or from several after odd repairs."""
 
     def __init__(self, uid: str, name: str, descriptor: dict[str, Any]) -> None:
-        native_format.check_descriptor(name, descriptor)
+        stored_rows.check_descriptor(name, descriptor)
         self.uid = uid
         self.name = name
         self.descriptor = descriptor
-        self.schema = native_format.schema_from_json(descriptor.get("schema"))
+        self.schema = stored_rows.schema_from_json(descriptor.get("schema"))
         self._blocks: dict[int, list[Block]] = {}
 
     @property
@@ -41,7 +42,7 @@ class UnclaimedState:
     def add(self, section: KeyedSection, read: Callable[[int, int], Block], owned: KeyGroupRange) -> None:
         """Reads the blocks inside ``owned``."""
         if section.descriptor != self.descriptor:
-            other = native_format.schema_from_json(section.descriptor.get("schema"))
+            other = stored_rows.schema_from_json(section.descriptor.get("schema"))
             raise schema_mismatch(self.uid, self.name, "parts of the snapshot differ", self.schema, other)
         for key_group, offset, length in section.key_group_offsets:
             if key_group in owned:
@@ -54,18 +55,21 @@ class UnclaimedState:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All rows."""
+        return (batch for _, batch in self._by_group())
+
+    def _by_group(self) -> Iterator[tuple[int, pa.RecordBatch]]:
         for key_group in sorted(self._blocks):
             for block in self._blocks[key_group]:
-                yield from native_format.read_block(self.name, self.schema, block)
+                for batch in read_block(self.name, self.schema, block):
+                    yield key_group, batch
 
     def freeze(self) -> UnclaimedState:
         """Blocks never change."""
         return self
 
-    def write(self, writer: SectionWriter, owned: KeyGroupRange, max_parallelism: int) -> None:
-        """Copies the blocks into a new snapshot."""
-        blocks = [(group, self._blocks[group]) for group in sorted(self._blocks) if group in owned]
-        writer.write_blocks(self.name, self.descriptor, blocks)
+    def write(self, writer: StateWriter, owned: KeyGroupRange, max_parallelism: int) -> None:
+        """Copies the rows into a new snapshot; there are none outside ``owned``."""
+        writer.write_batches(self.name, self.descriptor, self.schema, self._by_group())
 
     def release(self) -> None:
         """Nothing is held for a snapshot."""

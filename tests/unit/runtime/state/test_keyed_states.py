@@ -253,5 +253,5 @@ def test_damaged_bytes_are_named(snapshots: Snapshots, int_key: pa.Schema) -> No
 def test_unknown_format_version_is_refused(snapshots: Snapshots, int_key: pa.Schema) -> None:
     (handle,) = snapshots.of(filled(snapshots, int_key, range(1, 3)))
     handle.sections[0].descriptor["format"] = 99
-    with pytest.raises(CorruptStateError, match="native format 99, this version reads 1"):
+    with pytest.raises(CorruptStateError, match="stored rows of version 99, this version reads 1"):
         snapshots.restored([handle])

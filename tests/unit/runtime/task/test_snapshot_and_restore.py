@@ -251,7 +251,7 @@ def test_a_descriptor_of_a_later_version_is_refused(tmp_path: Path) -> None:
     (handle,) = _written(tmp_path)
     (section,) = handle.sections
     later = structs.replace(handle, sections=(replace(section, descriptor={**section.descriptor, "format": 99}),))
-    with pytest.raises(StateRestoreError, match="operator 'op'.*native format 99"):
+    with pytest.raises(StateRestoreError, match="operator 'op'.*stored rows of version 99"):
         restored([later], tmp_path)
 
 

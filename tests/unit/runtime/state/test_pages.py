@@ -1,4 +1,4 @@
-"""The native format keeps to the key groups of its subtask."""
+"""The native form in memory keeps to the key groups of its subtask."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.errors import CorruptStateError
-from ckpt_runtime.state.native_format import SectionWriter
+from ckpt_runtime.state.memory.pages import SectionWriter
 
 
 @pytest.mark.parametrize("strange", [3, 8, -1])

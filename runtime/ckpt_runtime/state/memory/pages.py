@@ -1,0 +1,82 @@
+"""The native form of in-memory keyed state: what lies in a snapshot's file and how it is found again.
+
+A file is a run of *sections*, one per named state. A section is a run of *key-group blocks* in key-group order, empty
+groups left out. A block is a run of Arrow IPC record batch messages (encapsulated form: continuation marker, metadata
+length, metadata, body; 8-byte aligned relative to the block) with stored rows, without schema messages and
+uncompressed. Offsets of blocks count from the file's start and stand in
+:class:`~ckpt_runtime.checkpoint.state_handles.KeyedSection`, with the state's descriptor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+
+from ckpt_runtime.checkpoint.state_handles import KeyedSection
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.state import columns
+from ckpt_runtime.state.columns import AnyArray
+from ckpt_runtime.state.errors import CorruptStateError
+from ckpt_runtime.state.kernels.compiler import read_only
+from ckpt_runtime.state.kernels.split_kernels import order_by_group
+from ckpt_runtime.state.stored_rows import check_owned
+
+
+class SectionWriter:
+    """Writes sections to a stream one after another and remembers where each block went."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._offset = 0
+        self.sections: list[KeyedSection] = []
+
+    def write_table(
+        self, name: str, descriptor: dict[str, Any], table: pa.Table, groups: AnyArray, owned: KeyGroupRange
+    ) -> None:
+        """See :class:`~ckpt_runtime.state.stored_rows.StateWriter`."""
+        check_owned(name, groups, owned)
+        self.write_batches(name, descriptor, table.schema, _by_group(table, groups, owned))
+
+    def write_batches(
+        self, name: str, descriptor: dict[str, Any], schema: pa.Schema, batches: Iterable[tuple[int, pa.RecordBatch]]
+    ) -> None:
+        """See :class:`~ckpt_runtime.state.stored_rows.StateWriter`."""
+        blocks: dict[int, tuple[int, int]] = {}
+        for key_group, batch in batches:
+            message = memoryview(batch.serialize())
+            self._stream.write(message)
+            start, length = blocks.get(key_group, (self._offset, 0))
+            blocks[key_group] = start, length + len(message)
+            self._offset += len(message)
+        self.sections.append(KeyedSection(name, descriptor, tuple((group, *place) for group, place in blocks.items())))
+
+
+def _by_group(table: pa.Table, groups: AnyArray, owned: KeyGroupRange) -> Iterator[tuple[int, pa.RecordBatch]]:
+    if table.num_rows == 0:
+        return
+    ends = np.zeros(len(owned), dtype=np.int64)
+    order = np.empty(len(groups), dtype=np.int64)
+    # The kernel has no bounds: a row of another key group would be counted in memory that is not its own.
+    order_by_group(read_only(groups), owned.first, ends, order)
+    start = 0
+    for index, end in enumerate(ends.tolist()):
+        # One group at a time: all of them in order would be a second table.
+        for batch in table.take(columns.arrow_from_numpy(pa.int64(), order[start:end])).to_batches():
+            yield owned.first + index, batch
+        start = end
+
+
+def read_block(name: str, schema: pa.Schema, block: bytes | memoryview | pa.Buffer) -> Iterator[pa.RecordBatch]:
+    """The batches of one block, checked in full. Raises :class:`CorruptStateError`."""
+    try:
+        reader = pa.BufferReader(block)
+        size = reader.size()
+        while reader.tell() < size:
+            batch = pa.ipc.read_record_batch(pa.ipc.read_message(reader), schema)
+            batch.validate(full=True)
+            yield batch
+    except (pa.ArrowException, OSError, EOFError, ValueError, TypeError) as error:
+        raise CorruptStateError(f"a block of state {name!r} cannot be read: {error}") from error
