@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ckpt_runtime.cli import job_commands, session_commands, snapshot_commands
+from ckpt_runtime.cli import job_commands, session_commands, snapshot_commands, snapshot_tools
 from ckpt_runtime.cli.config_commands import patch_checkpoint_config
 from ckpt_runtime.cli.framework import TOKEN_VARIABLE, URL_VARIABLE, Settings, add_command
 from ckpt_runtime.cli.leftover_commands import leftovers
@@ -49,6 +49,12 @@ add_command(session, "start", session_commands.start)
 add_command(session, "stop", session_commands.stop)
 add_command(session, "status", session_commands.status)
 app.add_typer(session, name="session")
+snapshot = typer.Typer(help="Look at snapshots, verify and copy them, without a session.", rich_markup_mode=None)
+add_command(snapshot, "list", snapshot_tools.list_snapshots)
+add_command(snapshot, "show", snapshot_tools.show)
+add_command(snapshot, "verify", snapshot_tools.verify)
+add_command(snapshot, "copy", snapshot_tools.copy)
+app.add_typer(snapshot, name="snapshot")
 # What follows the pipeline goes to the pipeline.
 add_command(app, "run", run, context_settings={"allow_interspersed_args": False})
 add_command(app, "list", job_commands.list_jobs)

@@ -28,14 +28,18 @@ class StateFileWriter:
     """One state file in ``directory``.
 
     Content up to ``memory_threshold`` bytes is returned inside the handle. The file's name is unique, so that a
-    subtask which writes the same checkpoint again never meets its own remains. Used as a context manager it aborts
-    unless it was finished. Not thread-safe.
+    subtask which writes the same checkpoint again never meets its own remains; only a copy is given one, by ``name``.
+    Used as a context manager it aborts unless it was finished. Not thread-safe.
     """
 
     def __init__(
-        self, directory: Location, memory_threshold: int = DEFAULT_MEMORY_THRESHOLD, name_prefix: str = ""
+        self,
+        directory: Location,
+        memory_threshold: int = DEFAULT_MEMORY_THRESHOLD,
+        name_prefix: str = "",
+        name: str | None = None,
     ) -> None:
-        self._location = directory.child(f"{name_prefix}{uuid4()}")
+        self._location = directory.child(name or f"{name_prefix}{uuid4()}")
         self._threshold = memory_threshold
         self._checksum = RunningChecksum()
         self._held = bytearray()

@@ -6,15 +6,12 @@ import errno
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 
-from ckpt_runtime.checkpoint.state_handles import KeyedHandle, StateFile
+from ckpt_runtime.checkpoint.state_handles import KeyedHandle
+from ckpt_runtime.snapshots.stored_files import StoredFiles
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
 from ckpt_runtime.state.errors import CorruptStateError
 from ckpt_runtime.state.registry import create_backend
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, StorageError
-from ckpt_runtime.storage.filesystem import resolve
-from ckpt_runtime.storage.state_file_reader import StateFileReader
-
-_CHUNK_BYTES = 4 << 20
 
 
 class StateRestoreError(StorageError):
@@ -44,7 +41,7 @@ def create_keyed_backend(
     backend = create_backend(name, parameters)
     if handles:
         named = naming_operator(parameters.uid, f"state from {directory}", directory)
-        with named, closing(_Reader(directory)) as reader:
+        with named, closing(StoredFiles(directory)) as reader:
             try:
                 backend.restore(handles, reader, owned=owned)
             except BaseException:
@@ -67,32 +64,3 @@ def naming_operator(uid: str, what: str, directory: str = "") -> Iterator[None]:
 def _is_damage(error: StorageError | CorruptStateError) -> bool:
     """A directory in the place of a file is no file that is away."""
     return isinstance(error, _DAMAGED) or (isinstance(error, OSError) and error.errno == errno.EISDIR)
-
-
-class _Reader:
-    """The files of a snapshot in ``directory``, each opened and verified once. One thread; close it after use."""
-
-    def __init__(self, directory: str) -> None:
-        self._directory = resolve(directory)
-        self._open: dict[StateFile, StateFileReader] = {}
-
-    def read(self, file: StateFile, offset: int, length: int) -> bytes | memoryview:
-        return self._reader(file).read(offset, length)
-
-    def fetch(self, file: StateFile, path: str) -> None:
-        reader = self._reader(file)
-        with open(path, "xb") as target:
-            for offset in range(0, file.length, _CHUNK_BYTES):
-                target.write(reader.read(offset, min(_CHUNK_BYTES, file.length - offset)))
-        # A backend has many files, and reads none of them twice.
-        self._open.pop(file).close()
-
-    def _reader(self, file: StateFile) -> StateFileReader:
-        reader = self._open.get(file)
-        if reader is None:
-            reader = self._open[file] = StateFileReader(self._directory, file)
-        return reader
-
-    def close(self) -> None:
-        for reader in self._open.values():
-            reader.close()

@@ -1,0 +1,183 @@
+"""``ckpt snapshot``: looks at snapshots, proves and copies them where they lie. Needs no session and no job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from msgspec import structs
+
+from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
+from ckpt_runtime.cli.framework import Cli
+from ckpt_runtime.cli.output import size_text, time_text
+from ckpt_runtime.spark.runtime_guard import MODULES
+
+if TYPE_CHECKING:
+    from ckpt_runtime.snapshots.description import SnapshotSummary
+    from ckpt_runtime.snapshots.snapshot import Snapshot
+
+SnapshotArgument = Annotated[
+    str, typer.Argument(metavar="SNAPSHOT", help="Directory of a savepoint or checkpoint: absolute path or URL.")
+]
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Expected failures as errors of the command, each with its exit code."""
+    try:
+        from ckpt_runtime.state.errors import StateError
+        from ckpt_runtime.storage import errors
+    except ModuleNotFoundError as error:
+        raise _not_installed(error) from error
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise _not_installed(error) from error
+    except errors.NotFoundError as error:
+        raise CommandError(str(error), ExitCode.NOT_FOUND) from error
+    except errors.AlreadyExistsError as error:
+        raise CommandError(str(error), ExitCode.CONFLICT) from error
+    except (errors.CorruptFileError, StateError) as error:
+        raise CommandError(str(error), ExitCode.FAILED) from error
+    except errors.InvalidLocationError as error:
+        raise CommandError(str(error), ExitCode.USAGE) from error
+    except errors.StorageError as error:
+        raise CommandError(str(error), ExitCode.UNREACHABLE) from error
+
+
+def _not_installed(error: ModuleNotFoundError) -> Exception:
+    if error.name not in MODULES:
+        return error
+    command = "pip install 'airflow-provider-ckpt[runtime]'"
+    return CommandError(
+        f"reading snapshots needs {error.name}, which is not installed; run: {command}", ExitCode.FAILED
+    )
+
+
+def _opened(path: str) -> Snapshot:
+    from ckpt_runtime.snapshots.snapshot import open_snapshot
+
+    return open_snapshot(path)
+
+
+def _shown(name: str) -> str:
+    """A name out of a snapshot that anybody may have written: nothing that a terminal would act on."""
+    return name if name.isprintable() else repr(name)
+
+
+def list_snapshots(
+    cli: Cli,
+    directory: Annotated[str, typer.Argument(metavar="DIRECTORY", help="Where to look: absolute path or URL.")],
+) -> None:
+    """List the checkpoints and savepoints below a directory, the latest first."""
+    with _failures():
+        from ckpt_runtime.snapshots.description import summary_of
+        from ckpt_runtime.snapshots.finding import find_snapshots
+        from ckpt_runtime.storage.errors import CorruptFileError
+        from ckpt_runtime.storage.filesystem import check_directory, resolve
+
+        base = resolve(directory)
+        check_directory(base)
+        readable: list[SnapshotSummary] = []
+        damaged: list[tuple[str, str]] = []
+        for location in find_snapshots(base):
+            try:
+                readable.append(summary_of(_opened(location.url)))
+            except CorruptFileError as error:
+                damaged.append((location.url, str(error)))
+    readable.sort(key=lambda found: (-found.completion_timestamp, found.location))
+    document = [structs.asdict(found) for found in readable]
+    document += [{"location": location, "error": reason} for location, reason in damaged]
+    rows = [
+        (
+            found.kind,
+            str(found.checkpoint_id),
+            found.job_id,
+            time_text(found.completion_timestamp),
+            f"{found.format.lower()} of {found.state_backend}",
+            size_text(found.bytes),
+            found.location,
+        )
+        for found in readable
+    ]
+    rows += [("unreadable", "-", "-", "-", "-", "-", location) for location, _ in damaged]
+    columns = ("KIND", "ID", "JOB ID", "COMPLETED", "FORMAT", "SIZE", "LOCATION")
+    cli.output.table(document, columns, rows, empty="no snapshots")
+
+
+def show(
+    cli: Cli,
+    snapshot: SnapshotArgument,
+    count: Annotated[
+        bool, typer.Option("--count/--no-count", help="Count rows and keys, which reads all keyed state.")
+    ] = True,
+) -> None:
+    """Show what a snapshot holds: operators, states, schemas, sizes, counts, and what wrote it."""
+    with _failures():
+        from ckpt_runtime.snapshots.description import states_of, summary_of
+
+        opened = _opened(snapshot)
+        summary, states = summary_of(opened), list(states_of(opened, count=count))
+    if not cli.output.as_json:
+        lines = {
+            "location": summary.location,
+            "kind": f"{summary.kind.lower().replace('_', ' ')} {summary.checkpoint_id} of job {summary.job_id}",
+            "completed": time_text(summary.completion_timestamp),
+            "format": f"{summary.format.lower()}, state backend {summary.state_backend}",
+            "written by": summary.written_by or "a release before that was recorded",
+            "size": f"{size_text(summary.bytes)}, {summary.files} files beside the metadata",
+            "self-contained": "yes" if summary.self_contained else "no, it shares files with other checkpoints",
+        }
+        cli.output.result(None, *(f"{name + ':':<16} {text}" for name, text in lines.items()), "")
+    rows = [
+        (
+            _shown(state.operator),
+            _shown(state.state),
+            state.kind,
+            "-" if state.rows is None else state.rows,
+            "-" if state.keys is None else state.keys,
+            size_text(state.bytes),
+            _shown(", ".join(state.schema)) or "-",
+        )
+        for state in states
+    ]
+    document = {**structs.asdict(summary), "states": [structs.asdict(state) for state in states]}
+    columns = ("OPERATOR", "STATE", "KIND", "ROWS", "KEYS", "SIZE", "SCHEMA")
+    cli.output.table(document, columns, rows, empty="no state")
+
+
+def verify(cli: Cli, snapshot: SnapshotArgument) -> ExitCode:
+    """Read everything that belongs to a snapshot, and prove that it is complete and intact."""
+    with _failures():
+        from ckpt_runtime.snapshots.verification import verify_snapshot
+
+        opened = _opened(snapshot)
+        problems = verify_snapshot(opened)
+    document = {
+        "location": opened.directory.url,
+        "intact": not problems,
+        "problems": [{"state": problem.state, "reason": problem.reason} for problem in problems],
+    }
+    lines = [str(problem) for problem in problems] or [f"{opened.directory.url} is complete and intact."]
+    cli.output.result(document, *lines)
+    return ExitCode.FAILED if problems else ExitCode.OK
+
+
+def copy(
+    cli: Cli,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The snapshot: absolute path or URL.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A new directory, in any file system.")],
+) -> None:
+    """Copy a self-contained snapshot to a new directory, verifying it on the way."""
+    with _failures(), cli.output.progress() as show_progress:
+        from ckpt_runtime.snapshots.copying import copy_snapshot
+        from ckpt_runtime.storage.filesystem import resolve
+
+        def told(done: int, total: int) -> None:
+            show_progress(f"copied {done * 10 // max(total, 1) * 10} % of {size_text(total)}")
+
+        copied = copy_snapshot(source, resolve(target), told)
+    document = {"location": copied.location, "files": copied.files, "bytes": copied.bytes}
+    cli.output.result(document, copied.location)

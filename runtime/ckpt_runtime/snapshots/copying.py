@@ -1,0 +1,144 @@
+"""Copies a self-contained snapshot to a new directory, also one in another file system, and proves the copy whole.
+
+``_metadata`` comes last and as it is: before that there is no snapshot at the target. What was written is deleted again
+when something fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ckpt_runtime.checkpoint.state_handles import StateFile
+from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
+from ckpt_runtime.storage.errors import (
+    AmbiguousWriteError,
+    CorruptFileError,
+    InvalidLocationError,
+    NotFoundError,
+    StorageError,
+)
+from ckpt_runtime.storage.filesystem import (
+    Location,
+    delete_empty_directory,
+    delete_file,
+    file_size,
+    make_directory,
+    read_range,
+)
+from ckpt_runtime.storage.publish import publish
+from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, read_metadata_bytes
+from ckpt_runtime.storage.state_file_reader import is_relative, locate
+from ckpt_runtime.storage.state_file_writer import StateFileWriter
+
+_CHUNK_BYTES = 4 << 20
+_AT_ONCE = 4
+_ALWAYS_A_FILE = -1
+
+Progress = Callable[[int, int], None]
+"""Told how many bytes are copied, and of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedSnapshot:
+    """Where a copy lies, and how much was copied."""
+
+    location: str
+    files: int
+    bytes: int
+
+
+def copy_snapshot(
+    source: str | Location, target: Location, progress: Progress = lambda _copied, _total: None
+) -> CopiedSnapshot:
+    """Copies to ``target``, which must not exist. Each file is compared with its checksum on the way.
+
+    Raises :class:`InvalidLocationError` for a snapshot that is not self-contained, :class:`AlreadyExistsError` for a
+    target that exists, :class:`CorruptFileError` for damage, and what opening a snapshot raises.
+    """
+    file, metadata = read_metadata_bytes(source)
+    snapshot = open_snapshot(file.parent)
+    files = own_files(snapshot)
+    make_directory(target, exist_ok=False)
+    try:
+        copy_files(snapshot.directory, files, target, progress)
+    except BaseException:
+        _discard(files, target)
+        raise
+    try:
+        publish(target.child(METADATA_NAME), metadata)
+    except AmbiguousWriteError:
+        raise
+    except BaseException:
+        _discard(files, target)
+        raise
+    return CopiedSnapshot(target.url, len(files), sum(file.length for file in files) + len(metadata))
+
+
+def own_files(snapshot: Snapshot) -> list[StateFile]:
+    """The files of a self-contained snapshot, each once.
+
+    Raises :class:`InvalidLocationError` when others belong to it, :class:`CorruptFileError` when handles disagree.
+    """
+    found: dict[str, StateFile] = {}
+    outside = []
+    for state in snapshot.metadata.states.values():
+        for file in state.files():
+            if not is_relative(file.path) or file.path == METADATA_NAME:
+                outside.append(file.path)
+            elif found.setdefault(file.path, file) != file:
+                url = locate(snapshot.directory, file.path).url
+                raise CorruptFileError(f"{url}: two handles of the snapshot disagree about its content", url)
+    if outside:
+        raise InvalidLocationError(
+            f"{snapshot.directory.url} is not self-contained: {len(outside)} of its files lie elsewhere, the first is "
+            f"{outside[0]}; take a savepoint, which is",
+            snapshot.directory.url,
+        )
+    return list(found.values())
+
+
+def copy_files(directory: Location, files: list[StateFile], target: Location, progress: Progress) -> None:
+    """Copies files under their names, several at once. Raises as :func:`copy_snapshot` what the first failure is."""
+    copied, total = 0, sum(file.length for file in files)
+    for parent in sorted({locate(target, file.path).parent for file in files}, key=lambda location: location.path):
+        make_directory(parent)
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="copy") as pool:
+        running: dict[Future[None], StateFile] = {pool.submit(_copy, directory, file, target): file for file in files}
+        try:
+            for done in as_completed(running):
+                done.result()
+                copied += running[done].length
+                progress(copied, total)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _copy(directory: Location, file: StateFile, target: Location) -> None:
+    source, copy = locate(directory, file.path), locate(target, file.path)
+    try:
+        found = file_size(source)
+    except NotFoundError as error:
+        raise CorruptFileError(f"{source.url}: the file is missing", source.url) from error
+    if found != file.length:
+        raise CorruptFileError(f"{source.url}: damaged, it has {found} bytes and not {file.length}", source.url)
+    with StateFileWriter(copy.parent, _ALWAYS_A_FILE, name=copy.name) as writer:
+        for offset in range(0, max(1, file.length), _CHUNK_BYTES):
+            writer.write(read_range(source, offset, min(_CHUNK_BYTES, file.length - offset)))
+        written = writer.finish()
+    if written.checksum != file.checksum:
+        message = f"{source.url}: damaged, its checksum is {written.checksum} and not {file.checksum}"
+        raise CorruptFileError(message, source.url)
+
+
+def _discard(files: list[StateFile], target: Location) -> None:
+    copies = [locate(target, file.path) for file in files]
+    for copy in copies:
+        with suppress(StorageError):
+            delete_file(copy)
+    parents = {copy.parent for copy in copies} | {target}
+    for parent in sorted(parents, key=lambda location: -len(location.path)):
+        with suppress(StorageError):
+            delete_empty_directory(parent)

@@ -1,0 +1,95 @@
+"""What a snapshot holds, in a form to be shown: operators, their states with schemas, sizes and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+import pyarrow as pa
+from msgspec import Struct
+
+from ckpt_runtime.snapshots.keyed_states import StoredState, keyed_states, state_rows
+from ckpt_runtime.snapshots.snapshot import Snapshot
+from ckpt_runtime.state.stored_rows import KEY_PREFIX, schema_to_json
+from ckpt_runtime.storage.state_file_reader import is_relative
+
+
+class SnapshotSummary(Struct, frozen=True):
+    """One snapshot as a whole. ``bytes`` is what restoring it reads; ``written_by`` None says: before that was kept."""
+
+    location: str
+    kind: str
+    format: str
+    state_backend: str
+    written_by: str | None
+    job_id: str
+    checkpoint_id: int
+    completion_timestamp: int
+    bytes: int
+    files: int
+    self_contained: bool
+
+
+class StateDescription(Struct, frozen=True):
+    """One named state. Keyed state has ``schema`` and, when counted, ``rows`` and ``keys``; a list state its items."""
+
+    operator: str
+    state: str
+    kind: str
+    parallelism: int
+    max_parallelism: int
+    bytes: int | None = None
+    rows: int | None = None
+    keys: int | None = None
+    schema: tuple[str, ...] = ()
+
+
+def summary_of(snapshot: Snapshot) -> SnapshotSummary:
+    """Without reading any file."""
+    metadata = snapshot.metadata
+    states = metadata.states.values()
+    paths = {file.path for state in states for file in state.files()}
+    return SnapshotSummary(
+        location=snapshot.directory.url,
+        kind=metadata.properties.type.value,
+        format=metadata.format.value,
+        state_backend=metadata.state_backend,
+        written_by=metadata.written_by,
+        job_id=metadata.job_id,
+        checkpoint_id=metadata.id,
+        completion_timestamp=metadata.completion_timestamp,
+        bytes=sum(state.bytes for state in states),
+        files=len(paths),
+        self_contained=all(map(is_relative, paths)),
+    )
+
+
+def states_of(snapshot: Snapshot, *, count: bool) -> Iterator[StateDescription]:
+    """Keyed and list states by vertex and operator. ``count`` reads all keyed state. Raises as reading it does."""
+    for vertex in snapshot.metadata.vertices:
+        for uid in vertex.operator_uids:
+            for state in keyed_states(snapshot, uid):
+                rows, keys = _counted(snapshot, state) if count else (None, None)
+                schema = tuple(schema_to_json(state.schema)["fields"])
+                yield StateDescription(
+                    uid, state.name, state.kind, vertex.parallelism, vertex.max_parallelism, state.bytes, rows, keys,
+                    schema,
+                )  # fmt: skip
+            items: dict[tuple[str, str], int] = {}
+            for subtask in snapshot.states(uid):
+                for entry in subtask.lists:
+                    key = (entry.name, f"list ({entry.mode.value.lower()})")
+                    items[key] = items.get(key, 0) + len(entry.items)
+            for (name, kind), number in sorted(items.items()):
+                yield StateDescription(uid, name, kind, vertex.parallelism, vertex.max_parallelism, rows=number)
+
+
+def _counted(snapshot: Snapshot, state: StoredState) -> tuple[int, int]:
+    """Rows, and keys: all rows of a key are in one key group."""
+    names = [name for name in state.schema.names if name.startswith(KEY_PREFIX)]
+    rows = keys = 0
+    for _, group in groupby(state_rows(snapshot, state, state.key_groups), key=lambda found: found[0]):
+        batches = [batch for _, batch in group]
+        rows += sum(batch.num_rows for batch in batches)
+        keys += pa.Table.from_batches(batches).select(names).group_by(names).aggregate([]).num_rows
+    return rows, keys

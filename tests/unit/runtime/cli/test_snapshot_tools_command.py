@@ -1,0 +1,113 @@
+"""``ckpt snapshot``: what it prints and with which code it ends, without any session."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_runtime.cli.main import main
+from ckpt_runtime.storage.metadata import encode
+from ckpt_runtime.storage.snapshot_metadata import read_metadata
+from tests.support.golden import DIRECTORY
+
+pytestmark = pytest.mark.row("203.10")
+
+
+@pytest.fixture(autouse=True)
+def _no_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CKPT_REST_URL", raising=False)
+    monkeypatch.setenv("CKPT_SESSION_FILE", str(tmp_path / "session.json"))
+
+
+@pytest.fixture
+def savepoint(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(DIRECTORY / "format-2" / "savepoint", tmp_path / "savepoints" / "savepoint-1"))
+
+
+def damage(savepoint: Path) -> Path:
+    file = next(path for path in savepoint.iterdir() if path.name != "_metadata")
+    file.write_bytes(file.read_bytes()[:-1])
+    return file
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> Any:
+    return json.loads(capsys.readouterr().out)
+
+
+def test_list(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = savepoint.parent / "broken"
+    broken.mkdir()
+    (broken / "_metadata").write_bytes(b"garbage")
+    assert main(["snapshot", "list", str(savepoint.parent), "--json"]) == 0
+    found, unreadable = printed(capsys)
+    assert found["location"] == savepoint.as_uri()
+    assert (found["kind"], found["format"], found["state_backend"]) == ("SAVEPOINT", "NATIVE", "hashmap")
+    assert unreadable["location"] == broken.as_uri()
+    assert "_metadata" in unreadable["error"]
+    assert main(["snapshot", "list", str(savepoint.parent)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("SAVEPOINT")
+    assert lines[1].endswith(savepoint.as_uri())
+    assert lines[2].startswith("unreadable")
+
+
+def test_list_where_there_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["snapshot", "list", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "no snapshots\n"
+    assert main(["snapshot", "list", str(tmp_path / "missing")]) == 3
+    assert "is not there" in capsys.readouterr().err
+
+
+def test_show(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["snapshot", "show", str(savepoint), "--json"]) == 0
+    document = printed(capsys)
+    assert document["written_by"] == "0.1.0"
+    states = {(state["operator"], state["state"]): state for state in document["states"]}
+    assert states["totals", "aggregates"]["keys"] == 20
+    assert main(["snapshot", "show", str(savepoint), "--no-count"]) == 0
+    text = capsys.readouterr().out
+    assert "self-contained:  yes" in text
+    assert "key.source: int64, user_key.start: int64, value.rows: int64" in text
+
+
+def test_names_out_of_a_snapshot_do_nothing_to_a_terminal(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = json.dumps(read_metadata(str(savepoint)).document).replace('"totals"', json.dumps("to\x1b[2Jtals"))
+    (savepoint / "_metadata").write_bytes(encode(json.loads(text)))
+    assert main(["snapshot", "show", str(savepoint)]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_verify(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["snapshot", "verify", str(savepoint)]) == 0
+    assert capsys.readouterr().out == f"{savepoint.as_uri()} is complete and intact.\n"
+    file = damage(savepoint)
+    assert main(["snapshot", "verify", str(savepoint), "--json"]) == 1
+    document = printed(capsys)
+    assert not document["intact"]
+    (problem,) = document["problems"]
+    assert file.name in problem["reason"]
+    assert "operator" in problem["state"]
+
+
+def test_verify_what_is_none(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["snapshot", "verify", str(savepoint / "missing")]) == 4
+    assert main(["snapshot", "verify", "relative"]) == 2
+    (savepoint / "_metadata").write_bytes(b"garbage")
+    assert main(["snapshot", "verify", str(savepoint)]) == 1
+    assert "_metadata" in capsys.readouterr().err
+
+
+def test_copy(savepoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "copy"
+    assert main(["snapshot", "copy", str(savepoint), str(target), "--json"]) == 0
+    assert printed(capsys)["location"] == target.as_uri()
+    assert main(["snapshot", "verify", str(target)]) == 0
+    assert main(["snapshot", "copy", str(savepoint), str(target)]) == 5
+    file = damage(savepoint)
+    assert main(["snapshot", "copy", str(savepoint), str(tmp_path / "other")]) == 1
+    assert file.name in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()

@@ -1,0 +1,184 @@
+"""Finding, describing, reading and copying snapshots without a job, on those that versions have kept."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from ckpt_runtime.checkpoint.state_handles import StateFile
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.snapshots.copying import copy_snapshot
+from ckpt_runtime.snapshots.description import states_of, summary_of
+from ckpt_runtime.snapshots.finding import find_snapshots
+from ckpt_runtime.snapshots.keyed_states import keyed_states, state_rows
+from ckpt_runtime.snapshots.snapshot import open_snapshot
+from ckpt_runtime.snapshots.verification import verify_snapshot
+from ckpt_runtime.storage.checksums import checksum_of
+from ckpt_runtime.storage.errors import AlreadyExistsError, CorruptFileError, InvalidLocationError, NotFoundError
+from ckpt_runtime.storage.filesystem import Location, make_directory, resolve
+from ckpt_runtime.storage.snapshot_metadata import write_metadata
+from tests.support.golden import DIRECTORY, KINDS, SOURCES, placed
+from tests.support.snapshots import completed, keyed, write_file, write_snapshot
+
+SAVEPOINT = DIRECTORY / "format-2" / "savepoint"
+VERSIONS = sorted(path.name for path in DIRECTORY.iterdir())
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.mark.row("203.10")
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", KINDS)
+def test_a_kept_snapshot_is_proven_whole(version: str, name: str, tmp_path: Path) -> None:
+    snapshot = open_snapshot(str(placed(DIRECTORY / version / name, tmp_path)))
+    assert verify_snapshot(snapshot) == []
+
+
+# --- finding
+
+
+def test_snapshots_are_found_at_any_level_and_nothing_else(base: Location) -> None:
+    places = [("savepoint-1",), ("a" * 32, "chk-3"), ("a" * 32, "chk-10")]
+    for names in places:
+        make_directory(base.child(*names))
+        write_snapshot(base.child(*names))
+    for names in (("a" * 32, "shared"), ("a" * 32, "chk-11"), ("a" * 32, "chk-3", "deeper")):
+        make_directory(base.child(*names))
+    assert set(find_snapshots(base)) == {base.child(*names) for names in places}
+    assert list(find_snapshots(base.child("savepoint-1"))) == [base.child("savepoint-1")]
+    assert list(find_snapshots(base, depth=1)) == [base.child("savepoint-1")]
+
+
+# --- describing
+
+
+def test_a_summary_says_what_wrote_it() -> None:
+    summary = summary_of(open_snapshot(str(SAVEPOINT)))
+    assert (summary.kind, summary.format, summary.state_backend, summary.written_by) == (
+        "SAVEPOINT",
+        "NATIVE",
+        "hashmap",
+        "0.1.0",
+    )
+    assert (summary.checkpoint_id, summary.files, summary.self_contained) == (1, 6, True)
+
+
+def test_states_are_described_with_schemas_sizes_and_counts() -> None:
+    states = {(state.operator, state.state): state for state in states_of(open_snapshot(str(SAVEPOINT)), count=True)}
+    groups = states["kept", "groups"]
+    assert (groups.kind, groups.rows, groups.keys) == ("map", 2 * SOURCES, SOURCES)
+    assert groups.schema == ("key.source: int64", "user_key.start: int64", "value.rows: int64", "value.total: int64")
+    assert (groups.parallelism, groups.max_parallelism) == (2, 16)
+    assert states["kept", "last"].keys == states["totals", "aggregates"].rows == SOURCES
+    assert (states["left", "positions"].kind, states["left", "positions"].rows) == ("list (split)", 128)
+    files = sum(path.stat().st_size for path in SAVEPOINT.iterdir() if path.name != "_metadata")
+    assert sum(state.bytes or 0 for state in states.values()) == files
+    uncounted = states_of(open_snapshot(str(SAVEPOINT)), count=False)
+    assert {state.keys for state in uncounted} == {None}
+
+
+# --- reading
+
+
+def test_rows_come_by_key_group_and_ranges_make_up_the_whole() -> None:
+    snapshot = open_snapshot(str(SAVEPOINT))
+    (state,) = [state for state in keyed_states(snapshot, "kept") if state.name == "seen"]
+    everything = list(state_rows(snapshot, state, KeyGroupRange(0, 15)))
+    assert [group for group, _ in everything] == sorted(group for group, _ in everything)
+    rows = pa.Table.from_batches([batch for _, batch in everything]).to_pylist()
+    assert sorted(row["key.source"] for row in rows) == list(range(SOURCES))
+    for last in (0, 6, 7, 8, 15):
+        parts = [KeyGroupRange(0, last), KeyGroupRange(last + 1, 15)]
+        found = [batch for part in parts for _, batch in state_rows(snapshot, state, part)]
+        assert found == [batch for _, batch in everything]
+
+
+def test_states_of_an_operator_that_is_unknown_or_has_none() -> None:
+    snapshot = open_snapshot(str(SAVEPOINT))
+    assert keyed_states(snapshot, "nobody") == keyed_states(snapshot, "left") == []
+
+
+# --- copying
+
+
+@pytest.mark.row("203.4")
+def test_a_copy_is_the_same_in_any_file_system(base: Location, tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    target = base.child("copies", "first")
+    copied = copy_snapshot(str(SAVEPOINT), target, lambda done, total: told.append((done, total)))
+    assert copied.location == target.url
+    assert (copied.files, copied.bytes) == (6, sum(map(len, content(SAVEPOINT).values())))
+    assert len(told) == 6
+    assert told[-1][0] == told[-1][1]
+    assert verify_snapshot(open_snapshot(target)) == []
+    back = tmp_path / "back"
+    copy_snapshot(target, resolve(back))
+    assert content(back) == content(SAVEPOINT)
+
+
+def test_files_in_directories_of_their_own_are_copied(tmp_path: Path) -> None:
+    source = resolve(tmp_path / "source")
+    make_directory(source.child("a", "b"))
+    file = write_file(source.child("a", "b"))
+    nested = StateFile(f"a/b/{file.path}", file.length, file.checksum)
+    write_metadata(source, completed(source, keyed(nested)).to_json())
+    copy_snapshot(source, resolve(tmp_path / "target"))
+    assert content(tmp_path / "target") == content(tmp_path / "source")
+
+
+@pytest.mark.parametrize("damage", ["deleted", "cut", "flipped"])
+def test_a_damaged_snapshot_is_not_copied_and_nothing_stays(tmp_path: Path, damage: str) -> None:
+    source = Path(shutil.copytree(SAVEPOINT, tmp_path / "source"))
+    victim = next(path for path in source.iterdir() if path.name != "_metadata")
+    data = bytearray(victim.read_bytes())
+    data[0] ^= 1
+    victim.write_bytes(data[:-1] if damage == "cut" else data)
+    if damage == "deleted":
+        victim.unlink()
+    with pytest.raises(CorruptFileError, match=victim.name):
+        copy_snapshot(str(source), resolve(tmp_path / "parent" / "target"))
+    assert list((tmp_path / "parent").iterdir()) == []
+
+
+def test_what_exists_is_no_target(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    with pytest.raises(AlreadyExistsError):
+        copy_snapshot(str(SAVEPOINT), resolve(tmp_path / "target"))
+    assert list((tmp_path / "target").iterdir()) == []
+    with pytest.raises(NotFoundError):
+        copy_snapshot(str(tmp_path / "missing"), resolve(tmp_path / "other"))
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "file:///etc/passwd", "_metadata"])
+def test_what_is_not_self_contained_is_not_copied(tmp_path: Path, path: str) -> None:
+    source = resolve(tmp_path / "source")
+    make_directory(source)
+    write_metadata(source, completed(source, keyed(StateFile(path, 5, checksum_of(b"state")))).to_json())
+    with pytest.raises(InvalidLocationError, match="is not self-contained: 1 of its files lie elsewhere"):
+        copy_snapshot(source, resolve(tmp_path / "target"))
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_path_that_leads_out_is_not_followed(tmp_path: Path) -> None:
+    source = resolve(tmp_path / "source")
+    make_directory(source)
+    (tmp_path / "outside").write_bytes(b"state")
+    write_metadata(source, completed(source, keyed(StateFile("../outside", 5, checksum_of(b"state")))).to_json())
+    with pytest.raises(InvalidLocationError, match="does not stay in its directory"):
+        copy_snapshot(source, resolve(tmp_path / "target"))
+
+
+def test_handles_that_disagree_about_a_file_are_refused(tmp_path: Path) -> None:
+    source = resolve(tmp_path / "source")
+    make_directory(source)
+    file = write_file(source)
+    other = StateFile(file.path, 4, checksum_of(b"othe"))
+    write_metadata(source, completed(source, keyed(file), keyed(other)).to_json())
+    with pytest.raises(CorruptFileError, match="two handles"):
+        copy_snapshot(source, resolve(tmp_path / "target"))
