@@ -18,7 +18,8 @@ from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.errors import AggregateOverflowError, UnsupportedAggregateError
 from ckpt_runtime.state.kernels import aggregate_kernels as kernels
 from ckpt_runtime.state.kernels.compiler import read_only
-from ckpt_runtime.state.memory.key_index import capacity_for, fixed_array, grown
+from ckpt_runtime.state.memory.key_index import capacity_for, grown
+from ckpt_runtime.state.row_codec import fixed_array
 from ckpt_runtime.state.states import AggregateColumn
 
 _SIGN = np.int64(-(2**63))
