@@ -48,11 +48,11 @@ from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler import job_events as job_on
 from ckpt_runtime.scheduler.core_events import (
+    ChangeAnswered,
+    ChangeOutcome,
     JobInput,
     JobOutput,
     LeadershipLost,
-    PatchAnswered,
-    PatchOutcome,
     PatchRequested,
 )
 from ckpt_runtime.scheduler.job_core import JobCore, JobPlan
@@ -200,15 +200,15 @@ class JobMaster:
         """
         request_id = uuid.uuid4().hex
         answer = await self._ask(request_id, PatchRequested(request_id, patch))
-        assert isinstance(answer, PatchAnswered)
+        assert isinstance(answer, ChangeAnswered)
         match answer.outcome:
-            case PatchOutcome.BUSY:
+            case ChangeOutcome.BUSY:
                 raise UpdateInProgress(self._submission.job_id)
-            case PatchOutcome.REFUSED:
+            case ChangeOutcome.REFUSED:
                 raise InvalidRequest("checkpoint configuration", answer.message, "values that fit together")
-            case PatchOutcome.JOB_ENDED:
+            case ChangeOutcome.JOB_ENDED:
                 raise JobTerminated(self._submission.job_id, self._shell.core.machine.status)
-            case PatchOutcome.UNKNOWN | PatchOutcome.NOT_STORED:
+            case ChangeOutcome.UNKNOWN | ChangeOutcome.NOT_STORED:
                 raise NotReady(answer.message)
         reach("patch-applied")
         return self.checkpoint_config()

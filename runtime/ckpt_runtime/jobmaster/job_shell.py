@@ -92,6 +92,7 @@ class JobShell:
             self.tell,
             lambda: job_core.coordinator.retained,
             earlier_ids,
+            submission.claims,
         )
         self.storage.dispose(history.disposals)
         self._consequences = Consequences(host, self._deliver_consequence)
@@ -205,7 +206,7 @@ class JobShell:
                 | checkpoint_out.RequestFailed()
                 | job_out.StopCompleted()
                 | job_out.StopFailed()
-                | core.PatchAnswered()
+                | core.ChangeAnswered()
             ):
                 answer = self._answers.pop(output.request_id, None)
                 if answer is not None:
@@ -459,11 +460,11 @@ class JobShell:
                 case CheckpointConfigurationError():
                     return core.OverridesRefused(request_id, str(error))
                 case AmbiguousWriteError():
-                    return core.OverridesUnknown(request_id, str(error))
+                    return core.ChangeUnknown(request_id, str(error))
                 case StorageError():
                     text = f"the change could not be stored, nothing has changed: {error}"
-                    return core.OverridesNotStored(request_id, text, gone=isinstance(error, NotFoundError))
-            return core.OverridesUnknown(request_id, str(error))
+                    return core.ChangeNotStored(request_id, text, gone=isinstance(error, NotFoundError))
+            return core.ChangeUnknown(request_id, str(error))
 
         self._in_pool(store, failed, pause_ms)
 

@@ -25,8 +25,8 @@ class SnapshotFile(AbstractContextManager["SnapshotFile"], Protocol):
 class SnapshotFiles(Protocol):
     """Opens the new files of one snapshot. One thread at a time; raises OSError as the storage does."""
 
-    def private(self) -> SnapshotFile:
-        """A file that goes with this snapshot."""
+    def private(self, suffix: str = "") -> SnapshotFile:
+        """A file that goes with this snapshot. With a suffix it is for other tools, and never inside a handle."""
 
     def shared(self) -> SnapshotFile:
         """A file that later checkpoints may refer to. In a savepoint, which shares nothing, it is a private one."""

@@ -26,14 +26,16 @@ class NewFiles:
         self._threshold = inline_threshold
         self._shared = resolve(options.shared_directory) if options.shared_directory else None
 
-    def private(self) -> StateFileWriter:
+    def private(self, suffix: str = "") -> StateFileWriter:
+        if suffix:
+            return _NewFile(self, self.directory, 0, name_suffix=suffix)
         return _NewFile(self, self.directory, self._threshold)
 
     def shared(self) -> StateFileWriter:
         """Its name begins with the checkpoint's, which tells whose a file is that a killed worker left."""
         if self._shared is None:
             return self.private()
-        return _NewFile(self, self._shared, self._threshold, f"{self.directory.name}-")
+        return _NewFile(self, self._shared, self._threshold, name_prefix=f"{self.directory.name}-")
 
     def discard(self) -> None:
         """Deletes them; what cannot be deleted stays."""
@@ -43,8 +45,10 @@ class NewFiles:
 
 
 class _NewFile(StateFileWriter):
-    def __init__(self, files: NewFiles, directory: Location, threshold: int, name_prefix: str = "") -> None:
-        super().__init__(directory, threshold, name_prefix)
+    def __init__(
+        self, files: NewFiles, directory: Location, threshold: int, *, name_prefix: str = "", name_suffix: str = ""
+    ) -> None:
+        super().__init__(directory, threshold, name_prefix, name_suffix)
         self._files = files
         self._is_private = directory is files.directory
 

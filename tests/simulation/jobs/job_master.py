@@ -31,7 +31,7 @@ from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.network.control_messages import DeploymentMessage
 from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler import job_events as job_on
-from ckpt_runtime.scheduler.core_events import JobOutput, PatchAnswered, PatchOutcome, PatchRequested
+from ckpt_runtime.scheduler.core_events import ChangeAnswered, ChangeOutcome, JobOutput, PatchRequested
 from ckpt_runtime.scheduler.job_core import JobCore, JobPlan
 from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -344,8 +344,8 @@ class JobMaster:
         """Once, as a user does, or again and again until it is in force or the run has ended."""
 
         def answer(output: JobOutput) -> None:
-            assert isinstance(output, PatchAnswered)
-            if output.outcome is PatchOutcome.APPLIED:
+            assert isinstance(output, ChangeAnswered)
+            if output.outcome is ChangeOutcome.APPLIED:
                 self.world.patched(self, overrides)
             elif until_applied and self.ended is None:
                 self.host.call_later(5, partial(self.patch, overrides, until_applied=True))

@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
 from ckpt_runtime.checkpoint.state_handles import (
+    CanonicalKeyedStateHandle,
     IncrementalKeyedStateHandle,
     KeyedHandle,
     KeyedSection,
@@ -45,6 +46,8 @@ class FileKeyedStateBackend(MemoryKeyedStateBackend):
         self.shared = SharedFiles()
 
     def restore(self, handles: Sequence[KeyedHandle], reader: SnapshotReader, *, owned: bool) -> None:
+        if all(isinstance(handle, CanonicalKeyedStateHandle) for handle in handles):
+            return super().restore(handles, reader, owned=owned)
         segments: list[KeyedHandle] = []
         found: dict[str, StateFile] = {}
         for handle in handles:
@@ -53,8 +56,7 @@ class FileKeyedStateBackend(MemoryKeyedStateBackend):
             segments += self._fetched(handle, reader)
             found |= {name: file for name, file in handle.files.items() if name != SEGMENTS}
         super().restore(segments, _LocalReader(self.directory), owned=owned)
-        if owned:
-            self.shared.restored(found)
+        return self.shared.restored(found) if owned else None
 
     def _fetched(self, handle: IncrementalKeyedStateHandle, reader: SnapshotReader) -> list[KeyedStateHandle]:
         """The segments with key groups of this subtask, as local files."""
@@ -73,6 +75,8 @@ class FileKeyedStateBackend(MemoryKeyedStateBackend):
         return found
 
     def snapshot(self, checkpoint_id: int, properties: CheckpointProperties) -> KeyedSnapshot:
+        if properties.savepoint_format is SavepointFormat.CANONICAL:
+            return super().snapshot(checkpoint_id, properties)
         if not properties.is_savepoint:
             self.shared.begun(checkpoint_id)
         return _SegmentSnapshot(self, super().snapshot(checkpoint_id, properties), checkpoint_id, properties)

@@ -11,11 +11,12 @@ from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedStateHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import stored_rows, values
 from ckpt_runtime.state.backend import KeyedStateBackend
+from ckpt_runtime.state.canonical.writer import CanonicalWriter
 from ckpt_runtime.state.errors import StateSchemaError, schema_mismatch
 from ckpt_runtime.state.hashing import check_key_types
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable
@@ -44,20 +45,31 @@ class _Frozen(Protocol):
 class MemorySnapshot:
     """The asynchronous part of one snapshot."""
 
-    def __init__(self, frozen: list[_Frozen], key_groups: KeyGroupRange, max_parallelism: int) -> None:
+    def __init__(
+        self, uid: str, frozen: list[_Frozen], key_groups: KeyGroupRange, max_parallelism: int, canonical: bool
+    ) -> None:
+        self._uid = uid
         self._frozen = frozen
         self._key_groups = key_groups
         self._max_parallelism = max_parallelism
+        self._canonical = canonical
 
     def write(self, files: SnapshotFiles) -> Sequence[KeyedHandle]:
-        """Writes all states into one private file."""
+        """Writes all states into one private file, or in canonical form."""
         if not self._frozen:
             return ()
+        if self._canonical:
+            canonical = CanonicalWriter(files, self._uid, self._key_groups)
+            self._write_to(canonical)
+            return canonical.handles
         with files.private() as file:
             writer = SectionWriter(file.stream)
-            for frozen in self._frozen:
-                frozen.write(writer, self._key_groups, self._max_parallelism)
+            self._write_to(writer)
             return (KeyedStateHandle(self._key_groups, file.finish(), tuple(writer.sections)),)
+
+    def _write_to(self, writer: StateWriter) -> None:
+        for frozen in self._frozen:
+            frozen.write(writer, self._key_groups, self._max_parallelism)
 
     def release(self) -> None:
         for frozen in self._frozen:
@@ -77,7 +89,7 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
 
     def restore(self, handles: Sequence[KeyedHandle], reader: SnapshotReader, *, owned: bool) -> None:
         """Reads this backend's key groups; states are decoded when they are asked for."""
-        self._unclaimed = unclaimed_states(self.uid, handles, reader, self.key_groups)
+        self._unclaimed = unclaimed_states(self.uid, handles, reader, self.key_groups, self.max_parallelism)
 
     def aggregate_table(self, name: str, key_schema: pa.Schema, columns: Sequence[AggregateColumn]) -> AggregateTable:
         table = AggregateTable(self.uid, name, key_schema, columns)
@@ -158,7 +170,8 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
         """The synchronous part: freezes all states in constant time, but for a byte per row of joins."""
         frozen: list[_Frozen] = [state.freeze() for state in self._states.values()]
         frozen += [state.freeze() for state in self._unclaimed.values()]
-        return MemorySnapshot(frozen, self.key_groups, self.max_parallelism)
+        canonical = properties.savepoint_format is SavepointFormat.CANONICAL
+        return MemorySnapshot(self.uid, frozen, self.key_groups, self.max_parallelism, canonical)
 
     def close(self) -> None:
         self._states.clear()
