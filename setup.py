@@ -39,6 +39,10 @@ EXTRAS_REQUIRE = {
         "matplotlib>=3.9",
         "psutil>=5.9",
     ],
+    # The state backend of that name.
+    "rocksdb": [
+        "rocksdict>=0.3.29",
+    ],
     # A release of s3fs works with the very same release of fsspec only.
     "s3": [
         "s3fs>=2024.12.0",

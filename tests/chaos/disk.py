@@ -6,12 +6,15 @@ where nothing can be mounted: nothing may be written in its place, since that wo
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import subprocess
 from pathlib import Path
 
 _SIZE = "128m"
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 
 
 class Disk:
@@ -29,8 +32,8 @@ class Disk:
         if mounted and self.is_small and _mount(path, "ro"):
             self._covered.append((path, True))
             return
-        path.rename(_away(path))
-        path.touch()
+        _away(path).touch()
+        _exchange(path, _away(path))
         self._covered.append((path, False))
 
     def fill(self) -> None:
@@ -50,8 +53,8 @@ class Disk:
             if mounted:
                 subprocess.run(["umount", "--lazy", str(path)], check=True)
             else:
-                path.unlink()
-                _away(path).rename(path)
+                _exchange(path, _away(path))
+                _away(path).unlink()
         self._covered.clear()
 
     def unmount(self) -> None:
@@ -62,6 +65,13 @@ class Disk:
 
 def _away(path: Path) -> Path:
     return path.with_name(f"{path.name}.away")
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """At once, as a mount goes and comes: a sink that finds nothing at its path may make a new directory there."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(_AT_FDCWD, bytes(one), _AT_FDCWD, bytes(other), _RENAME_EXCHANGE) != 0:
+        raise OSError(ctypes.get_errno(), f"cannot exchange {one} and {other}")
 
 
 def _mount(path: Path, options: str) -> bool:

@@ -17,12 +17,13 @@ from ckpt_runtime.configuration.option import ConfigOption
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, PipelineOptions
 from ckpt_runtime.configuration.rest_options import RestOptions
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions
-from ckpt_runtime.configuration.state_options import StateOptions
+from ckpt_runtime.configuration.state_options import RocksDBOptions, StateOptions
 
 GROUPS: tuple[tuple[str, type], ...] = (
     ("Checkpoints", CheckpointingOptions),
     ("State recovery", StateRecoveryOptions),
     ("State", StateOptions),
+    ("RocksDB", RocksDBOptions),
     ("Restart strategy", RestartStrategyOptions),
     ("Pipeline", PipelineOptions),
     ("Execution", ExecutionOptions),
@@ -43,6 +44,9 @@ JOB_CHECKPOINT_OVERRIDES = INTERNAL_PREFIX + "job-checkpoint-overrides"
 
 RESTORED_MAX_PARALLELISM = INTERNAL_PREFIX + "restored-max-parallelism"
 """Numbers of key groups by operator uid, as a JSON object, of the snapshot that a job starts from."""
+
+VERTEX_PARALLELISM = INTERNAL_PREFIX + "vertex-parallelism"
+"""Parallelisms by vertex id, as a JSON object, of a job that was rescaled since its submission."""
 
 
 def options_of(group: type) -> tuple[ConfigOption[Any], ...]:

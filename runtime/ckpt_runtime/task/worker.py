@@ -20,6 +20,7 @@ from typing import Protocol
 
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions, SavepointDuplication
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
 from ckpt_runtime.configuration.state_options import StateOptions
@@ -159,8 +160,8 @@ class TaskWorker:
             self._job = DeployedJob(deployment, plan, self._transport, self)
             self._job.start()
         except (Exception, SystemExit) as error:
-            _log_error(f"deployment {deployment.deployment} failed", error)
-            self._report(DeploymentFailed(deployment.deployment, describe_error(error)))
+            failure = _logged(f"deployment {deployment.deployment} failed", error)
+            self._report(DeploymentFailed(deployment.deployment, failure))
 
     def _unpack(self, program_id: str, archive: bytes | None) -> str:
         """The directory of the pipeline's files; the driver sends them once per worker."""
@@ -225,9 +226,7 @@ class TaskWorker:
         return time.monotonic_ns() / 1_000_000
 
     def state_changed(self, subtask: Subtask, error: BaseException | None = None) -> None:
-        if error is not None:
-            _log_error(f"subtask {subtask.name} failed", error)
-        failure = None if error is None else describe_error(error)
+        failure = None if error is None else _logged(f"subtask {subtask.name} failed", error)
         if (sender := self._sender(subtask)) is not None:
             self._report(TaskStateChanged(*sender, subtask.state, failure))
 
@@ -255,10 +254,12 @@ class TaskWorker:
             snapshot.release()
             return
         start = time.monotonic()
-        threshold = Configuration(job.deployment.graph.configuration).get(StateOptions.FS_MEMORY_THRESHOLD)
+        settings = Configuration(job.deployment.graph.configuration)
+        threshold = settings.get(StateOptions.FS_MEMORY_THRESHOLD)
+        copies_only = settings.get(CheckpointingOptions.SAVEPOINT_DUPLICATION) is SavepointDuplication.COPY
         barrier, measures = snapshot.barrier, snapshot.measures
         try:
-            written = write_snapshot(snapshot, threshold, subtask.checkpoints.persisted)
+            written = write_snapshot(snapshot, threshold, subtask.checkpoints.persisted, copies_only=copies_only)
         except Exception as error:
             self._decline_failed(subtask, barrier.checkpoint_id, error)
             return
@@ -340,11 +341,12 @@ def describe_error(error: BaseException) -> TaskFailure:
     return TaskFailure(FailureInfo(report.exception, report.message, trace), recoverable, consequence)
 
 
-def _log_error(what: str, error: BaseException) -> None:
-    if isinstance(error, ChannelLostError):
-        logger.warning("%s: %s", what, error)
-    else:
-        log_failure(logger, logging.ERROR, what, error)
+def _logged(what: str, error: BaseException) -> TaskFailure:
+    """Describes it once, for the log and for the driver: an exception may be as large as memory."""
+    failure = describe_error(error)
+    level = logging.WARNING if failure.consequence else logging.ERROR
+    logger.log(level, "%s: %s", what, failure.cause.stack_trace)
+    return failure
 
 
 def _measures(subtask: Subtask) -> SubtaskMeasures:

@@ -45,7 +45,7 @@ def act(directory: str | None, place: str) -> None:
     if _consumed(root / f"{place}-surrogate"):
         raise InjectedError("half a pair \ud800")
     if _consumed(root / f"{place}-huge"):
-        raise InjectedError("x" * 100_000_000)
+        raise InjectedError("x" * 20_000_000)
     if _consumed(root / f"{place}-spawn"):
         _start_detached(root)
     if _consumed(root / f"{place}-exit"):

@@ -260,6 +260,6 @@ def test_without_handles_the_backend_starts_empty() -> None:
     assert backend.value_state("s", KEY, VALUE).get((1,)) is None
 
 
-def test_a_backend_that_does_not_exist_yet_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedBackendError, match=r"state\.backend\.type.*rocksdb.*hashmap"):
-        create_keyed_backend("rocksdb", parameters(), (), "", owned=True)
+def test_a_backend_that_does_not_exist_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedBackendError, match=r"state\.backend\.type.*nowhere.*hashmap"):
+        create_keyed_backend("nowhere", parameters(), (), "", owned=True)

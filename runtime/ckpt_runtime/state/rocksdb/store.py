@@ -1,0 +1,144 @@
+"""One RocksDB database of bytes: the only module that knows ``rocksdict``, its limits and its traps.
+
+The write-ahead log is off: what a checkpoint does not hold is written again after a failure. All databases of a process
+share one block cache, which the memory of their write buffers is charged to. RocksDB has threads, so no process that
+others are forked from may open a database; nothing here is imported before the first one is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from rocksdict import (
+    BlockBasedOptions,
+    Cache,
+    Checkpoint,
+    IngestExternalFileOptions,
+    Options,
+    Rdict,
+    SstFileWriter,
+    WriteBatch,
+    WriteBufferManager,
+    WriteOptions,
+)
+
+from ckpt_runtime.state.errors import CorruptStateError
+
+BATCH = 10_000
+"""Entries of one write: larger batches are no faster, and keep other writers waiting."""
+
+_BLOOM_BITS = 10
+
+
+class StoreMemory:
+    """The memory that all databases of a process share: blocks that were read, and what is not yet in a file."""
+
+    def __init__(self, bytes_in_all: int, write_buffer_ratio: float) -> None:
+        self.cache = Cache(bytes_in_all)
+        size = int(bytes_in_all * write_buffer_ratio)
+        self.write_buffers = WriteBufferManager.new_write_buffer_manager_with_cache(size, False, self.cache)
+        # One buffer must be full long before all are, or each little write would be flushed as a file of its own.
+        self.write_buffer_size = max(size // 4, 1 << 20)
+
+
+def _options(memory: StoreMemory) -> Options:
+    table = BlockBasedOptions()
+    table.set_block_cache(memory.cache)
+    table.set_cache_index_and_filter_blocks(True)
+    table.set_pin_l0_filter_and_index_blocks_in_cache(True)
+    table.set_bloom_filter(_BLOOM_BITS, False)
+    table.set_format_version(5)
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_block_based_table_factory(table)
+    options.set_write_buffer_manager(memory.write_buffers)
+    options.set_write_buffer_size(memory.write_buffer_size)
+    options.set_max_open_files(-1)
+    options.set_keep_log_file_num(1)
+    options.set_max_log_file_size(1 << 20)
+    options.set_stats_dump_period_sec(0)
+    return options
+
+
+class Store:
+    """Opens the database in ``directory``, or makes one there. Any thread may call; keys are ordered as bytes are.
+
+    Raises :class:`CorruptStateError` for files that are no whole database.
+    """
+
+    def __init__(self, directory: Path, memory: StoreMemory) -> None:
+        self._options = _options(memory)
+        try:
+            self._database = Rdict(str(directory), self._options)
+        except Exception as error:  # rocksdict has no class of its own for what RocksDB answers
+            raise CorruptStateError(f"RocksDB cannot open {directory}: {error}") from error
+        self._unlogged = WriteOptions()
+        self._unlogged.disable_wal = True
+        self._database.set_write_options(self._unlogged)
+
+    def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The value of each key, or None. Fastest for sorted keys: neighbours lie in the same block."""
+        found: list[bytes | None] = self._database.get(list(keys))
+        return found
+
+    def write(self, puts: Iterable[tuple[bytes, bytes]], deletes: Iterable[bytes] = ()) -> None:
+        """Sets and removes entries, :data:`BATCH` at a time; a key must not be in both."""
+        entries, keys = iter(puts), iter(deletes)
+        while True:
+            batch = WriteBatch(raw_mode=True)
+            for key, value in islice(entries, BATCH):
+                batch.put(key, value)
+            for key in islice(keys, BATCH):
+                batch.delete(key)
+            if batch.is_empty():
+                return
+            self._database.write(batch, self._unlogged)
+
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """The entries whose keys have the prefix, from ``start`` on, as of the first one's reading, in key order.
+
+        Without bounds inside RocksDB: rocksdict keeps none of the memory that a bound lies in.
+        """
+        for key, value in self._database.items(from_key=max(prefix, start)):
+            if not key.startswith(prefix):
+                return
+            yield key, value
+
+    def delete_range(self, begin: bytes, end: bytes) -> None:
+        """Removes the keys from ``begin`` to before ``end`` in constant time; their space comes back bit by bit."""
+        if begin < end:
+            self._database.delete_range(begin, end, self._unlogged)
+
+    def ingest(self, entries: Iterable[tuple[bytes, bytes]], path: Path) -> None:
+        """Adds entries, which come in the order of their keys, as a file made at ``path`` that becomes the store's."""
+        writer = SstFileWriter(self._options)
+        entries = iter(entries)
+        first = next(entries, None)
+        if first is None:
+            return
+        writer.open(str(path))
+        writer[first[0]] = first[1]
+        for key, value in entries:
+            writer[key] = value
+        writer.finish()
+        moved = IngestExternalFileOptions()
+        moved.set_move_files(True)
+        self._database.ingest_external_file([str(path)], moved)
+        path.unlink(missing_ok=True)
+
+    def flush(self) -> None:
+        """Writes what is in memory to files; other threads go on."""
+        self._database.flush()
+
+    def checkpoint(self, directory: Path) -> None:
+        """All files of the present content as hard links in a new directory.
+
+        What is not in files yet is written while the interpreter stands still: :meth:`flush` first.
+        """
+        Checkpoint(self._database).create_checkpoint(str(directory))
+
+    def close(self) -> None:
+        """Calls that come later raise; a scan that has begun goes on."""
+        self._database.close()

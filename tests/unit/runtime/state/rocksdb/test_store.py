@@ -1,0 +1,132 @@
+"""A database of bytes: what rocksdict does, where its traps are walked around, and damage."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.state.errors import CorruptStateError
+from ckpt_runtime.state.rocksdb.store import BATCH, Store, StoreMemory
+
+MEMORY = StoreMemory(8 << 20, 0.5)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(tmp_path / "db", MEMORY)
+    yield opened
+    opened.close()
+
+
+def number(n: int) -> bytes:
+    return n.to_bytes(4, "big")
+
+
+def test_entries_are_written_read_and_removed(store: Store) -> None:
+    store.write([(b"a", b"1"), (b"b", b"2"), (b"c", b"")], [])
+    store.write([(b"b", b"3")], [b"a", b"never there"])
+    assert store.multi_get([b"a", b"b", b"c", b"d"]) == [None, b"3", b"", None]
+    assert store.multi_get([]) == []
+
+
+def test_more_than_one_batch(store: Store) -> None:
+    count = 2 * BATCH + 7
+    store.write(((number(n), number(n)) for n in range(count)), [])
+    assert store.multi_get([number(0), number(count - 1)]) == [number(0), number(count - 1)]
+    store.write([], (number(n) for n in range(1, count)))
+    assert list(store.scan(b"")) == [(number(0), number(0))]
+
+
+def test_a_scan_stays_within_its_prefix_and_shows_the_moment_of_its_start(store: Store) -> None:
+    store.write([(b"a1", b"1"), (b"a2", b"2"), (b"a3", b"3"), (b"b1", b"4"), (b"A", b"5")], [])
+    scan = store.scan(b"a")
+    first = next(scan)
+    store.write([(b"a22", b"new")], [b"a3"])
+    assert [first, *scan] == [(b"a1", b"1"), (b"a2", b"2"), (b"a3", b"3")]
+    assert list(store.scan(b"a", b"a2")) == [(b"a2", b"2"), (b"a22", b"new")]
+    assert list(store.scan(b"\xff")) == []
+
+
+def test_a_range_is_deleted_up_to_its_end(store: Store) -> None:
+    store.write([(number(n), b"") for n in range(10)], [])
+    store.delete_range(number(3), number(8))
+    store.delete_range(number(9), number(9))
+    store.delete_range(number(9), number(2))
+    assert [int.from_bytes(key, "big") for key, _ in store.scan(b"")] == [0, 1, 2, 8, 9]
+
+
+def test_a_checkpoint_is_a_store_of_its_own(store: Store, tmp_path: Path) -> None:
+    store.write([(b"a", b"1")], [])
+    store.flush()
+    store.checkpoint(tmp_path / "copy")
+    store.write([(b"a", b"2")], [])
+    copy = Store(tmp_path / "copy", MEMORY)
+    copy.write([(b"b", b"3")], [])
+    assert copy.multi_get([b"a", b"b"]) == [b"1", b"3"]
+    assert store.multi_get([b"a", b"b"]) == [b"2", None]
+    copy.close()
+    with pytest.raises(Exception, match="exists"):
+        store.checkpoint(tmp_path / "copy")
+
+
+def test_sorted_entries_come_as_a_file(store: Store, tmp_path: Path) -> None:
+    store.write([(b"a", b"1"), (b"b", b"1")], [])
+    store.ingest(iter([(b"b", b"2"), (b"c", b"2")]), tmp_path / "part.sst")
+    store.ingest(iter([]), tmp_path / "empty.sst")
+    assert list(store.scan(b"")) == [(b"a", b"1"), (b"b", b"2"), (b"c", b"2")]
+    assert {path.name for path in tmp_path.iterdir()} == {"db"}
+
+
+def test_threads_share_a_store(store: Store) -> None:
+    def work(thread: int) -> int:
+        keys = [number(thread * 1000 + n) for n in range(1000)]
+        for start in range(0, 1000, 100):
+            store.write(((key, key) for key in keys[start : start + 100]), [])
+            store.flush()
+        return sum(value is not None for value in store.multi_get(keys))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(4))) == [1000] * 4
+    assert sum(1 for _ in store.scan(b"")) == 4000
+
+
+def test_calls_after_the_end_raise(tmp_path: Path) -> None:
+    store = Store(tmp_path / "db", MEMORY)
+    store.write([(number(n), b"") for n in range(10)], [])
+    scan = store.scan(b"")
+    next(scan)
+    store.close()
+    assert len(list(scan)) == 9
+    with pytest.raises(Exception, match="closed"):
+        store.multi_get([b"a"])
+    with pytest.raises(Exception, match="closed"):
+        store.write([(b"a", b"")], [])
+
+
+@pytest.mark.parametrize("damaged", ["CURRENT", "MANIFEST", ".sst"])
+def test_files_that_are_no_whole_database_are_refused(tmp_path: Path, damaged: str) -> None:
+    store = Store(tmp_path / "db", MEMORY)
+    store.write([(b"a", b"1")], [])
+    store.flush()
+    store.checkpoint(tmp_path / "copy")
+    store.close()
+    (victim,) = [path for path in (tmp_path / "copy").iterdir() if damaged in path.name]
+    victim.unlink()
+    with pytest.raises(CorruptStateError, match="copy"):
+        Store(tmp_path / "copy", MEMORY)
+
+
+def test_nothing_imports_it_before_a_backend_needs_it() -> None:
+    script = (
+        "import sys, ckpt_runtime.task.worker, ckpt_runtime.spark.template_main, ckpt_runtime.state.registry as r;"
+        "r.warm_up(); print([m for m in sys.modules if 'rocksdict' in m])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env={"PYTHONPATH": "runtime"}, check=False
+    )
+    assert done.stdout == "[]\n", done.stderr
