@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from ckpt_runtime.checkpoint.state_handles import StateFile
+from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import Location
 from ckpt_runtime.storage.state_file_writer import StateFileWriter
 
@@ -23,3 +27,11 @@ class NewFiles:
 
     def shared(self) -> StateFileWriter:
         return self.private()
+
+    def duplicate(self, file: StateFile) -> StateFile:
+        """Always raises :class:`StorageError`: there is no checkpoint whose files it could be a savepoint of."""
+        raise StorageError(f"{file.path} is of no checkpoint of this snapshot's job", file.path)
+
+    def duplicate_all(self, files: Mapping[str, StateFile]) -> dict[str, StateFile]:
+        """None can be: all are to be written anew."""
+        return {}
