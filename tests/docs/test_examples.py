@@ -42,7 +42,9 @@ PIPELINES = [block for block in PYTHON if "\ndef pipeline(" in block.text]
 DAGS = [block for block in PYTHON if "with DAG(" in block.text]
 OPERATOR_PAGES = ("operators.md", "unaligned-checkpoints.md")
 FRAGMENTS = [block for block in PYTHON if block.page.name in OPERATOR_PAGES and block not in DAGS]
-OTHERS = [block for block in PYTHON if block not in PIPELINES + DAGS + FRAGMENTS]
+# Those that need a Spark session are run by tests/differential/test_state_data_source.py.
+IN_SPARK = [block for block in PYTHON if block.page.name == "snapshot-tools.md"]
+OTHERS = [block for block in PYTHON if block not in PIPELINES + DAGS + FRAGMENTS + IN_SPARK]
 COMMANDS = [
     (block, line)
     for block in blocks("sh", "bash", "console", "")

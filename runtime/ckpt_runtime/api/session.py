@@ -20,7 +20,7 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import InvalidOptionError
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
-from ckpt_runtime.configuration.registry import RESTORED_MAX_PARALLELISM, find_option, options_of
+from ckpt_runtime.configuration.registry import RESTORED_MAX_PARALLELISM, VERTEX_PARALLELISM, find_option, options_of
 from ckpt_runtime.configuration.validation import problem_of
 from ckpt_runtime.graph.compiler import CompiledPlan, compile_plan
 from ckpt_runtime.graph.errors import PlanError
@@ -135,6 +135,7 @@ class StreamSession:
                 default_parallelism=configuration.get(PipelineOptions.PARALLELISM),
                 default_max_parallelism=None if maximum < 0 else maximum,
                 restored_max_parallelism=json.loads(configuration.get_text(RESTORED_MAX_PARALLELISM) or "{}"),
+                vertex_parallelism=json.loads(configuration.get_text(VERTEX_PARALLELISM) or "{}"),
                 chaining=configuration.get(PipelineOptions.OPERATOR_CHAINING),
             )
         )

@@ -45,6 +45,9 @@ JOB_CHECKPOINT_OVERRIDES = INTERNAL_PREFIX + "job-checkpoint-overrides"
 RESTORED_MAX_PARALLELISM = INTERNAL_PREFIX + "restored-max-parallelism"
 """Numbers of key groups by operator uid, as a JSON object, of the snapshot that a job starts from."""
 
+VERTEX_PARALLELISM = INTERNAL_PREFIX + "vertex-parallelism"
+"""Parallelisms by vertex id, as a JSON object, of a job that was rescaled since its submission."""
+
 
 def options_of(group: type) -> tuple[ConfigOption[Any], ...]:
     """Lists the options of one group, in the order of their declaration."""

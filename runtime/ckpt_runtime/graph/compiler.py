@@ -313,7 +313,9 @@ def _job_graph(plan: LogicalPlan, chains: list[list[_Operator]]) -> JobGraph:
         edges.extend(
             JobEdge(vertex_of[edge.source.uid], vertex_id, edge.partitioning, edge.keys) for edge in chain[0].inputs
         )
-    return JobGraph(plan.name, tuple(vertices), tuple(edges), dict(plan.configuration))
+    graph = JobGraph(plan.name, tuple(vertices), tuple(edges), dict(plan.configuration))
+    # Last: chains, edges and key groups are those of the submission, whatever the job was rescaled to since.
+    return graph.with_parallelism(plan.vertex_parallelism) if plan.vertex_parallelism else graph
 
 
 def _operator_node(operator: _Operator) -> OperatorNode:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from ckpt_runtime.configuration.registry import VERTEX_PARALLELISM
 from ckpt_runtime.graph.key_groups import DEFAULT_MAX_PARALLELISM
 from ckpt_runtime.graph.schema import DocumentError, Parallelism, checked
 
@@ -29,6 +31,7 @@ class Partitioning(StrEnum):
 
 
 _ALIGNED_ONLY = ("range_reader", "committer")
+_SINGLE = ("enumerator", "committer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,11 @@ class JobVertex:
     @property
     def name(self) -> str:
         return " -> ".join(operator.name for operator in self.operators)
+
+    @property
+    def greatest_parallelism(self) -> int:
+        """Up to which it can be rescaled: to its key groups; one that speaks for the whole job stays alone."""
+        return 1 if self.operators[0].kind in _SINGLE else self.max_parallelism
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +115,13 @@ class JobGraph:
     def slots(self) -> int:
         """Slots that the job needs: with slot sharing, its greatest parallelism."""
         return max(vertex.parallelism for vertex in self.vertices)
+
+    def with_parallelism(self, parallelism: Mapping[str, int]) -> JobGraph:
+        """This graph rescaled, by vertex id; its configuration makes workers' plans agree. Checks nothing."""
+        vertices = tuple(replace(v, parallelism=parallelism.get(v.id, v.parallelism)) for v in self.vertices)
+        rescaled = json.dumps({vertex.id: vertex.parallelism for vertex in vertices})
+        configuration = {**self.configuration, VERTEX_PARALLELISM: rescaled}
+        return replace(self, vertices=vertices, configuration=configuration)
 
     @property
     def fingerprint(self) -> str:

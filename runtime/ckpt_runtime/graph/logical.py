@@ -103,7 +103,8 @@ class LogicalNode:
 class LogicalPlan:
     """All nodes in the order in which they were written, and the job's own settings.
 
-    ``restored_max_parallelism`` is by operator uid, of the snapshot that the job starts from.
+    ``restored_max_parallelism`` is by operator uid, of the snapshot that the job starts from. ``vertex_parallelism`` is
+    by vertex id, of a job that was rescaled.
     """
 
     name: str
@@ -112,6 +113,7 @@ class LogicalPlan:
     default_parallelism: int = 1
     default_max_parallelism: int | None = None
     restored_max_parallelism: Mapping[str, int] = field(default_factory=dict)
+    vertex_parallelism: Mapping[str, int] = field(default_factory=dict)
     chaining: bool = True
 
     def add(self, node: LogicalNode) -> LogicalNode:

@@ -21,16 +21,25 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.scheduler import job_effects
 from ckpt_runtime.scheduler.job_events import FailureInfo, JobEvent
+from ckpt_runtime.scheduler.replacement import ParallelismBounds
 
 # --- wishes
 
 
 @dataclass(frozen=True, slots=True)
 class PatchRequested:
-    """FLIP-571: ``overrides`` are merged into those in force; None drops all of them. Answer: a PatchAnswered."""
+    """FLIP-571: ``overrides`` are merged into those in force; None drops all of them. Answer: a ChangeAnswered."""
 
     request_id: str
     overrides: CheckpointOverrides | None
+
+
+@dataclass(frozen=True, slots=True)
+class RescaleRequested:
+    """The job's vertices, all of them by id, are to run at other parallelisms. Answer: a ChangeAnswered."""
+
+    request_id: str
+    bounds: Mapping[str, ParallelismBounds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +93,31 @@ class OverridesRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class OverridesNotStored:
-    """Answers StoreOverrides and SettleOverrides: this call changed nothing. ``gone``: the job is stored no more."""
+class SlotsReserved:
+    """Answers ReserveSlots: with those that it holds, the job has ``slots`` for its next deployment."""
+
+    request_id: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsNotReserved:
+    """Answers ReserveSlots; or, after SlotsReserved, one of those slots was lost."""
+
+    request_id: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class GraphStored:
+    """Answers StoreGraph and SettleGraph: every later driver runs that graph."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeNotStored:
+    """Answers orders to store or settle: this call changed nothing. ``gone``: the job is stored no more."""
 
     request_id: str
     message: str
@@ -93,8 +125,8 @@ class OverridesNotStored:
 
 
 @dataclass(frozen=True, slots=True)
-class OverridesUnknown:
-    """Answers StoreOverrides: it may have been done."""
+class ChangeUnknown:
+    """Answers orders to store or settle: it may have been done."""
 
     request_id: str
     message: str
@@ -188,7 +220,7 @@ class OverridesChange:
 class StoreOverrides:
     """Fetch, modify and write under one lock; ``attempt`` counts from 0, pause before later ones.
 
-    Answer: OverridesStored, OverridesRefused, OverridesNotStored or OverridesUnknown.
+    Answer: OverridesStored, OverridesRefused, ChangeNotStored or ChangeUnknown.
     """
 
     request_id: str
@@ -199,30 +231,68 @@ class StoreOverrides:
 @dataclass(frozen=True, slots=True)
 class SettleOverrides:
     """Write what is stored again as it is, so that no earlier write can take effect any more; pause longer with growing
-    ``attempt``. Answer: OverridesStored, OverridesNotStored or OverridesUnknown.
+    ``attempt``. Answer: OverridesStored, ChangeNotStored or ChangeUnknown.
     """
 
     request_id: str
     attempt: int
 
 
-class PatchOutcome(Enum):
-    """What became of a patch, as far as its sender can be told."""
+@dataclass(frozen=True, slots=True)
+class ReserveSlots:
+    """Get the slots of another deployment while the present one runs: ``count``, or as many as the session can have,
+    ``least`` at least. Answer: SlotsReserved or SlotsNotReserved.
+    """
+
+    request_id: str
+    count: int
+    least: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseReserve:
+    """Give back what was reserved and is not in use, and reserve nothing any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreGraph:
+    """Make it durable that the job runs this graph; ``attempt`` as in StoreOverrides.
+
+    Answer: GraphStored, ChangeNotStored or ChangeUnknown.
+    """
+
+    request_id: str
+    graph: JobGraph
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class SettleGraph:
+    """As SettleOverrides. Answer: GraphStored if ``graph`` is what is stored, else ChangeNotStored or ChangeUnknown."""
+
+    request_id: str
+    graph: JobGraph
+    attempt: int
+
+
+class ChangeOutcome(Enum):
+    """What became of a change, as far as its sender can be told."""
 
     APPLIED = "applied"
     BUSY = "another update is in progress"
-    REFUSED = "the values do not fit together"
+    REFUSED = "the values are not possible, or do not fit together"
+    NOT_NOW = "the state of the job does not allow it"
     NOT_STORED = "nothing has changed"
     UNKNOWN = "it may have been stored, and is applied if it has been"
     JOB_ENDED = "the job has ended"
 
 
 @dataclass(frozen=True, slots=True)
-class PatchAnswered:
-    """Tell the sender of a patch. What is APPLIED is durable and in force."""
+class ChangeAnswered:
+    """Tell the sender of a patch or a rescale. What is APPLIED is durable and in force."""
 
     request_id: str
-    outcome: PatchOutcome
+    outcome: ChangeOutcome
     message: str = ""
 
 
@@ -241,14 +311,18 @@ JobInput = (
     JobEvent
     | CoordinatorEvent
     | PatchRequested
+    | RescaleRequested
     | ConfigurationReplaced
     | LeadershipLost
     | AttemptRecorded
     | AttemptNotRecorded
     | OverridesStored
     | OverridesRefused
-    | OverridesNotStored
-    | OverridesUnknown
+    | SlotsReserved
+    | SlotsNotReserved
+    | GraphStored
+    | ChangeNotStored
+    | ChangeUnknown
     | ResultStored
     | ResultNotStored
 )
@@ -267,6 +341,10 @@ JobOutput = (
     | RecordFailure
     | StoreOverrides
     | SettleOverrides
-    | PatchAnswered
+    | ReserveSlots
+    | ReleaseReserve
+    | StoreGraph
+    | SettleGraph
+    | ChangeAnswered
     | StoreResult
 )

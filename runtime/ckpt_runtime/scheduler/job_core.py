@@ -33,12 +33,14 @@ from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler import job_events as job_on
-from ckpt_runtime.scheduler.core_events import JobInput, JobOutput, PatchOutcome, RestoredState
+from ckpt_runtime.scheduler.core_events import ChangeOutcome, JobInput, JobOutput, RestoredState
+from ckpt_runtime.scheduler.durable_change import ANOTHER_LEADS, Next
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
-from ckpt_runtime.scheduler.replacement import ReplacementRefusedError, check_graph, check_replaceable, subtasks_of
-from ckpt_runtime.scheduler.settings_update import ANOTHER_LEADS, SettingsUpdate
+from ckpt_runtime.scheduler.replacement import ReplacementRefusedError, check_replaceable, subtasks_of
+from ckpt_runtime.scheduler.rescale import NOT_RESCALED, Rescale, checkpoint_request
+from ckpt_runtime.scheduler.settings_update import SettingsUpdate
 
 _CLEARING = (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING)
 _TELLS_OF_THE_END = (job_out.StatusChanged, job_out.StopCompleted, job_out.StopFailed, job_out.JobEnded)
@@ -79,6 +81,7 @@ class JobCore:
         self.coordinator = coordinator
         self._plan = self._next_plan = plan
         self._update = SettingsUpdate(CheckpointOverrides() if overrides is None else overrides)
+        self._rescale = Rescale()
         self._savepoint_id = savepoint_id
         self._lineage = lineage or plan.savepoint
         self._restored: RestoredState | None = None
@@ -101,14 +104,17 @@ class JobCore:
             job_on.JobFailed: self._on_job_failed,
             checkpoint_on.TriggerRequested: self._on_trigger_requested,
             checkpoint_on.EndOfDataReached: self._on_end_of_data,
-            checkpoint_on.GraphReplaced: self._on_graph_replaced,
             core.AttemptRecorded: self._on_attempt_recorded,
             core.AttemptNotRecorded: self._on_attempt_not_recorded,
             core.PatchRequested: self._on_patch_requested,
             core.OverridesStored: self._on_overrides_stored,
             core.OverridesRefused: self._on_overrides_answer,
-            core.OverridesNotStored: self._on_overrides_answer,
-            core.OverridesUnknown: self._on_overrides_answer,
+            core.ChangeNotStored: self._on_unconfirmed_change,
+            core.ChangeUnknown: self._on_unconfirmed_change,
+            core.RescaleRequested: self._on_rescale_requested,
+            core.SlotsReserved: self._on_slots_reserved,
+            core.SlotsNotReserved: self._on_slots_not_reserved,
+            core.GraphStored: self._on_graph_stored,
             core.ResultStored: self._on_result_stored,
             core.ResultNotStored: self._on_result_not_stored,
             core.ConfigurationReplaced: self._on_configuration_replaced,
@@ -121,7 +127,7 @@ class JobCore:
             job_out.AllTasksRunning: self._all_tasks_running,
             job_out.TasksLeaveRunning: self._tasks_leave_running,
             job_out.StopPeriodicTrigger: lambda _: self._tell(checkpoint_on.PeriodicTriggerStopped()),
-            job_out.StartPeriodicTrigger: lambda _: self._tell(checkpoint_on.PeriodicTriggerStarted()),
+            job_out.StartPeriodicTrigger: self._start_periodic_trigger,
             job_out.TriggerSavepoint: self._trigger_savepoint,
             job_out.JobEnded: self._job_ended,
             checkpoint_out.RequestCompleted: self._request_completed,
@@ -137,6 +143,11 @@ class JobCore:
     def graph(self) -> JobGraph:
         """What the present deployment runs, and the next one unless it has been replaced."""
         return self._plan.graph
+
+    @property
+    def wanted_graph(self) -> JobGraph:
+        """What the job is being brought to, else what it runs or is about to."""
+        return self._rescale.graph or self._next_plan.graph
 
     @property
     def configuration(self) -> Configuration:
@@ -180,7 +191,7 @@ class JobCore:
     def handle(self, event: JobInput, now: Instant) -> list[JobOutput]:
         """Takes one event with all that follows from it; returns what is to be done, in order.
 
-        Raises :class:`~ckpt_runtime.scheduler.replacement.ReplacementRefusedError` for a replacement that the state
+        Raises :class:`~ckpt_runtime.scheduler.replacement.ReplacementRefusedError` for a configuration that the state
         or the plan does not allow, and the machines' errors for events that they cannot take: bugs of the shell.
         """
         self._now = now
@@ -200,6 +211,8 @@ class JobCore:
 
     def _to_machine(self, event: Any) -> None:
         self._route(self.machine.handle(event, self._now))
+        if self._rescale.needs_running_job and self.machine.state is not JobState.RUNNING:
+            self._give_up_rescale(f"it is {self.machine.state.value}")
 
     def _to_coordinator(self, event: Any) -> None:
         self._route(self.coordinator.handle(event, self._now))
@@ -245,17 +258,17 @@ class JobCore:
         checkpoint = effect.checkpoint
         self._lineage = checkpoint or self._lineage
         try:
-            self._restored = None if checkpoint is None else self._assign(checkpoint)
+            self._restored = None if checkpoint is None else self._assign(checkpoint, self._plan.graph)
         except StateAssignmentError as error:
             cause = FailureInfo(type(error).__name__, str(error))
             self._tell(job_on.StateRestoreFailed(attempt, cause, recoverable=False))
             return
         self._tell(job_on.StateRestored(attempt))
 
-    def _assign(self, checkpoint: CompletedCheckpoint) -> RestoredState:
+    def _assign(self, checkpoint: CompletedCheckpoint, graph: JobGraph) -> RestoredState:
         """A job's own checkpoint may lack operators of the savepoint it began with; that was decided at submission."""
         allowed = self._plan.allow_non_restored_state or self._plan.savepoint is not checkpoint
-        assignment = assign_states(checkpoint, self._plan.graph, allowed)
+        assignment = assign_states(checkpoint, graph, allowed)
         return RestoredState(
             checkpoint.id,
             checkpoint.directory,
@@ -355,6 +368,9 @@ class JobCore:
         if effect.request_id == self._stop_request:
             self._tell(job_on.SavepointCompleted(effect.request_id, effect.external_path))
             return
+        if self._rescale.awaits_checkpoint(effect.request_id):
+            self._store_rescale()
+            return
         if effect.request_id in self._savepoint_requests:
             self._savepoint_requests.remove(effect.request_id)
             self._savepoint_id = max(self._savepoint_id, effect.checkpoint_id)
@@ -364,6 +380,8 @@ class JobCore:
         self._savepoint_requests.discard(effect.request_id)
         if effect.request_id == self._stop_request:
             self._tell(job_on.SavepointFailed(effect.request_id, effect.message, effect.reached_tasks))
+        elif self._rescale.awaits_checkpoint(effect.request_id):
+            self._give_up_rescale(f"its checkpoint failed: {effect.message}")
         else:
             self._emit(effect)
 
@@ -371,14 +389,21 @@ class JobCore:
 
     def _on_patch_requested(self, event: core.PatchRequested) -> None:
         if self._fenced:
-            self._emit(core.PatchAnswered(event.request_id, PatchOutcome.NOT_STORED, ANOTHER_LEADS))
+            self._emit(core.ChangeAnswered(event.request_id, ChangeOutcome.NOT_STORED, ANOTHER_LEADS))
         else:
             self._follow(self._update.requested(event, self._next_plan.settings))
 
-    def _on_overrides_answer(
-        self, event: core.OverridesRefused | core.OverridesNotStored | core.OverridesUnknown
-    ) -> None:
+    def _on_overrides_answer(self, event: core.OverridesRefused | core.ChangeNotStored | core.ChangeUnknown) -> None:
         self._follow(self._update.answered(event))
+
+    def _on_unconfirmed_change(self, event: core.ChangeNotStored | core.ChangeUnknown) -> None:
+        if not self._rescale.concerns(event.request_id):
+            self._on_overrides_answer(event)
+            return
+        following, outputs = self._rescale.unconfirmed(event)
+        self._follow(outputs)
+        if following is Next.GIVE_UP:
+            self._give_up_rescale(event.message)
 
     def _on_overrides_stored(self, event: core.OverridesStored) -> None:
         """What is stored comes into force, also when its sender was told that nobody knows."""
@@ -390,9 +415,9 @@ class JobCore:
     def _follow(self, outputs: list[JobOutput]) -> None:
         """A change that races with the end of the job is answered with the end, whether it was stored or not."""
         for output in outputs:
-            if isinstance(output, core.PatchAnswered) and self.machine.status.is_globally_terminal:
+            if isinstance(output, core.ChangeAnswered) and self.machine.status.is_globally_terminal:
                 told = self._untold if self._has_untold_end else self._outputs
-                told.append(replace(output, outcome=PatchOutcome.JOB_ENDED))
+                told.append(replace(output, outcome=ChangeOutcome.JOB_ENDED))
             else:
                 self._emit(output)
 
@@ -400,13 +425,58 @@ class JobCore:
         effective = self._update.overrides.applied_to(self._next_plan.settings)
         self._to_coordinator(checkpoint_on.ConfigurationPatched(effective))
 
-    # --- what the job runs (FLIP-530)
+    # --- another parallelism
 
-    def _on_graph_replaced(self, event: checkpoint_on.GraphReplaced) -> None:
-        check_replaceable(self.machine.state, "graph")
-        check_graph(self._next_plan.graph, event.graph)
-        self._next_plan = replace(self._next_plan, graph=event.graph)
-        self._redeploy()
+    def _on_rescale_requested(self, event: core.RescaleRequested) -> None:
+        if self._fenced:
+            self._emit(core.ChangeAnswered(event.request_id, ChangeOutcome.NOT_STORED, ANOTHER_LEADS))
+        else:
+            self._follow(self._rescale.requested(event, self._next_plan.graph, self.machine.state))
+
+    def _on_slots_reserved(self, event: core.SlotsReserved) -> None:
+        self._follow(self._rescale.slots_reserved(event, self._next_plan.graph))
+        request_id = checkpoint_request(event)
+        if self._rescale.awaits_checkpoint(request_id):
+            self._tell(checkpoint_on.TriggerRequested(request_id, CheckpointProperties()))
+
+    def _on_slots_not_reserved(self, event: core.SlotsNotReserved) -> None:
+        if self._rescale.needs_running_job and self._rescale.concerns(event.request_id):
+            self._give_up_rescale(event.message)
+
+    def _store_rescale(self) -> None:
+        """What cannot be restored at the new parallelism is found before anything is stopped."""
+        checkpoint, graph = self.coordinator.latest_checkpoint, self._rescale.graph
+        assert checkpoint is not None
+        assert graph is not None
+        try:
+            self._assign(checkpoint, graph)
+        except StateAssignmentError as error:
+            self._give_up_rescale(str(error))
+        else:
+            self._follow(self._rescale.checkpoint_taken())
+
+    def _on_graph_stored(self, event: core.GraphStored) -> None:
+        graph = self._rescale.graph
+        if graph is not None and self._rescale.concerns(event.request_id):
+            self._follow(self._rescale.stored())
+            self._next_plan = replace(self._next_plan, graph=graph)
+            self._redeploy()
+
+    def _give_up_rescale(self, reason: str) -> None:
+        """Whoever asked is told, and the exception history keeps it for those who have gone."""
+        message = f"{NOT_RESCALED}: {reason}"
+        outputs = self._rescale.given_up(message)
+        if outputs and not self.machine.state.is_terminal:
+            self._record_failure(FailureInfo("RescaleException", message))
+        self._follow(outputs)
+
+    def _start_periodic_trigger(self, effect: job_out.StartPeriodicTrigger) -> None:
+        """The stop that failed went before what was replaced meanwhile."""
+        self._tell(checkpoint_on.PeriodicTriggerStarted())
+        if self._next_plan is not self._plan:
+            self._redeploy()
+
+    # --- what the job runs (FLIP-530)
 
     def _on_configuration_replaced(self, event: core.ConfigurationReplaced) -> None:
         check_replaceable(self.machine.state, "configuration")
@@ -465,11 +535,12 @@ class JobCore:
         self._fenced = True
         if self.coordinator.state is not CoordinatorState.CLOSED:
             self._to_coordinator(checkpoint_on.Shutdown(JobStatus.SUSPENDED.value, fenced=True))
+        abandoned = [*self._update.abandoned(), *self._rescale.abandoned()]
         if had_ended:
-            self._outputs += self._update.abandoned()
+            self._outputs += abandoned
             self._take_back_the_end()
         else:
-            self._follow(self._update.abandoned())
+            self._follow(abandoned)
             self._tell(job_on.SuspendRequested())
 
     def _take_back_the_end(self) -> None:
@@ -478,8 +549,8 @@ class JobCore:
             if isinstance(output, job_out.StopCompleted | job_out.StopFailed):
                 message = "Another driver leads the job before its end could be stored."
                 self._emit(job_out.StopFailed(output.request_id, message, output.location))
-            elif isinstance(output, core.PatchAnswered):
-                self._emit(replace(output, outcome=PatchOutcome.UNKNOWN, message=ANOTHER_LEADS))
+            elif isinstance(output, core.ChangeAnswered):
+                self._emit(replace(output, outcome=ChangeOutcome.UNKNOWN, message=ANOTHER_LEADS))
         self._emit(job_out.StatusChanged(JobStatus.SUSPENDED, self._now.abs_ms))
         self._emit(job_out.JobEnded(JobStatus.SUSPENDED, self._now.abs_ms))
 

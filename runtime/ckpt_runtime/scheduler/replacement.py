@@ -1,6 +1,6 @@
 """What of a job may be replaced while it lives, and when (FLIP-530). Rules only.
 
-| state of the job | graph, configuration |
+| state of the job | parallelism, configuration |
 |---|---|
 | INITIALIZING, BACKING_OFF, CLEARING | the next deployment has the new one |
 | ACQUIRING, RESTORING | the deployment in preparation is begun again with the new one |
@@ -13,10 +13,11 @@ The restart strategy may be replaced in every state: it counts from the next fai
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from ckpt_runtime.checkpoint.executions import SubtaskKey
-from ckpt_runtime.graph.job_graph import JobGraph, Partitioning
+from ckpt_runtime.graph.job_graph import MAX_SUBTASKS, JobGraph, Partitioning
 from ckpt_runtime.scheduler.job_status import JobState
 
 _REPLACEABLE_IN = frozenset(
@@ -36,6 +37,14 @@ class ReplacementRefusedError(ValueError):
     """What was to be replaced cannot be, now or at all. Nothing has changed."""
 
 
+@dataclass(frozen=True, slots=True)
+class ParallelismBounds:
+    """Of one vertex: ``upper`` is wanted, at least ``lower`` has to be when slots are short."""
+
+    lower: int
+    upper: int
+
+
 def subtasks_of(graph: JobGraph) -> tuple[SubtaskKey, ...]:
     """All subtasks, in deployment order."""
     return tuple((vertex.id, index) for vertex in graph.vertices for index in range(vertex.parallelism))
@@ -47,25 +56,52 @@ def check_replaceable(state: JobState, what: str) -> None:
         raise ReplacementRefusedError(f"the {what} of a job that is {state.value} cannot be replaced")
 
 
-def check_graph(present: JobGraph, new: JobGraph) -> None:
-    """Only the parallelism of vertices may differ, up to their key groups: all state keeps its place.
+def rescaled(graph: JobGraph, bounds: Mapping[str, ParallelismBounds], slots: int) -> JobGraph:
+    """``graph`` within ``bounds``, which are checked, as wide as ``slots`` allow."""
+    return graph.with_parallelism(
+        {vertex: max(wanted.lower, min(wanted.upper, slots)) for vertex, wanted in bounds.items()}
+    )
 
-    Raises :class:`ReplacementRefusedError` naming the vertex.
+
+def check_bounds(graph: JobGraph, bounds: Mapping[str, ParallelismBounds]) -> None:
+    """Of all vertices, up to their key groups: all state keeps its place.
+
+    Raises :class:`ReplacementRefusedError` with a line for each thing that is wrong, in Flink's words where it has any.
     """
-    if new.edges != present.edges or [v.id for v in new.vertices] != [v.id for v in present.vertices]:
-        raise ReplacementRefusedError("the new graph has other vertices or edges; only the parallelism may change")
-    for before, after in zip(present.vertices, new.vertices, strict=True):
-        if replace(after, parallelism=before.parallelism) != before:
-            raise ReplacementRefusedError(f"vertex {before.name!r} has changed in more than its parallelism")
-        if not 1 <= after.parallelism <= after.max_parallelism:
-            raise ReplacementRefusedError(
-                f"vertex {after.name!r}: parallelism {after.parallelism} is not between 1 and {after.max_parallelism}, "
-                "its max parallelism"
+    if lines := [*_wrong_bounds(graph, bounds)] or [*_wrong_together(graph, bounds)]:
+        raise ReplacementRefusedError("\n".join(lines))
+
+
+def _wrong_bounds(graph: JobGraph, bounds: Mapping[str, ParallelismBounds]) -> Iterator[str]:
+    for vertex in graph.vertices:
+        wanted = bounds.get(vertex.id)
+        if wanted is None:
+            yield f"The request is incomplete, missing job vertex [{vertex.id}] resource requirements."
+        elif wanted.lower < 1 or wanted.upper < 1:
+            yield (
+                f"Both, the requested lower bound [{wanted.lower}] and upper bound [{wanted.upper}] for job vertex "
+                f"[{vertex.id}] must be greater than zero."
             )
-    for edge in new.edges:
-        source, target = new.vertex(edge.source), new.vertex(edge.target)
-        if edge.partitioning is Partitioning.FORWARD and source.parallelism != target.parallelism:
-            raise ReplacementRefusedError(
-                f"vertices {source.name!r} and {target.name!r} are connected one to one; their parallelism has to "
-                f"be the same, not {source.parallelism} and {target.parallelism}"
+        elif wanted.lower > wanted.upper:
+            yield (
+                f"The requested lower bound [{wanted.lower}] for job vertex [{vertex.id}] is higher than the upper "
+                f"bound [{wanted.upper}]."
             )
+        elif wanted.upper > vertex.greatest_parallelism:
+            yield (
+                f"The newly requested parallelism {wanted.upper} for the job vertex {vertex.id} exceeds its maximum "
+                f"parallelism {vertex.greatest_parallelism}."
+            )
+    known = {vertex.id for vertex in graph.vertices}
+    yield from (f"Job vertex [{vertex}] was not found in the JobGraph." for vertex in bounds if vertex not in known)
+
+
+def _wrong_together(graph: JobGraph, bounds: Mapping[str, ParallelismBounds]) -> Iterator[str]:
+    for edge in graph.edges:
+        if edge.partitioning is Partitioning.FORWARD and bounds[edge.source] != bounds[edge.target]:
+            yield (
+                f"The job vertices {edge.source} and {edge.target} are connected one to one; their bounds have to be "
+                "the same."
+            )
+    if (subtasks := sum(wanted.upper for wanted in bounds.values())) > MAX_SUBTASKS:
+        yield f"The requested parallelisms make {subtasks} subtasks; at most {MAX_SUBTASKS} are allowed."

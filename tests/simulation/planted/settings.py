@@ -106,7 +106,7 @@ def _():
     original = JobCore._on_patch_requested
 
     def requested(self, event):
-        self._emit(core.PatchAnswered(event.request_id, core.PatchOutcome.APPLIED))
+        self._emit(core.ChangeAnswered(event.request_id, core.ChangeOutcome.APPLIED))
         original(self, event)
 
     return [(JobCore, "_on_patch_requested", requested)]
@@ -137,8 +137,8 @@ def _():
     original = SettingsUpdate.answered
 
     def answered(self, event):
-        if isinstance(event, core.OverridesUnknown):
-            event = core.OverridesNotStored(event.request_id, event.message)
+        if isinstance(event, core.ChangeUnknown):
+            event = core.ChangeNotStored(event.request_id, event.message)
         return original(self, event)
 
     return [(SettingsUpdate, "answered", answered)]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ckpt_runtime.checkpoint import events as checkpoint_on
 from ckpt_runtime.scheduler import core_events as core
-from ckpt_runtime.scheduler import job_core
+from ckpt_runtime.scheduler import job_core, rescale
 from ckpt_runtime.scheduler import job_events as job_on
+from ckpt_runtime.scheduler.durable_change import DurableChange, Next
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_status import JobState
+from ckpt_runtime.scheduler.rescale import Rescale
 from ckpt_runtime.scheduler.restart_strategies import RestartHistory, Restarts
 from ckpt_runtime.scheduler.settings_update import SettingsUpdate
 from tests.simulation.planted.registry import also, bug, nothing
@@ -85,9 +89,11 @@ def _():
 
 @bug("a patch is settled twice", "571.6")
 def _():
-    from ckpt_runtime.scheduler import settings_update
+    def settle(self, outcome, message):
+        patch, self._patch = self._patch, None
+        return [] if patch is None else [core.ChangeAnswered(patch.request_id, outcome, message)]
 
-    return [(settings_update._Patch, "is_answered", property(lambda self: False))]
+    return [(SettingsUpdate, "_settle", settle)]
 
 
 @bug("two changes of settings at the same time", "571.6")
@@ -106,7 +112,7 @@ def _():
     original = JobCore._on_overrides_answer
 
     def answered(self, event):
-        if isinstance(event, core.OverridesNotStored) and self._update.concerns(event.request_id):
+        if isinstance(event, core.ChangeNotStored) and self._update.concerns(event.request_id):
             before = self._update.overrides
             changed = self._update._patch.change.overrides
             self._update.overrides = before if changed is None else before.merged_with(changed)
@@ -125,7 +131,7 @@ def _():
     def extra(self, event):
         self._plan = self._next_plan
 
-    return [also(JobCore, "_on_graph_replaced", extra)]
+    return [also(JobCore, "_on_graph_stored", extra)]
 
 
 @bug("a replaced graph is not deployed", "530")
@@ -167,12 +173,7 @@ def _():
     return [(JobCore, "_acquire_slots", JobCore._emit), (JobCore, "_on_attempt_recorded", recorded)]
 
 
-@bug("any graph replaces the present one", "530, what does not fit is refused")
-def _():
-    return [(job_core, "check_graph", nothing)]
-
-
-@bug("a graph is replaced while the job is being stopped", "530, a stop goes first")
+@bug("a configuration is replaced while the job is being stopped", "530, a stop goes first")
 def _():
     return [(job_core, "check_replaceable", nothing)]
 
@@ -222,6 +223,121 @@ def _():
 @bug("a restart strategy cannot be replaced", "530.6")
 def _():
     return [(JobMachine, "_on_restart_strategy_replaced", nothing)]
+
+
+# --- rescales
+
+
+@bug("a job is rescaled to whatever is asked for", "203.14, what does not fit is refused")
+def _():
+    return [(rescale, "check_bounds", nothing)]
+
+
+@bug("a job is rescaled while it is being stopped", "203.14, a stop goes first")
+def _():
+    return [(rescale, "check_replaceable", nothing)]
+
+
+@bug("two rescales at the same time", "203.14")
+def _():
+    original = Rescale.requested
+
+    def requested(self, event, present, state):
+        self._wish = None
+        return original(self, event, present, state)
+
+    return [(Rescale, "requested", requested)]
+
+
+@bug("a rescale does not wait for its checkpoint", "203.14, a fresh checkpoint first")
+def _():
+    original = JobCore._on_slots_reserved
+
+    def reserved(self, event):
+        original(self, event)
+        if self._rescale.needs_running_job and self._rescale.concerns(event.request_id):
+            self._follow(self._rescale.checkpoint_taken())
+
+    return [(JobCore, "_on_slots_reserved", reserved)]
+
+
+@bug("a rescale does not wait for its slots", "203.14, slots first")
+def _():
+    original = Rescale.requested
+
+    def requested(self, event, present, state):
+        outputs = original(self, event, present, state)
+        if self.needs_running_job and self.concerns(event.request_id):
+            return self.checkpoint_taken()
+        return outputs
+
+    return [(Rescale, "requested", requested)]
+
+
+@bug("a rescale goes on when its slots are lost", "203.14, slots first")
+def _():
+    return [(JobCore, "_on_slots_not_reserved", nothing)]
+
+
+@bug("a rescale goes on when its job fails", "203.14, a fresh checkpoint first")
+def _():
+    return [(Rescale, "needs_running_job", property(lambda self: False))]
+
+
+@bug("a rescale that is given up keeps its slots", "203.14, what is not needed is given back")
+def _():
+    original = Rescale._end
+
+    def end(self, outcome, message=""):
+        return [output for output in original(self, outcome, message) if not isinstance(output, core.ReleaseReserve)]
+
+    def stored(self):
+        return end(self, core.ChangeOutcome.APPLIED)
+
+    return [(Rescale, "_end", end), (Rescale, "stored", stored)]
+
+
+@bug("a rescale that is given up is in force all the same", "203.14, the job goes on as it was")
+def _():
+    original = JobCore._give_up_rescale
+
+    def give_up(self, reason):
+        self._next_plan = replace(self._next_plan, graph=self.wanted_graph)
+        original(self, reason)
+
+    return [(JobCore, "_give_up_rescale", give_up)]
+
+
+@bug("half of a rescale is stored", "203.14, a later driver runs the old or the new")
+def _():
+    original = Rescale.checkpoint_taken
+
+    def taken(self):
+        (order,) = original(self)
+        graph = order.graph
+        half = {vertex.id: 1 for vertex in graph.vertices[1:]}
+        return [replace(order, graph=graph.with_parallelism(half))]
+
+    return [(Rescale, "checkpoint_taken", taken)]
+
+
+@bug("a rescale whose storing is unknown counts as not stored", "203.14, K13")
+def _():
+    return [(DurableChange, "failed", lambda self, *, unknown, gone=False: Next.GIVE_UP)]
+
+
+@bug("a rescale is in force before it is stored", "203.14, persist, then apply")
+def _():
+    original = JobCore._store_rescale
+
+    def store(self):
+        original(self)
+        graph = self._rescale.graph
+        if graph is not None:
+            self._next_plan = replace(self._next_plan, graph=graph)
+            self._redeploy()
+
+    return [(JobCore, "_store_rescale", store)]
 
 
 # --- the end

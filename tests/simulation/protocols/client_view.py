@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_runtime.checkpoint.coordinator import CoordinatorState
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
-from ckpt_runtime.scheduler.core_events import PatchAnswered, PatchOutcome
+from ckpt_runtime.scheduler.core_events import ChangeAnswered, ChangeOutcome
 from tests.simulation.schedules.violation import Violation
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class ClientView:
         harmless = document == self._world.ha.overrides or self._world.job_has_ended
         self._require(harmless or self._storing is not None, f"{document} is stored when the change is settled")
 
-    def hears(self, driver: Driver, answer: PatchAnswered) -> None:
+    def hears(self, driver: Driver, answer: ChangeAnswered) -> None:
         """Each request is answered once, with the truth."""
         if not driver.leads:
             return  # nobody believes it: the fence is asked first
@@ -95,21 +95,21 @@ class ClientView:
         request.answered = True
         stored = self._world.ha.overrides
         match answer.outcome:
-            case PatchOutcome.APPLIED:
+            case ChangeOutcome.APPLIED:
                 self._require(stored in request.documents, f"200 for {request.documents}, stored {stored}")
                 self._known(driver)
-            case PatchOutcome.BUSY:
+            case ChangeOutcome.BUSY:
                 self._require(self._storing not in (None, answer.request_id), "busy, and nothing is being stored")
-            case PatchOutcome.REFUSED:
+            case ChangeOutcome.REFUSED:
                 self._require(not request.documents, f"{request.documents} are refused after they were accepted")
                 self._storing = None
-            case PatchOutcome.NOT_STORED:
+            case ChangeOutcome.NOT_STORED:
                 self._require(request.idle or stored not in request.documents, f"error, but {stored} is stored")
                 self._known(driver, in_force=False)
-            case PatchOutcome.JOB_ENDED:
+            case ChangeOutcome.JOB_ENDED:
                 self._require(driver.machine.state.is_terminal, "told to have ended, which the job has not")
                 self._storing = None if self._storing == answer.request_id else self._storing
-            case PatchOutcome.UNKNOWN:
+            case ChangeOutcome.UNKNOWN:
                 pass  # the driver goes on with it
 
     def _known(self, driver: Driver, *, in_force: bool = True) -> None:

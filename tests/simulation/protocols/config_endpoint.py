@@ -28,11 +28,11 @@ class ConfigEndpoint:
         request_id = self._world.checker.clients.asks(self._driver, changes)
         self._driver.tell(core.PatchRequested(request_id, changes))
 
-    def answered(self, answer: core.PatchAnswered) -> None:
+    def answered(self, answer: core.ChangeAnswered) -> None:
         """The client hears of it."""
-        if answer.outcome is core.PatchOutcome.JOB_ENDED:
+        if answer.outcome is core.ChangeOutcome.JOB_ENDED:
             self._driver.checker.told_of_the_end()
-        if answer.outcome is core.PatchOutcome.APPLIED:
+        if answer.outcome is core.ChangeOutcome.APPLIED:
             self._world.crash_point(self._driver, "before the answer")
         self._world.checker.clients.hears(self._driver, answer)
 
@@ -78,10 +78,10 @@ class ConfigEndpoint:
         if outcome is Outcome.DONE:
             self._driver.tell(core.OverridesStored(request_id, document))
         elif outcome is Outcome.UNKNOWN:
-            self._driver.tell(core.OverridesUnknown(request_id, "simulated"))
+            self._driver.tell(core.ChangeUnknown(request_id, "simulated"))
         else:
             gone = not self._world.ha.job_is_stored
-            self._driver.tell(core.OverridesNotStored(request_id, "simulated", gone))
+            self._driver.tell(core.ChangeNotStored(request_id, "simulated", gone))
 
     def settle(self, order: core.SettleOverrides) -> None:
         at = self._world.loop.now + _PAUSE_MS * (order.attempt + 1)

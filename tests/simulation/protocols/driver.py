@@ -32,6 +32,7 @@ from tests.simulation.protocols.driver_storage import StorageShell
 from tests.simulation.protocols.event_loop import SimulatedProcess
 from tests.simulation.protocols.observed import ObservedCoordinator, ObservedMachine, ObservedStrategy
 from tests.simulation.protocols.plan_model import PlanModel
+from tests.simulation.protocols.rescale_endpoint import RescaleEndpoint
 from tests.simulation.protocols.tasks import CAUSE, Deployment, Subtask
 from tests.simulation.schedules.reported_checkpoints import ReportedCheckpoints
 from tests.simulation.schedules.violation import Violation
@@ -74,6 +75,7 @@ class Driver:
         self.deployment: Deployment | None = None
         self.storage = StorageShell(self)
         self.endpoint = ConfigEndpoint(self)
+        self.rescales = RescaleEndpoint(self)
         self.ended: job_out.JobEnded | None = None
         self.shut_down = False
         self.backlog = False
@@ -85,11 +87,12 @@ class Driver:
         overrides = CheckpointOverrides.from_document(world.ha.overrides)
         configuration = Configuration({})
         mode = scenario.restored or RecoveryClaimMode.NO_CLAIM
-        self.plan = PlanModel(self, scenario.graph, configuration, scenario.submitted)
+        graph = world.ha.graph
+        self.plan = PlanModel(self, configuration, scenario.submitted)
         self.checker = DriverChecker(self)
         self.coordinator = ObservedCoordinator(
             "job",
-            scenario.graph,
+            graph,
             overrides.applied_to(scenario.submitted),
             _HaIds(self),
             list(world.ha.pointers.values()),
@@ -97,9 +100,9 @@ class Driver:
             statistics=ReportedCheckpoints(self.checker),
         )
         strategy = self.plan.strategy = ObservedStrategy(scenario.restart_strategy(), self.plan)
-        self.machine = ObservedMachine(subtasks_of(scenario.graph), strategy, world.ha.attempts, BACKOFF)
+        self.machine = ObservedMachine(subtasks_of(graph), strategy, world.ha.attempts, BACKOFF)
         self.coordinator.driver = self.machine.driver = self
-        plan = JobPlan(scenario.graph, configuration, scenario.submitted, world.origin, mode)
+        plan = JobPlan(graph, configuration, scenario.submitted, world.origin, mode)
         self.core = JobCore(plan, self.machine, self.coordinator, overrides)
         self.failures = self._earlier_failures()
 
@@ -155,6 +158,7 @@ class Driver:
                         world.note(self, output)
                     _EXECUTE[type(output)](self, output)
                 self.plan.check()
+                self.rescales.check()
         finally:
             self._busy = False
         if self.core.is_fenced and self.process.alive:
@@ -168,6 +172,7 @@ class Driver:
 
     def _acquire_slots(self, effect: job_out.AcquireSlots) -> None:
         self.plan.acquires(effect.attempt)
+        self.rescales.acquires()
         fails = self.world.choices.fault("no slots", 0.05)
         event = job_on.SlotsFailed(effect.attempt, CAUSE) if fails else job_on.SlotsAcquired(effect.attempt)
         at = self.world.loop.now + self.world.choices.delay("slots", 0, 15)
@@ -176,6 +181,7 @@ class Driver:
     def _deploy(self, order: core_out.DeployTasks) -> None:
         self.checker.deploys(order)
         self.plan.deploys(order)
+        self.rescales.deploys(order.graph)
         if self.deployment is not None:
             self.checker.replaced(self.deployment)
         self.deployment = Deployment(self, order)
@@ -215,6 +221,10 @@ class Driver:
         self.ended = effect
         self.checker.told_of_the_end()
         self.checker.job_ended(effect, strategy_refused=self.plan.strategy_refused)
+
+    def _change_answered(self, answer: core_out.ChangeAnswered) -> None:
+        endpoint = self.rescales if answer.request_id.startswith("rescale") else self.endpoint
+        endpoint.answered(answer)
 
     def _nothing(self, effect: Any) -> None:
         """For effects that only inform."""
@@ -334,7 +344,11 @@ _EXECUTE: dict[type[Any], Callable[[Driver, Any], None]] = {
     core_out.StoreResult: lambda driver, order: driver.storage.store_result(order),
     core_out.StoreOverrides: lambda driver, order: driver.endpoint.store(order),
     core_out.SettleOverrides: lambda driver, order: driver.endpoint.settle(order),
-    core_out.PatchAnswered: lambda driver, answer: driver.endpoint.answered(answer),
+    core_out.ChangeAnswered: Driver._change_answered,
+    core_out.ReserveSlots: lambda driver, order: driver.rescales.reserve(order),
+    core_out.ReleaseReserve: lambda driver, order: driver.rescales.release(order),
+    core_out.StoreGraph: lambda driver, order: driver.rescales.store(order),
+    core_out.SettleGraph: lambda driver, order: driver.rescales.settle(order),
     out.ScheduleTimer: Driver._schedule_timer,
     out.CancelTimer: Driver._cancel_timer,
     out.TriggerSources: Driver._trigger_sources,

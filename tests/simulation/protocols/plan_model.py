@@ -1,7 +1,7 @@
 """An independent account of what one driver's job runs: what was submitted, replaced, refused and deployed.
 
-Written from the rules alone (FLIP-530), as a second opinion on the job core's. A new driver begins with what was
-submitted: nothing stores a replacement yet.
+Written from the rules alone (FLIP-530), as a second opinion on the job core's. Nothing stores a replaced configuration
+yet: a new driver begins with what was submitted. The parallelism is ``rescale_endpoint``'s.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.graph.job_graph import JobGraph, Partitioning
 from ckpt_runtime.scheduler.core_events import DeployTasks
 from ckpt_runtime.scheduler.job_status import JobState
 from ckpt_runtime.scheduler.restart_strategies import RestartHistory
@@ -32,29 +31,11 @@ _NO_NEXT_DEPLOYMENT = (
 )
 
 
-def fits(present: JobGraph, new: JobGraph) -> bool:
-    """Whether ``new`` is ``present`` at another parallelism, within the key groups and with FORWARD edges kept."""
-    parallelism = {vertex.id: vertex.parallelism for vertex in new.vertices}
-    most = {vertex.id: vertex.max_parallelism for vertex in present.vertices}
-    if parallelism.keys() != most.keys() or new.edges != present.edges:
-        return False
-    same = all(v.max_parallelism == most[v.id] and v.operators == present.vertex(v.id).operators for v in new.vertices)
-    forward = [edge for edge in new.edges if edge.partitioning is Partitioning.FORWARD]
-    return (
-        same
-        and all(1 <= parallelism[vertex] <= most[vertex] for vertex in most)
-        and all(parallelism[edge.source] == parallelism[edge.target] for edge in forward)
-    )
-
-
 class PlanModel:
     """``strategy_refused``: a strategy has said that the job must fail."""
 
-    def __init__(
-        self, driver: Driver, graph: JobGraph, configuration: Configuration, settings: CheckpointConfiguration
-    ) -> None:
+    def __init__(self, driver: Driver, configuration: Configuration, settings: CheckpointConfiguration) -> None:
         self._driver = driver
-        self.graph = graph
         self.configuration = configuration
         self.settings = settings
         self.strategy: ObservedStrategy | None = None
@@ -100,9 +81,8 @@ class PlanModel:
         self._slots[attempt] = self._driver.core.graph.slots
 
     def deploys(self, order: DeployTasks) -> None:
-        """With what was accepted last, exactly the subtasks of its graph, in slots that were asked for."""
+        """With what was accepted last, exactly the subtasks of the graph, in slots that were asked for."""
         subtasks = [(vertex.id, index) for vertex in order.graph.vertices for index in range(vertex.parallelism)]
-        self._require(order.graph == self.graph, "a graph is deployed that is not the one in force")
         self._require(order.configuration is self.configuration, "another configuration is deployed")
         deployed = [execution.key for execution in order.executions]
         self._require(deployed == subtasks, f"{deployed} are deployed, the graph in force has {subtasks}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -27,7 +26,7 @@ USER_ACTIONS = (
     ("reset overrides", 3),
     ("stop", 6),
     ("cancel", 1),
-    ("replace the graph", 5),
+    ("rescale", 10),
     ("replace the configuration", 4),
     ("replace the restart strategy", 3),
     ("fail a task", 12),
@@ -80,30 +79,6 @@ STRATEGIES: dict[str, RestartStrategy] = {
     "rate": FailureRate(4, 1_000, 20),
     "none": NoRestart(),
 }
-
-
-def rescaled(graph: JobGraph, parallelism: Sequence[int]) -> JobGraph:
-    """``graph`` with these parallelisms, in the order of its vertices."""
-    pairs = zip(graph.vertices, parallelism, strict=True)
-    return replace(graph, vertices=tuple(replace(vertex, parallelism=number) for vertex, number in pairs))
-
-
-def other_graph(graph: JobGraph, rng: Random) -> JobGraph:
-    """Mostly another parallelism, mostly one that is possible; sometimes a graph that is another one altogether."""
-    count = len(graph.vertices)
-    kind = rng.choice(("all", "all", "all", "each", "each", "none", "too many", "key groups", "vertex", "edges"))
-    match kind:
-        case "all":
-            return rescaled(graph, [rng.choice((1, 2, 3))] * count)
-        case "none" | "too many":
-            return rescaled(graph, [0 if kind == "none" else 129] * count)
-        case "key groups":
-            return replace(graph, vertices=tuple(replace(vertex, max_parallelism=64) for vertex in graph.vertices))
-        case "vertex":
-            return replace(graph, vertices=(replace(graph.vertices[0], id="v-other"), *graph.vertices[1:]))
-        case "edges":
-            return replace(graph, edges=tuple(replace(e, partitioning=Partitioning.REBALANCE) for e in graph.edges))
-    return rescaled(graph, [rng.choice((1, 2, 3)) for _ in range(count)])
 
 
 def other_settings(settings: CheckpointConfiguration, rng: Random) -> CheckpointConfiguration:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
+from ckpt_runtime.graph.job_graph import JobGraph
 from tests.simulation.schedules.violation import Violation
 
 METADATA = "_metadata"
@@ -32,9 +33,10 @@ class HaStore:
     that were written too late: no leader counts on their checkpoints. From the adoption of an epoch on, no earlier
     driver stores a result or removes a pointer. ``disposals`` are directories outside the job's own that are to be
     deleted, by the id of the checkpoint whose pointer is gone; ``failures`` the history that a later driver shows.
-    ``attempts`` is the first number that no deployment has used up.
+    ``attempts`` is the first number that no deployment has used up. ``graph`` is what the job runs.
     """
 
+    graph: JobGraph
     overrides: str | None = None
     revision: int = 1
     epoch: int = 0

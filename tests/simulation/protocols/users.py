@@ -11,13 +11,11 @@ from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.scheduler import job_events as job_on
 from ckpt_runtime.scheduler.core_events import ConfigurationReplaced
 from ckpt_runtime.scheduler.replacement import ReplacementRefusedError
 from tests.simulation.protocols.event_loop import DriverCrash
-from tests.simulation.protocols.plan_model import fits
-from tests.simulation.protocols.scenario import STRATEGIES, other_graph, other_settings
+from tests.simulation.protocols.scenario import STRATEGIES, other_settings
 from tests.simulation.schedules.schedule import Action
 
 if TYPE_CHECKING:
@@ -122,7 +120,7 @@ class Users:
                 driver.tell(job_on.StopRequested(request_id, value.random() < 0.5, "savepoints"))
             case "cancel":
                 driver.tell(job_on.CancelRequested())
-            case "replace the graph" | "replace the configuration" | "replace the restart strategy":
+            case "rescale" | "replace the configuration" | "replace the restart strategy":
                 self._replace(driver, kind, value)
             case "suspend the driver":
                 driver.tell(job_on.SuspendRequested())
@@ -133,24 +131,12 @@ class Users:
 
     def _replace(self, driver: Driver, kind: str, value: Random) -> None:
         match kind:
-            case "replace the graph":
-                self._replace_graph(driver, other_graph(driver.plan.graph, value))
+            case "rescale":
+                driver.rescales.ask(value)
             case "replace the configuration":
                 self._replace_configuration(driver, other_settings(driver.plan.settings, value))
             case _:
                 driver.replace_strategy(STRATEGIES[value.choice(_STRATEGIES)])
-
-    def _replace_graph(self, driver: Driver, graph: JobGraph) -> None:
-        plan = driver.plan
-        allowed = plan.may_replace() and fits(plan.graph, graph)
-        present, before = plan.seen(), driver.machine.state
-        try:
-            driver.tell(on.GraphReplaced(graph))
-        except ReplacementRefusedError:
-            plan.rejected(present, allowed=allowed)
-            return
-        plan.graph = graph
-        plan.accepted(allowed=allowed, before=before)
 
     def _replace_configuration(self, driver: Driver, settings: CheckpointConfiguration) -> None:
         plan, configuration = driver.plan, Configuration({})

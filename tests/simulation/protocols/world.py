@@ -46,7 +46,7 @@ class World:
         self.scenario = random_scenario(seed) if scenario is None else scenario
         self.choices = Choices(seed, muted, scale=self.scenario.fault_scale, plain=self.scenario.plain)
         self.loop = EventLoop(self._on_crash)
-        self.ha = HaStore()
+        self.ha = HaStore(self.scenario.graph)
         self.files = FileStore(self.ha)
         self.published: dict[str, CompletedCheckpoint] = {}
         self.tracing = tracing

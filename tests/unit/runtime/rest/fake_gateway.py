@@ -16,13 +16,15 @@ from ckpt_runtime.checkpoint.configuration import (
     CheckpointRetention,
 )
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStatsSnapshot, CheckpointType, SubtaskStats
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning, vertex_id_of
 from ckpt_runtime.jobmaster import gateway as g
-from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig, ExecutionState, JobStatus
+from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig, ExecutionState
 from ckpt_runtime.network.control_messages import SubtaskMeasures
+from ckpt_runtime.scheduler.job_status import JobStatus
 
 START_MS = 1_795_197_699_641
 VERTICES = tuple(vertex_id_of(uid) for uid in ("src", "count", "sink"))
@@ -340,7 +342,7 @@ class FakeGateway:
         return self._start(g.OperationKind.CHECKPOINT, job_id, trigger_id, run)
 
     def _savepoint(
-        self, job_id: str, kind: CheckpointType, savepoint_format: g.SavepointFormat, then: JobStatus | None
+        self, job_id: str, kind: CheckpointType, savepoint_format: SavepointFormat, then: JobStatus | None
     ) -> g.OperationStatus:
         if self.savepoint_failure is not None:
             return g.OperationStatus(True, failure=self.savepoint_failure)
@@ -353,7 +355,7 @@ class FakeGateway:
         self,
         job_id: str,
         directory: str,
-        savepoint_format: g.SavepointFormat,
+        savepoint_format: SavepointFormat,
         cancel_job: bool,
         trigger_id: str | None,
     ) -> str:
@@ -367,7 +369,7 @@ class FakeGateway:
         )
 
     async def stop_with_savepoint(
-        self, job_id: str, directory: str, savepoint_format: g.SavepointFormat, drain: bool, trigger_id: str | None
+        self, job_id: str, directory: str, savepoint_format: SavepointFormat, drain: bool, trigger_id: str | None
     ) -> str:
         self._job(job_id)
         return self._start(

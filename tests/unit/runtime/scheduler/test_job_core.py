@@ -24,11 +24,11 @@ from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler import job_events as job_on
-from ckpt_runtime.scheduler.core_events import PatchAnswered, PatchOutcome
+from ckpt_runtime.scheduler.core_events import ChangeAnswered, ChangeOutcome
 from ckpt_runtime.scheduler.job_core import JobCore, JobPlan
 from ckpt_runtime.scheduler.job_machine import JobMachine, UnexpectedJobEventError
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
-from ckpt_runtime.scheduler.replacement import ReplacementRefusedError, subtasks_of
+from ckpt_runtime.scheduler.replacement import ParallelismBounds, ReplacementRefusedError, subtasks_of
 from ckpt_runtime.scheduler.restart_strategies import FixedDelay, NoRestart, RestartStrategy
 
 CAUSE = job_on.FailureInfo("ValueError", "boom")
@@ -199,68 +199,40 @@ class TestPatch:
         assert job.kinds() == [core.StoreOverrides]
         assert job.core.coordinator.configuration.interval_ms == 1_000
         job.step(core.OverridesStored("p", '{"checkpointInterval": 200}'))
-        assert job.kinds() == [out.ScheduleTimer, PatchAnswered]
+        assert job.kinds() == [out.ScheduleTimer, ChangeAnswered]
         assert job.core.coordinator.configuration.interval_ms == 200
 
     def test_one_that_races_with_the_end_hears_of_it_when_it_is_stored(self):
         job = Job().run()
         job.step(core.PatchRequested("p", CheckpointOverrides(interval_ms=200)))
         job.each(job_on.TaskFinished)
-        assert job.step(core.OverridesNotStored("p", "gone", gone=True)) == []
+        assert job.step(core.ChangeNotStored("p", "gone", gone=True)) == []
         job.step(core.ResultStored())
-        assert job.one(PatchAnswered).outcome is PatchOutcome.JOB_ENDED
+        assert job.one(ChangeAnswered).outcome is ChangeOutcome.JOB_ENDED
 
     def test_another_driver_leads(self):
         job = Job().run()
         job.step(core.PatchRequested("p", None))
         job.step(core.LeadershipLost())
-        assert job.one(PatchAnswered).outcome is PatchOutcome.UNKNOWN
+        assert job.one(ChangeAnswered).outcome is ChangeOutcome.UNKNOWN
         assert job.step(core.OverridesStored("p", None)) == []
         job.step(core.PatchRequested("q", None))
-        assert job.one(PatchAnswered).outcome is PatchOutcome.NOT_STORED
+        assert job.one(ChangeAnswered).outcome is ChangeOutcome.NOT_STORED
 
     def test_another_driver_leads_before_the_end_is_stored(self):
         job = Job().run()
         job.step(core.PatchRequested("p", None))
         job.each(job_on.TaskFinished)
-        job.step(core.OverridesNotStored("p", "gone", gone=True))
+        job.step(core.ChangeNotStored("p", "gone", gone=True))
         job.step(core.LeadershipLost())
-        assert job.one(PatchAnswered).outcome is PatchOutcome.UNKNOWN
+        assert job.one(ChangeAnswered).outcome is ChangeOutcome.UNKNOWN
         assert job.one(job_out.JobEnded).status is JobStatus.SUSPENDED
 
 
 @pytest.mark.row("530.6")
 class TestReplacement:
-    def test_a_graph_is_in_force_from_its_deployment_on(self):
-        job = Job(NoRestart()).run()
-        job.step(on.GraphReplaced(graph_of(3)))
-        assert job.core.graph == graph_of(2)
-        assert job.one(job_out.CancelTasks).executions == (job.task(0), job.task(1))
-        job.each(job_on.TaskCanceled)
-        assert job.last == [job_out.AcquireSlots(1)]
-        assert job.core.graph == graph_of(3)
-        job.step(job_on.SlotsAcquired(1))
-        job.step(core.AttemptRecorded(1))
-        order = job.one(core.DeployTasks)
-        assert order.graph == graph_of(3)
-        assert len(order.executions) == 3
-        job.each(job_on.TaskRunning)
-        assert job.core.coordinator.state is CoordinatorState.RUNNING
-
-    def test_one_that_waits_for_its_attempt_is_begun_again(self):
-        job = Job().restore()
-        job.step(on.GraphReplaced(graph_of(1)))
-        assert job.last[-1] == job_out.AcquireSlots(1)
-        assert job.step(core.AttemptRecorded(0)) == []
-        job.step(job_on.SlotsAcquired(1))
-        assert job.step(core.AttemptRecorded(0)) == []
-        job.step(core.AttemptRecorded(1))
-        assert len(job.one(core.DeployTasks).executions) == 1
-
     def test_what_is_refused_changes_nothing(self):
         job = Job().run()
-        with pytest.raises(ReplacementRefusedError):
-            job.step(on.GraphReplaced(graph_of(0)))
         job.step(core.PatchRequested("p", None))
         with pytest.raises(ReplacementRefusedError, match="being changed"):
             job.step(core.ConfigurationReplaced(Configuration({}), SETTINGS))
@@ -377,14 +349,18 @@ INPUTS: tuple[Any, ...] = (
     on.CleanupDone(1),
     on.LeftoversFound(()),
     core.PatchRequested("p", CheckpointOverrides(timeout_ms=77)),
+    core.RescaleRequested("r", {"v": ParallelismBounds(1, 1)}),
     core.ConfigurationReplaced(PLAIN, SETTINGS),
     core.LeadershipLost(),
     core.AttemptRecorded(0),
     core.AttemptNotRecorded(0, CAUSE),
     core.OverridesStored("p", None),
     core.OverridesRefused("p", "m"),
-    core.OverridesNotStored("p", "m"),
-    core.OverridesUnknown("p", "m"),
+    core.SlotsReserved("r", 1),
+    core.SlotsNotReserved("r", "m"),
+    core.GraphStored("r"),
+    core.ChangeNotStored("p", "m"),
+    core.ChangeUnknown("p", "m"),
     core.ResultStored(),
     core.ResultNotStored(),
 )

@@ -9,9 +9,11 @@ import pytest
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.scheduler.job_status import JobState
 from ckpt_runtime.scheduler.replacement import (
+    ParallelismBounds,
     ReplacementRefusedError,
-    check_graph,
+    check_bounds,
     check_replaceable,
+    rescaled,
     subtasks_of,
 )
 
@@ -36,7 +38,7 @@ def chain(*parallelism: int, kind: Partitioning = Partitioning.HASH) -> JobGraph
 
 
 @pytest.mark.parametrize("state", JobState)
-@pytest.mark.parametrize("what", ["graph", "configuration"])
+@pytest.mark.parametrize("what", ["parallelism", "configuration"])
 def test_state_and_what(state: JobState, what: str) -> None:
     if state in REPLACEABLE:
         check_replaceable(state, what)
@@ -49,35 +51,68 @@ def test_subtasks_are_in_deployment_order() -> None:
     assert subtasks_of(chain(1, 2)) == (("v0", 0), ("v1", 0), ("v1", 1))
 
 
-class TestGraph:
-    def test_another_parallelism(self) -> None:
-        check_graph(chain(1, 2), chain(2, 1))
-        check_graph(chain(1, 1), chain(1, 1))
-        check_graph(chain(1, 1), chain(128, 128))
+def both(lower: int, upper: int) -> dict[str, ParallelismBounds]:
+    return dict.fromkeys(("v0", "v1"), ParallelismBounds(lower, upper))
 
-    @pytest.mark.parametrize("parallelism", [0, 129])
-    def test_outside_of_its_key_groups(self, parallelism: int) -> None:
-        with pytest.raises(
-            ReplacementRefusedError, match=f"'name1': parallelism {parallelism} is not between 1 and 128"
-        ):
-            check_graph(chain(1, 1), chain(1, parallelism))
 
-    def test_other_vertices_and_edges(self) -> None:
-        present = chain(1, 1)
-        renamed = replace(present, vertices=(replace(present.vertices[0], id="other"), present.vertices[1]))
-        for new in (chain(1), chain(1, 1, 1), renamed, chain(1, 1, kind=Partitioning.REBALANCE)):
-            with pytest.raises(ReplacementRefusedError, match="other vertices or edges"):
-                check_graph(present, new)
+def refused(graph: JobGraph, bounds: dict[str, ParallelismBounds]) -> list[str]:
+    with pytest.raises(ReplacementRefusedError) as raised:
+        check_bounds(graph, bounds)
+    return str(raised.value).splitlines()
 
-    def test_more_than_the_parallelism(self) -> None:
-        present = chain(1)
-        (vertex,) = present.vertices
-        for changed in (replace(vertex, max_parallelism=64), replace(vertex, operators=())):
-            with pytest.raises(ReplacementRefusedError, match="'name0' has changed in more than its parallelism"):
-                check_graph(present, replace(present, vertices=(changed,)))
+
+@pytest.mark.row("203.14")
+class TestBounds:
+    """Messages are Flink's, as recorded from it."""
+
+    def test_within_the_key_groups(self) -> None:
+        check_bounds(chain(1, 2), both(1, 128))
+
+    def test_a_line_for_each_vertex(self) -> None:
+        assert refused(chain(1, 1), both(3, 2)) == [
+            f"The requested lower bound [3] for job vertex [{name}] is higher than the upper bound [2]."
+            for name in ("v0", "v1")
+        ]
+        assert refused(chain(1, 1), both(0, 2)) == [
+            f"Both, the requested lower bound [0] and upper bound [2] for job vertex [{name}] "
+            "must be greater than zero."
+            for name in ("v0", "v1")
+        ]
+        assert refused(chain(1, 1), both(1, 1000)) == [
+            f"The newly requested parallelism 1000 for the job vertex {name} exceeds its maximum parallelism 128."
+            for name in ("v0", "v1")
+        ]
+
+    def test_all_vertices_and_no_others(self) -> None:
+        assert refused(chain(1, 1, 1), {**both(1, 1), "v9": ParallelismBounds(1, 1)}) == [
+            "The request is incomplete, missing job vertex [v2] resource requirements.",
+            "Job vertex [v9] was not found in the JobGraph.",
+        ]
 
     def test_one_to_one_edges_keep_both_ends_alike(self) -> None:
-        present = chain(2, 2, kind=Partitioning.FORWARD)
-        check_graph(present, chain(3, 3, kind=Partitioning.FORWARD))
-        with pytest.raises(ReplacementRefusedError, match="be the same, not 3 and 2"):
-            check_graph(present, chain(3, 2, kind=Partitioning.FORWARD))
+        graph = chain(2, 2, kind=Partitioning.FORWARD)
+        check_bounds(graph, both(3, 3))
+        (line,) = refused(graph, {**both(2, 2), "v0": ParallelismBounds(3, 3)})
+        assert line.startswith("The job vertices v0 and v1 are connected one to one")
+
+    def test_what_speaks_for_the_whole_job_stays_alone(self) -> None:
+        graph = chain(2, 1)
+        committer = replace(graph.vertices[1], operators=(OperatorNode("u1", "commit", "committer"),))
+        graph = replace(graph, vertices=(graph.vertices[0], committer))
+        check_bounds(graph, {**both(2, 2), "v1": ParallelismBounds(1, 1)})
+        assert refused(graph, both(2, 2)) == [
+            "The newly requested parallelism 2 for the job vertex v1 exceeds its maximum parallelism 1."
+        ]
+
+    def test_not_more_subtasks_than_a_driver_can_hold(self) -> None:
+        graph = chain(1, 1)
+        graph = replace(graph, vertices=tuple(replace(vertex, max_parallelism=60_000) for vertex in graph.vertices))
+        (line,) = refused(graph, both(1, 60_000))
+        assert "120000 subtasks; at most 100000" in line
+
+
+@pytest.mark.parametrize(("slots", "expected"), [(1, (2, 3)), (3, (3, 3)), (9, (4, 3))])
+def test_as_wide_as_slots_allow(slots: int, expected: tuple[int, ...]) -> None:
+    bounds = {"v0": ParallelismBounds(2, 4), "v1": ParallelismBounds(3, 3)}
+    graph = rescaled(chain(1, 1), bounds, slots)
+    assert tuple(vertex.parallelism for vertex in graph.vertices) == expected

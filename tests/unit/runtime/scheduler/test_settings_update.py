@@ -7,9 +7,10 @@ import pytest
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointConfigurationError
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.scheduler import core_events as core
-from ckpt_runtime.scheduler.core_events import PatchAnswered, PatchOutcome
+from ckpt_runtime.scheduler.core_events import ChangeAnswered, ChangeOutcome
+from ckpt_runtime.scheduler.durable_change import MAX_ATTEMPTS, OUTCOME_UNKNOWN
 from ckpt_runtime.scheduler.replacement import ReplacementRefusedError
-from ckpt_runtime.scheduler.settings_update import MAX_ATTEMPTS, OUTCOME_UNKNOWN, SettingsUpdate
+from ckpt_runtime.scheduler.settings_update import SettingsUpdate
 
 SETTINGS = CheckpointConfiguration()
 CHANGE = CheckpointOverrides(timeout_ms=77)
@@ -27,14 +28,14 @@ def update() -> SettingsUpdate:
 
 def test_stored_and_applied(update: SettingsUpdate) -> None:
     assert update.concerns("a")
-    assert update.stored(core.OverridesStored("a", STORED)) == [PatchAnswered("a", PatchOutcome.APPLIED)]
+    assert update.stored(core.OverridesStored("a", STORED)) == [ChangeAnswered("a", ChangeOutcome.APPLIED)]
     assert update.overrides == CHANGE
     assert not update.concerns("a")
     update.check_idle()
 
 
 def test_one_at_a_time(update: SettingsUpdate) -> None:
-    assert update.requested(core.PatchRequested("b", None), SETTINGS) == [PatchAnswered("b", PatchOutcome.BUSY)]
+    assert update.requested(core.PatchRequested("b", None), SETTINGS) == [ChangeAnswered("b", ChangeOutcome.BUSY)]
     with pytest.raises(ReplacementRefusedError):
         update.check_idle()
 
@@ -42,40 +43,42 @@ def test_one_at_a_time(update: SettingsUpdate) -> None:
 @pytest.mark.parametrize(
     ("answer", "outcome"),
     [
-        (core.OverridesRefused("a", "no"), PatchOutcome.REFUSED),
-        (core.OverridesNotStored("a", "no"), PatchOutcome.NOT_STORED),
-        (core.OverridesNotStored("a", "no", gone=True), PatchOutcome.NOT_STORED),
+        (core.OverridesRefused("a", "no"), ChangeOutcome.REFUSED),
+        (core.ChangeNotStored("a", "no"), ChangeOutcome.NOT_STORED),
+        (core.ChangeNotStored("a", "no", gone=True), ChangeOutcome.NOT_STORED),
     ],
 )
 def test_nothing_has_changed(
-    update: SettingsUpdate, answer: core.OverridesRefused | core.OverridesNotStored, outcome: PatchOutcome
+    update: SettingsUpdate, answer: core.OverridesRefused | core.ChangeNotStored, outcome: ChangeOutcome
 ) -> None:
-    assert update.answered(answer) == [PatchAnswered("a", outcome, "no")]
+    assert update.answered(answer) == [ChangeAnswered("a", outcome, "no")]
     assert update.overrides == CheckpointOverrides()
     assert update.answered(answer) == []
 
 
 def test_an_unknown_outcome_is_stored_again_and_a_failure_then_says_nothing(update: SettingsUpdate) -> None:
-    (again,) = update.answered(core.OverridesUnknown("a", "?"))
+    (again,) = update.answered(core.ChangeUnknown("a", "?"))
     assert again == core.StoreOverrides("a", core.OverridesChange(CHANGE, SETTINGS), 1)
-    (again,) = update.answered(core.OverridesNotStored("a", "away"))
+    (again,) = update.answered(core.ChangeNotStored("a", "away"))
     assert isinstance(again, core.StoreOverrides)
-    assert update.stored(core.OverridesStored("a", STORED)) == [PatchAnswered("a", PatchOutcome.APPLIED)]
+    assert update.stored(core.OverridesStored("a", STORED)) == [ChangeAnswered("a", ChangeOutcome.APPLIED)]
 
 
 def stay_unknown(update: SettingsUpdate) -> list[core.JobOutput]:
     outputs: list[core.JobOutput] = []
     for _ in range(MAX_ATTEMPTS):
-        outputs = update.answered(core.OverridesUnknown("a", "?"))
+        outputs = update.answered(core.ChangeUnknown("a", "?"))
     return outputs
 
 
 def test_one_that_stays_unknown_is_said_to_be_and_then_settled_for_nobody(update: SettingsUpdate) -> None:
-    answered = PatchAnswered("a", PatchOutcome.UNKNOWN, OUTCOME_UNKNOWN)
-    assert stay_unknown(update) == [answered, core.SettleOverrides("a", 0)]
-    assert update.answered(core.OverridesNotStored("a", "away")) == [core.SettleOverrides("a", 1)]
-    assert update.answered(core.OverridesUnknown("a", "?")) == [core.SettleOverrides("a", 2)]
-    assert update.requested(core.PatchRequested("b", None), SETTINGS) == [PatchAnswered("b", PatchOutcome.BUSY)]
+    assert stay_unknown(update) == [
+        ChangeAnswered("a", ChangeOutcome.UNKNOWN, OUTCOME_UNKNOWN),
+        core.SettleOverrides("a", 0),
+    ]
+    assert update.answered(core.ChangeNotStored("a", "away")) == [core.SettleOverrides("a", 1)]
+    assert update.answered(core.ChangeUnknown("a", "?")) == [core.SettleOverrides("a", 2)]
+    assert update.requested(core.PatchRequested("b", None), SETTINGS) == [ChangeAnswered("b", ChangeOutcome.BUSY)]
     assert update.stored(core.OverridesStored("a", STORED)) == []
     assert update.overrides == CHANGE
     update.check_idle()
@@ -83,14 +86,14 @@ def test_one_that_stays_unknown_is_said_to_be_and_then_settled_for_nobody(update
 
 def test_a_job_that_is_stored_no_more_ends_the_search(update: SettingsUpdate) -> None:
     stay_unknown(update)
-    assert update.answered(core.OverridesNotStored("a", "gone", gone=True)) == []
+    assert update.answered(core.ChangeNotStored("a", "gone", gone=True)) == []
     update.check_idle()
 
 
 def test_another_driver_leads(update: SettingsUpdate) -> None:
     (answer,) = update.abandoned()
-    assert isinstance(answer, PatchAnswered)
-    assert answer.outcome is PatchOutcome.UNKNOWN
+    assert isinstance(answer, ChangeAnswered)
+    assert answer.outcome is ChangeOutcome.UNKNOWN
     assert update.abandoned() == []
     assert not update.concerns("a")
 

@@ -1,0 +1,282 @@
+"""A job at another parallelism: slots, checkpoint, stored, deployed; and every way in which that ends early."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ckpt_runtime.checkpoint import effects as out
+from ckpt_runtime.checkpoint import events as on
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
+from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator, CoordinatorState
+from ckpt_runtime.checkpoint.executions import ExecutionId
+from ckpt_runtime.checkpoint.instant import Instant
+from ckpt_runtime.checkpoint.state_handles import SubtaskState
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
+from ckpt_runtime.scheduler import core_events as core
+from ckpt_runtime.scheduler import job_effects as job_out
+from ckpt_runtime.scheduler import job_events as job_on
+from ckpt_runtime.scheduler.core_events import ChangeOutcome
+from ckpt_runtime.scheduler.durable_change import MAX_ATTEMPTS
+from ckpt_runtime.scheduler.job_core import JobCore, JobPlan
+from ckpt_runtime.scheduler.job_machine import JobMachine
+from ckpt_runtime.scheduler.job_status import JobState
+from ckpt_runtime.scheduler.replacement import ParallelismBounds, subtasks_of
+from ckpt_runtime.scheduler.restart_strategies import FixedDelay
+
+pytestmark = pytest.mark.row("203.14")
+
+CAUSE = job_on.FailureInfo("ValueError", "boom")
+GRAPH = JobGraph("job", (JobVertex("v", (OperatorNode("v", "Source", "source"),), 2),), ())
+
+
+class Job:
+    """A running job of two subtasks that takes checkpoints on request only."""
+
+    def __init__(self) -> None:
+        self.machine = JobMachine(subtasks_of(GRAPH), FixedDelay(3, 100))
+        settings = CheckpointConfiguration(timeout_ms=500, tolerable_failures=9)
+        coordinator = CheckpointCoordinator("job", GRAPH, settings)
+        self.core = JobCore(JobPlan(GRAPH, Configuration({}), settings), self.machine, coordinator)
+        self.now = Instant(0, 1_000_000)
+        self.last: list[Any] = []
+        self.step(job_on.Start())
+        self.deploy()
+
+    def step(self, event: Any) -> Job:
+        self.last = self.core.handle(event, self.now)
+        return self
+
+    def deploy(self) -> Job:
+        """From ACQUIRING to RUNNING."""
+        self.step(job_on.SlotsAcquired(self.machine.attempt)).step(core.AttemptRecorded(self.machine.attempt))
+        return self.each(job_on.TaskRunning)
+
+    def each(self, kind: Any, *more: Any) -> Job:
+        for execution in self.machine.tasks.alive:
+            self.step(kind(execution, *more))
+        return self
+
+    def ask(self, lower: int, upper: int | None = None, name: str = "r") -> Job:
+        bounds = {"v": ParallelismBounds(lower, lower if upper is None else upper)}
+        return self.step(core.RescaleRequested(name, bounds))
+
+    def begin_checkpoint(self) -> int:
+        (located,) = [output for output in self.last if isinstance(output, out.InitializeLocation)]
+        self.step(on.LocationReady(located.checkpoint_id, f"chk-{located.checkpoint_id}"))
+        return located.checkpoint_id
+
+    def complete_checkpoint(self) -> Job:
+        number = self.begin_checkpoint()
+        for execution in self.machine.tasks.alive:
+            self.step(on.Acknowledged(number, execution, f"chk-{number}", SubtaskState()))
+        return self.step(on.MetadataWritten(number)).step(on.StoreAdded(number))
+
+    def to_storing(self, parallelism: int = 4) -> Job:
+        return self.ask(parallelism).step(core.SlotsReserved("r", parallelism)).complete_checkpoint()
+
+    @property
+    def answer(self) -> core.ChangeAnswered:
+        (found,) = [output for output in self.last if isinstance(output, core.ChangeAnswered)]
+        return found
+
+    @property
+    def parallelism(self) -> tuple[int, int]:
+        """In force, and wanted."""
+        return self.core.graph.slots, self.core.wanted_graph.slots
+
+    def kinds(self) -> list[type]:
+        return [type(output) for output in self.last]
+
+
+def test_slots_first_then_a_checkpoint_then_stored_then_deployed() -> None:
+    job = Job().ask(4)
+    assert job.last == [core.ReserveSlots("r", 4, 4)]
+    job.step(core.SlotsReserved("r", 4))
+    assert out.InitializeLocation in job.kinds()
+    job.complete_checkpoint()
+    (order,) = [output for output in job.last if isinstance(output, core.StoreGraph)]
+    assert (order.graph.slots, order.attempt) == (4, 0)
+    assert (job.machine.state, job.parallelism) == (JobState.RUNNING, (2, 4))
+    job.step(core.GraphStored("r"))
+    assert job.answer.outcome is ChangeOutcome.APPLIED
+    assert job_out.CancelTasks in job.kinds()
+    assert core.ReleaseReserve not in job.kinds()
+    job.each(job_on.TaskCanceled)
+    assert job.last[-1] == job_out.AcquireSlots(1)
+    assert job.parallelism == (4, 4)
+    job.step(job_on.SlotsAcquired(1)).step(core.AttemptRecorded(1))
+    (deploy,) = [output for output in job.last if isinstance(output, core.DeployTasks)]
+    assert len(deploy.executions) == 4
+    assert deploy.restored is not None
+    assert deploy.restored.checkpoint_id == 1
+    job.each(job_on.TaskRunning)
+    assert job.core.coordinator.state is CoordinatorState.RUNNING
+
+
+def test_what_the_job_has_needs_nothing() -> None:
+    job = Job().ask(2)
+    assert job.last == [core.ChangeAnswered("r", ChangeOutcome.APPLIED)]
+
+
+def test_fewer_slots_than_wanted_within_the_bounds() -> None:
+    job = Job().ask(1, 8)
+    assert job.last == [core.ReserveSlots("r", 8, 1)]
+    job.step(core.SlotsReserved("r", 3)).complete_checkpoint()
+    job.step(core.GraphStored("r")).each(job_on.TaskCanceled).deploy()
+    assert job.parallelism == (3, 3)
+
+
+def test_no_more_slots_than_the_job_has() -> None:
+    job = Job().ask(1, 8).step(core.SlotsReserved("r", 2))
+    assert job.last == [core.ReleaseReserve(), core.ChangeAnswered("r", ChangeOutcome.APPLIED)]
+    assert job.parallelism == (2, 2)
+
+
+class TestRefused:
+    def test_bounds_that_are_not_possible(self) -> None:
+        answer = Job().ask(200).answer
+        assert answer.outcome is ChangeOutcome.REFUSED
+        assert "exceeds its maximum parallelism 128" in answer.message
+
+    def test_beside_another_rescale(self) -> None:
+        job = Job().ask(4).ask(3, name="other")
+        assert job.last == [core.ChangeAnswered("other", ChangeOutcome.BUSY)]
+        job.step(core.SlotsReserved("other", 3))
+        assert job.last == []
+
+    def test_a_job_that_is_being_stopped(self) -> None:
+        job = Job().step(job_on.StopRequested("stop")).ask(4)
+        assert job.answer.outcome is ChangeOutcome.NOT_NOW
+        assert "stopping" in job.answer.message
+
+    def test_a_job_of_another_driver(self) -> None:
+        job = Job().step(core.LeadershipLost()).ask(4)
+        assert job.answer.outcome is ChangeOutcome.NOT_STORED
+
+
+class TestTheJobGoesOnAsItWas:
+    """The answer and the exception history say why, and no slot stays."""
+
+    def assert_given_up(self, job: Job, why: str, state: JobState = JobState.RUNNING) -> None:
+        assert job.machine.state is state
+        assert job.answer.outcome is ChangeOutcome.NOT_STORED
+        assert job.answer.message == f"The job keeps its parallelism: {why}"
+        assert core.ReleaseReserve() in job.last
+        (recorded,) = [output for output in job.last if isinstance(output, core.RecordFailure)]
+        assert (recorded.cause.exception, recorded.cause.message) == ("RescaleException", job.answer.message)
+        assert job.parallelism == (2, 2)
+        job.ask(3, name="next")
+        if state is JobState.RUNNING:
+            assert job.kinds() == [core.ReserveSlots]
+
+    def test_slots_do_not_come(self) -> None:
+        self.assert_given_up(Job().ask(4).step(core.SlotsNotReserved("r", "none is free")), "none is free")
+
+    def test_a_slot_is_lost_while_the_checkpoint_is_taken(self) -> None:
+        job = Job().ask(4).step(core.SlotsReserved("r", 4))
+        self.assert_given_up(job.step(core.SlotsNotReserved("r", "lost")), "lost")
+
+    def test_the_checkpoint_fails(self) -> None:
+        job = Job().ask(4).step(core.SlotsReserved("r", 4)).step(on.LocationFailed(1, "no directory"))
+        assert "its checkpoint failed" in job.answer.message
+        assert core.ReleaseReserve() in job.last
+        assert job.machine.state is JobState.RUNNING
+
+    def test_it_cannot_be_stored(self) -> None:
+        job = Job().to_storing().step(core.ChangeNotStored("r", "disk full"))
+        self.assert_given_up(job, "disk full")
+
+    def test_the_job_fails(self) -> None:
+        job = Job().ask(4)
+        job.step(job_on.TaskFailed(ExecutionId("v", 0, 0), CAUSE))
+        assert [output.cause.exception for output in job.last if isinstance(output, core.RecordFailure)] == [
+            "ValueError",
+            "RescaleException",
+        ]
+        assert job.answer.outcome is ChangeOutcome.NOT_STORED
+
+    def test_the_job_fails_while_its_checkpoint_is_taken(self) -> None:
+        job = Job().ask(4).step(core.SlotsReserved("r", 4))
+        job.begin_checkpoint()
+        job.step(job_on.TaskFailed(ExecutionId("v", 0, 0), CAUSE))
+        assert job.answer.message == "The job keeps its parallelism: it is clearing"
+
+    def test_a_stop_goes_first(self) -> None:
+        job = Job().ask(4).step(job_on.StopRequested("stop"))
+        assert job.answer.message == "The job keeps its parallelism: it is stopping"
+        assert out.InitializeLocation in job.kinds()
+
+    def test_a_cancel_goes_first(self) -> None:
+        job = Job().ask(4).step(job_on.CancelRequested())
+        assert job.answer.message == "The job keeps its parallelism: it is cancelling"
+
+
+class TestWhileItIsStored:
+    def test_a_failure_restarts_the_job_as_it_was_and_then_it_is_rescaled(self) -> None:
+        job = Job().to_storing().step(job_on.JobFailed(CAUSE)).each(job_on.TaskCanceled)
+        assert core.ReleaseReserve not in job.kinds()
+        job.step(core.GraphStored("r"))
+        assert job.answer.outcome is ChangeOutcome.APPLIED
+        assert job.machine.state is JobState.BACKING_OFF
+        job.now = job.now.plus(200)
+        job.step(job_on.RestartTimerFired(1)).deploy()
+        assert job.parallelism == (4, 4)
+
+    def test_a_stop_that_fails_leaves_the_job_rescaled(self) -> None:
+        job = Job().to_storing().step(job_on.StopRequested("stop"))
+        number = next(output.checkpoint_id for output in job.last if isinstance(output, out.InitializeLocation))
+        job.step(core.GraphStored("r"))
+        assert job.machine.state is JobState.STOPPING
+        job.step(on.LocationFailed(number, "no directory"))
+        assert job_out.StopFailed in job.kinds()
+        assert job.machine.state is JobState.CLEARING
+        job.each(job_on.TaskCanceled).deploy()
+        assert job.parallelism == (4, 4)
+
+    def test_an_unknown_outcome_is_settled_and_then_in_force(self) -> None:
+        job = Job().to_storing()
+        for attempt in range(1, MAX_ATTEMPTS):
+            job.step(core.ChangeUnknown("r", "?"))
+            assert [type(output) for output in job.last] == [core.StoreGraph]
+            assert job.last[0].attempt == attempt
+        job.step(core.ChangeNotStored("r", "!"))
+        assert job.answer.outcome is ChangeOutcome.UNKNOWN
+        assert core.SettleGraph in job.kinds()
+        assert job.ask(3, name="other").answer.outcome is ChangeOutcome.BUSY
+        job.step(core.ChangeUnknown("r", "?"))
+        assert [type(output) for output in job.last] == [core.SettleGraph]
+        job.step(core.GraphStored("r"))
+        assert job.machine.state is JobState.CLEARING
+        assert core.ChangeAnswered not in job.kinds()
+
+    def test_a_job_that_is_gone_is_not_rescaled(self) -> None:
+        job = Job().to_storing().step(core.ChangeUnknown("r", "?")).step(core.ChangeNotStored("r", "!", gone=True))
+        assert job.answer.outcome is ChangeOutcome.NOT_STORED
+
+    def test_another_driver_leads(self) -> None:
+        job = Job().to_storing().step(core.LeadershipLost())
+        assert job.answer.outcome is ChangeOutcome.UNKNOWN
+        assert job.step(core.GraphStored("r")).last == []
+        assert job.parallelism == (2, 2)
+
+    def test_the_end_of_the_job_is_told_once_it_is_stored(self) -> None:
+        job = Job().to_storing().each(job_on.TaskFinished)
+        job.step(core.GraphStored("r"))
+        assert core.ChangeAnswered not in job.kinds()
+        job.step(core.ResultStored())
+        assert job.answer.outcome is ChangeOutcome.JOB_ENDED
+
+
+def test_a_job_that_does_not_run_is_rescaled_without_slots_or_checkpoint() -> None:
+    job = Job().each(job_on.TaskFailed, CAUSE)
+    assert job.machine.state is JobState.BACKING_OFF
+    job.ask(1)
+    assert job.kinds() == [core.StoreGraph]
+    job.step(core.GraphStored("r"))
+    assert job.answer.outcome is ChangeOutcome.APPLIED
+    job.now = job.now.plus(200)
+    job.step(job_on.RestartTimerFired(1)).deploy()
+    assert job.parallelism == (1, 1)
