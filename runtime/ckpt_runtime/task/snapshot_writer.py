@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -24,23 +24,30 @@ class WrittenSnapshot:
     """What the acknowledgement carries.
 
     ``written_bytes`` is what this snapshot added to the storage or metadata, ``in_flight_bytes`` the part of it that is
-    in-flight data; ``files`` are new, to be discarded when nobody waits for the snapshot.
+    in-flight data; ``reused_bytes`` is keyed state that it refers to or has duplicated. ``files`` are new, to be
+    discarded when nobody waits for the snapshot.
     """
 
     state: SubtaskState
     written_bytes: int
+    reused_bytes: int
     in_flight_bytes: int
     files: NewFiles
 
 
 def write_snapshot(
-    snapshot: Snapshot, inline_threshold: int, persisted: PersistedBuffers, *, copies_only: bool = False
+    snapshot: Snapshot,
+    inline_threshold: int,
+    persisted: PersistedBuffers,
+    *,
+    copies_only: bool = False,
+    begun: Callable[[NewFiles], None] | None = None,
 ) -> WrittenSnapshot:
     """Has the backends write the keyed states of a subtask, and writes its in-flight data; small files into handles.
 
     In-flight data that ``persisted`` knows in files of completed checkpoints is referred to. With ``copies_only`` no
-    duplicate in a savepoint shares a block on disk with its source. Releases the frozen states
-    whatever happens. Raises what the storage raises; nothing is left behind then.
+    duplicate in a savepoint shares a block on disk with its source. ``begun`` gets the files, to watch them. Releases
+    the frozen states whatever happens. Raises what the storage raises; nothing is left behind then.
     """
     options = snapshot.barrier.options
     states: dict[str, OperatorSubtaskState] = {}
@@ -48,6 +55,8 @@ def write_snapshot(
     files: NewFiles | None = None
     try:
         files = NewFiles(options, inline_threshold, copies_only=copies_only)
+        if begun is not None:
+            begun(files)
         for operator in snapshot.operators:
             handles = () if operator.keyed is None else tuple(operator.keyed.write(files))
             if options.properties.is_savepoint or not options.properties.is_incremental:
@@ -64,10 +73,11 @@ def write_snapshot(
         snapshot.release()
     if in_flight.file is not None:
         files.locations.append(resolve(in_flight.file.path))
-    keyed = (file.length for state in states.values() for handle in state.keyed for file in handle.state_files())
-    total = sum(keyed) + in_flight.written_bytes + in_flight.referenced_bytes
+    keyed = sum(file.length for state in states.values() for handle in state.keyed for file in handle.state_files())
+    reused = max(0, keyed - files.written_bytes)
+    total = keyed + in_flight.written_bytes + in_flight.referenced_bytes
     state = SubtaskState(states, total, in_flight.inputs, in_flight.outputs)
-    return WrittenSnapshot(state, files.written_bytes + in_flight.written_bytes, in_flight.written_bytes, files)
+    return WrittenSnapshot(state, files.written_bytes + in_flight.written_bytes, reused, in_flight.written_bytes, files)
 
 
 def _check_full(uid: str, handles: Iterable[KeyedHandle], files: NewFiles) -> None:
