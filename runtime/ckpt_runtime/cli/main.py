@@ -14,6 +14,7 @@ from ckpt_runtime.cli import job_commands, session_commands, snapshot_commands, 
 from ckpt_runtime.cli.config_commands import patch_checkpoint_config
 from ckpt_runtime.cli.framework import TOKEN_VARIABLE, URL_VARIABLE, Settings, add_command
 from ckpt_runtime.cli.leftover_commands import leftovers
+from ckpt_runtime.cli.rescale_command import rescale
 from ckpt_runtime.cli.run_command import run
 
 app = typer.Typer(
@@ -65,6 +66,7 @@ add_command(app, "savepoint", snapshot_commands.savepoint)
 add_command(app, "stop", snapshot_commands.stop)
 add_command(app, "checkpoint", snapshot_commands.checkpoint)
 add_command(app, "patch-checkpoint-config", patch_checkpoint_config)
+add_command(app, "rescale", rescale)
 add_command(app, "leftovers", leftovers)
 
 

@@ -75,6 +75,7 @@ from ckpt_runtime.jobmaster.stored_submissions import forget_result, store_job
 from ckpt_runtime.jobmaster.stranded_jobs import StrandedJobs
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.snapshots.snapshot import disposal_of, open_snapshot
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.claims import Claimant, ClaimedError
@@ -467,6 +468,12 @@ class Dispatcher:
             )
             raise JobTerminated(job_id, job.status, message)
         self._living_job(job_id).cancel()
+
+    async def resource_requirements(self, job_id: str) -> Mapping[str, ParallelismBounds]:
+        return self._living_job(job_id).resource_requirements()
+
+    async def update_resource_requirements(self, job_id: str, bounds: Mapping[str, ParallelismBounds]) -> None:
+        await self._living_job(job_id).rescale(bounds)
 
     # --- checkpoints
 

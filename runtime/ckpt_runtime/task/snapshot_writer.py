@@ -39,10 +39,13 @@ class WrittenSnapshot:
     files: NewFiles
 
 
-def write_snapshot(snapshot: Snapshot, inline_threshold: int, persisted: PersistedBuffers) -> WrittenSnapshot:
+def write_snapshot(
+    snapshot: Snapshot, inline_threshold: int, persisted: PersistedBuffers, *, copies_only: bool = False
+) -> WrittenSnapshot:
     """Has the backends write the keyed states of a subtask, and writes its in-flight data; small files into handles.
 
-    In-flight data that ``persisted`` knows in files of completed checkpoints is referred to. Releases the frozen states
+    In-flight data that ``persisted`` knows in files of completed checkpoints is referred to. With ``copies_only`` no
+    duplicate in a savepoint shares a block on disk with its source. Releases the frozen states
     whatever happens. Raises what the storage raises; nothing is left behind then.
     """
     options = snapshot.barrier.options
@@ -50,10 +53,10 @@ def write_snapshot(snapshot: Snapshot, inline_threshold: int, persisted: Persist
     in_flight = WrittenChannelState((), (), (), ())
     files: NewFiles | None = None
     try:
-        files = NewFiles(options, inline_threshold)
+        files = NewFiles(options, inline_threshold, copies_only=copies_only)
         for operator in snapshot.operators:
             handles = () if operator.keyed is None else tuple(operator.keyed.write(files))
-            if not options.properties.is_incremental:
+            if options.properties.is_savepoint or not options.properties.is_incremental:
                 _check_full(operator.uid, handles, files)
             if options.properties.savepoint_format is SavepointFormat.CANONICAL:
                 _check_canonical(operator.uid, handles)

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions, SavepointDuplication
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
 from ckpt_runtime.configuration.state_options import StateOptions
@@ -253,10 +254,12 @@ class TaskWorker:
             snapshot.release()
             return
         start = time.monotonic()
-        threshold = Configuration(job.deployment.graph.configuration).get(StateOptions.FS_MEMORY_THRESHOLD)
+        settings = Configuration(job.deployment.graph.configuration)
+        threshold = settings.get(StateOptions.FS_MEMORY_THRESHOLD)
+        copies_only = settings.get(CheckpointingOptions.SAVEPOINT_DUPLICATION) is SavepointDuplication.COPY
         barrier, measures = snapshot.barrier, snapshot.measures
         try:
-            written = write_snapshot(snapshot, threshold, subtask.checkpoints.persisted)
+            written = write_snapshot(snapshot, threshold, subtask.checkpoints.persisted, copies_only=copies_only)
         except Exception as error:
             self._decline_failed(subtask, barrier.checkpoint_id, error)
             return

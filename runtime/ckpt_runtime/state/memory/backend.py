@@ -7,7 +7,7 @@ subtask's thread. Nothing touches files here: a snapshot writes to the stream th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -92,17 +92,15 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
         self._unclaimed = unclaimed_states(self.uid, handles, reader, self.key_groups, self.max_parallelism)
 
     def aggregate_table(self, name: str, key_schema: pa.Schema, columns: Sequence[AggregateColumn]) -> AggregateTable:
+        table = AggregateTable(self.uid, name, key_schema, columns)
         known = self._states.get(name)
         if known is not None:
-            same = isinstance(known, AggregateTable) and known.aggregates == tuple(columns)
-            if not same or not cast(AggregateTable, known).key_schema.equals(key_schema):
+            if not isinstance(known, AggregateTable) or not known.is_like(table):
                 raise schema_mismatch(self.uid, name, "it is in use otherwise", known.stored_schema(), list(columns))
-            return cast(AggregateTable, known)
-        table = AggregateTable(self.uid, name, key_schema, columns)
+            return known
         restored = self._claim(name, "aggregate")
         if restored is not None:
             table.check_compatible(restored.descriptor)
-            self._check_keys(name, restored, table.stored_schema())
             for batch in restored.batches():
                 table.load(restored.descriptor, batch)
         self._states[name] = table
@@ -169,7 +167,7 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
                 state.maintain(MAINTENANCE_BUDGET)
 
     def snapshot(self, checkpoint_id: int, properties: CheckpointProperties) -> KeyedSnapshot:
-        """The synchronous part: copies aggregate columns and freezes the rest in constant time."""
+        """The synchronous part: freezes all states in constant time, but for a byte per row of joins."""
         frozen: list[_Frozen] = [state.freeze() for state in self._states.values()]
         frozen += [state.freeze() for state in self._unclaimed.values()]
         canonical = properties.savepoint_format is SavepointFormat.CANONICAL
@@ -209,13 +207,6 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
         if restored.kind != kind:
             raise schema_mismatch(self.uid, name, "the snapshot has another kind of state", restored.kind, kind)
         return self._unclaimed.pop(name)
-
-    def _check_keys(self, name: str, restored: UnclaimedState, wanted: pa.Schema) -> None:
-        """Key columns of an aggregate must be what they were."""
-        stored = stored_rows.without_prefix(restored.schema, stored_rows.KEY_PREFIX)
-        asked = stored_rows.without_prefix(wanted, stored_rows.KEY_PREFIX)
-        if stored.names != asked.names or stored.types != asked.types:
-            raise schema_mismatch(self.uid, name, "the key changed", stored, asked)
 
 
 def _rows_of(state: KeyedState, batch: pa.RecordBatch) -> list[StoredRow]:

@@ -23,8 +23,11 @@ from ckpt_runtime.state import values
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
 from ckpt_runtime.state.errors import StateSchemaError, UnsupportedBackendError, schema_mismatch
 from ckpt_runtime.state.hashing import check_key_types
+from ckpt_runtime.state.memory.aggregate_table import AggregateTable
 from ckpt_runtime.state.rocksdb.catalog import Catalog
 from ckpt_runtime.state.rocksdb.codec import KeyCodec
+from ckpt_runtime.state.rocksdb.columnar_aggregates import CachedAggregates
+from ckpt_runtime.state.rocksdb.columnar_codec import ColumnarCodec
 from ckpt_runtime.state.rocksdb.database import Database
 from ckpt_runtime.state.rocksdb.keyed_states import StoredLists, StoredMaps, StoredState, StoredTimers, StoredValues
 from ckpt_runtime.state.rocksdb.restore import restored_database
@@ -33,7 +36,7 @@ from ckpt_runtime.state.rocksdb.store import Store, StoreMemory
 from ckpt_runtime.state.schema_evolution import check_evolution
 from ckpt_runtime.state.shared_files import SharedFiles
 from ckpt_runtime.state.snapshots import KeyedSnapshot, SnapshotReader
-from ckpt_runtime.state.states import AggregateColumn, Key, KeyedAggregates, KeyedRows, RowBufferSpec, TimeToLive
+from ckpt_runtime.state.states import AggregateColumn, Key, KeyedRows, RowBufferSpec, TimeToLive
 from ckpt_runtime.state.stored_rows import schema_from_json
 
 S = TypeVar("S", bound=StoredState)
@@ -64,7 +67,7 @@ class RocksDBKeyedStateBackend(KeyedStateBackend):
         self._root = Path(parameters.make_directory())
         self._shared = SharedFiles()
         self._catalog = Catalog(self.uid)
-        self._states: dict[str, StoredState] = {}
+        self._states: dict[str, StoredState | CachedAggregates] = {}
         self._opened: Database | None = None
 
     @property
@@ -89,8 +92,21 @@ class RocksDBKeyedStateBackend(KeyedStateBackend):
         if owned:
             self._shared.restored(restored.tables)
 
-    def aggregate_table(self, name: str, key_schema: pa.Schema, columns: Sequence[AggregateColumn]) -> KeyedAggregates:
-        self._refuse(name, "aggregates")
+    def aggregate_table(self, name: str, key_schema: pa.Schema, columns: Sequence[AggregateColumn]) -> CachedAggregates:
+        table = AggregateTable(self.uid, name, key_schema, columns)
+        known = self._states.get(name)
+        if known is not None:
+            if not isinstance(known, CachedAggregates) or not known.is_like(table):
+                raise schema_mismatch(self.uid, name, "it is in use otherwise", known.stored_schema(), list(columns))
+            return known
+        if name in self._catalog and self._catalog[name].kind == "aggregate":
+            for descriptor in self._catalog[name].descriptors:
+                table.check_compatible(descriptor)
+        entry = self._catalog.add(name, table.descriptor())
+        codec = ColumnarCodec(name, entry.id, entry.schemas(), entry.current, self.key_groups, self.max_parallelism)
+        state = CachedAggregates(table, entry, codec, self._database, self._cached_keys)
+        self._states[name] = state
+        return state
 
     def row_buffers(self, specs: Sequence[RowBufferSpec]) -> KeyedRows:
         self._refuse(specs[0].name, "rows of joins and of gathered rows")
