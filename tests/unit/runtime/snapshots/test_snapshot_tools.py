@@ -141,7 +141,7 @@ def written_by(backend: str, directory: Location, ranges: Sequence[KeyGroupRange
 
 
 @pytest.mark.row("203.9")
-@pytest.mark.parametrize("backend", ["hashmap", "files"])
+@pytest.mark.parametrize("backend", ["hashmap", "files", "rocksdb"])
 def test_state_that_only_its_backend_reads_is_read_through_it(tmp_path: Path, backend: str) -> None:
     register_backend("files", FileKeyedStateBackend)
     ranges = [KeyGroupRange(0, 50), KeyGroupRange(51, 127)]
