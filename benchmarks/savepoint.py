@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -35,12 +36,27 @@ from ckpt_runtime.client.checkpoint_models import Checkpoint
 NAME = "savepoint"
 PARALLELISM = 2
 ROUNDS = 5
-ROWS_PER_S = 10_000
-"""Of changes: what a snapshot meets while it is taken stays small beside what it holds."""
+ROUND_S = 2.0
+"""Until enough has changed for the next snapshot; what changes while one is taken is small beside that."""
 FILL_S = 10
 WINDOW_S = 5.0
 FILL_TIMEOUT_S = 600.0
 NEVER = "1 d"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """``rows_per_s`` changes, 0 for as many as there can be; before, a row writes ``spread`` of the ``keys``."""
+
+    keys: int
+    rows_per_s: int
+    spread: int
+
+    @classmethod
+    def of(cls, keys: int, changed: int) -> Pace:
+        """To change so many of the keys in :data:`ROUND_S`, and to write all of them in :data:`FILL_S`."""
+        rows_per_s = max(1, round(changed / ROUND_S))
+        return cls(keys, rows_per_s, max(1, round(keys / (rows_per_s * FILL_S))))
 
 
 def main() -> None:
@@ -69,7 +85,8 @@ def measure(running: BenchmarkSession, options: argparse.Namespace) -> dict[str,
     """One state size. Raises BenchmarkError."""
     keys = options.state_mb * 1_000_000 // options.value_bytes
     changed = max(1, round(keys * options.change))
-    job = _start(running, options, keys, ROWS_PER_S)
+    pace = Pace.of(keys, changed)
+    job = _start(running, options, pace)
     progress(f"filling {keys:,} keys")
     job.wait_for("the state to be full", lambda: job.report().total("rows") >= keys, FILL_TIMEOUT_S)
     job.checkpoint()
@@ -84,13 +101,13 @@ def measure(running: BenchmarkSession, options: argparse.Namespace) -> dict[str,
         **_costs(taken),
         "canonical_bytes": _bytes_in(last["canonical"]),
         "sync_ms_p99": percentile(sync_ms, 0.99),
-        **_restores(running, options, keys, job, last),
-        **_throughput(running, options, keys, last["native"]),
+        **_restores(running, options, pace, job, last),
+        **_throughput(running, options, pace, last["native"]),
     }
 
 
 def _start(
-    running: BenchmarkSession, options: argparse.Namespace, keys: int, rows_per_s: int, snapshot: str | None = None
+    running: BenchmarkSession, options: argparse.Namespace, pace: Pace, snapshot: str | None = None
 ) -> BenchmarkJob:
     configuration = {
         **backend_configuration(options.backend),
@@ -100,8 +117,8 @@ def _start(
         "execution.checkpointing.savepoint-duplication": "COPY" if options.copies else "FASTEST",
         "restart-strategy.type": "none",
     }
-    spread = max(1, keys // (ROWS_PER_S * FILL_S))
-    job = running.run(NAME, [keys, options.value_bytes, rows_per_s, spread], PARALLELISM, configuration, snapshot)
+    arguments = [pace.keys, options.value_bytes, pace.rows_per_s, pace.spread]
+    job = running.run(NAME, arguments, PARALLELISM, configuration, snapshot)
     job.wait_for_rows()
     return job
 
@@ -139,7 +156,7 @@ def _bytes_in(snapshot: Checkpoint) -> int:
 def _restores(
     running: BenchmarkSession,
     options: argparse.Namespace,
-    keys: int,
+    pace: Pace,
     job: BenchmarkJob,
     last: Mapping[str, Checkpoint],
 ) -> dict[str, float]:
@@ -147,7 +164,7 @@ def _restores(
     job.cancel()
     found = {}
     for kind, snapshot in (("native", last["native"]), ("canonical", last["canonical"]), ("checkpoint", final)):
-        restored = _start(running, options, keys, ROWS_PER_S, snapshot.external_path)
+        restored = _start(running, options, pace, snapshot.external_path)
         found[f"restore_{kind}_s"] = restored.deployment_s()
         progress(f"  went on from {kind} in {found[f'restore_{kind}_s']:.2f} s")
         restored.let_run(1.0)
@@ -157,10 +174,10 @@ def _restores(
 
 
 def _throughput(
-    running: BenchmarkSession, options: argparse.Namespace, keys: int, snapshot: Checkpoint
+    running: BenchmarkSession, options: argparse.Namespace, pace: Pace, snapshot: Checkpoint
 ) -> dict[str, float]:
     """As fast as it goes, without checkpoints and with one per second."""
-    job = _start(running, options, keys, 0, snapshot.external_path)
+    job = _start(running, options, replace(pace, rows_per_s=0), snapshot.external_path)
     job.let_run(WINDOW_S)
     rates = []
     for interval_ms in (None, 1000):

@@ -76,6 +76,8 @@ class NewFiles:
             with ThreadPoolExecutor(min(DUPLICATED_AT_ONCE, len(sources)), "ckpt-duplicate") as pool:
                 list(pool.map(duplicated, sources))
             self._sync()
+            by_means = ", ".join(f"{count} by {means}" for means, count in self.duplicated.items()) or "none"
+            logger.info("%s: files duplicated so far: %s", self.directory.url, by_means)
         return found
 
     def _duplicate(self, source: Location, file: StateFile) -> StateFile:
@@ -106,9 +108,18 @@ class _NewFile(StateFileWriter):
         self._files = files
         self._is_private = directory is files.directory
 
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        written = super().write(data)
+        self._files.written_bytes += written
+        return written
+
+    def abort(self) -> None:
+        if not self._ended:
+            self._files.written_bytes -= self.bytes_written
+        super().abort()
+
     def finish(self) -> StateFile:
         file = super().finish()
-        self._files.written_bytes += file.length
         if file.inline is None:
             self._files.locations.append(self.location)
         return file if self._is_private or file.inline is not None else structs.replace(file, path=self.location.url)

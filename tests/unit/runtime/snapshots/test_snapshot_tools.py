@@ -13,7 +13,7 @@ from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.snapshots.copying import copy_snapshot
 from ckpt_runtime.snapshots.description import states_of, summary_of
 from ckpt_runtime.snapshots.finding import find_snapshots
-from ckpt_runtime.snapshots.keyed_states import keyed_states, state_rows
+from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.snapshots.verification import verify_snapshot
 from ckpt_runtime.storage.checksums import checksum_of
@@ -86,13 +86,13 @@ def test_states_are_described_with_schemas_sizes_and_counts() -> None:
 def test_rows_come_by_key_group_and_ranges_make_up_the_whole() -> None:
     snapshot = open_snapshot(str(SAVEPOINT))
     (state,) = [state for state in keyed_states(snapshot, "kept") if state.name == "seen"]
-    everything = list(state_rows(snapshot, state, KeyGroupRange(0, 15)))
+    everything = list(state.rows(KeyGroupRange(0, 15)))
     assert [group for group, _ in everything] == sorted(group for group, _ in everything)
     rows = pa.Table.from_batches([batch for _, batch in everything]).to_pylist()
     assert sorted(row["key.source"] for row in rows) == list(range(SOURCES))
     for last in (0, 6, 7, 8, 15):
         parts = [KeyGroupRange(0, last), KeyGroupRange(last + 1, 15)]
-        found = [batch for part in parts for _, batch in state_rows(snapshot, state, part)]
+        found = [batch for part in parts for _, batch in state.rows(part)]
         assert found == [batch for _, batch in everything]
 
 
