@@ -1,9 +1,9 @@
 """What checkpoints and savepoints of large state cost, and what it takes to go on from them.
 
 A job fills its state and then changes it at a pace. Each snapshot is taken when about ``--change`` of the keys have
-changed since the last checkpoint: incremental checkpoints, native savepoints, a canonical one. The job is then started from
-one of each: the time is that of the slowest subtask's deployment, which reads the state. Every update checks that the
-state is what the update before it wrote.
+changed since the last checkpoint: incremental checkpoints, native savepoints, a canonical one. The job is then started
+from one of each: the time is that of the slowest subtask's deployment, which reads the state. Every update checks that
+the state is what the update before it wrote.
 """
 
 from __future__ import annotations
