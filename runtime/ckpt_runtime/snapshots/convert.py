@@ -30,7 +30,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ConvertedSnapshot:
-    """Where it lies, and how much state was written. Inline state counts, and is no file."""
+    """Where it lies, and how much state was written."""
 
     location: str
     files: int
