@@ -80,13 +80,14 @@ setup(
     # tools that read the source tree could not follow.
     packages=[
         *find_packages(include=["airflow_provider_ckpt", "airflow_provider_ckpt.*"]),
-        *find_packages("runtime", include=["ckpt_runtime", "ckpt_runtime.*"]),
+        *find_packages("runtime", include=["ckpt_runtime", "ckpt_runtime.*", "pyspark_ckpt"]),
     ],
-    package_dir={"ckpt_runtime": "runtime/ckpt_runtime"},
+    package_dir={"ckpt_runtime": "runtime/ckpt_runtime", "pyspark_ckpt": "runtime/pyspark_ckpt"},
     package_data={
         "airflow_provider_ckpt": ["py.typed"],
         "ckpt_runtime": ["py.typed"],
         "ckpt_runtime.rest": ["*.json"],
+        "pyspark_ckpt": ["py.typed"],
     },
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.harness import add_keyed_options, checked_backend, emit, parser_for, percentile, run_main
+from benchmarks.harness import add_keyed_options, emit, parser_for, percentile, run_main
 from benchmarks.keyed_run import measure
+from benchmarks.state_memory import bytes_per_key
 
 NAME = "keyed_count"
 
@@ -13,8 +14,8 @@ def main() -> None:
     parser = parser_for(NAME, __doc__ or "")
     add_keyed_options(parser)
     options = parser.parse_args()
-    checked_backend(parser, options.backend)
     run = measure(NAME, options)
+    per_key = bytes_per_key("hashmap", options.keys)
     durations = [checkpoint.duration_ms for checkpoint in run.checkpoints]
     measures = {
         "rows_per_s": round(run.rows_per_s),
@@ -24,6 +25,7 @@ def main() -> None:
         "checkpoint_ms_max": max(durations, default=None),
         "sync_ms_p99": percentile(run.sync_ms, 0.99),
         "checkpoint_bytes_p50": percentile([checkpoint.checkpointed_size for checkpoint in run.checkpoints], 0.5),
+        "state_bytes_per_key": per_key,
     }
     emit(NAME, options, measures, run.peak_rss_mb)
 

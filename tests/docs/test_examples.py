@@ -42,7 +42,9 @@ PIPELINES = [block for block in PYTHON if "\ndef pipeline(" in block.text]
 DAGS = [block for block in PYTHON if "with DAG(" in block.text]
 OPERATOR_PAGES = ("operators.md", "unaligned-checkpoints.md")
 FRAGMENTS = [block for block in PYTHON if block.page.name in OPERATOR_PAGES and block not in DAGS]
-OTHERS = [block for block in PYTHON if block not in PIPELINES + DAGS + FRAGMENTS]
+# Those that need a Spark session are run by tests/differential/test_state_data_source.py.
+IN_SPARK = [block for block in PYTHON if block.page.name == "snapshot-tools.md"]
+OTHERS = [block for block in PYTHON if block not in PIPELINES + DAGS + FRAGMENTS + IN_SPARK]
 COMMANDS = [
     (block, line)
     for block in blocks("sh", "bash", "console", "")
@@ -263,6 +265,14 @@ def test_a_fragment_is_accepted_in_a_dag(block: Block) -> None:
 @pytest.mark.parametrize("block", OTHERS, ids=name_of)
 def test_other_python_imports(block: Block) -> None:
     exec(compile(block.text, str(block), "exec"), {})
+
+
+def test_the_example_of_the_canonical_format_reads_it() -> None:
+    (block,) = [block for block in OTHERS if block.page.name == "snapshots.md"]
+    namespace: dict[str, Any] = {}
+    exec(compile(block.text, str(block), "exec"), namespace)
+    savepoint = ROOT / "tests" / "data" / "golden" / "format-2" / "canonical"
+    assert namespace["rows_by_state"](str(savepoint))["totals/aggregates"] == 20
 
 
 # --- the command line

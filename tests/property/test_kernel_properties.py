@@ -14,7 +14,8 @@ from ckpt_runtime.graph.key_groups import owner_of_key_group
 from ckpt_runtime.state.hashing import hash_arrays, hash_columns, key_groups_of, split_by_owner
 from ckpt_runtime.state.kernels import read_only
 from ckpt_runtime.state.kernels.split_kernels import order_by_group
-from ckpt_runtime.state.memory.key_index import encode_keys, key_index
+from ckpt_runtime.state.memory.key_index import key_index
+from ckpt_runtime.state.row_codec import encode_rows
 from tests.support import reference_kernels as reference
 
 INTS = st.integers(-(2**63), 2**63 - 1)
@@ -99,6 +100,6 @@ def test_key_index_gives_slots_in_order_and_keys_back(drawn: list[Any], repeats:
 @given(key_columns())
 def test_encoded_keys_are_equal_exactly_when_keys_are(drawn: Any) -> None:
     arrays, rows = drawn
-    offsets, data = encode_keys(arrays, [str(index) for index in range(len(arrays))])
+    offsets, data = encode_rows(arrays, [str(index) for index in range(len(arrays))], keys=True)
     encoded = [data[offsets[i] : offsets[i + 1]].tobytes() for i in range(len(rows))]
     assert len(set(encoded)) == len({canonical(row) for row in rows})

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import pyarrow as pa
 from hypothesis import settings
@@ -68,6 +69,9 @@ class Checkpoint:
 class SharedFilesOfCheckpoints(RuleBasedStateMachine):
     """Forty keys with a number each, over one to three subtasks."""
 
+    backend_name = "files"
+    configuration: ClassVar[dict[str, str]] = {}
+
     def __init__(self) -> None:
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="ckpt-property-"))
@@ -105,11 +109,13 @@ class SharedFilesOfCheckpoints(RuleBasedStateMachine):
     def opened(
         self, groups: KeyGroupRange, found: Checkpoint | None, *, owned: bool, names: str = "local-"
     ) -> KeyedStateBackend:
-        parameters = BackendParameters("op", groups, GROUPS, lambda: tempfile.mkdtemp(prefix=names, dir=self.root))
+        parameters = BackendParameters(
+            "op", groups, GROUPS, lambda: tempfile.mkdtemp(prefix=names, dir=self.root), self.configuration
+        )
         if found is None:
-            return create_keyed_backend("files", parameters, (), "", owned=owned)
+            return create_keyed_backend(self.backend_name, parameters, (), "", owned=owned)
         handles = [handle for handle in found.handles if len(handle.key_groups.intersection(groups))]
-        return create_keyed_backend("files", parameters, handles, str(found.directory), owned=owned)
+        return create_keyed_backend(self.backend_name, parameters, handles, str(found.directory), owned=owned)
 
     def take(self, properties: CheckpointProperties) -> Checkpoint:
         number, self.next_id = self.next_id, self.next_id + 1
@@ -147,6 +153,17 @@ class SharedFilesOfCheckpoints(RuleBasedStateMachine):
             else:
                 state.clear((key,))
                 self.model.pop(key, None)
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), max_size=9, unique=True))
+    def read(self, keys: list[int]) -> None:
+        """As operators do: keys are named beforehand, and the backend does its housekeeping afterwards."""
+        for backend in self.backends:
+            state = backend.value_state("s", KEY, VALUE)
+            own = [key for key in keys if GROUP_OF[key] in backend.key_groups]
+            backend.prefetch([(key,) for key in own])
+            found = {key: state.get((key,)) for key in own}
+            assert found == {key: None if key not in self.model else (self.model[key],) for key in own}
+            backend.maintain()
 
     @precondition(lambda self: len(self.pending) < 3)
     @rule(full=st.integers(0, 3).map(lambda drawn: drawn == 0))
@@ -264,5 +281,17 @@ class SharedFilesOfCheckpoints(RuleBasedStateMachine):
         assert content == found.shows
 
 
+class SharedFilesOfRocksDB(SharedFilesOfCheckpoints):
+    """With a cache that most of the keys do not fit into."""
+
+    backend_name = "rocksdb"
+    configuration: ClassVar[dict[str, str]] = {
+        "state.backend.rocksdb.cache.max-keys": "6",
+        "state.backend.rocksdb.memory.fixed-per-slot": "8mb",
+    }
+
+
 TestSharedFilesOfCheckpoints = SharedFilesOfCheckpoints.TestCase
 TestSharedFilesOfCheckpoints.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestSharedFilesOfRocksDB = SharedFilesOfRocksDB.TestCase
+TestSharedFilesOfRocksDB.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)

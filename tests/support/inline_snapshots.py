@@ -9,12 +9,14 @@ from typing import Any, cast
 
 from msgspec import convert, to_builtins
 
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle, StateFile
+from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.state.backend import KeyedStateBackend
 from ckpt_runtime.state.snapshots import KeyedSnapshot, SnapshotFile
 
 CHECKPOINT = CheckpointProperties()
+CANONICAL = CheckpointProperties(CheckpointType.SAVEPOINT, SavepointFormat.CANONICAL)
 
 
 class InlineFile(SnapshotFile):
@@ -35,7 +37,7 @@ class InlineFile(SnapshotFile):
 class InlineFiles:
     """Of one snapshot."""
 
-    def private(self) -> InlineFile:
+    def private(self, suffix: str = "") -> InlineFile:
         return InlineFile()
 
     shared = private
@@ -64,9 +66,11 @@ def written(snapshot: KeyedSnapshot) -> list[KeyedHandle]:
     return handles
 
 
-def handles_of(backends: Iterable[KeyedStateBackend]) -> list[KeyedHandle]:
+def handles_of(
+    backends: Iterable[KeyedStateBackend], properties: CheckpointProperties = CHECKPOINT
+) -> list[KeyedHandle]:
     """What all of them hold."""
-    return [handle for backend in backends for handle in written(backend.snapshot(1, CHECKPOINT))]
+    return [handle for backend in backends for handle in written(backend.snapshot(1, properties))]
 
 
 def restore(backend: KeyedStateBackend, handles: Sequence[KeyedHandle]) -> None:

@@ -142,6 +142,7 @@ class SequenceJob:
     def stopped(self) -> int:
         """Ends a job that runs until everything has happened, however long that takes. Returns its rows, all exact."""
         self.running()
+        self.cluster.wait_until(self._has_rows, "a row to come through")
         self.cluster.savepoint(self.job_id, self.directory / "savepoints", stop=True)
         self.finished()
         rows = assert_sequence(self.out)
@@ -151,6 +152,12 @@ class SequenceJob:
     def _all_run(self) -> bool:
         tasks = self.cluster.call(self.cluster.dispatcher.job_details(self.job_id)).overview.tasks_by_state
         return {state for state, number in tasks.items() if number} == {ExecutionState.RUNNING}
+
+    def _has_rows(self) -> bool:
+        """Workers tell it with their heartbeats."""
+        vertices = self.cluster.call(self.cluster.dispatcher.job_details(self.job_id)).vertices
+        measures = [subtask.measures for vertex in vertices for subtask in vertex.subtasks]
+        return any(measured is not None and measured.rows_in > 0 for measured in measures)
 
     def has_output(self) -> None:
         """Waits for the first committed rows."""

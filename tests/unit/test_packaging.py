@@ -47,7 +47,8 @@ def normal(name: str) -> str:
 
 
 def test_every_folder_with_code_is_packaged() -> None:
-    for root in (REPOSITORY / "airflow_provider_ckpt", REPOSITORY / "runtime" / "ckpt_runtime"):
+    runtime = REPOSITORY / "runtime"
+    for root in (REPOSITORY / "airflow_provider_ckpt", runtime / "ckpt_runtime", runtime / "pyspark_ckpt"):
         folders = {file.parent for file in root.rglob("*.py")}
         assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
         assert (root / "py.typed").exists()

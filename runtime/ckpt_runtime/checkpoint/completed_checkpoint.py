@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct, structs, to_builtins
 
 from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
-from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, SubtaskState, check_state
+from ckpt_runtime.checkpoint.shared_state_registry import is_shared
+from ckpt_runtime.checkpoint.state_handles import (
+    CanonicalKeyedStateHandle,
+    IncrementalKeyedStateHandle,
+    KeyedHandle,
+    KeyedStateHandle,
+    SubtaskState,
+    check_state,
+)
 from ckpt_runtime.graph.job_graph import JobEdge, JobVertex, Partitioning
 from ckpt_runtime.graph.schema import DocumentError, NonNegative, Parallelism, checked
 from ckpt_runtime.version import VERSION
@@ -19,6 +27,7 @@ from ckpt_runtime.version import VERSION
 DOCUMENT_VERSION = 2
 """Of the JSON form. 1 did not say who wrote it; handles of keyed state did not say their kind."""
 HASHMAP = "hashmap"
+ANY = "any"
 
 
 class NewerDocumentError(DocumentError):
@@ -85,14 +94,14 @@ class CompletedCheckpoint:
 
     @property
     def state_backend(self) -> str:
-        """Which backend wrote the keyed state; files that every backend reads are those of the one in memory."""
+        """Which backend alone reads the keyed state; :data:`ANY` of what is in canonical form, or has none."""
         handles = (
             handle
             for state in self.states.values()
             for operator in state.operators.values()
             for handle in operator.keyed
         )
-        return next((handle.backend for handle in handles if isinstance(handle, IncrementalKeyedStateHandle)), HASHMAP)
+        return next((backend for backend in map(_backend_of, handles) if backend != ANY), ANY)
 
     @property
     def is_savepoint(self) -> bool:
@@ -106,6 +115,16 @@ class CompletedCheckpoint:
             for vertex in self.vertices
             if all((vertex.id, subtask) in self.finished for subtask in range(vertex.parallelism))
         )
+
+    def claimed(self) -> CompletedCheckpoint:
+        """As the job that owns it from now on refers to it, in ``directory``.
+
+        What increments may go on referring to is named by an absolute path, as all shared files are: it outlives the
+        savepoint that it belonged to (FLINK-39964). Of a checkpoint such files are shared already.
+        """
+        if not self.is_savepoint:
+            return self
+        return replace(self, states={key: _claimed_state(state, self.directory) for key, state in self.states.items()})
 
     def to_json(self) -> dict[str, Any]:
         """Deterministic: subtasks in the order of vertex id and index."""
@@ -150,6 +169,36 @@ class CompletedCheckpoint:
             edges=found.edges,
             written_by=found.written_by,
         )
+
+
+def _backend_of(handle: KeyedHandle) -> str:
+    match handle:
+        case IncrementalKeyedStateHandle():
+            return handle.backend
+        case KeyedStateHandle():
+            return HASHMAP
+        case CanonicalKeyedStateHandle():
+            return ANY
+
+
+def _claimed_state(state: SubtaskState, directory: str) -> SubtaskState:
+    operators = {
+        uid: replace(operator, keyed=tuple(_claimed_handle(handle, directory) for handle in operator.keyed))
+        for uid, operator in state.operators.items()
+    }
+    return replace(state, operators=operators)
+
+
+def _claimed_handle(handle: KeyedHandle, directory: str) -> KeyedHandle:
+    if not isinstance(handle, IncrementalKeyedStateHandle):
+        return handle
+    files = {
+        name: file
+        if file.inline is not None or is_shared(file)
+        else structs.replace(file, path=f"{directory}/{file.path}")
+        for name, file in handle.files.items()
+    }
+    return structs.replace(handle, files=files)
 
 
 class _Document(Struct):

@@ -54,8 +54,9 @@ class CompletedCheckpointStore:
         return subsumed
 
     def lowest_retained(self) -> int | None:
-        """The id of the first retained checkpoint that is no savepoint."""
-        return next((entry.checkpoint.id for entry in self._entries if not entry.checkpoint.is_savepoint), None)
+        """The id of the first retained checkpoint whose files are the job's: no savepoint, unless it was claimed."""
+        kept = (entry for entry in self._entries if entry.owned or not entry.checkpoint.is_savepoint)
+        return next((entry.checkpoint.id for entry in kept), None)
 
     def clear(self) -> list[RetainedCheckpoint]:
         """Empties the store at the end of the job and returns what was in it."""

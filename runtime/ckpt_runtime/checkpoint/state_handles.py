@@ -82,7 +82,32 @@ class IncrementalKeyedStateHandle(Struct, frozen=True, tag_field="kind", tag="in
         return self.files.values()
 
 
-KeyedHandle: TypeAlias = KeyedStateHandle | IncrementalKeyedStateHandle
+class RowGroup(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """How many rows a part of a file has, and which key groups they are of."""
+
+    rows: NonNegative
+    key_groups: KeyGroupRange
+
+
+class CanonicalKeyedStateHandle(Struct, frozen=True, tag_field="kind", tag="canonical"):
+    """One named keyed state of one operator in one subtask, as a file that every backend reads (FLIP-203).
+
+    ``descriptor`` describes the state as that of a :class:`KeyedSection` does; the file says it again. ``row_groups``
+    are those of the file, in its order.
+    """
+
+    key_groups: KeyGroupRange
+    name: str
+    descriptor: dict[str, Any]
+    row_groups: tuple[RowGroup, ...]
+    file: StateFile
+    version: _Version1 = 1
+
+    def state_files(self) -> Iterable[StateFile]:
+        return (self.file,)
+
+
+KeyedHandle: TypeAlias = KeyedStateHandle | IncrementalKeyedStateHandle | CanonicalKeyedStateHandle
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +201,13 @@ def check_state(state: SubtaskState, where: str) -> None:
     """Raises :class:`DocumentError` for values in it that no document can hold."""
     for operator in state.operators.values():
         for handle in operator.keyed:
-            if isinstance(handle, KeyedStateHandle):
-                for section in handle.sections:
-                    check_values(section.descriptor, f"{where}: a descriptor")
-            else:
-                check_values(handle.description, f"{where}: a description")
+            match handle:
+                case KeyedStateHandle():
+                    for section in handle.sections:
+                        check_values(section.descriptor, f"{where}: a descriptor")
+                case CanonicalKeyedStateHandle():
+                    check_values(handle.descriptor, f"{where}: a descriptor")
+                case IncrementalKeyedStateHandle():
+                    check_values(handle.description, f"{where}: a description")
         for listed in operator.lists:
             check_values(listed.items, f"{where}: a list state")

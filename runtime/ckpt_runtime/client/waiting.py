@@ -205,14 +205,20 @@ def wait_for_operation(
     *,
     timeout_s: float | None,
     poll_interval_s: float = DEFAULT_POLL_INTERVAL_S,
+    on_wait: Callable[[], None] | None = None,
 ) -> Steps[OperationStatus]:
-    """Poll until the operation is done. Raises :class:`OperationFailed`, :class:`WaitTimeout`."""
+    """Poll until the operation is done. Raises :class:`OperationFailed`, :class:`WaitTimeout`.
+
+    ``on_wait`` is called whenever it is not done yet.
+    """
     call = requests.operation_status(kind, trigger_id, job_id)
 
     def look(patience_s: float) -> Steps[OperationStatus | None]:
         status = yield from patiently(call, patience_s)
         if status.failure is not None:
             raise OperationFailed(status.failure.exception, status.failure.message, status.failure.stack_trace)
+        if not status.done and on_wait is not None:
+            on_wait()
         return status if status.done else None
 
     return watch(look, f"The {kind} operation {trigger_id}", timeout_s, poll_interval_s)

@@ -17,12 +17,13 @@ from ckpt_runtime.configuration.option import ConfigOption
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, PipelineOptions
 from ckpt_runtime.configuration.rest_options import RestOptions
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions
-from ckpt_runtime.configuration.state_options import StateOptions
+from ckpt_runtime.configuration.state_options import RocksDBOptions, StateOptions
 
 GROUPS: tuple[tuple[str, type], ...] = (
     ("Checkpoints", CheckpointingOptions),
     ("State recovery", StateRecoveryOptions),
     ("State", StateOptions),
+    ("RocksDB", RocksDBOptions),
     ("Restart strategy", RestartStrategyOptions),
     ("Pipeline", PipelineOptions),
     ("Execution", ExecutionOptions),

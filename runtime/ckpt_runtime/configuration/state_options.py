@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from ckpt_runtime.configuration.option import Changeability, ConfigOption
-from ckpt_runtime.configuration.value_types import EnumType, MemorySizeType
+from ckpt_runtime.configuration.value_types import EnumType, FloatType, IntegerType, MemorySizeType
 
 
 class StateBackendType(StrEnum):
@@ -32,4 +32,29 @@ class StateOptions:
         20 << 10,
         "State below this size lies inside the checkpoint's metadata instead of in a file of its own.",
         fallback_keys=("execution.checkpointing.data-inline-threshold",),
+    )
+
+
+class RocksDBOptions:
+    """The backend that keeps state on the workers' disks."""
+
+    MEMORY = ConfigOption(
+        "state.backend.rocksdb.memory.fixed-per-slot",
+        MemorySizeType(minimum=4 << 20),
+        128 << 20,
+        "Memory of RocksDB in one slot: blocks that were read, and changes that are in no file yet, of all operators "
+        "together.",
+    )
+    WRITE_BUFFER_RATIO = ConfigOption(
+        "state.backend.rocksdb.memory.write-buffer-ratio",
+        FloatType(0.05, 0.95),
+        0.5,
+        "How much of that memory changes may take.",
+    )
+    CACHE_KEYS = ConfigOption(
+        "state.backend.rocksdb.cache.max-keys",
+        IntegerType(minimum=1),
+        100_000,
+        "Keys of each state that stay in memory in front of RocksDB, with what is kept for them; changes reach RocksDB "
+        "with checkpoints, or when there are more.",
     )

@@ -19,7 +19,6 @@ from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, NAMESPACES, OPTIONS, find_option
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions
-from ckpt_runtime.configuration.state_options import StateBackendType, StateOptions
 
 Problem = InvalidOptionError | UnknownOptionError
 
@@ -84,12 +83,6 @@ def _at_least_once(configuration: Configuration) -> Problem | None:
     return None
 
 
-def _rocksdb(configuration: Configuration) -> Problem | None:
-    if configuration.get(StateOptions.BACKEND_TYPE) is not StateBackendType.HASHMAP:
-        return InvalidOptionError(StateOptions.BACKEND_TYPE.key, "rocksdb", "hashmap in this version")
-    return None
-
-
 def _heartbeat_timeout_below_interval(configuration: Configuration) -> Problem | None:
     interval = configuration.get(HeartbeatOptions.INTERVAL)
     timeout = configuration.get(HeartbeatOptions.TIMEOUT)
@@ -129,7 +122,6 @@ _RULES: tuple[Callable[[Configuration], Problem | None], ...] = (
     _max_parallelism_of_zero,
     _parallelism_above_maximum,
     _at_least_once,
-    _rocksdb,
     _heartbeat_timeout_below_interval,
     _backoff_above_maximum,
     _high_availability,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
 import time
 import uuid
 from collections import Counter
@@ -13,8 +12,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ckpt_runtime.api.plan_process import PLAN_LIMITS, plan_in_process
-from ckpt_runtime.api.plan_result import PlanRequest
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
@@ -22,11 +19,11 @@ from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
 from ckpt_runtime.configuration.checkpointing_options import (
     CheckpointingOptions,
+    RecoveryClaimMode,
 )
-from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
-from ckpt_runtime.graph.job_graph import JobGraph, JobVertex
+from ckpt_runtime.graph.job_graph import JobVertex
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
@@ -38,7 +35,6 @@ from ckpt_runtime.jobmaster.gateway import (
     EffectiveCheckpointConfig,
     ExceptionHistory,
     ExecutionResult,
-    InvalidRequest,
     JobAlreadyExists,
     JobConfigInfo,
     JobDetails,
@@ -59,12 +55,12 @@ from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_job, find_jobs, read_snapshot
 from ckpt_runtime.jobmaster.operations import OperationStore
-from ckpt_runtime.jobmaster.program_archive import DEFAULT_FUNCTION
-from ckpt_runtime.jobmaster.program_store import ProgramStore, StoredProgram
+from ckpt_runtime.jobmaster.planning import Planner, entry_of
+from ckpt_runtime.jobmaster.program_store import ProgramStore
 from ckpt_runtime.jobmaster.request_checks import (
+    check_backend,
     check_directories,
     check_fits,
-    check_format,
     check_target,
     checkpoint_directory,
     given_configuration,
@@ -73,19 +69,21 @@ from ckpt_runtime.jobmaster.request_checks import (
     with_restored_key_groups,
 )
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
+from ckpt_runtime.jobmaster.snapshot_claims import JobClaims, claim_snapshot
 from ckpt_runtime.jobmaster.snapshot_references import References, SnapshotReferences
 from ckpt_runtime.jobmaster.stored_submissions import forget_result, store_job
 from ckpt_runtime.jobmaster.stranded_jobs import StrandedJobs
-from ckpt_runtime.jobmaster.submission import JobSubmission, options_of_jobs
-from ckpt_runtime.limited_process import ProcessLimits
+from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.snapshots.snapshot import disposal_of, open_snapshot
+from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
+from ckpt_runtime.storage.claims import Claimant, ClaimedError
 from ckpt_runtime.storage.errors import PoolExhaustedError, StorageError, StorageTimeoutError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.leader_store import LeaderInfo
-from ckpt_runtime.user_environment import user_environment
+from ckpt_runtime.storage.snapshot_metadata import snapshot_directory
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +120,9 @@ class Dispatcher:
         self._submitting: dict[str, asyncio.Future[None]] = {}
         self._requests: dict[str, RunRequest] = {}
         self._operations = OperationStore()
+        self._planner = Planner(configuration, pools)
         self._references = SnapshotReferences(self._living_references, pools.paths)
+        self._session = uuid.uuid4().hex
         self._closing = False
 
     async def stop(self) -> None:
@@ -288,19 +288,16 @@ class Dispatcher:
     async def _submit(self, job_id: str, request: RunRequest) -> None:
         program = self._programs.get(request.pipeline_id)
         given = given_configuration(request)
-        entry = request.entry_point or program.default_entry
-        if entry is None:
-            raise InvalidRequest(
-                "entryClass", None, f"name the entry point as 'module:{DEFAULT_FUNCTION}', one of {_entries(program)}"
-            )
         savepoint = await self._read_savepoint(request)
-        graph, own = await self._plan(program, entry, request, with_restored_key_groups(given, savepoint))
+        graph, own = await self._planner.plan(program, request, with_restored_key_groups(given, savepoint))
         given = with_own_configuration(own, given)
         if savepoint is not None:
             fits = partial(check_fits, savepoint, graph, request)
             await asyncio.get_running_loop().run_in_executor(self._pools.planning, fits)
         configuration = Configuration.merge(self._configuration, given)
         check_directories(configuration)
+        if savepoint is not None:
+            check_backend(savepoint, configuration, request)
         submission = JobSubmission(
             job_id=job_id,
             graph=graph,
@@ -308,7 +305,7 @@ class Dispatcher:
             given=given,
             archive=program.archive.read_bytes(),
             program_id=request.pipeline_id,
-            entry=entry,
+            entry=entry_of(program, request),
             arguments=request.arguments,
             savepoint=savepoint,
             claim_mode=request.claim_mode,
@@ -322,6 +319,7 @@ class Dispatcher:
         try:
             # Whoever submits names the directory: whether storage answers there is not known yet.
             await in_pool(self._pools.paths, resolve, checkpoint_directory(submission))
+            submission = await self._claimed(submission)
             job = JobMaster(submission, self._slots, self._pools)
             first_checkpoint_id = await in_pool(self._pools.paths, job.prepare_storage)
         except (ConfigurationError, CheckpointConfigurationError) as error:
@@ -329,6 +327,8 @@ class Dispatcher:
         except PoolExhaustedError as error:
             raise NotReady(str(error)) from error
         except StorageError as error:
+            if submission.claims is not None:
+                await in_pool(self._pools.paths, submission.claims.release)
             raise SubmissionFailed(f"the checkpoint directory cannot be used: {error}") from error
         if self._store is not None:
             await self._store_job(self._store, submission, first_checkpoint_id)
@@ -336,6 +336,37 @@ class Dispatcher:
         self._jobs[job_id] = job
         job.start()
         self._forget_old_jobs()
+
+    async def _claimed(self, submission: JobSubmission) -> JobSubmission:
+        """With CLAIM the snapshot is the job's before anything is stored or started. A failure later on leaves it so:
+
+        the same request again renews the claim.
+        """
+        snapshot = submission.savepoint
+        if snapshot is None or submission.claim_mode is not RecoveryClaimMode.CLAIM:
+            return submission
+        path = snapshot.directory
+        written = await self._references.check_claimable(path, submission.job_id)
+        storage = CheckpointStorage(checkpoint_directory(submission), submission.job_id)
+
+        def claim() -> JobClaims:
+            claimant = Claimant(submission.job_id, self._cluster, storage.location.real().url)
+            return claim_snapshot(snapshot, claimant, written)
+
+        try:
+            claims = await asyncio.get_running_loop().run_in_executor(self._pools.paths, claim)
+        except ClaimedError as error:
+            raise self._references.claimed_by(path, "claimed", error, self._cluster) from error
+        except PoolExhaustedError as error:
+            raise NotReady(str(error)) from error
+        except StorageError as error:
+            raise SubmissionFailed(f"cannot claim {path}: {error}") from error
+        return replace(submission, savepoint=snapshot.claimed(), claims=claims)
+
+    @property
+    def _cluster(self) -> str:
+        """As claims name it."""
+        return f"session {self._session}" if self._store is None else self._store.root.url
 
     async def _store_job(self, store: HaStore, submission: JobSubmission, first_checkpoint_id: int) -> None:
         call = partial(store_job, store, submission, first_checkpoint_id)
@@ -356,40 +387,6 @@ class Dispatcher:
         """Where a successor finds them too, if there is to be one."""
         return str(self._work_directory / "checkpoints") if self._store is None else self._store.snapshots.url
 
-    async def _plan(
-        self, program: StoredProgram, entry: str, request: RunRequest, configuration: Configuration
-    ) -> tuple[JobGraph, Configuration]:
-        """Runs the entry point in a process of its own: no user code in the driver.
-
-        Returns the graph and what the pipeline's code set. ``configuration`` is what was given at submission.
-        """
-        defaults = options_of_jobs(self._configuration)
-
-        planning = ProcessLimits(
-            time_s=self._configuration.get(JobManagerOptions.PLANNING_TIMEOUT) / 1000,
-            memory_bytes=self._configuration.get(JobManagerOptions.PLANNING_MEMORY),
-            answer_bytes=PLAN_LIMITS.answer_bytes,
-        )
-
-        def plan() -> tuple[JobGraph, Configuration]:
-            with tempfile.TemporaryDirectory(prefix="ckpt-plan-", ignore_cleanup_errors=True) as directory:
-                arguments = request.arguments
-                given = configuration.to_dict()
-                ordered = PlanRequest(directory, entry, arguments, given, defaults, archive=str(program.archive))
-                result = plan_in_process(ordered, planning, user_environment())
-            if result.failure is not None:
-                trace = f"\n{result.failure.traceback}" if result.failure.traceback else ""
-                raise SubmissionFailed(f"the pipeline {entry} cannot be planned: {result.failure}{trace}")
-            assert result.job_graph is not None
-            for warning in result.warnings:
-                logger.warning("pipeline %s: %s", entry, warning)
-            return result.job_graph, Configuration(result.own_configuration)
-
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._pools.planning, plan)
-        except (PoolExhaustedError, StorageTimeoutError) as error:
-            raise NotReady(str(error)) from error
-
     async def _read_savepoint(self, request: RunRequest) -> CompletedCheckpoint | None:
         """The snapshot that the job starts from, if any."""
         path = request.savepoint_path
@@ -399,8 +396,7 @@ class Dispatcher:
         try:
             if await self._references.is_being_disposed(path):
                 raise SubmissionFailed(f"cannot restore from {path}: it is being disposed of")
-            found = await asyncio.get_running_loop().run_in_executor(self._pools.paths, open_snapshot, path)
-            return found.metadata
+            return await asyncio.get_running_loop().run_in_executor(self._pools.paths, _open, path)
         except PoolExhaustedError as error:
             raise NotReady(str(error)) from error
         except StorageError as error:
@@ -515,7 +511,6 @@ class Dispatcher:
         if self._operations.knows(operation, job_id, trigger_id):
             return trigger_id or ""
         job = self._living_job(job_id)
-        check_format(savepoint_format)
         check_target(directory)
         return self._operations.start(
             operation, job_id, trigger_id, lambda: job.trigger_savepoint(directory, savepoint_format, cancel_job)
@@ -533,7 +528,6 @@ class Dispatcher:
         if self._operations.knows(operation, job_id, trigger_id):
             return trigger_id or ""
         job = self._living_job(job_id)
-        check_format(savepoint_format)
         check_target(directory)
         return self._operations.start(
             operation, job_id, trigger_id, lambda: job.stop_with_savepoint(directory, savepoint_format, drain)
@@ -545,7 +539,7 @@ class Dispatcher:
         if self._operations.knows(operation, None, trigger_id):
             return trigger_id or ""
         try:
-            claimed = await self._references.begin_disposal(path)
+            claimed = await self._references.begin_disposal(path, self._cluster)
         except PoolExhaustedError as error:
             raise NotReady(str(error)) from error
         except StorageError as error:
@@ -567,8 +561,10 @@ class Dispatcher:
     def _living_references(self) -> list[References]:
         living = [job.references() for job in self._jobs.values() if isinstance(job, JobMaster) and not job.has_ended]
         for job_id in self._submitting:
-            path = self._requests[job_id].savepoint_path
-            living.append(References(job_id, "being submitted", snapshots=() if path is None else (path,)))
+            request = self._requests[job_id]
+            snapshots = () if request.savepoint_path is None else (request.savepoint_path,)
+            claims = request.claim_mode is RecoveryClaimMode.CLAIM
+            living.append(References(job_id, "being submitted", snapshots=snapshots, claims=claims))
         return [*living, *(References(job_id, "not recovered yet", is_known=False) for job_id in self._stranded)]
 
     def _dispose(self, path: str) -> None:
@@ -581,6 +577,11 @@ class Dispatcher:
         return self._operations.status(kind, job_id, trigger_id)
 
 
+def _open(path: str) -> CompletedCheckpoint:
+    """By its own place: claims are found there, whatever links lead to it."""
+    return open_snapshot(snapshot_directory(resolve(path)).real()).metadata
+
+
 async def _fail(error: StorageError) -> OperationStatus:
     raise error
 
@@ -588,10 +589,6 @@ async def _fail(error: StorageError) -> OperationStatus:
 def _unrecovered(job_id: str) -> JobOverview:
     now = wall_clock_ms()
     return JobOverview(job_id, "(cannot be recovered)", JobStatus.RECONCILING, NOT_YET, NOT_YET, now, {})
-
-
-def _entries(program: StoredProgram) -> str:
-    return ", ".join(program.description.entry_points) or "the archive's modules"
 
 
 def _vertex(job: JobMaster | EndedJob, vertex_id: str) -> JobVertex:

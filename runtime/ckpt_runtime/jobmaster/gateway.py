@@ -146,10 +146,17 @@ class JobTerminated(Conflict):
 
 
 class SnapshotInUse(Conflict):
-    """A snapshot that is to be disposed of is one that a living job refers to."""
+    """A snapshot that is to be disposed of, or claimed, is one that a living job refers to."""
 
-    def __init__(self, path: str, job_id: str, state: str, reason: str) -> None:
-        super().__init__(f"{path} cannot be disposed of while job {job_id} is {state}: {reason}")
+    def __init__(self, path: str, job_id: str, state: str, reason: str, wish: str = "disposed of") -> None:
+        super().__init__(f"{path} cannot be {wish} while job {job_id} is {state}: {reason}")
+
+
+class NoSnapshot(Conflict):
+    """What is to be disposed of is a directory of something else."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} cannot be disposed of: it holds no checkpoint or savepoint, there is no _metadata")
 
 
 class JobAlreadyExists(Conflict):

@@ -134,7 +134,7 @@ def _recover(
     counters = _patiently(store.counters(job_id).adopt)
     pointers = _patiently(store.pointers(job_id).adopt)
     reach("recovery-adopted")
-    checkpoints = tuple(RetainedCheckpoint(read(found.directory), found.owned) for found in pointers.values())
+    checkpoints = tuple(_retained(read(found.directory), found.owned) for found in pointers.values())
     properties = checked(stored.properties, StoredProperties)
     history = JobHistory(
         overrides=stored.checkpoint_overrides,
@@ -156,9 +156,13 @@ def _recover(
         archive or b"",
         DurableRecord(store, job_id),
         history,
-        None if has_own or path is None else read(path),
+        None if has_own or path is None else _retained(read(path), properties.claims is not None).checkpoint,
         store.snapshots.url,
     )
+
+
+def _retained(checkpoint: CompletedCheckpoint, owned: bool) -> RetainedCheckpoint:
+    return RetainedCheckpoint(checkpoint.claimed() if owned else checkpoint, owned)
 
 
 def _disposals(store: HaStore, job_id: str) -> dict[int, SnapshotDisposal]:

@@ -17,7 +17,7 @@ from ckpt_runtime.checkpoint import events as checkpoint_on
 from ckpt_runtime.checkpoint.events import TimerId
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
-from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
+from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStatsSnapshot
 from ckpt_runtime.configuration.cluster_options import CpuPinning, TaskManagerOptions
 from ckpt_runtime.jobmaster.checkpoint_settings import shown_settings
 from ckpt_runtime.jobmaster.consequences import Consequences
@@ -40,6 +40,7 @@ from ckpt_runtime.network.control_messages import (
     DeploymentFailed,
     DeploymentMessage,
     EndOfDataReached,
+    SnapshotProgress,
     TaskFailure,
     TaskMessage,
     TaskStateChanged,
@@ -90,6 +91,7 @@ class JobShell:
             self.tell,
             lambda: job_core.coordinator.retained,
             earlier_ids,
+            submission.claims,
         )
         self.storage.dispose(history.disposals)
         self._consequences = Consequences(host, self._deliver_consequence)
@@ -331,6 +333,8 @@ class JobShell:
         match message:
             case WorkerHeartbeat():
                 self.view.executions.measured(message.tasks)
+                for snapshot in message.snapshots:
+                    self._snapshot_progress(snapshot)
             case DeploymentFailed():
                 self._reported_failure(index, self._alive_in(index), message.failure)
             case Canceled():
@@ -341,6 +345,11 @@ class JobShell:
             case _:
                 attempt = self.core.machine.attempt
                 self._task_message(ExecutionId(message.vertex_id, message.subtask, attempt), message)
+
+    def _snapshot_progress(self, snapshot: SnapshotProgress) -> None:
+        execution = ExecutionId(snapshot.vertex_id, snapshot.subtask, self.core.machine.attempt)
+        metrics = CheckpointMetrics(checkpointed_size=snapshot.written_size, reused_size=snapshot.duplicated_size)
+        self.tell(checkpoint_on.ProgressReported(snapshot.checkpoint_id, execution, metrics))
 
     def _task_message(self, execution: ExecutionId, message: TaskMessage) -> None:
         match message:

@@ -16,6 +16,7 @@ from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage.checkpoint_pointer_store import FIRST_CHECKPOINT_ID
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, shared_file_checkpoint, shared_file_owner
+from ckpt_runtime.storage.claims import read_claim
 from ckpt_runtime.storage.disposal import (
     delete_checkpoint,
     delete_job_directory,
@@ -77,7 +78,7 @@ def _delete_checkpoints(storage: CheckpointStorage, first_id: int, *, keeps_noth
         own = checkpoint_id >= first_id
         if (own and keeps_nothing) or not has_metadata(storage.checkpoint(checkpoint_id)):
             delete_checkpoint(storage, checkpoint_id)
-    if keeps_nothing and first_id == FIRST_CHECKPOINT_ID:
+    if keeps_nothing and first_id == FIRST_CHECKPOINT_ID and read_claim(storage.location) is None:
         delete_tree(storage.shared)
         delete_tree(storage.task_owned)
     else:
@@ -85,13 +86,18 @@ def _delete_checkpoints(storage: CheckpointStorage, first_id: int, *, keeps_noth
 
 
 def _delete_unused_shared_files(storage: CheckpointStorage, ids: range) -> None:
-    """What was written for checkpoints of ``ids`` and none of those that are left refers to."""
+    """What was written for checkpoints of ``ids`` and none of those that are left refers to.
+
+    Another job may have claimed one of them and replaced it since: then files that it refers to no more are that job's.
+    """
     if not find_unused_shared_files(storage, ids, ()):
         return
     states: list[SubtaskState] = []
     for checkpoint_id in storage.list_checkpoints():
         if checkpoint_id in ids:
             states += open_snapshot(storage.checkpoint(checkpoint_id), own=True).metadata.states.values()
+    if read_claim(storage.location) is not None:  # looked for last: a claim of what was read is harmless
+        return
     for url in find_unused_shared_files(storage, ids, states):
         delete_shared_file(storage, url)
 

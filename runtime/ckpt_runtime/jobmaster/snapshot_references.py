@@ -1,4 +1,4 @@
-"""Which snapshots living jobs refer to: nobody disposes of these. Looks at directories, deletes nothing.
+"""Which snapshots living jobs refer to: nobody disposes of these, or claims them. Looks, and deletes nothing.
 
 A snapshot is known by its place: symbolic links, forms of a URL and ``_metadata`` lead to the same one.
 """
@@ -10,17 +10,20 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from ckpt_runtime.jobmaster.gateway import SnapshotInUse
+from ckpt_runtime.jobmaster.gateway import NoSnapshot, SnapshotInUse
+from ckpt_runtime.jobmaster.snapshot_claims import OwnedElsewhereError, check_not_written
+from ckpt_runtime.storage.claims import ClaimedError, place_of_snapshot, read_claim
 from ckpt_runtime.storage.errors import StorageError
-from ckpt_runtime.storage.filesystem import Identity, identity, resolve
-from ckpt_runtime.storage.snapshot_metadata import snapshot_directory
+from ckpt_runtime.storage.filesystem import Identity, identity, is_directory, resolve
+from ckpt_runtime.storage.snapshot_metadata import has_metadata, snapshot_directory
 
 
 @dataclass(frozen=True, slots=True)
 class References:
     """What one job needs, as URLs: its own directory of ``checkpoints``, and ``snapshots`` that it may start from.
 
-    ``state`` is shown. ``is_known`` is false for a job of which nobody can tell what it needs.
+    ``state`` is shown. ``is_known`` is false for a job of which nobody can tell what it needs. ``claims``: it is about
+    to claim its snapshot, as others may be; who was first, the claim itself decides.
     """
 
     job_id: str
@@ -28,6 +31,7 @@ class References:
     checkpoints: str | None = None
     snapshots: tuple[str, ...] = ()
     is_known: bool = True
+    claims: bool = False
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -48,20 +52,63 @@ class SnapshotReferences:
         self._pool = pool
         self._disposing: list[Identity] = []
 
-    async def begin_disposal(self, path: str) -> Identity:
+    async def begin_disposal(self, path: str, cluster: str) -> Identity:
         """From here on, until :meth:`end_disposal` of what it returns, no job may start from the snapshot.
 
-        Raises :class:`SnapshotInUse` naming a job that refers to it, and :class:`StorageError` for an unusable path.
+        ``cluster`` is this one as claims name it. Raises :class:`SnapshotInUse` naming a job that refers to it,
+        :class:`NoSnapshot` for a directory that is none, and :class:`StorageError` for an unusable path.
         """
+        await asyncio.get_running_loop().run_in_executor(self._pool, self._check_stored, path, cluster)
+        target = await self._unreferenced(path, self._living, "disposed of")
+        self._disposing.append(target.own)
+        return target.own
+
+    async def check_claimable(self, path: str, job_id: str) -> tuple[str, ...]:
+        """Whether no other living job needs the snapshot that a job is to claim. Raises as :meth:`begin_disposal`.
+
+        Returns the directories in which living jobs write checkpoints.
+        """
+
+        def others() -> list[References]:
+            return [job for job in self._living() if job.job_id != job_id and not job.claims]
+
+        await self._unreferenced(path, others, "claimed")
+        return tuple(job.checkpoints for job in self._living() if job.checkpoints is not None)
+
+    async def _unreferenced(self, path: str, living: Callable[[], Sequence[References]], wish: str) -> _Place:
         places: dict[str, _Place | None] = {}
         loop = asyncio.get_running_loop()
         target = await loop.run_in_executor(self._pool, _place, path)
-        while unknown := {url for job in self._living() for url in job.urls} - places.keys():
+        while unknown := {url for job in living() for url in job.urls} - places.keys():
             places |= await loop.run_in_executor(self._pool, _places, sorted(unknown))
-        for job in self._living():
-            _check(path, target, job, places)
-        self._disposing.append(target.own)
-        return target.own
+        for job in living():
+            _check(path, target, job, places, wish)
+        return target
+
+    def claimed_by(self, path: str, wish: str, error: ClaimedError, cluster: str) -> SnapshotInUse:
+        """What to answer: who has claimed the snapshot, what is known of that job, and what can be done."""
+        owner = error.claim.owner
+        states = {job.job_id: job.state for job in self._living()}
+        if owner.cluster != cluster:
+            state = f"a job of {owner.cluster}, of which nothing is known here"
+        else:
+            state = states.get(owner.job_id, "at its end: no living job of this session")
+        way_out = f"if it is no more and nobody needs a checkpoint of it, delete {error.url}"
+        return SnapshotInUse(path, owner.job_id, state, f"it has claimed the snapshot; {way_out}", wish)
+
+    def _check_stored(self, path: str, cluster: str) -> None:
+        """What the directories themselves say: whether it is a snapshot, and whom it belongs to."""
+        directory = snapshot_directory(resolve(path)).real()
+        if is_directory(directory) and not has_metadata(directory):
+            raise NoSnapshot(path)
+        place = place_of_snapshot(directory)
+        try:
+            check_not_written(place, cluster)
+        except OwnedElsewhereError as error:
+            raise SnapshotInUse(path, place.name, "known elsewhere", str(error)) from error
+        claim = read_claim(place)
+        if claim is not None and identity(resolve(claim.snapshot)) == identity(directory):
+            raise self.claimed_by(path, "disposed of", ClaimedError(place, claim), cluster)
 
     def end_disposal(self, disposed: Identity) -> None:
         self._disposing.remove(disposed)
@@ -72,15 +119,15 @@ class SnapshotReferences:
         return place is not None and place.own in self._disposing
 
 
-def _check(path: str, target: _Place, job: References, places: dict[str, _Place | None]) -> None:
+def _check(path: str, target: _Place, job: References, places: dict[str, _Place | None], wish: str) -> None:
     if not job.is_known:
-        raise SnapshotInUse(path, job.job_id, job.state, "it is not known what that job refers to")
+        raise SnapshotInUse(path, job.job_id, job.state, "it is not known what that job refers to", wish)
     own = None if job.checkpoints is None else places[job.checkpoints]
     if own is not None and own.own == target.parent:
-        raise SnapshotInUse(path, job.job_id, job.state, "it is a checkpoint of that job")
+        raise SnapshotInUse(path, job.job_id, job.state, "it is a checkpoint of that job", wish)
     found = (places[url] for url in job.snapshots)
     if any(place is not None and place.own == target.own for place in found):
-        raise SnapshotInUse(path, job.job_id, job.state, "that job would start from it after a failure")
+        raise SnapshotInUse(path, job.job_id, job.state, "that job would start from it after a failure", wish)
 
 
 def _place(url: str) -> _Place:

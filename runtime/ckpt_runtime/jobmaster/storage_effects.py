@@ -23,6 +23,7 @@ from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.jobmaster.job_host import JobHost, Pool, Result
 from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.jobmaster.sink_clean_up import SinkOutput, clean_up_sinks
+from ckpt_runtime.jobmaster.snapshot_claims import JobClaims
 from ckpt_runtime.jobmaster.snapshot_clean_up import (
     JobCleanUp,
     delete_file_of,
@@ -35,7 +36,8 @@ from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
 from ckpt_runtime.scheduler.core_events import JobInput, LeadershipLost
 from ckpt_runtime.snapshots.snapshot import disposal_of
 from ckpt_runtime.storage.checkpoint_pointer_store import FIRST_CHECKPOINT_ID
-from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint
+from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint, shared_file_checkpoint
+from ckpt_runtime.storage.claims import place_of_snapshot
 from ckpt_runtime.storage.crash_points import reach
 from ckpt_runtime.storage.disposal import (
     SnapshotDisposal,
@@ -98,6 +100,7 @@ class StorageEffects:
         tell: Callable[[JobInput], None],
         retained: Callable[[], Iterable[RetainedCheckpoint]],
         earlier_ids: range = range(FIRST_CHECKPOINT_ID, FIRST_CHECKPOINT_ID),
+        claims: JobClaims | None = None,
     ) -> None:
         self._job_id = job_id
         self._storage = storage
@@ -106,6 +109,7 @@ class StorageEffects:
         self._tell = tell
         self._retained = retained
         self._earlier_ids = earlier_ids
+        self._claims = claims
         self._deletions = SnapshotDeletions(host, record.check)
         self._late: dict[int, _StorageCall] = {}
         self._disposals: dict[int, SnapshotDisposal] = {}
@@ -186,6 +190,11 @@ class StorageEffects:
             f"clean up {self._storage.location.url}",
             JobCleanUp(self._storage, self._earlier_ids.start, keeps_nothing, self._directory_known),
         )
+        self._deletions.when_done(self._release_claims)
+
+    def _release_claims(self) -> None:
+        if self._claims is not None:
+            self._deletions.submit(f"release what job {self._job_id} has claimed", self._claims.release)
         what = f"forget job {self._job_id}"
         self._deletions.when_done(lambda: self._deletions.submit(what, self._record.forget))
 
@@ -248,10 +257,24 @@ class StorageEffects:
                         continue  # the registry knows when nobody needs it any more
                     submit(f"delete {file.path} in {directory}", partial(delete_file_of, directory, file.path))
             case out.DeleteSharedFiles(paths):
-                for path in paths:
+                claimed = [] if self._claims is None else [path for path in paths if self._is_claimed(path)]
+                for path in paths if not claimed else sorted(set(paths) - set(claimed)):
                     submit(f"delete {path}", partial(delete_shared_file, self._storage, path))
+                if claimed and self._claims is not None:
+                    what = f"delete {len(claimed)} files of a claimed snapshot, such as {claimed[0]}"
+                    submit(what, partial(self._claims.delete, claimed, self._earlier_ids.start))
             case _:
                 raise TypeError(f"{effect!r} is not for storage")
+
+    def _is_claimed(self, path: str) -> bool:
+        """Whether others may need the file: it was not written for a checkpoint of this job."""
+        try:
+            file = resolve(path)
+        except StorageError:  # which its deletion will say again
+            return False
+        written_for = shared_file_checkpoint(file.name)
+        earlier = written_for is not None and written_for < self._earlier_ids.start
+        return earlier or not self._storage.location.contains(file)
 
     def _cleaned(self, checkpoint_id: int) -> None:
         if not self._closed:
@@ -404,7 +427,7 @@ class StorageEffects:
         try:
             if discards is not None and resolve(discards) != self._storage.checkpoint(checkpoint_id):
                 with suppress(NotFoundError, CorruptFileError, InvalidLocationError):
-                    self._disposals[checkpoint_id] = disposal_of(discards)
+                    self._disposals[checkpoint_id] = disposal_of(discards, claimed=True)
             reach("removal-before")
             self._record.remove(checkpoint_id, self._disposals.get(checkpoint_id))
         except NotLeaderError as error:
@@ -434,10 +457,12 @@ class StorageEffects:
         if resolve(checkpoint.directory) == self._storage.checkpoint(checkpoint.id):
             return lambda: delete_checkpoint(self._storage, checkpoint.id)
         noted = self._disposals.pop(checkpoint.id, None)
-        return lambda: self._dispose(checkpoint.id, noted or disposal_of(checkpoint.directory))
+        return lambda: self._dispose(checkpoint.id, noted or disposal_of(checkpoint.directory, claimed=True))
 
     def _dispose(self, checkpoint_id: int, disposal: SnapshotDisposal) -> None:
         disposal.execute()
+        if self._claims is not None:
+            self._claims.settle(place_of_snapshot(disposal.directory))
         self._record.settle(checkpoint_id)
 
 

@@ -18,6 +18,7 @@ from ckpt_runtime.graph.schema import NonNegative, malformed
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway import ExceptionEntry, RunRequest
 from ckpt_runtime.jobmaster.job_record import JobRecord
+from ckpt_runtime.jobmaster.snapshot_claims import JobClaims
 from ckpt_runtime.storage.disposal import SnapshotDisposal
 from ckpt_runtime.storage.job_store import StoredJob
 
@@ -54,6 +55,7 @@ class StoredProperties(Struct):
     first_checkpoint_id: NonNegative
     submitted_at_ms: int
     request: RunRequest | None = None
+    claims: JobClaims | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class JobSubmission:
     ``given`` is the job's submitted configuration: what its pipeline set, under what came with the request.
     ``configuration`` is that over the cluster's.
     ``archive`` is the zip of the pipeline's files. ``ended_jobs`` took the savepoint, or had its sinks before, and are
-    known to write no more.
+    known to write no more. ``claims`` are what makes the savepoint the job's, with CLAIM.
     """
 
     job_id: str
@@ -77,6 +79,7 @@ class JobSubmission:
     default_checkpoint_directory: str
     savepoint: CompletedCheckpoint | None = None
     claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
+    claims: JobClaims | None = None
     allow_non_restored_state: bool = False
     request: RunRequest | None = None
     record: JobRecord = field(default_factory=JobRecord)
@@ -101,6 +104,7 @@ class JobSubmission:
             first_checkpoint_id=first_checkpoint_id,
             submitted_at_ms=self.submitted_at_ms,
             request=self.request,
+            claims=self.claims,
         )
         return StoredJob(self.job_id, self.graph.to_json(), self.given.to_dict(), properties=to_builtins(properties))
 
@@ -131,6 +135,7 @@ def submission_of(
         default_checkpoint_directory=default_checkpoint_directory,
         savepoint=savepoint,
         claim_mode=properties.claim_mode,
+        claims=properties.claims,
         allow_non_restored_state=properties.allow_non_restored_state,
         request=properties.request,
         record=record,

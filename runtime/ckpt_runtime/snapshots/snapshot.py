@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
@@ -126,14 +126,16 @@ def open_snapshot(path: str | Location, *, own: bool = False) -> Snapshot:
         return Snapshot(file.parent, parse_metadata(data, file.url, file.parent.url))
 
 
-def disposal_of(url: str) -> SnapshotDisposal:
+def disposal_of(url: str, *, claimed: bool = False) -> SnapshotDisposal:
     """What to delete of a snapshot that a user names. Deletes nothing. Raises as :func:`open_snapshot`.
 
+    ``claimed``: by a job, which deletes files that increments may go on referring to itself, one by one.
     A snapshot whose parent directory is missing is not gone: its storage is away.
     """
     location = resolve(url)
     try:
-        return open_snapshot(location).disposal()
+        found = open_snapshot(location)
+        return (replace(found, metadata=found.metadata.claimed()) if claimed else found).disposal()
     except NotFoundError:
         check_directory(location.parent)
         raise

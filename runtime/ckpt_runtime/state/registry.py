@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -17,7 +19,18 @@ def _hashmap(parameters: BackendParameters) -> KeyedStateBackend:
     return MemoryKeyedStateBackend(parameters.key_groups, parameters.max_parallelism, parameters.uid)
 
 
-_FACTORIES: dict[str, BackendFactory] = {"hashmap": _hashmap}
+def _rocksdb(parameters: BackendParameters) -> KeyedStateBackend:
+    if importlib.util.find_spec("rocksdict") is None:
+        raise UnsupportedBackendError(
+            f"state.backend.type: 'rocksdb' needs rocksdict, which {sys.executable} cannot import; "
+            f"run: {sys.executable} -m pip install 'airflow-provider-ckpt[rocksdb]'"
+        )
+    from ckpt_runtime.state.rocksdb.backend import RocksDBKeyedStateBackend
+
+    return RocksDBKeyedStateBackend(parameters)
+
+
+_FACTORIES: dict[str, BackendFactory] = {"hashmap": _hashmap, "rocksdb": _rocksdb}
 
 
 def register_backend(name: str, factory: BackendFactory) -> None:

@@ -6,7 +6,7 @@ or shared ones, and gets a handle for each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import BinaryIO, Protocol
 
@@ -25,11 +25,20 @@ class SnapshotFile(AbstractContextManager["SnapshotFile"], Protocol):
 class SnapshotFiles(Protocol):
     """Opens the new files of one snapshot. One thread at a time; raises OSError as the storage does."""
 
-    def private(self) -> SnapshotFile:
-        """A file that goes with this snapshot."""
+    def private(self, suffix: str = "") -> SnapshotFile:
+        """A file that goes with this snapshot. With a suffix it is for other tools, and never inside a handle."""
 
     def shared(self) -> SnapshotFile:
         """A file that later checkpoints may refer to. In a savepoint, which shares nothing, it is a private one."""
+
+    def duplicate(self, file: StateFile) -> StateFile:
+        """A savepoint's own copy of a file of a completed checkpoint, made by the fastest means there is."""
+
+    def duplicate_all(self, files: Mapping[str, StateFile]) -> dict[str, StateFile]:
+        """The same of several at once, by the same names.
+
+        What could not be duplicated is missing, and is to be written anew.
+        """
 
 
 class KeyedSnapshot(Protocol):

@@ -308,7 +308,7 @@ def _nested_coercer(state: str, field: str, kind: pa.DataType, family: str) -> C
             value_coercer(state, f"{field}.{child.name}", child.type, child.nullable)
             for child in (kind.field(index) for index in range(kind.num_fields))
         ]
-        row = _row_builder(names)
+        row = row_builder(names)
 
         def coerce_struct(value: Any) -> Any:
             entries = _nested_struct_values(state, f"field {field!r}", names, value)
@@ -337,7 +337,7 @@ def _nested_coercer(state: str, field: str, kind: pa.DataType, family: str) -> C
     return coerce_map
 
 
-def _row_builder(names: tuple[str, ...]) -> Callable[[Sequence[Any]], Any]:
+def row_builder(names: tuple[str, ...]) -> Callable[[Sequence[Any]], Any]:
     """Makes ``pyspark.sql.Row`` values; imported only when a state nests structs."""
     from pyspark.sql.types import Row
 
@@ -468,7 +468,7 @@ def _from_arrow_converter(kind: pa.DataType) -> Converter:
     if family == "struct":
         children = [kind.field(index) for index in range(kind.num_fields)]
         converters = [(child.name, _from_arrow_converter(child.type)) for child in children]
-        build = _row_builder(tuple(child.name for child in children))
+        build = row_builder(tuple(child.name for child in children))
 
         def convert(row: dict[str, Any]) -> Any:
             return build([row[n] if c is None or row[n] is None else c(row[n]) for n, c in converters])

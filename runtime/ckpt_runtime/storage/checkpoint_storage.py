@@ -84,16 +84,20 @@ class CheckpointStorage:
         if cluster is not None:
             with suppress(AlreadyExistsError):
                 publish(self.owner, cluster.encode())
-        try:
-            holder = read_bytes(self.owner, _MAX_OWNER_BYTES).decode(errors="replace")
-        except NotFoundError:
-            return
-        if holder != cluster:
+        holder = self.holder()
+        if holder is not None and holder != cluster:
             message = (
                 f"{self.location.url} belongs to the job of this id in the cluster {holder}; choose another job id or "
                 f"another execution.checkpointing.dir, or delete {self.owner.url} if that cluster is no more"
             )
             raise AlreadyExistsError(message, self.owner.url)
+
+    def holder(self) -> str | None:
+        """The cluster whose job writes here, by the URL of its high-availability directory; None for nobody known."""
+        try:
+            return read_bytes(self.owner, _MAX_OWNER_BYTES).decode(errors="replace")
+        except NotFoundError:
+            return None
 
     def initialize(self) -> None:
         """Makes the job's directories; they may exist. Raises :class:`StorageError` naming the directory or bucket."""

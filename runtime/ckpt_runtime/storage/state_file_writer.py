@@ -37,9 +37,10 @@ class StateFileWriter:
         directory: Location,
         memory_threshold: int = DEFAULT_MEMORY_THRESHOLD,
         name_prefix: str = "",
+        name_suffix: str = "",
         name: str | None = None,
     ) -> None:
-        self._location = directory.child(name or f"{name_prefix}{uuid4()}")
+        self._location = directory.child(name or f"{name_prefix}{uuid4()}{name_suffix}")
         self._threshold = memory_threshold
         self._checksum = RunningChecksum()
         self._held = bytearray()

@@ -114,3 +114,36 @@ def decode_bytes(arena: Any, cursors: Any, ends: Any, out: Any) -> None:
         for byte in range(length):
             out[start + byte] = arena[at + byte]
         cursors[slot] = at + length
+
+
+@kernel((IN_U8, IN_I64, IN_I64, IN_U8, IN_I64))
+def check_rows(data: Any, starts: Any, ends: Any, fixed: Any, widths: Any) -> Any:
+    """The first row that its columns do not fill from start to end, or -1. ``widths`` are values' sizes, -1 for any.
+
+    Starts and ends have to lie inside of ``data``.
+    """
+    for row in range(starts.size):
+        at, end = starts[row], ends[row]
+        for column in range(fixed.size):
+            if at >= end or data[at] > 1:
+                return row
+            has_value = data[at] == 1
+            at += 1
+            if not has_value:
+                continue
+            length = np.int64(8)
+            if not fixed[column]:
+                if end - at < 4:
+                    return row
+                length = np.int64(0)
+                for byte in range(4):
+                    length |= np.int64(data[at + byte]) << (8 * byte)
+                at += 4
+                if widths[column] >= 0 and length != widths[column]:
+                    return row
+            if length > end - at:
+                return row
+            at += length
+        if at != end:
+            return row
+    return -1

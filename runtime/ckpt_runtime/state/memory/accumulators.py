@@ -2,7 +2,7 @@
 
 SQL's rules: nulls are ignored, ``count`` of nothing is 0 and every other aggregate of nothing is null. Integer sums
 that leave 64 bits raise :class:`AggregateOverflowError` (Spark's ANSI mode); NaN is the greatest float.
-An accumulator is changed by one thread; what ``freeze`` returned is a copy and belongs to the snapshot.
+An accumulator is changed by one thread; how a snapshot gets its columns says ``frozen_columns.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.errors import AggregateOverflowError, UnsupportedAggregateError
 from ckpt_runtime.state.kernels import aggregate_kernels as kernels
 from ckpt_runtime.state.kernels.compiler import read_only
-from ckpt_runtime.state.memory.key_index import capacity_for, fixed_array, grown
+from ckpt_runtime.state.memory.key_index import capacity_for, grown
+from ckpt_runtime.state.row_codec import fixed_array
 from ckpt_runtime.state.states import AggregateColumn
 
 _SIGN = np.int64(-(2**63))
@@ -52,13 +53,18 @@ class Accumulator(ABC):
     def load_nothing(self) -> None:
         """The snapshot has the latest slots, but no value of this aggregate for them."""
 
-    def freeze(self, size: int) -> dict[str, AnyArray]:
-        """Copies of the first ``size`` slots; the copying releases the interpreter lock."""
-        return {name: array[:size].copy() for name, array in self._arrays.items()}
+    @property
+    def columns(self) -> dict[str, AnyArray]:
+        """What there is by slot, by name. Updates change these arrays in place, growing replaces them."""
+        return dict(self._arrays)
+
+    def shared(self) -> dict[str, AnyArray]:
+        """What else goes with the columns, and never changes."""
+        return {}
 
     @abstractmethod
     def to_arrow(self, frozen: dict[str, AnyArray]) -> list[pa.Array]:
-        """The arrays of :attr:`stored` for what :meth:`freeze` returned; from any thread."""
+        """The arrays of :attr:`stored` for equally long :attr:`columns` and :meth:`shared`; from any thread."""
 
 
 class CountAccumulator(Accumulator):
@@ -264,8 +270,8 @@ class BytesExtremeAccumulator(Accumulator):
     def load(self, slots: AnyArray, stored: list[pa.Array]) -> None:
         self._apply(slots, stored[0])
 
-    def freeze(self, size: int) -> dict[str, AnyArray]:
-        return {**super().freeze(size), "arena": self._arena}
+    def shared(self) -> dict[str, AnyArray]:
+        return {"arena": self._arena}
 
     def to_arrow(self, frozen: dict[str, AnyArray]) -> list[pa.Array]:
         return [self._gather(frozen["starts"], frozen["sizes"], frozen["has"], frozen["arena"])]

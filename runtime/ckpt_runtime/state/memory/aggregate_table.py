@@ -1,12 +1,12 @@
 """Columnar state for built-in aggregates: one slot per key, one accumulator per aggregate.
 
-The owner updates it a batch at a time; a snapshot takes copies of the columns (milliseconds per million keys,
-interpreter lock released) and shares the append-only keys. Keys are never evicted.
+The owner updates it a batch at a time. A snapshot freezes the columns in constant time (``frozen_columns.py``) and
+shares the append-only keys. Keys are never evicted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from ckpt_runtime.state.errors import CorruptStateError, schema_mismatch
 from ckpt_runtime.state.hashing import key_groups_of
 from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.memory.accumulators import Accumulator, accumulator_for
+from ckpt_runtime.state.memory.frozen_columns import FrozenColumns
 from ckpt_runtime.state.memory.key_index import FrozenKeys, key_index
 from ckpt_runtime.state.states import AggregateColumn
 from ckpt_runtime.state.stored_rows import StateWriter
@@ -34,6 +35,7 @@ class AggregateTable:
         self.aggregates = tuple(aggregates)
         self._index = key_index(key_schema)
         self._accumulators = [accumulator_for(column) for column in self.aggregates]
+        self._frozen: list[FrozenColumns] = []
 
     def __len__(self) -> int:
         return self._index.size
@@ -43,13 +45,18 @@ class AggregateTable:
 
         Raises :class:`~ckpt_runtime.state.errors.AggregateOverflowError`; the table is then unusable.
         """
-        slots = self._slots_of([batch.column(name) for name in self.key_schema.names])
+        return self.add(self.slots_of([batch.column(name) for name in self.key_schema.names]), batch)
+
+    def add(self, slots: AnyArray, batch: pa.RecordBatch) -> list[pa.Array]:
+        """The same for rows whose slots are known."""
+        self._keep(slots)
         return [
             accumulator.update(slots, None if column.column is None else batch.column(column.column))
             for column, accumulator in zip(self.aggregates, self._accumulators, strict=True)
         ]
 
-    def _slots_of(self, keys: list[pa.Array]) -> AnyArray:
+    def slots_of(self, keys: list[pa.Array]) -> AnyArray:
+        """The slot of each row's key; new keys get the next ones."""
         before = self._index.size
         slots = self._index.slots_of(keys)
         size = self._index.size
@@ -58,11 +65,31 @@ class AggregateTable:
                 accumulator.make_room(size, before)
         return read_only(slots)
 
+    def _keep(self, slots: AnyArray) -> None:
+        """These slots are about to change: frozen columns keep what they hold."""
+        if self._frozen:
+            self._frozen = [frozen for frozen in self._frozen if frozen.open]
+            for frozen in self._frozen:
+                frozen.keep(slots)
+
     def freeze(self) -> FrozenAggregateTable:
         """The synchronous part of a snapshot."""
-        size = self._index.size
-        columns = [accumulator.freeze(size) for accumulator in self._accumulators]
-        return FrozenAggregateTable(self, self._index.freeze(), self._accumulators, columns)
+        parts = [_FrozenPart(accumulator) for accumulator in self._accumulators]
+        frozen = FrozenColumns(self._index.size, [column for part in parts for column in part.columns.values()])
+        self._frozen.append(frozen)
+        return FrozenAggregateTable(self, self._index.freeze(), parts, frozen)
+
+    def keys_of(self, slots: AnyArray) -> list[pa.Array]:
+        """The key columns of some slots."""
+        return self._index.freeze().arrays(slots)
+
+    def rows(self, slots: AnyArray) -> pa.RecordBatch:
+        """Stored rows of some slots, as they are now."""
+        arrays = self.keys_of(slots)
+        for accumulator in self._accumulators:
+            columns = {name: column[slots] for name, column in accumulator.columns.items()}
+            arrays += accumulator.to_arrow(accumulator.shared() | columns)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.stored_schema())
 
     def descriptor(self) -> dict[str, Any]:
         """Descriptor of the stored state."""
@@ -81,7 +108,7 @@ class AggregateTable:
     def load(self, descriptor: dict[str, Any], batch: pa.RecordBatch) -> None:
         """Adds restored rows, leaving aggregates that the snapshot does not have at their neutral values."""
         keys = stored_rows.without_prefix(self.stored_schema(), stored_rows.KEY_PREFIX).names
-        slots = self._slots_of([batch.column(stored_rows.KEY_PREFIX + name) for name in keys])
+        slots = self.slots_of([batch.column(stored_rows.KEY_PREFIX + name) for name in keys])
         stored = {entry["alias"]: entry["stored"] for entry in descriptor["aggregates"]}
         for column, accumulator in zip(self.aggregates, self._accumulators, strict=True):
             if column.alias in stored:
@@ -89,8 +116,13 @@ class AggregateTable:
             else:
                 accumulator.load_nothing()
 
+    def load_nothing(self) -> None:
+        """The latest keys have no values yet, and perhaps never will."""
+        for accumulator in self._accumulators:
+            accumulator.load_nothing()
+
     def check_compatible(self, descriptor: dict[str, Any]) -> None:
-        """Raises StateSchemaError when an aggregate of the same alias means something else in the snapshot."""
+        """Raises StateSchemaError when the key or an aggregate of the same alias is another one in the snapshot."""
         try:
             stored = {entry["alias"]: entry for entry in descriptor["aggregates"]}
         except (KeyError, TypeError) as error:
@@ -102,34 +134,52 @@ class AggregateTable:
                 reason = f"aggregate {column.alias!r} changed its meaning"
                 kept = {key: entry.get(key) for key in wanted}
                 raise schema_mismatch(self.uid, self.name, reason, kept, wanted)
+        schemas = stored_rows.schema_from_json(descriptor.get("schema")), self.stored_schema()
+        before, asked = (stored_rows.without_prefix(schema, stored_rows.KEY_PREFIX) for schema in schemas)
+        if before.names != asked.names or before.types != asked.types:
+            raise schema_mismatch(self.uid, self.name, "the key changed", before, asked)
+
+    def is_like(self, other: AggregateTable) -> bool:
+        """Whether both have the same key and aggregates."""
+        return self.aggregates == other.aggregates and self.key_schema.equals(other.key_schema)
+
+
+class _FrozenPart:
+    """What one aggregate holds at the moment of freezing, by name."""
+
+    def __init__(self, accumulator: Accumulator) -> None:
+        self._accumulator = accumulator
+        self._shared = accumulator.shared()
+        self.columns = accumulator.columns
+
+    def to_arrow(self, taken: Iterator[AnyArray]) -> list[pa.Array]:
+        """The stored arrays, of its columns' copies."""
+        return self._accumulator.to_arrow(self._shared | {name: next(taken) for name in self.columns})
 
 
 class FrozenAggregateTable:
     """A table as of one moment."""
 
     def __init__(
-        self,
-        table: AggregateTable,
-        keys: FrozenKeys,
-        accumulators: Sequence[Accumulator],
-        columns: list[dict[str, AnyArray]],
+        self, table: AggregateTable, keys: FrozenKeys, parts: Sequence[_FrozenPart], columns: FrozenColumns
     ) -> None:
-        self._name = table.name
-        self._descriptor = table.descriptor()
-        self._schema = table.stored_schema()
+        self._table = table
         self._keys = keys
-        self._accumulators = accumulators
+        self._parts = parts
         self._columns = columns
+
+    def rows(self, slots: AnyArray | None = None) -> pa.Table:
+        """Stored rows of all slots, or of some. To be called once."""
+        copies = self._columns.take()
+        taken = iter(copies if slots is None else [copy[slots] for copy in copies])
+        arrays = [*self._keys.arrays(slots), *(array for part in self._parts for array in part.to_arrow(taken))]
+        return pa.Table.from_arrays(arrays, schema=self._table.stored_schema())
 
     def write(self, writer: StateWriter, owned: KeyGroupRange, max_parallelism: int) -> None:
         """The asynchronous part: sorts by key group and writes."""
-        arrays = self._keys.arrays()
-        for accumulator, frozen in zip(self._accumulators, self._columns, strict=True):
-            arrays += accumulator.to_arrow(frozen)
         groups = key_groups_of(np.ascontiguousarray(self._keys.hashes()), max_parallelism)
-        table = pa.Table.from_arrays(arrays, schema=self._schema)
-        writer.write_table(self._name, self._descriptor, table, groups, owned)
+        writer.write_table(self._table.name, self._table.descriptor(), self.rows(), groups, owned)
 
     def release(self) -> None:
-        """Frees the copies."""
-        self._columns = []
+        """The table no longer keeps anything for this one."""
+        self._columns.release()

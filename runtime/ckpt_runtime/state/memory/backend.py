@@ -7,15 +7,16 @@ subtask's thread. Nothing touches files here: a snapshot writes to the stream th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedStateHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import stored_rows, values
 from ckpt_runtime.state.backend import KeyedStateBackend
+from ckpt_runtime.state.canonical.writer import CanonicalWriter
 from ckpt_runtime.state.errors import StateSchemaError, schema_mismatch
 from ckpt_runtime.state.hashing import check_key_types
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable
@@ -44,20 +45,31 @@ class _Frozen(Protocol):
 class MemorySnapshot:
     """The asynchronous part of one snapshot."""
 
-    def __init__(self, frozen: list[_Frozen], key_groups: KeyGroupRange, max_parallelism: int) -> None:
+    def __init__(
+        self, uid: str, frozen: list[_Frozen], key_groups: KeyGroupRange, max_parallelism: int, canonical: bool
+    ) -> None:
+        self._uid = uid
         self._frozen = frozen
         self._key_groups = key_groups
         self._max_parallelism = max_parallelism
+        self._canonical = canonical
 
     def write(self, files: SnapshotFiles) -> Sequence[KeyedHandle]:
-        """Writes all states into one private file."""
+        """Writes all states into one private file, or in canonical form."""
         if not self._frozen:
             return ()
+        if self._canonical:
+            canonical = CanonicalWriter(files, self._uid, self._key_groups)
+            self._write_to(canonical)
+            return canonical.handles
         with files.private() as file:
             writer = SectionWriter(file.stream)
-            for frozen in self._frozen:
-                frozen.write(writer, self._key_groups, self._max_parallelism)
+            self._write_to(writer)
             return (KeyedStateHandle(self._key_groups, file.finish(), tuple(writer.sections)),)
+
+    def _write_to(self, writer: StateWriter) -> None:
+        for frozen in self._frozen:
+            frozen.write(writer, self._key_groups, self._max_parallelism)
 
     def release(self) -> None:
         for frozen in self._frozen:
@@ -77,20 +89,18 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
 
     def restore(self, handles: Sequence[KeyedHandle], reader: SnapshotReader, *, owned: bool) -> None:
         """Reads this backend's key groups; states are decoded when they are asked for."""
-        self._unclaimed = unclaimed_states(self.uid, handles, reader, self.key_groups)
+        self._unclaimed = unclaimed_states(self.uid, handles, reader, self.key_groups, self.max_parallelism)
 
     def aggregate_table(self, name: str, key_schema: pa.Schema, columns: Sequence[AggregateColumn]) -> AggregateTable:
+        table = AggregateTable(self.uid, name, key_schema, columns)
         known = self._states.get(name)
         if known is not None:
-            same = isinstance(known, AggregateTable) and known.aggregates == tuple(columns)
-            if not same or not cast(AggregateTable, known).key_schema.equals(key_schema):
+            if not isinstance(known, AggregateTable) or not known.is_like(table):
                 raise schema_mismatch(self.uid, name, "it is in use otherwise", known.stored_schema(), list(columns))
-            return cast(AggregateTable, known)
-        table = AggregateTable(self.uid, name, key_schema, columns)
+            return known
         restored = self._claim(name, "aggregate")
         if restored is not None:
             table.check_compatible(restored.descriptor)
-            self._check_keys(name, restored, table.stored_schema())
             for batch in restored.batches():
                 table.load(restored.descriptor, batch)
         self._states[name] = table
@@ -157,10 +167,11 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
                 state.maintain(MAINTENANCE_BUDGET)
 
     def snapshot(self, checkpoint_id: int, properties: CheckpointProperties) -> KeyedSnapshot:
-        """The synchronous part: copies aggregate columns and freezes the rest in constant time."""
+        """The synchronous part: freezes all states in constant time, but for a byte per row of joins."""
         frozen: list[_Frozen] = [state.freeze() for state in self._states.values()]
         frozen += [state.freeze() for state in self._unclaimed.values()]
-        return MemorySnapshot(frozen, self.key_groups, self.max_parallelism)
+        canonical = properties.savepoint_format is SavepointFormat.CANONICAL
+        return MemorySnapshot(self.uid, frozen, self.key_groups, self.max_parallelism, canonical)
 
     def close(self) -> None:
         self._states.clear()
@@ -196,13 +207,6 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
         if restored.kind != kind:
             raise schema_mismatch(self.uid, name, "the snapshot has another kind of state", restored.kind, kind)
         return self._unclaimed.pop(name)
-
-    def _check_keys(self, name: str, restored: UnclaimedState, wanted: pa.Schema) -> None:
-        """Key columns of an aggregate must be what they were."""
-        stored = stored_rows.without_prefix(restored.schema, stored_rows.KEY_PREFIX)
-        asked = stored_rows.without_prefix(wanted, stored_rows.KEY_PREFIX)
-        if stored.names != asked.names or stored.types != asked.types:
-            raise schema_mismatch(self.uid, name, "the key changed", stored, asked)
 
 
 def _rows_of(state: KeyedState, batch: pa.RecordBatch) -> list[StoredRow]:

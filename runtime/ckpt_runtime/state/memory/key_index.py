@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ckpt_runtime.state import columns
 from ckpt_runtime.state.columns import AnyArray
-from ckpt_runtime.state.hashing import canonical_floats, check_key_types, hash_arrays, variable_bytes
+from ckpt_runtime.state.hashing import check_key_types, hash_arrays
 from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.kernels.hash_kernels import NULL_HASH, hash_int64
 from ckpt_runtime.state.kernels.index_kernels import (
@@ -29,15 +29,7 @@ from ckpt_runtime.state.kernels.index_kernels import (
     rehash_bytes,
     rehash_int64,
 )
-from ckpt_runtime.state.kernels.key_codec_kernels import (
-    add_bytes_sizes,
-    add_fixed_sizes,
-    decode_bytes,
-    decode_fixed,
-    decode_lengths,
-    encode_bytes,
-    encode_fixed,
-)
+from ckpt_runtime.state.row_codec import decode_rows, encode_rows, fixed_array, fixed_key
 
 _FIRST_CAPACITY = 1024
 _ALWAYS_DIRECT = 1 << 16
@@ -54,8 +46,8 @@ class FrozenKeys(ABC):
         """The stable hash of each slot's key."""
 
     @abstractmethod
-    def arrays(self) -> list[pa.Array]:
-        """The key columns."""
+    def arrays(self, slots: AnyArray | None = None) -> list[pa.Array]:
+        """The key columns, of all slots or of some."""
 
 
 class KeyIndex(ABC):
@@ -116,26 +108,6 @@ def capacity_for(present: int, needed: int) -> int:
     return present if needed <= present else 1 << (needed - 1).bit_length()
 
 
-def _fixed_key(array: pa.Array) -> columns.FixedColumn:
-    return canonical_floats(array) if pa.types.is_floating(array.type) else columns.int64_column(array)
-
-
-def fixed_array(kind: pa.DataType, values: AnyArray, valid: AnyArray | None) -> pa.Array:
-    """An Arrow array of an integer-like or float type from its 64-bit form."""
-    bitmap = None if valid is None else columns.bitmap_of(valid)
-    if columns.is_int64_wide(kind):
-        return columns.arrow_from_numpy(kind, values, bitmap)
-    if pa.types.is_boolean(kind):
-        bits = np.packbits(values.astype(np.uint8), bitorder="little")
-        return pa.Array.from_buffers(kind, len(values), [bitmap, pa.py_buffer(bits)])
-    if pa.types.is_floating(kind):
-        floats = values.view(np.float64)
-        if kind.bit_width < 64:
-            floats = floats.astype(f"<f{kind.bit_width // 8}")
-        return columns.arrow_from_numpy(kind, floats, bitmap)
-    return columns.arrow_from_numpy(kind, values.astype(f"<i{kind.bit_width // 8}"), bitmap)
-
-
 @dataclass
 class _FrozenInt64Keys(FrozenKeys):
     kind: pa.DataType
@@ -150,12 +122,13 @@ class _FrozenInt64Keys(FrozenKeys):
             out[self.null_slot] = NULL_HASH
         return out
 
-    def arrays(self) -> list[pa.Array]:
+    def arrays(self, slots: AnyArray | None = None) -> list[pa.Array]:
         valid = None
         if self.null_slot >= 0:
             valid = np.ones(self.size, dtype=np.uint8)
             valid[self.null_slot] = 0
-        return [fixed_array(self.kind, self.keys[: self.size], valid)]
+            valid = valid if slots is None else valid[slots]
+        return [fixed_array(self.kind, self.keys[: self.size] if slots is None else self.keys[slots], valid)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +161,7 @@ class Int64KeyIndex(KeyIndex):
         self._direct: _DirectTable | None = None
 
     def slots_of(self, arrays: list[pa.Array]) -> AnyArray:
-        key = _fixed_key(columns.plain(arrays[0]))
+        key = fixed_key(columns.plain(arrays[0]))
         self._make_room(key)
         slots = np.empty(len(key.values), dtype=np.uint32)
         while not self._find_or_insert(key, slots):
@@ -246,40 +219,9 @@ class _FrozenBytesKeys(FrozenKeys):
     def hashes(self) -> AnyArray:
         return self.slot_hashes[: self.size]
 
-    def arrays(self) -> list[pa.Array]:
-        cursors = self.slot_offsets[: self.size].copy()
-        return [self._decode(columns.decoded_type(field.type), cursors) for field in self.schema]
-
-    def _decode(self, kind: pa.DataType, cursors: AnyArray) -> pa.Array:
-        arena = read_only(self.arena)
-        valid = np.empty(self.size, dtype=np.uint8)
-        if columns.is_integer_like(kind) or pa.types.is_floating(kind):
-            values = np.empty(self.size, dtype=np.int64)
-            decode_fixed(arena, cursors, values, valid)
-            return fixed_array(kind, values, valid)
-        ends = np.zeros(self.size + 1, dtype=np.int64)
-        decode_lengths(arena, cursors, ends, valid)
-        data = np.empty(int(ends[-1]), dtype=np.uint8)
-        decode_bytes(arena, cursors, read_only(ends), data)
-        binary = pa.Array.from_buffers(
-            pa.large_binary(), self.size, [columns.bitmap_of(valid), pa.py_buffer(ends), pa.py_buffer(data)]
-        )
-        return _from_binary(binary, kind)
-
-
-def _from_binary(binary: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Gives encoded bytes their type back."""
-    if columns.is_bytes_like(kind):
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-            binary = binary.view(pa.large_string())
-        return binary.cast(kind)
-    width = 16 if pa.types.is_decimal(kind) and not pa.types.is_decimal256(kind) else kind.byte_width
-    fixed = binary.cast(pa.binary(width)) if len(binary) else pa.nulls(0, pa.binary(width))
-    if not pa.types.is_decimal(kind):
-        return fixed
-    wide = pa.decimal256 if pa.types.is_decimal256(kind) else pa.decimal128
-    buffers = fixed.buffers()
-    return pa.Array.from_buffers(wide(kind.precision, kind.scale), len(fixed), buffers).cast(kind)
+    def arrays(self, slots: AnyArray | None = None) -> list[pa.Array]:
+        starts = self.slot_offsets[: self.size] if slots is None else self.slot_offsets[slots]
+        return decode_rows(self.schema.types, self.arena, starts)
 
 
 class BytesKeyIndex(KeyIndex):
@@ -294,7 +236,7 @@ class BytesKeyIndex(KeyIndex):
     def slots_of(self, arrays: list[pa.Array]) -> AnyArray:
         rows = len(arrays[0])
         hashes = hash_arrays(arrays, self.schema.names)
-        offsets, data = encode_keys(arrays, self.schema.names)
+        offsets, data = encode_rows(arrays, self.schema.names, keys=True)
         self._make_room(rows, len(data))
         slots = np.empty(rows, dtype=np.uint32)
         find_or_insert_bytes(
@@ -327,29 +269,3 @@ class BytesKeyIndex(KeyIndex):
 
     def freeze(self) -> FrozenKeys:
         return _FrozenBytesKeys(self.schema, self._hashes, self._offsets, self._arena, self.size)
-
-
-def encode_keys(arrays: list[pa.Array], names: list[str]) -> tuple[AnyArray, AnyArray]:
-    """Offsets (one more than rows) and bytes of the encoded keys."""
-    rows = len(arrays[0])
-    sizes = np.zeros(rows, dtype=np.int64)
-    views: list[columns.FixedColumn | columns.BytesColumn] = []
-    for array, name in zip(map(columns.plain, arrays), names, strict=True):
-        if columns.is_integer_like(array.type) or pa.types.is_floating(array.type):
-            fixed = _fixed_key(array)
-            add_fixed_sizes(fixed.bitmap, fixed.bit_offset, sizes)
-            views.append(fixed)
-        else:
-            var = variable_bytes(array, name)
-            add_bytes_sizes(var.offsets, var.bitmap, var.bit_offset, sizes)
-            views.append(var)
-    offsets = np.zeros(rows + 1, dtype=np.int64)
-    np.cumsum(sizes, out=offsets[1:])
-    data = np.empty(int(offsets[-1]), dtype=np.uint8)
-    cursors = offsets[:-1].copy()
-    for view in views:
-        if isinstance(view, columns.FixedColumn):
-            encode_fixed(view.values, view.bitmap, view.bit_offset, cursors, data)
-        else:
-            encode_bytes(view.offsets, view.data, view.bitmap, view.bit_offset, cursors, data)
-    return offsets, data

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -26,10 +26,33 @@ from ckpt_runtime.state.stored_rows import EXPIRES_AT, KEY_PREFIX, VALUE_PREFIX,
 StoredRow: TypeAlias = tuple[Key, ...]
 
 
+class Entries(Protocol):
+    """What a state keeps by key. Values are never None."""
+
+    def get(self, key: Key) -> Any:
+        """The value, or None."""
+
+    def put(self, key: Key, value: Any) -> None:
+        """Sets the value."""
+
+    def remove(self, key: Key) -> None:
+        """Removes the entry if there is one."""
+
+    def writable(self, key: Key, copy: Callable[[Any], Any]) -> Any:
+        """The value for changing in place; copied first when a snapshot still shows it."""
+
+    def freeze(self) -> Any:
+        """What a snapshot shows."""
+
+    def maintain(self, budget: int) -> object:
+        """Housekeeping of up to ``budget`` steps."""
+
+
 class KeyedState(ABC):
     """Base of the kinds of state; ``kind`` is their name in descriptors."""
 
     kind: str
+    make_entries: ClassVar[Callable[[], Entries]] = LayeredDict
 
     def __init__(
         self, uid: str, name: str, key_schema: pa.Schema, value_schema: pa.Schema, ttl: TimeToLive | None = None
@@ -39,7 +62,7 @@ class KeyedState(ABC):
         self.key_schema = key_schema
         self.value_schema = value_schema
         self.ttl = ttl
-        self._entries: LayeredDict[Key, Any] = LayeredDict()
+        self._entries = type(self).make_entries()
         self._checks: list[tuple[int, int, Key]] = []
         self._watched: set[Key] = set()
         self._sequence = 0

@@ -61,10 +61,10 @@ def _by_group(table: pa.Table, groups: AnyArray, owned: KeyGroupRange) -> Iterat
     order = np.empty(len(groups), dtype=np.int64)
     # The kernel has no bounds: a row of another key group would be counted in memory that is not its own.
     order_by_group(read_only(groups), owned.first, ends, order)
-    ordered = table.take(columns.arrow_from_numpy(pa.int64(), order))
     start = 0
     for index, end in enumerate(ends.tolist()):
-        for batch in ordered.slice(start, end - start).to_batches():
+        # One group at a time: all of them in order would be a second table.
+        for batch in table.take(columns.arrow_from_numpy(pa.int64(), order[start:end])).to_batches():
             yield owned.first + index, batch
         start = end
 

@@ -1,7 +1,7 @@
-"""What a snapshot holds for states that nobody has asked for yet: the raw key-group blocks of this backend's range.
+"""What a snapshot holds for states that nobody has asked for yet: the key-group blocks of this backend's range.
 
-Blocks are read once at restore (clipped to the range), decoded when a state is claimed, and copied as they are into the
-next snapshot while it is not, so that a state survives a run of the job that does not use it.
+Blocks are read once at restore (clipped to the range), decoded when a state is claimed, and written to the next
+snapshot while it is not, so that a state survives a run of the job that does not use it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,21 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedSection, KeyedStateHandle
+from ckpt_runtime.checkpoint.state_handles import (
+    CanonicalKeyedStateHandle,
+    KeyedHandle,
+    KeyedSection,
+    KeyedStateHandle,
+)
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import stored_rows
+from ckpt_runtime.state.canonical.reader import canonical_states
 from ckpt_runtime.state.errors import CorruptStateError, UnsupportedBackendError, schema_mismatch
 from ckpt_runtime.state.memory.pages import read_block
 from ckpt_runtime.state.snapshots import SnapshotReader
 from ckpt_runtime.state.stored_rows import StateWriter
 
-Block: TypeAlias = bytes | memoryview
+Block: TypeAlias = bytes | memoryview | pa.Buffer
 
 
 class UnclaimedState:
@@ -53,6 +59,10 @@ class UnclaimedState:
                     )
                 self._blocks.setdefault(key_group, []).append(block)
 
+    def add_rows(self, key_group: int, batch: pa.RecordBatch) -> None:
+        """Takes over rows that were read in another form."""
+        self._blocks.setdefault(key_group, []).append(batch.serialize())
+
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All rows."""
         return (batch for _, batch in self._by_group())
@@ -76,11 +86,15 @@ class UnclaimedState:
 
 
 def unclaimed_states(
-    uid: str, handles: Iterable[KeyedHandle], reader: SnapshotReader, owned: KeyGroupRange
+    uid: str, handles: Iterable[KeyedHandle], reader: SnapshotReader, owned: KeyGroupRange, max_parallelism: int
 ) -> dict[str, UnclaimedState]:
     """States by name from all parts of a snapshot that overlap ``owned``."""
     found: dict[str, UnclaimedState] = {}
+    canonical = []
     for handle in handles:
+        if isinstance(handle, CanonicalKeyedStateHandle):
+            canonical.append(handle)
+            continue
         if not isinstance(handle, KeyedStateHandle):
             raise UnsupportedBackendError(
                 f"operator {uid!r}: its state was written by the backend {handle.backend!r}, which state.backend.type "
@@ -91,4 +105,8 @@ def unclaimed_states(
             if state is None:
                 state = found[section.name] = UnclaimedState(uid, section.name, section.descriptor)
             state.add(section, partial(reader.read, handle.file), owned)
+    for stored in canonical_states(uid, canonical):
+        state = found[stored.name] = UnclaimedState(uid, stored.name, stored.descriptor)
+        for key_group, batch in stored.batches(reader, owned, max_parallelism):
+            state.add_rows(key_group, batch)
     return found

@@ -171,7 +171,6 @@ def test_cluster_options_and_internal_keys_have_no_place_in_a_job() -> None:
         ({"pipeline.max-parallelism": "0"}, "pipeline.max-parallelism"),
         ({"pipeline.max-parallelism": "4", "parallelism.default": "5"}, "parallelism.default"),
         ({"execution.checkpointing.mode": "AT_LEAST_ONCE"}, "execution.checkpointing.mode"),
-        ({"state.backend": "rocksdb"}, "state.backend.type"),
         (
             {"restart-strategy.exponential-delay.initial-backoff": "2 min"},
             "restart-strategy.exponential-delay.initial-backoff",

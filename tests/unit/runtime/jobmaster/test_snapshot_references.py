@@ -25,7 +25,7 @@ def dispose(path: str, *living: References) -> bool:
     async def inside() -> bool:
         with ThreadPoolExecutor(1) as pool:
             references = SnapshotReferences(lambda: living, pool)
-            begun = await references.begin_disposal(path)
+            begun = await references.begin_disposal(path, "this")
             under_way = await references.is_being_disposed(path)
             references.end_disposal(begun)
             assert not await references.is_being_disposed(path)

@@ -33,7 +33,7 @@ def test_a_backend_that_was_registered_is_found(monkeypatch: pytest.MonkeyPatch)
     backend.close()
 
 
-@pytest.mark.parametrize("name", ["rocksdb", "tests.support.pipelines.file_backend:FileKeyedStateBackend", ""])
+@pytest.mark.parametrize("name", ["memory", "tests.support.pipelines.file_backend:FileKeyedStateBackend", ""])
 def test_another_name_is_refused_and_nothing_is_imported_by_it(name: str) -> None:
     with pytest.raises(UnsupportedBackendError, match=r"state\.backend\.type.*is not available, use .*'hashmap'"):
         create_backend(name, PARAMETERS)

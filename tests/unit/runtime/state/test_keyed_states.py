@@ -13,7 +13,6 @@ from pyspark.sql import Row
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, StateFile
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError
-from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
 from ckpt_runtime.state.memory.layered_dict import FrozenView
 from ckpt_runtime.state.states import TimeToLive
 from tests.support.inline_snapshots import CHECKPOINT, InlineReader
@@ -45,7 +44,7 @@ def stored_keys(state: Any) -> set[Any]:
     return {key for chunk in FrozenView(tuple(state._entries._layers)).chunks() for key, _ in chunk}
 
 
-def content(backend: MemoryKeyedStateBackend, int_key: pa.Schema, keys: range) -> dict[int, Any]:
+def content(backend: Any, int_key: pa.Schema, keys: range) -> dict[int, Any]:
     values = backend.value_state("v", int_key, VALUE)
     lists = backend.list_state("l", int_key, ONE)
     maps = backend.map_state("m", int_key, USER_KEY, ONE)
@@ -57,25 +56,25 @@ def content(backend: MemoryKeyedStateBackend, int_key: pa.Schema, keys: range) -
     }
 
 
-def test_rescaling_gives_each_part_its_keys_and_back(snapshots: Snapshots, int_key: pa.Schema) -> None:
+def test_rescaling_gives_each_part_its_keys_and_back(all_snapshots: Snapshots, int_key: pa.Schema) -> None:
     keys = range(1, 300)
-    whole = filled(snapshots, int_key, keys)
+    whole = filled(all_snapshots, int_key, keys)
     expected = content(whole, int_key, keys)
-    sources = snapshots.of(whole)
+    sources = all_snapshots.of(whole)
     parts = []
     for index in range(3):
         owned = key_group_range(128, 3, index)
-        parts.append(snapshots.restored(sources, owned.first, owned.last))
+        parts.append(all_snapshots.restored(sources, owned.first, owned.last))
     contents = [content(part, int_key, keys) for part in parts]
     assert sum(len(part) for part in contents) == len(expected)
-    merged = snapshots.restored([source for part in parts for source in snapshots.of(part)])
+    merged = all_snapshots.restored([source for part in parts for source in all_snapshots.of(part)])
     assert content(merged, int_key, keys) == expected
     assert merged.timers("$timers", int_key).next_time() == 5
 
 
-def test_snapshot_shows_the_moment_it_was_taken(snapshots: Snapshots, int_key: pa.Schema) -> None:
+def test_snapshot_shows_the_moment_it_was_taken(all_snapshots: Snapshots, int_key: pa.Schema) -> None:
     keys = range(1, 50)
-    backend = filled(snapshots, int_key, keys)
+    backend = filled(all_snapshots, int_key, keys)
     before = content(backend, int_key, keys)
     first = backend.snapshot(1, CHECKPOINT)
     for i in range(1, 50, 2):
@@ -89,30 +88,30 @@ def test_snapshot_shows_the_moment_it_was_taken(snapshots: Snapshots, int_key: p
     for i in keys:
         backend.value_state("v", int_key, VALUE).clear((i,))
         backend.list_state("l", int_key, ONE).clear((i,))
-    assert content(snapshots.restored(snapshots.written(second)), int_key, keys) == between
-    assert content(snapshots.restored(snapshots.written(first)), int_key, keys) == before
+    assert content(all_snapshots.restored(all_snapshots.written(second)), int_key, keys) == between
+    assert content(all_snapshots.restored(all_snapshots.written(first)), int_key, keys) == before
     for _ in range(10):
         backend.maintain()
     assert content(backend, int_key, keys) == {}
 
 
-def test_state_nobody_asked_for_is_passed_on(snapshots: Snapshots, int_key: pa.Schema) -> None:
+def test_state_nobody_asked_for_is_passed_on(all_snapshots: Snapshots, int_key: pa.Schema) -> None:
     keys = range(1, 50)
-    backend = filled(snapshots, int_key, keys)
+    backend = filled(all_snapshots, int_key, keys)
     expected = content(backend, int_key, keys)
-    passed_on = snapshots.restored(snapshots.of(snapshots.restored(snapshots.of(backend))))
+    passed_on = all_snapshots.restored(all_snapshots.of(all_snapshots.restored(all_snapshots.of(backend))))
     assert passed_on.restored_key_schema() == int_key
     assert content(passed_on, int_key, keys) == expected
-    dropped = snapshots.restored(snapshots.of(backend))
+    dropped = all_snapshots.restored(all_snapshots.of(backend))
     dropped.drop_state("v")
     assert dropped.value_state("v", int_key, VALUE).get((1,)) is None
 
 
-def test_fields_may_come_go_and_widen(snapshots: Snapshots, int_key: pa.Schema) -> None:
-    backend = snapshots.backend()
+def test_fields_may_come_go_and_widen(all_snapshots: Snapshots, int_key: pa.Schema) -> None:
+    backend = all_snapshots.backend()
     backend.value_state("v", int_key, pa.schema([("n", pa.int32()), ("gone", pa.string())])).put((1,), (5, "x"))
     wanted = pa.schema([("new", pa.string()), ("n", pa.int64())])
-    assert snapshots.restored(snapshots.of(backend)).value_state("v", int_key, wanted).get((1,)) == (None, 5)
+    assert all_snapshots.restored(all_snapshots.of(backend)).value_state("v", int_key, wanted).get((1,)) == (None, 5)
 
 
 @pytest.mark.parametrize(
@@ -124,23 +123,23 @@ def test_fields_may_come_go_and_widen(snapshots: Snapshots, int_key: pa.Schema) 
     ],
 )
 def test_unsafe_evolution_names_state_and_schemas(
-    snapshots: Snapshots, int_key: pa.Schema, wanted: pa.Schema, reason: str
+    all_snapshots: Snapshots, int_key: pa.Schema, wanted: pa.Schema, reason: str
 ) -> None:
-    backend = snapshots.backend()
+    backend = all_snapshots.backend()
     backend.value_state("v", int_key, ONE).put((1,), (5,))
     with pytest.raises(StateSchemaError, match=f"state 'v' of operator 'op': .*{reason}.*key.k: int64, value.n: int64"):
-        snapshots.restored(snapshots.of(backend)).value_state("v", int_key, wanted)
+        all_snapshots.restored(all_snapshots.of(backend)).value_state("v", int_key, wanted)
 
 
-def test_key_may_not_change(snapshots: Snapshots, int_key: pa.Schema) -> None:
-    backend = snapshots.backend()
+def test_key_may_not_change(all_snapshots: Snapshots, int_key: pa.Schema) -> None:
+    backend = all_snapshots.backend()
     backend.value_state("v", int_key, ONE).put((1,), (5,))
     for other in (pa.schema([("k", pa.int32())]), pa.schema([("j", pa.int64())])):
         with pytest.raises(StateSchemaError, match="key"):
-            snapshots.restored(snapshots.of(backend)).value_state("v", other, ONE)
+            all_snapshots.restored(all_snapshots.of(backend)).value_state("v", other, ONE)
 
 
-def test_all_types_survive_a_snapshot(snapshots: Snapshots) -> None:
+def test_all_types_survive_a_snapshot(all_snapshots: Snapshots) -> None:
     struct = pa.struct([("x", pa.int32()), ("tags", pa.list_(pa.string()))])
     schema = pa.schema(
         [
@@ -155,10 +154,10 @@ def test_all_types_survive_a_snapshot(snapshots: Snapshots) -> None:
         True, 1.5, b"\0\1", dt.date(2024, 2, 29), dt.datetime(2024, 1, 1, 12), Decimal("3.14"), row,
         {"one": row, "none": None}, dt.timedelta(seconds=1, microseconds=5),
     )  # fmt: skip
-    backend = snapshots.backend()
+    backend = all_snapshots.backend()
     backend.value_state("v", key, schema).put((None, 1.0), value)
     backend.value_state("v", key, schema).put(("z", None), (None,) * len(schema))
-    table = snapshots.restored(snapshots.of(backend)).value_state("v", key, schema)
+    table = all_snapshots.restored(all_snapshots.of(backend)).value_state("v", key, schema)
     assert table.get((None, 1.0)) == value
     assert table.get((None, 1.0))[6].tags == ["p", None]
     assert table.get(("z", None)) == (None,) * len(schema)
@@ -203,21 +202,21 @@ def test_entries_expire_on_their_own_clock_and_are_removed(snapshots: Snapshots,
         assert not stored_keys(again.list_state("l", int_key, ONE, ttl))
 
 
-def test_ttl_may_be_added_and_removed(snapshots: Snapshots, int_key: pa.Schema) -> None:
+def test_ttl_may_be_added_and_removed(all_snapshots: Snapshots, int_key: pa.Schema) -> None:
     clock = Clock()
-    backend = snapshots.backend()
+    backend = all_snapshots.backend()
     backend.value_state("v", int_key, ONE).put((1,), (1,))
-    with_ttl = snapshots.restored(snapshots.of(backend))
+    with_ttl = all_snapshots.restored(all_snapshots.of(backend))
     values = with_ttl.value_state("v", int_key, ONE, TimeToLive(10, clock))
     assert values.get((1,)) == (1,)
-    without = snapshots.restored(snapshots.of(with_ttl)).value_state("v", int_key, ONE)
+    without = all_snapshots.restored(all_snapshots.of(with_ttl)).value_state("v", int_key, ONE)
     clock.now += 10
     assert values.get((1,)) is None
     assert without.get((1,)) == (1,)
 
 
-def test_timers_are_a_queue_with_deletion(snapshots: Snapshots, int_key: pa.Schema) -> None:
-    timers = snapshots.backend().timers("$timers", int_key)
+def test_timers_are_a_queue_with_deletion(all_snapshots: Snapshots, int_key: pa.Schema) -> None:
+    timers = all_snapshots.backend().timers("$timers", int_key)
     for key, time in [(1, 30), (1, 10), (2, 20), (1, 10), (3, 5)]:
         timers.register((key,), time)
     timers.delete((3,), 5)

@@ -1,0 +1,119 @@
+"""What a key of keyed_count's state costs in memory: measured in a process of its own, without a job around it.
+
+A job's processes hold more that grows with the keys, the checking sink's copy of all counts and sums above all, so
+their size does not tell. Here a backend counts and sums keys in the order in which the generator brings them, and
+writes snapshots of all of them meanwhile; what its process has needed at most is divided by the keys.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+from typing import Any, cast
+
+import numpy as np
+import psutil  # type: ignore[import-untyped, unused-ignore]
+import pyarrow as pa
+
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.state_handles import StateFile
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
+from ckpt_runtime.state.kernels.compiler import warm_up
+from ckpt_runtime.state.registry import create_backend
+from ckpt_runtime.state.snapshots import KeyedSnapshot, SnapshotFile, SnapshotFiles
+from ckpt_runtime.state.states import AggregateColumn
+
+BATCH = 65_536
+MAX_PARALLELISM = 128
+KEY = pa.schema([("key", pa.int64())])
+AGGREGATES = [
+    AggregateColumn("count", None, "count", None, pa.int64()),
+    AggregateColumn("sum", "value", "sum", pa.int64(), pa.int64()),
+]
+
+
+def bytes_per_key(backend: str, keys: int) -> float:
+    """Of ``keys`` keys in a backend by its name in ``state.backend.type``, with a snapshot being written."""
+    command = [sys.executable, "-m", "benchmarks.state_memory", backend, str(keys)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return float(json.loads(done.stdout)["bytes_per_key"])
+
+
+class _Discarded(SnapshotFile):
+    """A file that nobody will read."""
+
+    def __init__(self) -> None:
+        self.stream = open("/dev/null", "wb")  # noqa: SIM115 - closed by __exit__
+
+    def finish(self) -> StateFile:
+        return StateFile("discarded", 0, "")
+
+    def __exit__(self, *_: object) -> None:
+        self.stream.close()
+
+
+class _NoFiles:
+    def private(self) -> SnapshotFile:
+        return _Discarded()
+
+    shared = private
+
+
+def _add(backend: KeyedStateBackend, first: int, last: int, keys: int) -> None:
+    """Rows whose keys are ``first`` to ``last`` in an order that scatters them over all keys."""
+    table = backend.aggregate_table("aggregates", KEY, AGGREGATES)
+    step = next(number for number in range(keys * 5 // 8 | 1, 2 * keys + 2, 2) if np.gcd(number, keys) == 1)
+    for start in range(first, last, BATCH):
+        numbers = np.arange(start, min(last, start + BATCH)) * step % keys
+        table.update(pa.record_batch({"key": numbers, "value": numbers & 1023}))
+
+
+def _snapshot(backend: KeyedStateBackend, checkpoint_id: int) -> tuple[KeyedSnapshot, threading.Thread]:
+    snapshot = backend.snapshot(checkpoint_id, CheckpointProperties())
+    writer = threading.Thread(target=snapshot.write, args=(cast(SnapshotFiles, _NoFiles()),))
+    writer.start()
+    return snapshot, writer
+
+
+def measured(name: str, keys: int) -> dict[str, Any]:
+    """Fills, takes a snapshot, updates every key while it is written, and says what that has needed at most."""
+    warm_up()
+    with tempfile.TemporaryDirectory() as directory:
+        groups = KeyGroupRange(0, MAX_PARALLELISM - 1)
+
+        def make_directory() -> str:
+            return tempfile.mkdtemp(dir=directory)
+
+        def filled(count: int) -> KeyedStateBackend:
+            backend = create_backend(name, BackendParameters("state", groups, MAX_PARALLELISM, make_directory))
+            _add(backend, 0, count, count)
+            snapshot, writer = _snapshot(backend, 1)
+            _add(backend, 0, count, count)
+            writer.join()
+            snapshot.release()
+            return backend
+
+        filled(10 * BATCH).close()  # libraries and pools have their memory from here on
+        before = psutil.Process().memory_info().rss
+        filled(keys).close()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"keys": keys, "bytes_per_key": round((peak - before) / keys, 1)}
+
+
+def main() -> None:
+    """Prints one line; :func:`bytes_per_key` reads it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("backend")
+    parser.add_argument("keys", type=int)
+    options = parser.parse_args()
+    print(json.dumps(measured(options.backend, options.keys)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""From an uploaded pipeline to its job graph: runs the entry point in a process of its own, never in the driver."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ckpt_runtime.api.plan_process import PLAN_LIMITS, plan_in_process
+from ckpt_runtime.api.plan_result import PlanRequest
+from ckpt_runtime.configuration.cluster_options import JobManagerOptions
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.graph.job_graph import JobGraph
+from ckpt_runtime.jobmaster.driver_pools import DriverPools
+from ckpt_runtime.jobmaster.gateway import InvalidRequest, NotReady, RunRequest, SubmissionFailed
+from ckpt_runtime.jobmaster.program_archive import DEFAULT_FUNCTION
+from ckpt_runtime.jobmaster.program_store import StoredProgram
+from ckpt_runtime.jobmaster.submission import options_of_jobs
+from ckpt_runtime.limited_process import ProcessLimits
+from ckpt_runtime.storage.errors import PoolExhaustedError, StorageTimeoutError
+from ckpt_runtime.user_environment import user_environment
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """``cluster`` is the session's configuration, whose options are defaults of the pipeline's."""
+
+    cluster: Configuration
+    pools: DriverPools
+
+    @property
+    def limits(self) -> ProcessLimits:
+        """Of a process that runs a pipeline function."""
+        return ProcessLimits(
+            time_s=self.cluster.get(JobManagerOptions.PLANNING_TIMEOUT) / 1000,
+            memory_bytes=self.cluster.get(JobManagerOptions.PLANNING_MEMORY),
+            answer_bytes=PLAN_LIMITS.answer_bytes,
+        )
+
+    async def plan(
+        self, program: StoredProgram, request: RunRequest, configuration: Configuration
+    ) -> tuple[JobGraph, Configuration]:
+        """The graph and what the pipeline's code set. ``configuration`` is what was given at submission."""
+        entry = entry_of(program, request)
+
+        def plan(directory: str) -> tuple[JobGraph, Configuration]:
+            ordered = self.order(directory, program, request, configuration)
+            result = plan_in_process(ordered, self.limits, user_environment())
+            if result.failure is not None:
+                trace = f"\n{result.failure.traceback}" if result.failure.traceback else ""
+                raise SubmissionFailed(f"the pipeline {entry} cannot be planned: {result.failure}{trace}")
+            assert result.job_graph is not None
+            for warning in result.warnings:
+                logger.warning("pipeline %s: %s", entry, warning)
+            return result.job_graph, Configuration(result.own_configuration)
+
+        return await self.in_directory(plan)
+
+    def order(
+        self, directory: str, program: StoredProgram, request: RunRequest, configuration: Configuration
+    ) -> PlanRequest:
+        """What a process that plans is told; it unpacks the archive into ``directory``."""
+        defaults = options_of_jobs(self.cluster)
+        given = configuration.to_dict()
+        entry = entry_of(program, request)
+        return PlanRequest(directory, entry, request.arguments, given, defaults, archive=str(program.archive))
+
+    async def in_directory(self, call: Callable[[str], T]) -> T:
+        """Calls in the pool for plans, with a directory that goes afterwards."""
+
+        def inside() -> T:
+            with tempfile.TemporaryDirectory(prefix="ckpt-plan-", ignore_cleanup_errors=True) as directory:
+                return call(directory)
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.pools.planning, inside)
+        except (PoolExhaustedError, StorageTimeoutError) as error:
+            raise NotReady(str(error)) from error
+
+
+def entry_of(program: StoredProgram, request: RunRequest) -> str:
+    """Raises :class:`InvalidRequest` when it has to be named and is not."""
+    entry = request.entry_point or program.default_entry
+    if entry is None:
+        known = ", ".join(program.description.entry_points) or "the archive's modules"
+        raise InvalidRequest("entryClass", None, f"name the entry point as 'module:{DEFAULT_FUNCTION}', one of {known}")
+    return entry

@@ -1,0 +1,220 @@
+"""What a job has claimed: its claims begin, delete file by file, and end here. Blocking; raises StorageError.
+
+Checkpoints of one job share files, and so do those of jobs that went on from one another by claims. Of a claimed place
+the owner deletes only what the claim names, and of that only what no other complete checkpoint refers to: who claims
+one of several retained checkpoints leaves its siblings whole. What they need is nobody's in the end but theirs.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.shared_state_registry import is_shared
+from ckpt_runtime.snapshots.snapshot import open_snapshot
+from ckpt_runtime.storage import claims
+from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, is_job_id, shared_file_owner
+from ckpt_runtime.storage.claims import Claim, Claimant
+from ckpt_runtime.storage.disposal import delete_job_directory, delete_state_file
+from ckpt_runtime.storage.errors import AlreadyExistsError, InvalidLocationError, NotFoundError, StorageError
+from ckpt_runtime.storage.filesystem import (
+    Location,
+    check_directory,
+    delete_empty_directory,
+    identity,
+    list_names,
+    resolve,
+)
+from ckpt_runtime.storage.snapshot_metadata import has_metadata
+
+logger = logging.getLogger(__name__)
+
+
+class OwnedElsewhereError(AlreadyExistsError):
+    """A job of another cluster writes checkpoints into the directory, or did when it was last seen."""
+
+    def __init__(self, storage: CheckpointStorage, holder: str) -> None:
+        message = (
+            f"{storage.location.url} belongs to the job of this id in the cluster {holder}; if that cluster is no "
+            f"more, delete {storage.owner.url}"
+        )
+        super().__init__(message, storage.owner.url)
+
+
+@dataclass(frozen=True, slots=True)
+class JobClaims:
+    """The claims of one job; ``places`` are their URLs."""
+
+    claimant: Claimant
+    places: tuple[str, ...] = ()
+
+    def delete(self, paths: Iterable[str], first_id: int) -> None:
+        """Deletes files that nothing of this job refers to any more, but for those that others need.
+
+        Checkpoints of its own have ids from ``first_id`` on: below, its directory holds an earlier job's of this id.
+        """
+        by_place: dict[Location, list[Location]] = defaultdict(list)
+        for path in paths:
+            file = resolve(path)
+            by_place[claims.place_of_file(file)].append(file)
+        for place, files in by_place.items():
+            self._delete_in(place, files, first_id)
+
+    def _delete_in(self, place: Location, files: list[Location], first_id: int) -> None:
+        check_directory(place.parent)
+        claim = claims.read_claim(place)
+        if claim is None:  # a driver of an earlier version has claimed it: only what lies where shared files do
+            for file in files:
+                delete_state_file(shared_file_owner(file), file)
+            return
+        if not claim.owner.is_same_job(self.claimant):
+            logger.warning("%d files in %s stay: job %s has claimed them", len(files), place.url, claim.owner.job_id)
+            return
+        named = set(claim.files)
+        needed = self._needed_by_others(place, claim, first_id)
+        for file in files:
+            if claims.relative_path(place, file) not in named:
+                logger.warning("%s stays: it is no file of the snapshot that was claimed", file.url)
+            elif file.url not in needed:
+                delete_state_file(place, file)
+        self.settle(place)
+
+    def settle(self, place: Location) -> None:
+        """Ends a claim on a place of which nothing is left."""
+        claim = claims.read_claim(place)
+        if claim is None or not claim.owner.is_same_job(self.claimant) or has_metadata(resolve(claim.snapshot)):
+            return
+        if next(_present(place, claim.files), None) is None:
+            _let_go(place)
+
+    def release(self) -> None:
+        """The job has ended: deletes what no checkpoint needs, and ends the claims that its own ones do not need."""
+        for url in self.places:
+            place = resolve(url)
+            check_directory(place.parent)
+            claim = claims.read_claim(place)
+            if claim is not None and claim.owner.is_same_job(self.claimant):
+                self._release(place, claim)
+
+    def _release(self, place: Location, claim: Claim) -> None:
+        candidates = (claim.owner, *reversed(claim.earlier))
+        by_job = [files_of_checkpoints(resolve(job.directory)) for job in candidates]
+        needed = set[str]().union(*by_job, files_of_checkpoints(place), _files_of(resolve(claim.snapshot)))
+        left = []
+        for file in _present(place, claim.files):
+            if file.url in needed:
+                left.append(file.url)
+            else:
+                delete_state_file(place, file)
+        for index, (job, its) in enumerate(zip(candidates, by_job, strict=True)):
+            if not its.isdisjoint(left):  # a checkpoint that it has retained outlives it
+                if index:
+                    claims.change(place, replace(claim, owner=job, earlier=claim.earlier[:-index]))
+                return
+        _let_go(place)
+
+    def _needed_by_others(self, place: Location, claim: Claim, first_id: int) -> set[str]:
+        """URLs of files that complete checkpoints of others need, in the place and in directories of earlier owners."""
+        others = {resolve(job.directory) for job in claim.earlier} | {place}
+        own = resolve(self.claimant.directory)
+        needed = files_of_checkpoints(own, below=first_id, but=(claim.snapshot,))
+        for directory in others - {own}:
+            needed |= files_of_checkpoints(directory, but=(claim.snapshot,))
+        return needed
+
+
+def claim_snapshot(snapshot: CompletedCheckpoint, claimant: Claimant, written: Collection[str] = ()) -> JobClaims:
+    """Makes a job the only owner of a snapshot, which its ``directory`` names without symbolic links.
+
+    ``written`` are URLs of directories in which living jobs of this cluster write checkpoints.
+    Raises :class:`ClaimedError`, :class:`OwnedElsewhereError`, and InvalidLocationError for files that cannot become
+    a job's. Nothing is claimed then.
+    """
+    directory = resolve(snapshot.directory)
+    own = claims.place_of_snapshot(directory)
+    files = _files_by_place(snapshot, own)
+    for place in files:
+        _check_is_claimable(place, own, written)
+        check_not_written(place, claimant.cluster)
+    made = JobClaims(claimant)
+    try:
+        for place in (own, *(place for place in files if place != own)):
+            named = tuple(sorted(claims.relative_path(place, file) for file in files.get(place, ())))
+            claims.acquire(place, Claim(claimant, snapshot.directory, named), heir_of=(own.url,) if made.places else ())
+            made = replace(made, places=(*made.places, place.url))
+        if not has_metadata(directory):  # who owned it before has just deleted it
+            raise NotFoundError(f"cannot find checkpoint or savepoint: {directory.url} is gone", directory.url)
+    except StorageError:
+        made.release()
+        raise
+    return made
+
+
+def check_not_written(place: Location, cluster: str) -> None:
+    """Raises :class:`OwnedElsewhereError` for the directory of a job that another cluster may be running."""
+    if is_job_id(place.name):
+        storage = CheckpointStorage(place.parent, place.name)
+        holder = storage.holder()
+        if holder is not None and holder != cluster:
+            raise OwnedElsewhereError(storage, holder)
+
+
+def files_of_checkpoints(directory: Location, below: int = sys.maxsize, but: Collection[str] = ()) -> set[str]:
+    """URLs of all shared files that complete checkpoints in a job's directory refer to; none for other directories."""
+    if not is_job_id(directory.name):
+        return set()
+    storage = CheckpointStorage(directory.parent, directory.name)
+    found = (storage.checkpoint(number) for number in storage.list_checkpoints() if number < below)
+    return set[str]().union(*(_files_of(checkpoint) for checkpoint in found if checkpoint.url not in but))
+
+
+def _files_of(snapshot: Location) -> set[str]:
+    try:
+        states = open_snapshot(snapshot).metadata.claimed().states.values()
+    except NotFoundError:  # incomplete, or deleted at this moment
+        return set()
+    return {resolve(file.path).url for state in states for file in state.files() if is_shared(file)}
+
+
+def _files_by_place(snapshot: CompletedCheckpoint, own: Location) -> Mapping[Location, set[Location]]:
+    """Those that become the job's one by one; what else belongs to the snapshot goes with it."""
+    found: dict[Location, set[Location]] = {own: set()}
+    for file in (file for state in snapshot.claimed().states.values() for file in state.files() if is_shared(file)):
+        location = resolve(file.path)
+        place = own if own.contains(location) else claims.place_of_file(location)
+        found.setdefault(place, set()).add(location)
+    return found
+
+
+def _check_is_claimable(place: Location, own: Location, written: Collection[str]) -> None:
+    """A snapshot says by itself where its files are. Elsewhere they have to be a job's, or claimed before."""
+    if any(identity(place) == identity(resolve(url)) for url in written):
+        raise InvalidLocationError(f"the snapshot cannot be claimed: a living job writes to {place.url}", place.url)
+    if place != own and not is_job_id(place.name) and claims.read_claim(place) is None:
+        message = f"the snapshot cannot be claimed: it refers to {place.url}, where no job's shared files lie"
+        raise InvalidLocationError(message, place.url)
+
+
+def _present(place: Location, files: Iterable[str]) -> Iterator[Location]:
+    """Those that are there."""
+    by_directory: dict[Location, list[Location]] = defaultdict(list)
+    for path in files:
+        file = place.child(*path.split("/"))
+        by_directory[file.parent].append(file)
+    for directory, wanted in by_directory.items():
+        names = set(list_names(directory))
+        yield from (file for file in wanted if file.name in names)
+
+
+def _let_go(place: Location) -> None:
+    claims.release(place)
+    if is_job_id(place.name):
+        storage = CheckpointStorage(place.parent, place.name)
+        if storage.holder() is None:
+            delete_job_directory(storage)
+    else:
+        delete_empty_directory(place)

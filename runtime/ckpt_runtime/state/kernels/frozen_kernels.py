@@ -1,0 +1,33 @@
+"""Columns that a snapshot shows as they were while their owner goes on: which slots change first, and moving values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ckpt_runtime.state.kernels.compiler import IN_U8, IN_U32, IN_U64, INT64, U8, U32, U64, kernel
+
+
+@kernel((IN_U32, INT64, U8, U32, INT64))
+def first_touches(slots: Any, size: Any, touched: Any, found: Any, known: Any) -> Any:
+    """Adds slots below ``size`` that come for the first time to the ``known`` ones in ``found``; how many there are.
+
+    ``touched`` has a bit per slot.
+    """
+    for row in range(slots.size):
+        slot = slots[row]
+        if slot < size:
+            bit = np.uint8(1 << (slot & 7))
+            if not touched[slot >> 3] & bit:
+                touched[slot >> 3] |= bit
+                found[known] = slot
+                known += 1
+    return known
+
+
+@kernel((IN_U8, IN_U32, U8), (IN_U64, IN_U32, U64))
+def gather(values: Any, places: Any, out: Any) -> None:
+    """The values at the places."""
+    for row in range(places.size):
+        out[row] = values[places[row]]

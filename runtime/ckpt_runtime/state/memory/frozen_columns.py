@@ -1,0 +1,66 @@
+"""Columns as of one moment, without a copy at that moment, while their owner goes on changing them.
+
+Until somebody has copied the columns, the owner says beforehand which slots it will change, and their values are kept:
+each slot's once, so a batch costs what its rows cost, however many slots there are. Who copies takes the columns as
+they are, in a thread of his own and with the interpreter lock released, and then puts back what had been kept. Columns
+that grow are replaced, and the frozen ones stay as they are. Values have one byte or eight.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from ckpt_runtime.state.columns import AnyArray
+from ckpt_runtime.state.kernels.compiler import read_only
+from ckpt_runtime.state.kernels.frozen_kernels import first_touches, gather
+from ckpt_runtime.state.kernels.split_kernels import scatter
+
+
+class FrozenColumns:
+    """The first ``size`` slots. One thread owns the columns, another one copies or releases them."""
+
+    def __init__(self, size: int, columns: Sequence[AnyArray]) -> None:
+        self._size = size
+        self._columns = [_bits(column) for column in columns]
+        self._types = [column.dtype for column in columns]
+        self._touched: AnyArray = np.zeros((size + 7) // 8, dtype=np.uint8)
+        # Memory only as far as it is written: the system hands pages out when they are touched.
+        self._slots: AnyArray = np.empty(size, dtype=np.uint32)
+        self._kept: list[AnyArray] = [np.empty(size, dtype=column.dtype) for column in self._columns]
+        self._known = 0
+        self._lock = threading.Lock()
+        self.open = True
+        """Whether the owner has to say what it changes."""
+
+    def keep(self, slots: AnyArray) -> None:
+        """The owner is about to change these slots."""
+        before = self._known
+        known = int(first_touches(slots, self._size, self._touched, self._slots, before))
+        places = read_only(self._slots[before:known])
+        for column, kept in zip(self._columns, self._kept, strict=True):
+            gather(read_only(column), places, kept[before:known])
+        # The slots change after this. Who copies a changed value finds the kept one behind the same lock.
+        with self._lock:
+            self._known = known
+
+    def take(self) -> list[AnyArray]:
+        """Copies of the columns as they were. To be called once."""
+        copies = [column[: self._size].copy() for column in self._columns]
+        with self._lock:
+            self.open = False
+            known = self._known
+        places = read_only(self._slots[:known])
+        for copy, kept in zip(copies, self._kept, strict=True):
+            scatter(read_only(kept[:known]), places, copy)
+        return [copy.view(kind) for copy, kind in zip(copies, self._types, strict=True)]
+
+    def release(self) -> None:
+        """Nobody copies any more."""
+        self.open = False
+
+
+def _bits(column: AnyArray) -> AnyArray:
+    return column.view(np.uint64 if column.itemsize == 8 else np.uint8)

@@ -1,0 +1,241 @@
+"""The keyed state backend on RocksDB: state on the worker's disk, larger than memory, in files that snapshots share.
+
+One database per operator and subtask, behind a write-back cache for each state. A snapshot's synchronous part takes
+what has changed in the caches; writing that, linking the database's files and storing the new ones is the asynchronous
+part. All calls but those on a snapshot come from the subtask's thread.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import pyarrow as pa
+
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
+from ckpt_runtime.checkpoint.state_handles import (
+    CanonicalKeyedStateHandle,
+    IncrementalKeyedStateHandle,
+    KeyedHandle,
+)
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.state_options import RocksDBOptions
+from ckpt_runtime.state import values
+from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
+from ckpt_runtime.state.canonical.reader import canonical_states
+from ckpt_runtime.state.errors import StateSchemaError, UnsupportedBackendError, schema_mismatch
+from ckpt_runtime.state.hashing import check_key_types
+from ckpt_runtime.state.memory.aggregate_table import AggregateTable
+from ckpt_runtime.state.rocksdb.catalog import Catalog
+from ckpt_runtime.state.rocksdb.codec import KeyCodec
+from ckpt_runtime.state.rocksdb.columnar_aggregates import CachedAggregates
+from ckpt_runtime.state.rocksdb.columnar_codec import ColumnarCodec
+from ckpt_runtime.state.rocksdb.database import Database
+from ckpt_runtime.state.rocksdb.keyed_states import StoredLists, StoredMaps, StoredState, StoredTimers, StoredValues
+from ckpt_runtime.state.rocksdb.restore import restored_database
+from ckpt_runtime.state.rocksdb.snapshot import NAME, CanonicalSnapshot, EmptySnapshot, RocksDBSnapshot
+from ckpt_runtime.state.rocksdb.store import Store, StoreMemory
+from ckpt_runtime.state.rocksdb.stored_form import stored_form
+from ckpt_runtime.state.schema_evolution import check_evolution
+from ckpt_runtime.state.shared_files import SharedFiles
+from ckpt_runtime.state.snapshots import KeyedSnapshot, SnapshotReader
+from ckpt_runtime.state.states import AggregateColumn, Key, KeyedRows, RowBufferSpec, TimeToLive
+from ckpt_runtime.state.stored_rows import schema_from_json
+
+S = TypeVar("S", bound=StoredState)
+
+MAINTENANCE_BUDGET = 4_000
+MOST_PENDING = 4
+"""Snapshots that wait for their writer before the subtask itself brings their entries to the database."""
+
+
+@cache
+def _memory(bytes_in_all: int, write_buffer_ratio: float) -> StoreMemory:
+    """One for all databases of a worker."""
+    return StoreMemory(bytes_in_all, write_buffer_ratio)
+
+
+class RocksDBKeyedStateBackend(KeyedStateBackend):
+    """See the module."""
+
+    def __init__(self, parameters: BackendParameters) -> None:
+        self.key_groups = parameters.key_groups
+        self.max_parallelism = parameters.max_parallelism
+        self.uid = parameters.uid
+        configuration = Configuration(parameters.configuration)
+        self._cached_keys = configuration.get(RocksDBOptions.CACHE_KEYS)
+        self._memory = _memory(
+            configuration.get(RocksDBOptions.MEMORY), configuration.get(RocksDBOptions.WRITE_BUFFER_RATIO)
+        )
+        self._root = Path(parameters.make_directory())
+        self._shared = SharedFiles()
+        self._catalog = Catalog(self.uid)
+        self._states: dict[str, StoredState | CachedAggregates] = {}
+        self._opened: Database | None = None
+
+    @property
+    def _database(self) -> Database:
+        """Opened when it is needed first: a restore puts its files in place before."""
+        if self._opened is None:
+            self._opened = Database(self._root, Store(self._root / "db", self._memory), self.key_groups)
+        return self._opened
+
+    def restore(self, handles: Sequence[KeyedHandle], reader: SnapshotReader, *, owned: bool) -> None:
+        native = [handle for handle in handles if isinstance(handle, IncrementalKeyedStateHandle)]
+        canonical = [handle for handle in handles if isinstance(handle, CanonicalKeyedStateHandle)]
+        own = [handle for handle in native if handle.backend == NAME]
+        if handles and len(own) != len(handles) != len(canonical):
+            raise UnsupportedBackendError(
+                f"operator {self.uid!r}: its state was not written by the backend {NAME!r}, which state.backend.type "
+                "names; another backend takes a canonical savepoint"
+            )
+        if canonical:
+            self._load(canonical, reader)
+            return
+        restored = restored_database(self.uid, own, reader, self._root, self._memory, self.key_groups)
+        self._opened = Database(self._root, restored.store, self.key_groups)
+        self._catalog = restored.catalog
+        if owned:
+            self._shared.restored(restored.tables)
+
+    def _load(self, handles: Sequence[CanonicalKeyedStateHandle], reader: SnapshotReader) -> None:
+        """All states are brought to the database, whoever asks for them: it passes them on by itself then."""
+        for state in canonical_states(self.uid, handles):
+            entry = self._catalog.add(state.name, state.descriptor)
+            form = stored_form(state.name, entry, self.key_groups, self.max_parallelism)
+            batches = state.batches(reader, self.key_groups, self.max_parallelism)
+            self._database.write(form.entries(batch for _, batch in batches))
+
+    def aggregate_table(self, name: str, key_schema: pa.Schema, columns: Sequence[AggregateColumn]) -> CachedAggregates:
+        table = AggregateTable(self.uid, name, key_schema, columns)
+        known = self._states.get(name)
+        if known is not None:
+            if not isinstance(known, CachedAggregates) or not known.is_like(table):
+                raise schema_mismatch(self.uid, name, "it is in use otherwise", known.stored_schema(), list(columns))
+            return known
+        if name in self._catalog and self._catalog[name].kind == "aggregate":
+            for descriptor in self._catalog[name].descriptors:
+                table.check_compatible(descriptor)
+        entry = self._catalog.add(name, table.descriptor())
+        codec = ColumnarCodec(name, entry.id, entry.schemas(), entry.current, self.key_groups, self.max_parallelism)
+        state = CachedAggregates(table, entry, codec, self._database, self._cached_keys)
+        self._states[name] = state
+        return state
+
+    def row_buffers(self, specs: Sequence[RowBufferSpec]) -> KeyedRows:
+        self._refuse(specs[0].name, "rows of joins and of gathered rows")
+
+    def _refuse(self, name: str, what: str) -> NoReturn:
+        raise UnsupportedBackendError(
+            f"state {name!r} of operator {self.uid!r}: the state backend {NAME!r} holds no {what} in this version, "
+            "state.backend.type=hashmap does"
+        )
+
+    def value_state(
+        self, name: str, key_schema: pa.Schema, value_schema: pa.Schema, ttl: TimeToLive | None = None
+    ) -> StoredValues:
+        return self._keyed(StoredValues, name, key_schema, value_schema, ttl)
+
+    def list_state(
+        self, name: str, key_schema: pa.Schema, value_schema: pa.Schema, ttl: TimeToLive | None = None
+    ) -> StoredLists:
+        return self._keyed(StoredLists, name, key_schema, value_schema, ttl)
+
+    def map_state(
+        self,
+        name: str,
+        key_schema: pa.Schema,
+        user_key_schema: pa.Schema,
+        value_schema: pa.Schema,
+        ttl: TimeToLive | None = None,
+    ) -> StoredMaps:
+        return self._keyed(StoredMaps, name, key_schema, user_key_schema, value_schema, ttl)
+
+    def timers(self, name: str, key_schema: pa.Schema) -> StoredTimers:
+        known = name in self._states
+        timers = self._keyed(StoredTimers, name, key_schema)
+        if not known:
+            timers.restore_index()
+        return timers
+
+    def _keyed(self, make: Callable[..., S], name: str, key_schema: pa.Schema, *arguments: Any) -> S:
+        check_key_types(key_schema, key_schema.names)
+        for schema in (key_schema, *(a for a in arguments if isinstance(a, pa.Schema))):
+            if len(schema) == 0:
+                raise StateSchemaError(f"state {name!r} of operator {self.uid!r}: a schema without fields")
+            values.check_supported(schema, f"state {name!r} of operator {self.uid!r}")
+        state = make(self.uid, name, key_schema, *arguments)
+        wanted = state.stored_schema()
+        known = self._states.get(name)
+        if known is not None:
+            if type(known) is not type(state) or not known.stored_schema().equals(wanted):
+                raise schema_mismatch(self.uid, name, "it is in use otherwise", known.stored_schema(), wanted)
+            return known
+        if name in self._catalog and self._catalog[name].kind == state.kind:
+            for stored in self._catalog[name].schemas().values():
+                check_evolution(self.uid, name, stored, wanted)
+        entry = self._catalog.add(name, state.descriptor())
+        keys = KeyCodec(key_schema, self.key_groups, self.max_parallelism)
+        state.attach(self._database, entry, keys, self.key_groups, self._cached_keys)
+        self._states[name] = state
+        return state
+
+    def restored_key_schema(self) -> pa.Schema | None:
+        for name in self._catalog:
+            if name not in self._states:
+                return schema_from_json(self._catalog[name].descriptor.get("key_schema"))
+        return None
+
+    def is_restored(self, name: str) -> bool:
+        return name in self._catalog and name not in self._states
+
+    def drop_state(self, name: str) -> None:
+        self._states.pop(name, None)
+        entry = self._catalog.remove(name)
+        if entry is not None:
+            self._database.delete_state(entry.id)
+
+    def prefetch(self, keys: Iterable[Key]) -> None:
+        keys = list(keys)
+        for state in self._states.values():
+            state.cache.prefetch(keys)
+
+    def maintain(self) -> None:
+        for state in self._states.values():
+            state.maintain(MAINTENANCE_BUDGET)
+
+    def snapshot(self, checkpoint_id: int, properties: CheckpointProperties) -> KeyedSnapshot:
+        if not properties.is_savepoint:
+            self._shared.begun(checkpoint_id)
+        if self._opened is None:
+            return EmptySnapshot()
+        if self._opened.pending >= MOST_PENDING:
+            self._opened.settle()
+        frozen = [state.cache.freeze() for state in self._states.values()]
+        moment = self._opened.freeze([part for part in frozen if part is not None])
+        if properties.savepoint_format is SavepointFormat.CANONICAL:
+            states = self._states.items()
+            tables = {name: state.new_table for name, state in states if isinstance(state, CachedAggregates)}
+            description = self._catalog.to_json()
+            return CanonicalSnapshot(
+                self.uid, moment, description, self.key_groups, self.max_parallelism, self._memory, tables
+            )
+        return RocksDBSnapshot(
+            moment, self._catalog.to_json(), self.key_groups, self._shared, checkpoint_id, properties
+        )
+
+    def notify_complete(self, checkpoint_id: int) -> None:
+        self._shared.completed(checkpoint_id)
+
+    def notify_aborted(self, checkpoint_id: int) -> None:
+        self._shared.aborted(checkpoint_id)
+
+    def close(self) -> None:
+        self._states.clear()
+        if self._opened is None:
+            shutil.rmtree(self._root, ignore_errors=True)
+        else:
+            self._opened.left()

@@ -1,0 +1,218 @@
+"""Keys and entries of states as bytes. Pure.
+
+A key in the database is its key group and its state's id, two bytes each, big endian, and then the key's columns; what
+lies behind a key is the id of a schema, two bytes, and then the rows of the entry: one of a value, several of a list, a
+map or timers, each the columns behind the key in the state's stored form (``stored_rows``). Columns are MessagePack, in
+the one form that ``msgspec`` gives equal values; they are decoded by the types of their schema and by nothing else.
+
+An entry keeps the schema with which it was written, and is read in the one that its state has now.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
+from types import GenericAlias
+from typing import Any, TypeAlias, get_args
+
+import msgspec
+import pyarrow as pa
+
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.state import values
+from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError
+from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
+from ckpt_runtime.state.states import Key
+from ckpt_runtime.state.stored_rows import EXPIRES_AT, KEY_PREFIX
+
+Row: TypeAlias = tuple[Any, ...]
+Converter: TypeAlias = Callable[[Any], Any] | None
+
+ID_BYTES = 2
+PREFIX_BYTES = 2 * ID_BYTES
+_DAMAGED = (msgspec.MsgspecError, UnicodeDecodeError, ValueError, OverflowError)
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def group_prefix(key_group: int) -> bytes:
+    """How the keys of a key group begin."""
+    return key_group.to_bytes(ID_BYTES, "big")
+
+
+def state_prefix(key_group: int, state_id: int) -> bytes:
+    """How the keys of a state begin in one key group."""
+    return ((key_group << 16) + state_id).to_bytes(PREFIX_BYTES, "big")
+
+
+def without_key(schema: pa.Schema) -> pa.Schema:
+    """The columns that lie behind a key."""
+    return pa.schema([field for field in schema if not field.name.startswith(KEY_PREFIX)])
+
+
+class KeyCodec:
+    """Keys of one schema, for the key groups that a subtask owns."""
+
+    def __init__(self, schema: pa.Schema, owned: KeyGroupRange, max_parallelism: int) -> None:
+        self._schema = schema
+        self._owned = owned
+        self._max_parallelism = max_parallelism
+        self._has_floats = any(pa.types.is_floating(field.type) for field in schema)
+        self._decoder = msgspec.msgpack.Decoder(_row_type(schema))
+
+    def __len__(self) -> int:
+        return len(self._schema)
+
+    def encode(self, state_id: int, keys: Sequence[Key], *, to_write: bool = False) -> list[bytes]:
+        """Keys of a state as the database has them. CorruptStateError for one to write that is another subtask's."""
+        if not keys:
+            return []
+        arrays = [
+            values.to_arrow(column, field.type)
+            for column, field in zip(zip(*keys, strict=True), self._schema, strict=True)
+        ]
+        groups = key_groups_of(hash_arrays(arrays, self._schema.names), self._max_parallelism)
+        own = self._owned
+        if to_write and not own.first <= groups.min() <= groups.max() <= own.last:
+            raise CorruptStateError(
+                f"there are keys of key groups {groups.min()} to {groups.max()}; {own.first} to {own.last} are its own"
+            )
+        if self._has_floats:  # 0.0 and -0.0 are one key
+            keys = [tuple([part + 0.0 if type(part) is float else part for part in key]) for key in keys]
+        prefixes = {group: state_prefix(group, state_id) for group in set(groups.tolist())}
+        return [prefixes[group] + _encode(key) for group, key in zip(groups.tolist(), keys, strict=True)]
+
+    def decode(self, encoded: bytes) -> Key:
+        """The key."""
+        try:
+            return values.canonical_key(self._decoder.decode(memoryview(encoded)[PREFIX_BYTES:]))
+        except _DAMAGED as error:
+            raise CorruptStateError(f"the key {encoded!r} cannot be read: {error}") from error
+
+
+class RowsCodec:
+    """The rows behind the keys of one state: ``schemas`` by their ids, all without the key's columns.
+
+    They are written, and handed out, with the schema ``current``; ``check_evolution`` has to have passed the others.
+    Rows that get a time to live when they are read begin it then: ``fresh_stamp`` says when they end.
+    """
+
+    def __init__(self, schemas: Mapping[int, pa.Schema], current: int, fresh_stamp: Callable[[], int]) -> None:
+        self._header = current.to_bytes(ID_BYTES, "big")
+        self._decoders = {
+            schema_id.to_bytes(ID_BYTES, "big"): _decoder(schema, schemas[current], fresh_stamp)
+            for schema_id, schema in schemas.items()
+        }
+
+    def encode(self, rows: Iterable[Row]) -> bytes:
+        """The rows of one entry."""
+        return self._header + _encode(rows)
+
+    def decode(self, encoded: bytes) -> list[Row]:
+        """The inverse. Raises CorruptStateError."""
+        decode = self._decoders.get(encoded[:ID_BYTES])
+        if decode is None:
+            raise CorruptStateError(f"an entry has the unknown schema {int.from_bytes(encoded[:ID_BYTES], 'big')}")
+        try:
+            return decode(memoryview(encoded)[ID_BYTES:])
+        except _DAMAGED as error:
+            raise CorruptStateError(f"an entry cannot be read: {error}") from error
+
+
+def _decoder(stored: pa.Schema, wanted: pa.Schema, fresh_stamp: Callable[[], int]) -> Callable[[memoryview], list[Row]]:
+    decoder = msgspec.msgpack.Decoder(list[_row_type(stored)])  # type: ignore[misc]
+    convert = _row_converter(stored)
+    evolve = _evolution(stored, wanted, fresh_stamp)
+
+    def decode(encoded: memoryview) -> list[Row]:
+        rows: list[Row] = decoder.decode(encoded)
+        if convert is not None:
+            rows = [convert(row) for row in rows]
+        return rows if evolve is None else [evolve(row) for row in rows]
+
+    return decoder.decode if convert is None and evolve is None else decode
+
+
+def _evolution(stored: pa.Schema, wanted: pa.Schema, fresh_stamp: Callable[[], int]) -> Converter:
+    """A row of one schema as one of the other; None where nothing moves. All widenings are none in Python."""
+    if stored.names == wanted.names:
+        return None
+    places = [stored.get_field_index(name) for name in wanted.names]
+    added_stamp = EXPIRES_AT in wanted.names and EXPIRES_AT not in stored.names
+
+    def evolve(row: Row) -> Row:
+        evolved = [None if place < 0 else row[place] for place in places]
+        if added_stamp:
+            evolved[-1] = fresh_stamp()
+        return tuple(evolved)
+
+    return evolve
+
+
+_SCALARS: tuple[tuple[Callable[[pa.DataType], bool], type], ...] = (
+    (pa.types.is_integer, int),
+    (pa.types.is_boolean, bool),
+    (pa.types.is_floating, float),
+    (pa.types.is_string, str),
+    (pa.types.is_large_string, str),
+    (pa.types.is_string_view, str),
+    (pa.types.is_binary, bytes),
+    (pa.types.is_large_binary, bytes),
+    (pa.types.is_binary_view, bytes),
+    (pa.types.is_fixed_size_binary, bytes),
+    (pa.types.is_decimal, Decimal),
+    (pa.types.is_date, dt.date),
+    (pa.types.is_time, dt.time),
+    (pa.types.is_timestamp, dt.datetime),
+    (pa.types.is_duration, dt.timedelta),
+    (pa.types.is_null, type(None)),
+)
+
+
+def _python_type(kind: pa.DataType) -> Any:
+    """The type of canonical values, or null. Structs are tuples here."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return list[_python_type(kind.value_type)] | None  # type: ignore[misc]
+    if pa.types.is_map(kind):
+        # msgspec takes no key that may be null, and there is none.
+        key: Any = get_args(_python_type(kind.key_type))[0]
+        return GenericAlias(dict, (key, _python_type(kind.item_type))) | None
+    if pa.types.is_struct(kind):
+        return _row_type([kind.field(index) for index in range(kind.num_fields)]) | None
+    for test, python in _SCALARS:
+        if test(kind):
+            return python | None
+    raise StateSchemaError(f"type {kind} is not supported")
+
+
+def _row_type(fields: Iterable[pa.Field]) -> Any:
+    return tuple[tuple(_python_type(field.type) for field in fields)]  # type: ignore[misc]
+
+
+def _row_converter(fields: Iterable[pa.Field]) -> Converter:
+    """Makes ``Row`` values of the structs inside a row; None where there are none."""
+    converters = [_converter(field.type) for field in fields]
+    if not any(converters):
+        return None
+    return lambda row: tuple([_converted(convert, part) for convert, part in zip(converters, row, strict=True)])
+
+
+def _converted(convert: Converter, part: Any) -> Any:
+    return part if convert is None or part is None else convert(part)
+
+
+def _converter(kind: pa.DataType) -> Converter:
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        element = _converter(kind.value_type)
+        return None if element is None else lambda entries: [_converted(element, entry) for entry in entries]
+    if pa.types.is_map(kind):
+        key, item = _converter(kind.key_type), _converter(kind.item_type)
+        if key is None and item is None:
+            return None
+        return lambda entries: {_converted(key, k): _converted(item, v) for k, v in entries.items()}
+    if pa.types.is_struct(kind):
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+        build, inner = values.row_builder(tuple(field.name for field in fields)), _row_converter(fields)
+        return build if inner is None else lambda entries: build(inner(entries))
+    return None

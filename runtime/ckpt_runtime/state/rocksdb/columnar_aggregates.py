@@ -1,0 +1,191 @@
+"""Aggregates whose rows lie in the database, behind a write-back cache that is updated as the table in memory is.
+
+The cache is two tables. The younger one takes all updates; keys that it does not have come out of the older one, or all
+together by one call out of the database. When it holds half of what the cache may, it becomes the older one, and what
+nobody has asked for since then is forgotten: changed rows have gone to the database by then, some with each batch, so
+that no batch waits for all of them. The subtask's thread owns it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from ckpt_runtime.state.columns import AnyArray
+from ckpt_runtime.state.memory.aggregate_table import AggregateTable, FrozenAggregateTable
+from ckpt_runtime.state.memory.key_index import capacity_for, grown
+from ckpt_runtime.state.rocksdb.catalog import StateEntry
+from ckpt_runtime.state.rocksdb.columnar_codec import ColumnarCodec
+from ckpt_runtime.state.rocksdb.database import Database
+from ckpt_runtime.state.rocksdb.store import BATCH
+from ckpt_runtime.state.states import Key
+
+_WRITES_PER_NEW_KEY = 2
+"""How many rows of the older table go to the database for each key that the younger one gets."""
+
+
+class _Generation:
+    """A table, and which of its rows (1) the database does not have and no snapshot brings there."""
+
+    def __init__(self, table: AggregateTable) -> None:
+        self.table = table
+        self.dirty: AnyArray = np.zeros(1024, dtype=np.uint8)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def slots_of(self, keys: list[pa.Array]) -> AnyArray:
+        """The slots of keys, new ones for those that are not here yet."""
+        before = len(self)
+        slots = self.table.slots_of(keys)
+        capacity = capacity_for(len(self.dirty), len(self))
+        if capacity != len(self.dirty):
+            self.dirty = grown(self.dirty, capacity, before)
+        return slots
+
+    def take_dirty(self) -> AnyArray:
+        """The slots of changed rows; from here on they are somebody else's affair."""
+        slots = np.flatnonzero(self.dirty)
+        self.dirty[slots] = 0
+        return slots
+
+
+class FrozenAggregates:
+    """Changed rows as of one moment."""
+
+    def __init__(self, codec: ColumnarCodec, parts: Sequence[tuple[FrozenAggregateTable, AnyArray]]) -> None:
+        self._codec = codec
+        self._parts = parts
+        self._rows: list[pa.RecordBatch] | None = None
+
+    def puts(self) -> Iterator[tuple[bytes, bytes]]:
+        """Entries for the database; the same ones when it has to be tried again."""
+        if self._rows is None:
+            tables = [frozen.rows(slots) for frozen, slots in self._parts]
+            self._rows = [rows for table in tables for rows in table.to_batches(max_chunksize=BATCH)]
+        for rows in self._rows:
+            yield from self._codec.entries(rows)
+
+    def deletes(self) -> Iterable[bytes]:
+        """Nothing is ever removed."""
+        return ()
+
+    def release(self) -> None:
+        for frozen, _ in self._parts:
+            frozen.release()
+        self._parts, self._rows = (), []
+
+
+class CachedAggregates:
+    """The state ``entry`` of a database; ``capacity`` is how many keys stay at hand, roughly."""
+
+    def __init__(
+        self, table: AggregateTable, entry: StateEntry, codec: ColumnarCodec, database: Database, capacity: int
+    ) -> None:
+        self._descriptors = entry.descriptors
+        self._current = entry.descriptor
+        self._codec = codec
+        self._database = database
+        self._half = max(1, capacity // 2)
+        self._young = _Generation(table)
+        self._old: _Generation | None = None
+        self._old_keys = 0
+        self._unwritten: AnyArray = np.empty(0, dtype=np.int64)
+
+    def new_table(self) -> AggregateTable:
+        """An empty table of these aggregates."""
+        table = self._young.table
+        return AggregateTable(table.uid, table.name, table.key_schema, table.aggregates)
+
+    def stored_schema(self) -> pa.Schema:
+        """Schema of stored rows."""
+        return self._young.table.stored_schema()
+
+    def is_like(self, table: AggregateTable) -> bool:
+        """Whether both have the same key and aggregates."""
+        return self._young.table.is_like(table)
+
+    @property
+    def cache(self) -> CachedAggregates:
+        """There is nothing to it but the cache."""
+        return self
+
+    def update(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        """See :class:`~ckpt_runtime.state.states.KeyedAggregates`."""
+        young = self._young
+        known = len(young)
+        slots = young.slots_of([batch.column(name) for name in young.table.key_schema.names])
+        new = len(young) - known
+        if new:
+            self._fetch(np.arange(known, known + new))
+        young.dirty[slots] = 1
+        result = young.table.add(slots, batch)
+        if new:
+            self._write_old(_WRITES_PER_NEW_KEY * new)
+        if len(young) >= self._half:
+            self._age()
+        return result
+
+    def _fetch(self, new: AnyArray) -> None:
+        """Fills the latest slots of the younger table with what there is."""
+        young = self._young
+        young.table.load_nothing()
+        keys = young.table.keys_of(new)
+        if self._old is not None:
+            absent = self._move_from(self._old, keys, new)
+            keys = [key.filter(pa.array(absent)) for key in keys]
+        if not len(keys[0]):
+            return
+        encoded = self._codec.keys(keys)
+        # In the order of the database neighbours are read together.
+        order = np.array(sorted(range(len(encoded)), key=encoded.__getitem__), dtype=np.int64)
+        found = self._database.multi_get([encoded[place] for place in order.tolist()])
+        ordered = pa.array(order)
+        for schema_id, rows in self._codec.rows([key.take(ordered) for key in keys], found):
+            young.table.load(self._descriptors[schema_id], rows)
+
+    def _move_from(self, old: _Generation, keys: list[pa.Array], new: AnyArray) -> AnyArray:
+        """Takes over what the older table has; which keys it does not have.
+
+        It is asked by adding keys to it, which get slots behind those with rows.
+        """
+        slots = old.table.slots_of(keys)
+        absent = slots >= self._old_keys
+        moved = slots[~absent]
+        if len(moved):
+            self._young.table.load(self._current, old.table.rows(moved))
+            self._young.dirty[new[~absent]] = old.dirty[moved]
+            old.dirty[moved] = 0
+        return absent
+
+    def _age(self) -> None:
+        """The younger table becomes the older one, once the database has all that this one had."""
+        self._write_old(len(self._unwritten))
+        self._database.settle()
+        self._old, self._old_keys = self._young, len(self._young)
+        self._unwritten = np.flatnonzero(self._old.dirty)
+        self._young = _Generation(self.new_table())
+
+    def _write_old(self, most: int) -> None:
+        """Brings some of the older table's changed rows to the database."""
+        if self._old is None or not len(self._unwritten):
+            return
+        slots, self._unwritten = self._unwritten[:most], self._unwritten[most:]
+        slots = slots[self._old.dirty[slots] == 1]
+        if len(slots):
+            self._database.write(self._codec.entries(self._old.table.rows(slots)))
+            self._old.dirty[slots] = 0
+
+    def freeze(self) -> FrozenAggregates | None:
+        """Takes what has changed, in constant time but for a byte per key at hand."""
+        generations = [self._young] if self._old is None else [self._old, self._young]
+        parts = [(known.table.freeze(), slots) for known in generations if len(slots := known.take_dirty())]
+        return FrozenAggregates(self._codec, parts) if parts else None
+
+    def prefetch(self, keys: Iterable[Key]) -> None:
+        """A batch brings its keys itself."""
+
+    def maintain(self, budget: int) -> None:
+        """There is nothing to do between batches."""

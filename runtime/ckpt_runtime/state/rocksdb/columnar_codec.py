@@ -1,0 +1,121 @@
+"""Stored rows with one row per key as entries of the database, encoded and decoded in bulk. Pure.
+
+A key is its key group and its state's id, two bytes each, big endian, then the key's columns; what lies behind it is
+the id of a schema, two bytes, and the other columns. Columns have the form of ``row_codec``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.state.columns import AnyArray
+from ckpt_runtime.state.errors import CorruptStateError
+from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
+from ckpt_runtime.state.kernels.compiler import read_only
+from ckpt_runtime.state.row_codec import check_encoded, decode_rows, encode_rows
+from ckpt_runtime.state.stored_rows import KEY_PREFIX, check_owned
+
+ID_BYTES = 2
+PREFIX_BYTES = 2 * ID_BYTES
+
+
+class ColumnarCodec:
+    """Of one state: ``schemas`` of stored rows by their ids, of which ``current`` is written."""
+
+    def __init__(
+        self,
+        name: str,
+        state_id: int,
+        schemas: Mapping[int, pa.Schema],
+        current: int,
+        owned: KeyGroupRange,
+        max_parallelism: int,
+    ) -> None:
+        self._name = name
+        self._id = state_id
+        self._schemas = schemas
+        self._current = current
+        self._owned = owned
+        self._max_parallelism = max_parallelism
+        self._key_fields = [field for field in schemas[current] if field.name.startswith(KEY_PREFIX)]
+
+    def keys(self, arrays: Sequence[pa.Array]) -> list[bytes]:
+        """Keys by their columns. Raises CorruptStateError for those of another subtask."""
+        names = [field.name for field in self._key_fields]
+        groups = key_groups_of(hash_arrays(arrays, names), self._max_parallelism)
+        check_owned(self._name, groups, self._owned)
+        offsets, data = encode_rows(arrays, names, header=PREFIX_BYTES, keys=True)
+        starts = offsets[:-1]
+        for byte, part in enumerate((groups >> 8, groups & 255, self._id >> 8, self._id & 255)):
+            data[starts + byte] = part
+        return _pieces(offsets, data)
+
+    def entries(self, rows: pa.RecordBatch) -> Iterator[tuple[bytes, bytes]]:
+        """Stored rows in the current schema."""
+        keys = len(self._key_fields)
+        names = rows.schema.names[keys:]
+        offsets, data = encode_rows(rows.columns[keys:], names, header=ID_BYTES)
+        starts = offsets[:-1]
+        data[starts], data[starts + 1] = self._current >> 8, self._current & 255
+        return zip(self.keys(rows.columns[:keys]), _pieces(offsets, data), strict=True)
+
+    def rows(self, keys: Sequence[pa.Array], found: Sequence[bytes | None]) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Stored rows of those keys that were found, by schema. Raises CorruptStateError."""
+        places = np.array([place for place, value in enumerate(found) if value is not None], dtype=np.int64)
+        values = [value for value in found if value is not None]
+        for schema_id, at, arrays in self._decoded(values):
+            taken = pa.array(places[at])
+            yield schema_id, self._batch(schema_id, [*(key.take(taken) for key in keys), *arrays])
+
+    def decode(self, entries: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Stored rows of entries as the database has them, by schema. Raises CorruptStateError."""
+        offsets, data = _joined([key for key, _ in entries])
+        kinds = [field.type for field in self._key_fields]
+        starts = read_only(offsets[:-1] + PREFIX_BYTES)
+        check_encoded(kinds, data, starts, read_only(offsets[1:]))
+        keys = decode_rows(kinds, data, starts)
+        yield from self.rows(keys, [value for _, value in entries])
+
+    def _decoded(self, values: Sequence[bytes]) -> Iterator[tuple[int, AnyArray, list[pa.Array]]]:
+        if not values:
+            return
+        offsets, data = _joined(values)
+        starts, ends = offsets[:-1], offsets[1:]
+        if int((ends - starts).min()) < ID_BYTES:
+            raise CorruptStateError(f"state {self._name!r} has an entry without a schema")
+        schema_ids = data[starts].astype(np.int64) << 8 | data[starts + 1]
+        for schema_id in np.unique(schema_ids).tolist():
+            schema = self._schemas.get(schema_id)
+            if schema is None:
+                raise CorruptStateError(f"state {self._name!r} has an entry with the unknown schema {schema_id}")
+            kinds = schema.types[len(self._key_fields) :]
+            at = np.flatnonzero(schema_ids == schema_id)
+            begin = read_only(starts[at] + ID_BYTES)
+            check_encoded(kinds, data, begin, read_only(ends[at]))
+            yield schema_id, at, decode_rows(kinds, data, begin)
+
+    def _batch(self, schema_id: int, arrays: list[pa.Array]) -> pa.RecordBatch:
+        try:
+            batch = pa.RecordBatch.from_arrays(arrays, schema=self._schemas[schema_id])
+            batch.validate(full=True)
+        except pa.ArrowException as error:
+            raise CorruptStateError(f"entries of state {self._name!r} cannot be read: {error}") from error
+        return batch
+
+
+def _joined(parts: Sequence[bytes]) -> tuple[AnyArray, AnyArray]:
+    """Offsets (one more than parts) and bytes."""
+    offsets = np.zeros(len(parts) + 1, dtype=np.int64)
+    np.cumsum(np.fromiter(map(len, parts), dtype=np.int64, count=len(parts)), out=offsets[1:])
+    return offsets, np.frombuffer(b"".join(parts), dtype=np.uint8)
+
+
+def _pieces(offsets: AnyArray, data: AnyArray) -> list[bytes]:
+    """The inverse."""
+    whole, ends = data.tobytes(), offsets.tolist()
+    return [whole[start:end] for start, end in pairwise(ends)]

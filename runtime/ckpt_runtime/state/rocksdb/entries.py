@@ -1,0 +1,182 @@
+"""Entries of one state, by key: a write-back cache in front of the database, of bounded size.
+
+Reads look at what was used lately (two generations: when the younger one is full, the older one goes), at what has
+changed since the last snapshot, at what snapshots have frozen that the database does not hold yet, and then into the
+database. Values are never None; mutable ones are changed through :meth:`CachedEntries.writable` only. The subtask's
+thread owns it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from ckpt_runtime.state.rocksdb.codec import KeyCodec, RowsCodec, state_prefix
+from ckpt_runtime.state.rocksdb.database import Database
+from ckpt_runtime.state.rocksdb.store import BATCH
+from ckpt_runtime.state.states import Key
+
+_UNKNOWN: Any = object()
+
+
+class EntryTable:
+    """The entries of one state in the database. ``to_rows`` and ``from_rows`` say what an entry's rows are."""
+
+    def __init__(
+        self,
+        database: Database,
+        state_id: int,
+        keys: KeyCodec,
+        rows: RowsCodec,
+        to_rows: Callable[[Any], Iterable[tuple[Any, ...]]],
+        from_rows: Callable[[list[tuple[Any, ...]]], Any],
+    ) -> None:
+        self.database = database
+        self._id = state_id
+        self._keys = keys
+        self._rows = rows
+        self._to_rows = to_rows
+        self._from_rows = from_rows
+
+    def read(self, keys: Sequence[Key]) -> list[tuple[Key, Any]]:
+        """The keys with their entries, or None."""
+        encoded = self._keys.encode(self._id, keys)
+        # In the order of the database neighbours are read together.
+        order = sorted(range(len(encoded)), key=encoded.__getitem__)
+        found = self.database.multi_get([encoded[place] for place in order])
+        return [
+            (keys[place], None if value is None else self._from_rows(self._rows.decode(value)))
+            for place, value in zip(order, found, strict=True)
+        ]
+
+    def puts(self, changed: dict[Key, Any]) -> Iterator[tuple[bytes, bytes]]:
+        """What the database has to hold."""
+        kept = ((key, entry) for key, entry in changed.items() if entry is not None)
+        while chunk := list(islice(kept, BATCH)):
+            keys = self._keys.encode(self._id, [key for key, _ in chunk], to_write=True)
+            for key, (_, entry) in zip(keys, chunk, strict=True):
+                yield key, self._rows.encode(self._to_rows(entry))
+
+    def deletes(self, changed: dict[Key, Any]) -> list[bytes]:
+        """What it has to forget."""
+        return self._keys.encode(self._id, [key for key, entry in changed.items() if entry is None], to_write=True)
+
+    def scan(self, key_group: int, start: bytes = b"") -> Iterator[tuple[bytes, Key, Any]]:
+        """The entries of a key group from the encoded key ``start`` on: encoded keys, keys, entries."""
+        for key, value in self.database.scan(state_prefix(key_group, self._id), start):
+            yield key, self._keys.decode(key), self._from_rows(self._rows.decode(value))
+
+
+class FrozenEntries:
+    """What has changed until one moment; None for what was removed."""
+
+    def __init__(self, table: EntryTable, changed: dict[Key, Any]) -> None:
+        self._table = table
+        self.changed = changed
+        self.is_stored = False
+
+    def puts(self) -> Iterator[tuple[bytes, bytes]]:
+        return self._table.puts(self.changed)
+
+    def deletes(self) -> list[bytes]:
+        return self._table.deletes(self.changed)
+
+    def release(self) -> None:
+        self.is_stored = True
+
+
+class CachedEntries:
+    """See the module. :meth:`attach` comes before everything else; it keeps about ``capacity`` keys."""
+
+    table: EntryTable
+
+    def __init__(self) -> None:
+        self._young: dict[Key, Any] = {}
+        self._old: dict[Key, Any] = {}
+        self._changed: dict[Key, Any] = {}
+        self._frozen: list[FrozenEntries] = []
+        self._half = 0
+
+    def attach(self, table: EntryTable, capacity: int) -> None:
+        """Gives it the database."""
+        self.table = table
+        self._half = max(1, capacity // 2)
+
+    def get(self, key: Key) -> Any:
+        """The entry, or None."""
+        entry = self._young.get(key, _UNKNOWN)
+        return self._find(key) if entry is _UNKNOWN else entry
+
+    def _find(self, key: Key) -> Any:
+        entry = self._at_hand(key)
+        if entry is _UNKNOWN:
+            ((_, entry),) = self.table.read([key])
+        self._young[key] = entry
+        return entry
+
+    def _at_hand(self, key: Key) -> Any:
+        for known in (self._old, self._changed, *(frozen.changed for frozen in reversed(self._frozen))):
+            entry = known.get(key, _UNKNOWN)
+            if entry is not _UNKNOWN:
+                return entry
+        return _UNKNOWN
+
+    def put(self, key: Key, entry: Any) -> None:
+        """Sets the entry."""
+        self._young[key] = entry
+        self._changed[key] = entry
+
+    def remove(self, key: Key) -> None:
+        """Removes the entry if there is one."""
+        self.put(key, None)
+
+    def writable(self, key: Key, copy: Callable[[Any], Any]) -> Any:
+        """The entry for changing in place; copied first unless it was since the last snapshot."""
+        entry = self._changed.get(key, _UNKNOWN)
+        if entry is _UNKNOWN:
+            entry = self.get(key)
+            if entry is not None:
+                entry = copy(entry)
+                self.put(key, entry)
+        return entry
+
+    def prefetch(self, keys: Iterable[Key]) -> None:
+        """Reads what is not at hand in one call."""
+        young = self._young
+        wanted = []
+        for key in [key for key in keys if key not in young]:
+            entry = self._at_hand(key)
+            if entry is _UNKNOWN:
+                wanted.append(key)
+            else:
+                young[key] = entry
+        if wanted:
+            young.update(self.table.read(wanted))
+
+    def freeze(self) -> FrozenEntries | None:
+        """Takes what has changed."""
+        self._forget_stored()
+        if not self._changed:
+            return None
+        frozen = FrozenEntries(self.table, self._changed)
+        self._frozen.append(frozen)
+        self._changed = {}
+        return frozen
+
+    def maintain(self, budget: int) -> None:
+        """A step towards the capacity: changed entries beyond it go to the database, unused ones are forgotten."""
+        self._forget_stored()
+        if len(self._changed) > self._half:
+            oldest = dict(islice(self._changed.items(), max(budget, 1)))
+            self.table.database.write(self.table.puts(oldest), self.table.deletes(oldest))
+            # What was frozen is in the database before them.
+            self._frozen.clear()
+            for key in oldest:
+                del self._changed[key]
+        if len(self._young) > self._half:
+            self._old, self._young = self._young, {}
+
+    def _forget_stored(self) -> None:
+        if self._frozen and self._frozen[0].is_stored:
+            self._frozen = [frozen for frozen in self._frozen if not frozen.is_stored]

@@ -1,0 +1,147 @@
+"""Value, list and map state and timers whose entries lie in the database: the states of the backend in memory, with
+entries that come and go.
+
+An entry is everything under one key, read and written as a whole. Timers are found by their time through an index in
+memory, made anew when their state is restored; what they are is in the database. A time to live ends entries as it
+does in memory; what has outlived it is found by going through the database, once per time to live.
+"""
+
+from __future__ import annotations
+
+import heapq
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.state import values
+from ckpt_runtime.state.memory.keyed_state import KeyedState
+from ckpt_runtime.state.memory.keyed_states import ListStateTable, MapStateTable, ValueStateTable
+from ckpt_runtime.state.memory.timers import TimerQueue
+from ckpt_runtime.state.rocksdb.catalog import StateEntry
+from ckpt_runtime.state.rocksdb.codec import KeyCodec, Row, RowsCodec, without_key
+from ckpt_runtime.state.rocksdb.database import Database
+from ckpt_runtime.state.rocksdb.entries import CachedEntries, EntryTable
+from ckpt_runtime.state.states import Key
+
+SWEEP_STEP = 100
+"""Entries that one step looks at in search of expired ones."""
+
+
+class StoredState(KeyedState):
+    """What the kinds share. :meth:`attach` comes before everything else."""
+
+    make_entries = CachedEntries
+    _entries: CachedEntries
+
+    def attach(
+        self, database: Database, entry: StateEntry, keys: KeyCodec, groups: KeyGroupRange, capacity: int
+    ) -> None:
+        """Gives it the database, in which it is ``entry`` of the catalog."""
+        rows = RowsCodec(
+            {number: without_key(schema) for number, schema in entry.schemas().items()},
+            entry.current,
+            self._fresh_stamp,
+        )
+        table = EntryTable(database, entry.id, keys, rows, self.to_rows, self.from_rows)
+        self._entries.attach(table, capacity)
+        self._groups = groups
+        self._sweep_group, self._sweep_key = groups.last + 1, b""
+        self._next_sweep = 0
+
+    @property
+    def cache(self) -> CachedEntries:
+        return self._entries
+
+    def _fresh_stamp(self) -> int:
+        assert self.ttl is not None
+        return self.ttl.now_ms() + self.ttl.duration_ms
+
+    @abstractmethod
+    def to_rows(self, entry: Any) -> Iterable[Row]:
+        """The rows of an entry, without the key."""
+
+    @abstractmethod
+    def from_rows(self, rows: list[Row]) -> Any:
+        """The inverse."""
+
+    def stored_entries(self) -> Iterator[tuple[Key, Any]]:
+        """What the database holds, group by group."""
+        for group in range(self._groups.first, self._groups.last + 1):
+            for _, key, entry in self._entries.table.scan(group):
+                yield key, entry
+
+    def watch(self, key: Key, expires_at: int) -> None:
+        """Nothing is kept per key: the database is gone through instead."""
+
+    def maintain(self, budget: int) -> None:
+        self._entries.maintain(budget)
+        if self.ttl is None:
+            return
+        now = self.ttl.now_ms()
+        if self._sweep_group <= self._groups.last:
+            self._remove_expired(now)
+        elif now >= self._next_sweep:
+            self._sweep_group, self._next_sweep = self._groups.first, now + self.ttl.duration_ms
+
+    def _remove_expired(self, now: int) -> None:
+        """One step. No iterator is kept: it would keep files that are no more."""
+        step = list(islice(self._entries.table.scan(self._sweep_group, self._sweep_key), SWEEP_STEP))
+        for _, key, entry in step:
+            if any(row[-1] <= now for row in self.to_rows(entry)):
+                self.expire(key, now)
+        if len(step) < SWEEP_STEP:
+            self._sweep_group, self._sweep_key = self._sweep_group + 1, b""
+        else:
+            self._sweep_key = step[-1][0] + b"\0"
+
+
+class StoredValues(StoredState, ValueStateTable):
+    """One tuple per key."""
+
+    def to_rows(self, entry: Any) -> Iterable[Row]:
+        return (entry,)
+
+    def from_rows(self, rows: list[Row]) -> Any:
+        return rows[0]
+
+
+class StoredLists(StoredState, ListStateTable):
+    """A list of tuples per key."""
+
+    def to_rows(self, entry: Any) -> Iterable[Row]:
+        return entry  # type: ignore[no-any-return]
+
+    def from_rows(self, rows: list[Row]) -> Any:
+        return rows
+
+
+class StoredMaps(StoredState, MapStateTable):
+    """A map from tuple to tuple per key."""
+
+    def to_rows(self, entry: Any) -> Iterable[Row]:
+        return [(*name, *value) for name, value in entry.items()]
+
+    def from_rows(self, rows: list[Row]) -> Any:
+        width = len(self.user_key_schema)
+        make_key = values.user_key_maker(self.user_key_schema)
+        return {make_key(row[:width]): row[width:] for row in rows}
+
+
+class StoredTimers(StoredState, TimerQueue):
+    """A priority queue of (time, key)."""
+
+    def to_rows(self, entry: Any) -> Iterable[Row]:
+        return [(time,) for time in entry]
+
+    def from_rows(self, rows: list[Row]) -> Any:
+        return tuple([time for (time,) in rows])
+
+    def restore_index(self) -> None:
+        """Finds all timers."""
+        for key, times in self.stored_entries():
+            for time in times:
+                self._pushes += 1
+                self._heap.append((time, self._pushes, key))
+        heapq.heapify(self._heap)

@@ -1,0 +1,44 @@
+"""The files of a database, locally and in a snapshot: which there are, and how they come back.
+
+Content lies in table files, which never change and are shared between snapshots; a manifest, which changes, says which
+belong to the database. Nothing else is kept: ``CURRENT`` names the manifest only, and the log is off.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, StateFile
+from ckpt_runtime.state.errors import CorruptStateError
+from ckpt_runtime.state.snapshots import SnapshotReader
+
+_TABLE = re.compile(r"[0-9]{6,20}\.sst")
+_MANIFEST = re.compile(r"MANIFEST-[0-9]{6,20}")
+
+
+def is_table(name: str) -> bool:
+    """Whether it is a file of entries."""
+    return _TABLE.fullmatch(name) is not None
+
+
+def is_kept(name: str) -> bool:
+    """Whether a snapshot keeps it."""
+    return is_table(name) or _MANIFEST.fullmatch(name) is not None
+
+
+def tables_of(handle: IncrementalKeyedStateHandle) -> dict[str, StateFile]:
+    """The files that may be shared."""
+    return {name: file for name, file in handle.files.items() if is_table(name)}
+
+
+def fetch(handle: IncrementalKeyedStateHandle, reader: SnapshotReader, directory: Path) -> None:
+    """Makes the directory of a database out of a snapshot's files. Raises CorruptStateError for those of none."""
+    manifests = [name for name in handle.files if _MANIFEST.fullmatch(name)]
+    unknown = [name for name in handle.files if not is_kept(name)]
+    if unknown or len(manifests) != 1:
+        raise CorruptStateError(f"the files {sorted(handle.files)} are those of no database")
+    directory.mkdir()
+    for name, file in handle.files.items():
+        reader.fetch(file, str(directory / name))
+    (directory / "CURRENT").write_text(f"{manifests[0]}\n")

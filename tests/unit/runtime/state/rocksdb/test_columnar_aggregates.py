@@ -1,0 +1,96 @@
+"""The write-back cache of aggregates: what it may forget, when it writes, and what a snapshot takes out of it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
+from ckpt_runtime.state.registry import create_backend
+from ckpt_runtime.state.states import AggregateColumn
+from tests.support.inline_snapshots import CHECKPOINT, restore, written
+
+KEY = pa.schema([("k", pa.int64())])
+COLUMNS = [AggregateColumn("sum", "v", "sum", pa.int64(), pa.int64())]
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> Any:
+    made = create_backend("rocksdb", parameters(tmp_path))
+    yield made
+    made.close()
+
+
+def parameters(directory: Path) -> BackendParameters:
+    groups = KeyGroupRange(0, 127)
+    configuration = {"state.backend.rocksdb.cache.max-keys": "200"}
+    return BackendParameters("op", groups, 128, lambda: tempfile.mkdtemp(dir=directory), configuration)
+
+
+def add(backend: KeyedStateBackend, first: int, last: int) -> list[Any]:
+    """Adds 1 to each of these keys."""
+    keys = np.arange(first, last)
+    batch = pa.record_batch({"k": keys, "v": np.ones(last - first, dtype=np.int64)})
+    (sums,) = backend.aggregate_table("a", KEY, COLUMNS).update(batch)
+    return list(sums.to_pylist())
+
+
+def test_rows_in_a_snapshot_that_nobody_writes_are_not_forgotten(backend: KeyedStateBackend) -> None:
+    add(backend, 0, 100)
+    frozen = backend.snapshot(1, CHECKPOINT)
+    add(backend, 1000, 1100)
+    add(backend, 2000, 2100)
+    assert add(backend, 0, 100) == [2] * 100
+    frozen.release()
+
+
+def test_a_snapshot_shows_its_moment_whatever_the_cache_has_written_since(
+    backend: KeyedStateBackend, tmp_path: Path
+) -> None:
+    add(backend, 0, 80)
+    frozen = backend.snapshot(1, CHECKPOINT)
+    for first in (0, 1000, 2000, 0, 3000):
+        add(backend, first, first + 90)
+    again = create_backend("rocksdb", parameters(tmp_path))
+    restore(again, written(frozen))
+    assert add(again, 0, 90) == [2] * 80 + [1] * 10
+    assert add(again, 1000, 1090) == [1] * 90
+    again.close()
+
+
+def test_rows_that_are_used_stay_at_hand_and_nothing_is_written(
+    backend: KeyedStateBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(backend, 0, 90)
+    table: Any = backend.aggregate_table("a", KEY, COLUMNS)
+    monkeypatch.setattr(table, "_database", None)
+    assert [add(backend, 0, 90)[0] for _ in range(5)] == [2, 3, 4, 5, 6]
+
+
+def test_no_batch_writes_more_than_its_new_keys_call_for(
+    backend: KeyedStateBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table: Any = backend.aggregate_table("a", KEY, COLUMNS)
+    written: list[int] = []
+    original = table._database.write
+    monkeypatch.setattr(
+        table._database, "write", lambda puts: (written.append(len(rows := list(puts))), original(rows))[1]
+    )
+    for first in range(0, 1000, 10):
+        add(backend, first, first + 10)
+    assert sum(written) == 900
+    assert max(written) == 20
+
+
+def test_a_snapshot_of_nothing_new_has_nothing_to_write(backend: KeyedStateBackend) -> None:
+    table: Any = backend.aggregate_table("a", KEY, COLUMNS)
+    assert table.freeze() is None
+    add(backend, 0, 10)
+    assert len(list(table.freeze().puts())) == 10
+    assert table.freeze() is None
