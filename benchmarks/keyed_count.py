@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.harness import add_keyed_options, checked_backend, emit, parser_for, percentile, run_main
+from benchmarks.harness import add_keyed_options, emit, parser_for, percentile, run_main
 from benchmarks.keyed_run import measure
 from benchmarks.state_memory import bytes_per_key
 
@@ -14,7 +14,6 @@ def main() -> None:
     parser = parser_for(NAME, __doc__ or "")
     add_keyed_options(parser)
     options = parser.parse_args()
-    checked_backend(parser, options.backend)
     run = measure(NAME, options)
     per_key = bytes_per_key("hashmap", options.keys)
     durations = [checkpoint.duration_ms for checkpoint in run.checkpoints]

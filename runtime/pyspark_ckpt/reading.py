@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range
-from ckpt_runtime.snapshots.keyed_states import StoredState, keyed_states, state_rows
+from ckpt_runtime.snapshots.keyed_states import StoredState, keyed_states
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
 from ckpt_runtime.state.errors import schema_text
 from pyspark_ckpt.columns import StateColumns
@@ -31,9 +31,9 @@ def reader_of(given: Mapping[str, str]) -> StateListReader | StateReader:
     return StateReader(snapshot, state, options.positive("numPartitions") or state.vertex.parallelism)
 
 
-def find_state(snapshot: Snapshot, operator: str, name: str) -> StoredState:
-    """Raises :class:`OptionError` naming what there is."""
-    if states := [state for state in keyed_states(snapshot, operator) if state.name == name]:
+def find_state(snapshot: Snapshot, operator: str, name: str, key_groups: KeyGroupRange | None = None) -> StoredState:
+    """A state of which these key groups are read, or all. Raises :class:`OptionError` naming what there is."""
+    if states := [state for state in keyed_states(snapshot, operator, key_groups) if state.name == name]:
         return states[0]
     found = ", ".join(f"{state.name!r} of {state.uid!r}" for state in keyed_states(snapshot))
     raise OptionError(
@@ -94,6 +94,6 @@ class StateReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, KeyGroupPartition)
         snapshot = open_snapshot(self._path)
-        state = find_state(snapshot, self._operator, self._name)
         key_groups = KeyGroupRange(partition.first, partition.last)
-        return StateColumns(state.kind, state.schema).tables(state_rows(snapshot, state, key_groups))
+        state = find_state(snapshot, self._operator, self._name, key_groups)
+        return StateColumns(state.kind, state.schema).tables(state.rows(key_groups))

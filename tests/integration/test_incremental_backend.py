@@ -36,6 +36,7 @@ class FileBackedJob:
             arguments=[str(self.directory / "out"), str(ROWS), str(rate)],
             configuration=fast(
                 execution__checkpointing__dir=str(self.directory / "checkpoints"),
+                execution__checkpointing__incremental="true",
                 state__storage__fs__memory_threshold="0",
                 pipeline__max_parallelism="64",
                 **options,

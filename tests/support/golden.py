@@ -1,7 +1,8 @@
 """Snapshots that a version wrote and every later one has to restore: ``tests/data/golden/<version of the metadata>``.
 
-``python -m tests.support.golden <directory>`` writes a set with the present code, from the root of the project. Beside
-each snapshot lies what a job that starts from it has to write.
+``python -m tests.support.golden <directory>`` writes a set with the present code, from the root of the project;
+``python -m tests.support.golden <directory> canonical`` a single kind. Beside each snapshot lies what a job that starts
+from it has to write.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.jobmaster.gateway import CheckpointKind, ExecutionState, OperationKind
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.filesystem import resolve
@@ -55,6 +57,7 @@ class Kind:
     right_rows_per_source: int = 40
     rate: int = 150
     sleep_ms: float = 0
+    savepoint_format: SavepointFormat = SavepointFormat.NATIVE
 
 
 KINDS = {
@@ -64,8 +67,13 @@ KINDS = {
     "unaligned-files": Kind({**UNALIGNED, **IN_FILES}, rate=0, sleep_ms=10),
     "savepoint": Kind(IN_FILES, savepoint=True),
     "stop": Kind({}, savepoint=True, stop=True),
+    "canonical": Kind({}, savepoint=True, savepoint_format=SavepointFormat.CANONICAL),
     "drain": Kind({}, savepoint=True, stop=True, drain=True),
 }
+
+
+SETS = sorted(path.name for path in DIRECTORY.iterdir())
+KEPT = [(version, name) for version in SETS for name in KINDS if (DIRECTORY / version / name).exists()]
 
 
 def whole_output(right_rows_per_source: int) -> Rows:
@@ -176,7 +184,9 @@ def write_snapshot(cluster: MiniCluster, name: str, target: Path, scratch: Path)
     if kind.right_rows_per_source == 1:
         _wait_for_finished_source(cluster, job)
     if kind.savepoint:
-        found = cluster.savepoint(job, scratch / "savepoints", stop=kind.stop, drain=kind.drain)
+        found = cluster.savepoint(
+            job, scratch / "savepoints", stop=kind.stop, drain=kind.drain, savepoint_format=kind.savepoint_format
+        )
     else:
         found = _checkpoint(cluster, job)
     if not kind.stop:
@@ -234,14 +244,14 @@ def _checkpoint(cluster: MiniCluster, job: str) -> str:
     return latest.external_path
 
 
-def main(directory: Path) -> None:
-    """Writes a whole set."""
+def main(directory: Path, kinds: Iterable[str]) -> None:
+    """Writes a set."""
     with tempfile.TemporaryDirectory(prefix="golden-") as scratch, MiniCluster(heartbeat_interval_s=0.1) as cluster:
-        for name in KINDS:
+        for name in kinds:
             write_snapshot(cluster, name, directory / name, Path(scratch) / name)
     sizes = Counter({path.name: path.stat().st_size for path in directory.rglob("*") if path.is_file()})
     print(sum(sizes.values()), "bytes", sizes.most_common(5))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    main(Path(sys.argv[1]).resolve(), sys.argv[2:] or KINDS)

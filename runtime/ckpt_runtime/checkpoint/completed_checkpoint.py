@@ -13,8 +13,10 @@ from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
 from ckpt_runtime.checkpoint.shared_state_registry import is_shared
 from ckpt_runtime.checkpoint.state_handles import (
+    CanonicalKeyedStateHandle,
     IncrementalKeyedStateHandle,
     KeyedHandle,
+    KeyedStateHandle,
     SubtaskState,
     check_state,
 )
@@ -25,6 +27,7 @@ from ckpt_runtime.version import VERSION
 DOCUMENT_VERSION = 2
 """Of the JSON form. 1 did not say who wrote it; handles of keyed state did not say their kind."""
 HASHMAP = "hashmap"
+ANY = "any"
 
 
 class NewerDocumentError(DocumentError):
@@ -91,14 +94,14 @@ class CompletedCheckpoint:
 
     @property
     def state_backend(self) -> str:
-        """Which backend wrote the keyed state; files that every backend reads are those of the one in memory."""
+        """Which backend alone reads the keyed state; :data:`ANY` of what is in canonical form, or has none."""
         handles = (
             handle
             for state in self.states.values()
             for operator in state.operators.values()
             for handle in operator.keyed
         )
-        return next((handle.backend for handle in handles if isinstance(handle, IncrementalKeyedStateHandle)), HASHMAP)
+        return next((backend for backend in map(_backend_of, handles) if backend != ANY), ANY)
 
     @property
     def is_savepoint(self) -> bool:
@@ -166,6 +169,16 @@ class CompletedCheckpoint:
             edges=found.edges,
             written_by=found.written_by,
         )
+
+
+def _backend_of(handle: KeyedHandle) -> str:
+    match handle:
+        case IncrementalKeyedStateHandle():
+            return handle.backend
+        case KeyedStateHandle():
+            return HASHMAP
+        case CanonicalKeyedStateHandle():
+            return ANY
 
 
 def _claimed_state(state: SubtaskState, directory: str) -> SubtaskState:

@@ -21,6 +21,7 @@ from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.pending_checkpoint import AckResult, PendingCheckpoint, PendingCheckpoints, PendingState
 from ckpt_runtime.checkpoint.retention import Retention
 from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
+from ckpt_runtime.checkpoint.shared_state_registry import FileGivenUpError
 from ckpt_runtime.checkpoint.statistics import SubtaskStats
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 
@@ -67,7 +68,9 @@ class Completion:
         conflict = None if pending.request.properties.is_savepoint else self._retention.register(event)
         if conflict is not None:
             self._retention.discard_state(event)
-            self._failures.abort(pending, Reason.CHECKPOINT_ASYNC_EXCEPTION, now, conflict)
+            replaced = isinstance(conflict, FileGivenUpError)
+            reason = Reason.CHECKPOINT_BASE_REPLACED if replaced else Reason.CHECKPOINT_ASYNC_EXCEPTION
+            self._failures.abort(pending, reason, now, str(conflict))
             return
         pending.acknowledge(event.execution, event.state, event.finished_operators)
         self._report_subtask(event, now)
@@ -180,6 +183,7 @@ class Completion:
                 if older.id < pending.id and not older.request.properties.is_savepoint:
                     self._failures.abort(older, Reason.CHECKPOINT_SUBSUMED, now)
             self._emit(out.NotifyComplete(pending.id, pending.timestamp, pending.plan.to_wait_for))
+        self._retention.unpin(pending.id)
 
 
 def _owned(pending: PendingCheckpoint) -> bool:

@@ -40,6 +40,7 @@ class CheckpointConfiguration:
     max_inflight_data_bytes: int | None = None
     interval_during_backlog_ms: int | None = None
     checkpoints_after_tasks_finish: bool = True
+    incremental: bool = False
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():

@@ -15,6 +15,7 @@ class CheckpointFailureReason(Enum):
     CHANNEL_STATE_SHARED_STREAM_EXCEPTION = "Another subtask failed the shared file of in-flight data."
     CHECKPOINT_EXPIRED = "Checkpoint expired before completing."
     CHECKPOINT_SUBSUMED = "Checkpoint has been subsumed."
+    CHECKPOINT_BASE_REPLACED = "A full checkpoint has replaced the one that this increment builds upon."
     CHECKPOINT_DECLINED = "Checkpoint was declined."
     CHECKPOINT_DECLINED_TASK_NOT_READY = "Checkpoint was declined (tasks not ready)"
     CHECKPOINT_DECLINED_TASK_CLOSING = "Checkpoint was declined (task is closing)"

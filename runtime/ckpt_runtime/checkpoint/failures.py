@@ -155,6 +155,7 @@ class CheckpointFailures:
         """Ends a checkpoint without completing it. ``reporter`` is the task that declined, if one did."""
         message = f"{reason.message} {detail}".rstrip()
         self._pending.aborted(pending, now.abs_ms, message)
+        self._retention.unpin(pending.id)
         self.fail_request(pending.request.request_id, reason, message, pending)
         self._emit(out.CancelTimer(TimerId(TimerKind.CANCELLER, pending.id)))
         if pending.directory is not None:

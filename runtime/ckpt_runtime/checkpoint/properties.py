@@ -17,12 +17,16 @@ class SavepointFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointProperties:
-    """``full`` asks for a snapshot that shares no file with an earlier one; ``drain`` concerns a sync savepoint."""
+    """``full`` asks for a snapshot that shares no file with an earlier one; ``drain`` concerns a sync savepoint.
+
+    ``incremental`` is what the job's options say about keyed state; in-flight data does not depend on it.
+    """
 
     type: CheckpointType = CheckpointType.CHECKPOINT
     savepoint_format: SavepointFormat | None = None
     full: bool = False
     drain: bool = False
+    incremental: bool = True
 
     @property
     def is_savepoint(self) -> bool:
@@ -34,8 +38,11 @@ class CheckpointProperties:
 
     @property
     def is_incremental(self) -> bool:
-        """Whether it may refer to files of earlier checkpoints; a savepoint shares nothing."""
-        return not self.full and not self.is_savepoint
+        """Whether keyed state may build upon files of completed checkpoints (FLIP-203).
+
+        A checkpoint refers to them; a native savepoint, which shares nothing, duplicates them.
+        """
+        return self.incremental and not self.full and self.savepoint_format is not SavepointFormat.CANONICAL
 
     @property
     def notifies_and_subsumes(self) -> bool:

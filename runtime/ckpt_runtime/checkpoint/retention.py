@@ -48,6 +48,7 @@ class Retention:
         self._leftover_shared: tuple[str, ...] = ()
         self._unused_shared: tuple[str, ...] = ()
         self._kept_shared: frozenset[str] | None = None
+        self._pinned: dict[int, int] = {}
         self.keeps_nothing = False
         for entry in self._store.entries:
             self._register_all(entry)
@@ -91,12 +92,12 @@ class Retention:
 
     # --- state of tasks
 
-    def register(self, event: on.Acknowledged) -> str | None:
+    def register(self, event: on.Acknowledged) -> SharedStateConflictError | None:
         """Notes which shared files an acknowledgement uses. Returns what is wrong with them, if anything."""
         try:
             self._registry.register(event.checkpoint_id, event.state)
         except SharedStateConflictError as error:
-            return str(error)
+            return error
         return None
 
     def discard_state(self, event: on.Acknowledged) -> None:
@@ -108,6 +109,17 @@ class Retention:
         """Deletes the directory of an aborted checkpoint."""
         if not self._fenced:
             self._cleaner.discard_location(checkpoint_id, directory)
+
+    # --- savepoints that duplicate
+
+    def pin(self, savepoint_id: int) -> None:
+        """Until it has ended, no shared file goes that a checkpoint retained by now uses, or a later one."""
+        self._pinned[savepoint_id] = self._store.lowest_retained() or 0
+
+    def unpin(self, savepoint_id: int) -> None:
+        """Does nothing for what was not pinned."""
+        if self._pinned.pop(savepoint_id, None) is not None:
+            self.delete_unused_shared_files()
 
     # --- completed checkpoints
 
@@ -144,15 +156,15 @@ class Retention:
         self._cleaner.cleaned(event.checkpoint_id)
 
     def delete_unused_shared_files(self) -> None:
-        """Not before the last pointer to a checkpoint that uses them is gone."""
-        if not self._cleaner.pointers_are_gone:
+        """Not before the last pointer to a checkpoint that uses them is gone, nor while a savepoint duplicates them."""
+        if self._fenced or not self._cleaner.pointers_are_gone:
             return
         lowest = self._store.lowest_retained()
         paths: tuple[str, ...] = ()
         if self._kept_shared is not None:
             paths = self._registry.unregister_all(self._kept_shared)
         elif lowest is not None:
-            paths = self._registry.unregister_unused(lowest)
+            paths = self._registry.unregister_unused(min((lowest, *self._pinned.values())))
         paths += self._unused_shared
         self._unused_shared = ()
         if paths:

@@ -18,6 +18,10 @@ class SharedStateConflictError(RuntimeError):
     """A state refers to a file that it may not use: another one of this path, a deleted one, or one of the user's."""
 
 
+class FileGivenUpError(SharedStateConflictError):
+    """No more is wrong than that files were given up meanwhile: a full checkpoint has taken the place of their last."""
+
+
 @dataclass(slots=True)
 class _Entry:
     file: StateFile
@@ -45,10 +49,11 @@ class SharedStateRegistry:
 
         Raises :class:`SharedStateConflictError` when a known path has another length or checksum, was given up, or
         belongs to a snapshot that stays the user's. A task that has not heard of the latest completed checkpoint yet
-        may build upon an older one, whose files are gone when the latest was a full one. The state's other files are
-        registered all the same, so that they go when their checkpoint does.
+        may build upon an older one, whose files are gone when the latest was a full one: that alone is a
+        :class:`FileGivenUpError`. The state's other files are registered all the same, so that they go when their
+        checkpoint does.
         """
-        conflicts = []
+        conflicts: list[SharedStateConflictError] = []
         for file in (file for file in state.files() if is_shared(file)):
             entry = self._entries.get(file.path)
             conflict = self._conflict(file, entry, deletable)
@@ -59,16 +64,19 @@ class SharedStateRegistry:
                 entry = self._entries[file.path] = _Entry(file, checkpoint_id, deletable)
             entry.last_used_by = max(entry.last_used_by, checkpoint_id)
         if conflicts:
-            raise SharedStateConflictError("; ".join(conflicts))
+            given_up = all(isinstance(conflict, FileGivenUpError) for conflict in conflicts)
+            kind = FileGivenUpError if given_up else SharedStateConflictError
+            raise kind("; ".join(map(str, conflicts)))
 
-    def _conflict(self, file: StateFile, entry: _Entry | None, deletable: bool) -> str | None:
+    def _conflict(self, file: StateFile, entry: _Entry | None, deletable: bool) -> SharedStateConflictError | None:
+        if entry is None and file.path in self._given_up:
+            return FileGivenUpError(f"shared file {file.path} was given up: nothing retained uses it")
         if entry is None:
-            given_up = file.path in self._given_up
-            return f"shared file {file.path} was given up: nothing retained uses it" if given_up else None
+            return None
         if entry.file != file:
-            return f"shared file {file.path}: registered {entry.file}, now {file}"
+            return SharedStateConflictError(f"shared file {file.path}: registered {entry.file}, now {file}")
         if deletable and not entry.deletable:
-            return f"shared file {file.path} belongs to a snapshot that stays the user's"
+            return SharedStateConflictError(f"shared file {file.path} belongs to a snapshot that stays the user's")
         return None
 
     def register_all(self, checkpoint_id: int, states: Iterable[SubtaskState], deletable: bool = True) -> None:

@@ -93,6 +93,7 @@ class CheckpointMetrics:
     """What one subtask measured of its snapshot: the one definition, from its worker's message to REST.
 
     ``checkpointed_size`` is what was newly written, in-flight data included; ``persisted_data`` is that alone.
+    ``reused_size`` is keyed state in files of completed checkpoints that it refers to or has duplicated.
     ``processed_data`` is what was processed during the alignment. ``alignment_duration`` and ``start_delay`` are ``-1``
     when the subtask did not measure them.
     """
@@ -100,6 +101,7 @@ class CheckpointMetrics:
     sync_duration: int = 0
     async_duration: int = 0
     checkpointed_size: int = 0
+    reused_size: int = 0
     alignment_buffered: int = 0
     processed_data: int = 0
     persisted_data: int = 0
@@ -110,7 +112,7 @@ class CheckpointMetrics:
 
 @dataclass(frozen=True, slots=True)
 class SubtaskStats:
-    """One acknowledged (or, with ``completed`` false, reported but aborted) subtask of one checkpoint.
+    """One subtask of one checkpoint: acknowledged, or with ``completed`` false how far it has come.
 
     ``state_size`` is all that the snapshot refers to, in-flight data included.
     """
@@ -142,6 +144,7 @@ class AcknowledgedTotals:
     num_acknowledged_subtasks: int = 0
     latest_ack_timestamp: int = ABSENT
     checkpointed_size: int = 0
+    reused_size: int = 0
     state_size: int = 0
     processed_data: int = 0
     persisted_data: int = 0
@@ -160,6 +163,7 @@ class AcknowledgedFigures(TypedDict):
     num_acknowledged_subtasks: int
     latest_ack_timestamp: int
     checkpointed_size: int
+    reused_size: int
     state_size: int
     processed_data: int
     persisted_data: int
@@ -173,6 +177,7 @@ def acknowledged_totals(subtasks: Iterable[SubtaskStats | None]) -> Acknowledged
         "num_acknowledged_subtasks": len(acknowledged),
         "latest_ack_timestamp": max((subtask.ack_timestamp for subtask in acknowledged), default=ABSENT),
         "checkpointed_size": sum(subtask.metrics.checkpointed_size for subtask in acknowledged),
+        "reused_size": sum(subtask.metrics.reused_size for subtask in acknowledged),
         "state_size": sum(subtask.state_size for subtask in acknowledged),
         "processed_data": sum(subtask.metrics.processed_data for subtask in acknowledged),
         "persisted_data": sum(subtask.metrics.persisted_data for subtask in acknowledged),
@@ -234,6 +239,17 @@ class CheckpointStats(AcknowledgedTotals):
     @property
     def is_savepoint(self) -> bool:
         return self.checkpoint_type in (CheckpointType.SAVEPOINT, CheckpointType.SYNC_SAVEPOINT)
+
+    @property
+    def is_incremental(self) -> bool:
+        """Whether it builds upon files of completed checkpoints; all others have written all of their state."""
+        return self.reused_size > 0
+
+    @property
+    def progress_size(self) -> int:
+        """Bytes written and duplicated so far, by subtasks that have not acknowledged as well."""
+        reported = (item.metrics for vertex in self.vertices.values() for item in vertex.subtasks if item is not None)
+        return sum(metrics.checkpointed_size + metrics.reused_size for metrics in reported)
 
     @property
     def class_name(self) -> str:

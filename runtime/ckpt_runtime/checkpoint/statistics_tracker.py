@@ -162,7 +162,7 @@ class CheckpointStatsTracker:
         self._count(total=1, in_progress=1)
 
     def report_subtask(self, checkpoint_id: int, vertex_id: str, stats: SubtaskStats) -> None:
-        """A subtask acknowledged, or (``completed`` false) told how far it came before an abort."""
+        """A subtask acknowledged, or (``completed`` false) told how far it has come."""
         running = self._running.get(checkpoint_id)
         if running is not None:
             running.vertices[vertex_id][stats.index] = stats

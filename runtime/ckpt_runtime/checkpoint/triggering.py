@@ -89,6 +89,7 @@ class Triggering:
         target_directory: str | None = None,
     ) -> None:
         self._sequence += 1
+        properties = replace(properties, incremental=self._configuration.incremental)
         dropped = self._decider.offer(
             TriggerRequest(request_id, properties, now.rel_ms, self._sequence, periodic, final, target_directory)
         )
@@ -179,6 +180,8 @@ class Triggering:
         deadline = now.rel_ms + self._configuration.timeout_ms
         pending = PendingCheckpoint(number, request, plan, now.abs_ms, now.rel_ms, deadline)
         self._pending.add(pending)
+        if request.properties.is_savepoint and request.properties.is_incremental:
+            self._retention.pin(pending.id)
         self._locating.add(pending.id)
         self._schedule_canceller(pending)
         self._emit(out.InitializeLocation(pending.id, request.properties, request.target_directory))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
@@ -12,6 +14,8 @@ from ckpt_runtime.cli import values
 from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
 from ckpt_runtime.cli.framework import Cli
 from ckpt_runtime.cli.job_commands import JobArgument, WaitTimeoutOption
+from ckpt_runtime.cli.output import size_text
+from ckpt_runtime.client.checkpoint_models import Checkpoint
 from ckpt_runtime.client.errors import UNKNOWN_JOB, CkptClientError, Conflict, NotFound, OperationFailed
 from ckpt_runtime.client.models import OperationStatus
 from ckpt_runtime.client.requests import Format, OperationKind
@@ -58,8 +62,13 @@ class StartedOperation:
         try:
             with self.cli.output.progress() as show:
                 show(doing)
-                client = self.cli.client()
-                return client.wait_for_operation(self.kind, self.trigger_id, self.job_id, timeout_s=timeout_s)
+                return self.cli.client().wait_for_operation(
+                    self.kind,
+                    self.trigger_id,
+                    self.job_id,
+                    timeout_s=timeout_s,
+                    on_wait=lambda: show(self._so_far(doing)),
+                )
         except OperationFailed as error:
             if self.job_id is None or not telling_line(error.stack_trace).startswith(UNKNOWN_JOB):
                 raise
@@ -67,6 +76,22 @@ class StartedOperation:
         except KeyboardInterrupt:
             self.cli.output.note(f"the {self.kind} goes on as operation {self.trigger_id}")
             raise
+
+    def _so_far(self, doing: str) -> str:
+        """How far the latest snapshot of this kind has come, where the session tells it."""
+        latest = self.snapshot(lambda item: item.is_savepoint == (self.kind == "savepoint"))
+        if latest is None or latest.progress_size is None:
+            return doing
+        subtasks = f"{latest.num_acknowledged} of {latest.num_subtasks} subtasks"
+        return f"{doing}: {subtasks}, {size_text(latest.progress_size)} so far"
+
+    def snapshot(self, wanted: Callable[[Checkpoint], bool]) -> Checkpoint | None:
+        """The job's newest in the history, if there is one; nothing that an operation depends on."""
+        if self.job_id is None:
+            return None
+        with suppress(CkptClientError):
+            return next(filter(wanted, self.cli.client().checkpoint_statistics(self.job_id).history), None)
+        return None
 
 
 def _about_the_job(cli: Cli, job_id: str) -> CkptClientError:
@@ -127,7 +152,14 @@ def stop(
 
 def _tell_location(operation: StartedOperation, doing: str, detached: bool, timeout_s: float | None) -> None:
     if status := operation.wait(doing, detached, timeout_s):
-        document = {"trigger_id": operation.trigger_id, "location": status.location}
+        taken = operation.snapshot(lambda item: item.external_path == status.location)
+        document: dict[str, object] = {"trigger_id": operation.trigger_id, "location": status.location}
+        if taken is not None and taken.incremental is not None:  # Flink does not tell
+            document |= {name: getattr(taken, name) for name in ("incremental", "checkpointed_size", "reused_size")}
+            written = f"{size_text(taken.checkpointed_size)} written"
+            how = f"incremental: {written}, {size_text(taken.reused_size)} duplicated"
+            if not operation.cli.output.as_json:
+                operation.cli.output.note(how if taken.incremental else f"full: {written}")
         operation.cli.output.result(document, str(status.location))
 
 

@@ -72,6 +72,14 @@ def pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def parallelism(option: str, text: str) -> tuple[str | None, int]:
+    """``N``, or ``VERTEX=N``."""
+    vertex, separator, number = text.rpartition("=")
+    if not number.strip().isdecimal() or (separator and not vertex.strip()):
+        raise typer.BadParameter(f"{option}: {text!r} is not acceptable, it must be N or VERTEX=N")
+    return (vertex.strip() if separator else None), int(number)
+
+
 def _with_files(option: str, texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
         if not text.startswith("@"):

@@ -37,8 +37,10 @@ class TaskCheckpoint(Struct, frozen=True):
 class Checkpoint(Struct, frozen=True, kw_only=True):
     """One checkpoint or savepoint. ``status`` is IN_PROGRESS, COMPLETED or FAILED.
 
-    ``tasks`` is filled by ``checkpoint_details`` alone. ``deadline_ms`` is when a pending one would expire, where
-    the server tells it.
+    ``tasks`` is filled by ``checkpoint_details`` alone. Not every server tells the following: whether it is
+    ``incremental``, that is builds upon files of completed checkpoints, of which it refers to ``reused_size`` bytes or
+    has duplicated them; how much of a pending one is in storage (``progress_size``), and when that would expire
+    (``deadline_ms``).
     """
 
     id: int
@@ -50,6 +52,9 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     latest_ack_ms: int = field(name="latest_ack_timestamp")
     state_size: int
     checkpointed_size: int
+    incremental: bool | None = None
+    reused_size: int = 0
+    progress_size: int | None = None
     duration_ms: int = field(name="end_to_end_duration")
     num_subtasks: int
     num_acknowledged: int = field(name="num_acknowledged_subtasks")

@@ -90,6 +90,8 @@ class _Methods:
     checkpoint_config = _Method(requests.checkpoint_config)
     patch_checkpoint_config = _Method(requests.patch_checkpoint_config)
     reset_checkpoint_config = _Method(requests.reset_checkpoint_config)
+    resource_requirements = _Method(requests.resource_requirements)
+    rescale = _Method(waiting.rescale)
     trigger_checkpoint = _Method(requests.trigger_checkpoint)
     trigger_savepoint = _Method(requests.trigger_savepoint)
     stop_with_savepoint = _Method(requests.stop_with_savepoint)

@@ -93,7 +93,7 @@ class IoMetrics(Struct, frozen=True, rename="kebab"):
 
 
 class Subtask(Struct, frozen=True, kw_only=True):
-    """One subtask of a vertex."""
+    """One subtask of a vertex. ``durations_ms`` says how long its present attempt has been in each state."""
 
     index: int = field(name="subtask")
     state: str = field(name="status")
@@ -101,6 +101,7 @@ class Subtask(Struct, frozen=True, kw_only=True):
     endpoint: str = ""
     start_time_ms: int = field(name="start-time")
     end_time_ms: int = field(name="end-time")
+    durations_ms: dict[str, int] = field(name="status-duration", default_factory=dict)
     io: IoMetrics = field(name="metrics")
 
 

@@ -66,6 +66,7 @@ class Call(Generic[T_co]):
     feature: str | None = None
 
 
+_RESCALE = "live rescale, changes of a running job's resource requirements"
 _FLIP_571 = "FLIP-571, changes of a running job's checkpoint configuration"
 
 
@@ -246,6 +247,31 @@ def reset_checkpoint_config(job_id: str) -> Call[CheckpointConfig]:
     """Return to the submitted checkpoint configuration."""
     path = _job(job_id, "/checkpoints/configuration")
     return Call("DELETE", path, read_config, feature=_FLIP_571)
+
+
+def resource_requirements(job_id: str) -> Call[dict[str, int]]:
+    """The parallelism that each vertex has or is being brought to, by vertex id."""
+    return Call("GET", _requirements(job_id), _upper_bounds, feature=_RESCALE)
+
+
+def update_resource_requirements(job_id: str, parallelism: Mapping[str, int | tuple[int, int]]) -> Call[None]:
+    """Rescale a running job; of each vertex, by its id, the parallelism or a lower and an upper bound of it.
+
+    Answered when it is done; the same again joins the one in progress.
+    """
+    bounds = {vertex: (wanted, wanted) if isinstance(wanted, int) else wanted for vertex, wanted in parallelism.items()}
+    body = {
+        vertex: {"parallelism": {"lowerBound": lower, "upperBound": upper}} for vertex, (lower, upper) in bounds.items()
+    }
+    return Call("PUT", _requirements(job_id), _nothing, body=body, feature=_RESCALE)
+
+
+def _requirements(job_id: str) -> str:
+    return _job(job_id, "/resource-requirements")
+
+
+def _upper_bounds(document: Any) -> dict[str, int]:
+    return {vertex: read(wanted["parallelism"]["upperBound"], int) for vertex, wanted in document.items()}
 
 
 def trigger_checkpoint(job_id: str, *, full: bool = False, trigger_id: str | None = None) -> Call[str]:

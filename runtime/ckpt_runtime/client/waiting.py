@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -205,17 +205,36 @@ def wait_for_operation(
     *,
     timeout_s: float | None,
     poll_interval_s: float = DEFAULT_POLL_INTERVAL_S,
+    on_wait: Callable[[], None] | None = None,
 ) -> Steps[OperationStatus]:
-    """Poll until the operation is done. Raises :class:`OperationFailed`, :class:`WaitTimeout`."""
+    """Poll until the operation is done. Raises :class:`OperationFailed`, :class:`WaitTimeout`.
+
+    ``on_wait`` is called whenever it is not done yet.
+    """
     call = requests.operation_status(kind, trigger_id, job_id)
 
     def look(patience_s: float) -> Steps[OperationStatus | None]:
         status = yield from patiently(call, patience_s)
         if status.failure is not None:
             raise OperationFailed(status.failure.exception, status.failure.message, status.failure.stack_trace)
+        if not status.done and on_wait is not None:
+            on_wait()
         return status if status.done else None
 
     return watch(look, f"The {kind} operation {trigger_id}", timeout_s, poll_interval_s)
+
+
+def rescale(
+    job_id: str, parallelism: Mapping[str, int | tuple[int, int]], *, timeout_s: float | None = None
+) -> Steps[None]:
+    """Bring the vertices, all of them by id, to these parallelisms, or within (lower, upper) bounds of them.
+
+    Returns when that is stored and being deployed. It may take longer than one request: after a lost answer the same
+    request joins the one in progress. Raises :class:`Conflict` with the reason when the job goes on as it was.
+    """
+    call = requests.update_resource_requirements(job_id, parallelism)
+    deadline = Deadline.after(timeout_s)
+    yield from persistent(lambda: patiently(call, DEFAULT_PATIENCE_S), deadline, passing=is_outcome_unknown)
 
 
 def wait_for_state(

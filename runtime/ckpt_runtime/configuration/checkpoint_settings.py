@@ -81,6 +81,7 @@ CHECKPOINT_SETTINGS = (
         "maxInflightDataBytes",
         (1, MAX_LONG),
     ),
+    CheckpointSetting("incremental", Options.INCREMENTAL),
     CheckpointSetting("retained", Options.NUM_RETAINED),
     CheckpointSetting("retention", Options.EXTERNALIZED_RETENTION),
     CheckpointSetting(

@@ -40,6 +40,13 @@ class RecoveryClaimMode(StrEnum):
     CLAIM = "CLAIM"
 
 
+class SavepointDuplication(StrEnum):
+    """Whether a savepoint may hold the very blocks on disk that a checkpoint has."""
+
+    FASTEST = "FASTEST"
+    COPY = "COPY"
+
+
 class CheckpointingOptions:
     """When checkpoints are taken, how, where they go and how many are kept."""
 
@@ -77,6 +84,23 @@ class CheckpointingOptions:
         0,
         "Consecutive failed checkpoints that the job survives.",
         changeability=Changeability.LIVE,
+    )
+    INCREMENTAL = ConfigOption(
+        "execution.checkpointing.incremental",
+        BOOLEAN,
+        False,
+        "Checkpoints write only what has changed since the last completed one, and native savepoints duplicate the "
+        "files that a completed checkpoint has in storage already. Has an effect with backends whose snapshots are "
+        "made of several files, as RocksDB's are; the in-memory backend always writes all of its state.",
+        fallback_keys=("state.backend.incremental",),
+    )
+    SAVEPOINT_DUPLICATION = ConfigOption(
+        "execution.checkpointing.savepoint-duplication",
+        EnumType(SavepointDuplication),
+        SavepointDuplication.FASTEST,
+        "How an incremental native savepoint duplicates files of checkpoints. FASTEST: a reflink, a hard link, a copy "
+        "within the object store, or a copy through the worker, whatever works first. COPY: never a link; a file that "
+        "is damaged in the checkpoint directory is then not damaged in the savepoint.",
     )
     MODE = ConfigOption(
         "execution.checkpointing.mode",

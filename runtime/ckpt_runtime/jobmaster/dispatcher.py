@@ -58,9 +58,9 @@ from ckpt_runtime.jobmaster.operations import OperationStore
 from ckpt_runtime.jobmaster.planning import Planner, entry_of
 from ckpt_runtime.jobmaster.program_store import ProgramStore
 from ckpt_runtime.jobmaster.request_checks import (
+    check_backend,
     check_directories,
     check_fits,
-    check_format,
     check_target,
     checkpoint_directory,
     given_configuration,
@@ -75,6 +75,7 @@ from ckpt_runtime.jobmaster.stored_submissions import forget_result, store_job
 from ckpt_runtime.jobmaster.stranded_jobs import StrandedJobs
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.snapshots.snapshot import disposal_of, open_snapshot
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.claims import Claimant, ClaimedError
@@ -295,6 +296,8 @@ class Dispatcher:
             await asyncio.get_running_loop().run_in_executor(self._pools.planning, fits)
         configuration = Configuration.merge(self._configuration, given)
         check_directories(configuration)
+        if savepoint is not None:
+            check_backend(savepoint, configuration, request)
         submission = JobSubmission(
             job_id=job_id,
             graph=graph,
@@ -466,6 +469,12 @@ class Dispatcher:
             raise JobTerminated(job_id, job.status, message)
         self._living_job(job_id).cancel()
 
+    async def resource_requirements(self, job_id: str) -> Mapping[str, ParallelismBounds]:
+        return self._living_job(job_id).resource_requirements()
+
+    async def update_resource_requirements(self, job_id: str, bounds: Mapping[str, ParallelismBounds]) -> None:
+        await self._living_job(job_id).rescale(bounds)
+
     # --- checkpoints
 
     async def checkpoint_statistics(self, job_id: str) -> CheckpointStatsSnapshot:
@@ -502,7 +511,6 @@ class Dispatcher:
         if self._operations.knows(operation, job_id, trigger_id):
             return trigger_id or ""
         job = self._living_job(job_id)
-        check_format(savepoint_format)
         check_target(directory)
         return self._operations.start(
             operation, job_id, trigger_id, lambda: job.trigger_savepoint(directory, savepoint_format, cancel_job)
@@ -520,7 +528,6 @@ class Dispatcher:
         if self._operations.knows(operation, job_id, trigger_id):
             return trigger_id or ""
         job = self._living_job(job_id)
-        check_format(savepoint_format)
         check_target(directory)
         return self._operations.start(
             operation, job_id, trigger_id, lambda: job.stop_with_savepoint(directory, savepoint_format, drain)

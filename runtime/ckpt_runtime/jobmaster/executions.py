@@ -134,7 +134,7 @@ class ExecutionGraph:
             vertex_id=vertex.id,
             name=vertex.name,
             parallelism=vertex.parallelism,
-            max_parallelism=vertex.max_parallelism,
+            max_parallelism=vertex.greatest_parallelism,
             status=_aggregate([subtask.state for subtask in subtasks]),
             start_time_ms=min(started, default=NOT_YET),
             end_time_ms=NOT_YET if NOT_YET in ended else max(ended),

@@ -20,6 +20,7 @@ from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.scheduler.replacement import ParallelismBounds
 
 if TYPE_CHECKING:
     from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
@@ -110,6 +111,10 @@ class InvalidRequest(GatewayError):
         self.field = field
 
 
+class RequirementsRefused(GatewayError):
+    """A job cannot run with these bounds of its vertices' parallelism; a line for each thing that is wrong."""
+
+
 class SubmissionFailed(GatewayError):
     """The pipeline's entry point raised, its plan is wrong, or the snapshot to restore from cannot be used."""
 
@@ -123,6 +128,13 @@ class UpdateInProgress(Conflict):
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"Another update of the configuration of job {job_id} is in progress")
+
+
+class RescaleInProgress(Conflict):
+    """One rescale of a job after the other."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"Another rescale of job {job_id} is in progress")
 
 
 class JobTerminated(Conflict):
@@ -453,6 +465,18 @@ class DispatcherGateway(Protocol):
 
     async def delete_checkpoint_config_overrides(self, job_id: str) -> EffectiveCheckpointConfig:
         """Return to the submitted values. Raises :class:`UpdateInProgress`, :class:`JobTerminated`."""
+        ...
+
+    async def resource_requirements(self, job_id: str) -> Mapping[str, ParallelismBounds]:
+        """By vertex id."""
+        ...
+
+    async def update_resource_requirements(self, job_id: str, bounds: Mapping[str, ParallelismBounds]) -> None:
+        """Rescale a job: get the slots, take a checkpoint, persist, then apply, then return.
+
+        Raises :class:`RequirementsRefused`, :class:`RescaleInProgress`, :class:`JobTerminated`, and :class:`Conflict`
+        with the reason when the job goes on as it was.
+        """
         ...
 
     async def default_savepoint_directory(self, job_id: str) -> str | None: ...

@@ -56,7 +56,12 @@ class JobHost(Protocol):
         """Calls in a thread, then ``answer``. The result raises StorageError when the call was not begun or hangs."""
 
     def acquire_slots(
-        self, owner: SlotOwner, count: int, held: list[Slot], answer: Callable[[Result[list[Slot]]], None]
+        self,
+        owner: SlotOwner,
+        count: int,
+        held: list[Slot],
+        answer: Callable[[Result[list[Slot]]], None],
+        least: int | None = None,
     ) -> Cancellable:
         """As ``SlotPool.acquire``. Nothing is answered after a cancellation."""
 
@@ -97,9 +102,14 @@ class LoopHost:
         future.add_done_callback(partial(_pass_on, answer))
 
     def acquire_slots(
-        self, owner: SlotOwner, count: int, held: list[Slot], answer: Callable[[Result[list[Slot]]], None]
+        self,
+        owner: SlotOwner,
+        count: int,
+        held: list[Slot],
+        answer: Callable[[Result[list[Slot]]], None],
+        least: int | None = None,
     ) -> Cancellable:
-        task = self._loop.create_task(self._slots.acquire(owner, count, held))
+        task = self._loop.create_task(self._slots.acquire(owner, count, held, least))
         self._tasks.add(task)  # the loop itself keeps none
         task.add_done_callback(self._tasks.discard)
         return _SlotRequest(task, self._slots, owner, held, answer)

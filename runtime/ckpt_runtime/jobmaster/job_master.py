@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ckpt_runtime.checkpoint import effects as checkpoint_out
@@ -24,6 +25,7 @@ from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.executions import ExecutionGraph
 from ckpt_runtime.jobmaster.gateway import (
     CheckpointKind,
+    Conflict,
     EffectiveCheckpointConfig,
     ExceptionHistory,
     ExecutionResult,
@@ -34,6 +36,8 @@ from ckpt_runtime.jobmaster.gateway import (
     JobTerminated,
     NotReady,
     OperationStatus,
+    RequirementsRefused,
+    RescaleInProgress,
     UpdateInProgress,
 )
 from ckpt_runtime.jobmaster.job_host import LoopHost
@@ -54,11 +58,12 @@ from ckpt_runtime.scheduler.core_events import (
     JobOutput,
     LeadershipLost,
     PatchRequested,
+    RescaleRequested,
 )
 from ckpt_runtime.scheduler.job_core import JobCore, JobPlan
 from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_status import JobStatus
-from ckpt_runtime.scheduler.replacement import subtasks_of
+from ckpt_runtime.scheduler.replacement import ParallelismBounds, subtasks_of
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.crash_points import reach
 from ckpt_runtime.storage.errors import StorageError
@@ -89,6 +94,7 @@ class JobMaster:
         )
         self._asked: set[asyncio.Future[JobOutput]] = set()
         self._stopping: dict[tuple[str, SavepointFormat, bool], asyncio.Future[OperationStatus]] = {}
+        self._rescaling: tuple[Mapping[str, ParallelismBounds], asyncio.Task[None]] | None = None
 
     # --- wishes
 
@@ -212,6 +218,41 @@ class JobMaster:
                 raise NotReady(answer.message)
         reach("patch-applied")
         return self.checkpoint_config()
+
+    def resource_requirements(self) -> dict[str, ParallelismBounds]:
+        """The parallelism that the job has, or that it is being brought to: both bounds are that."""
+        graph = self._shell.core.wanted_graph
+        return {vertex.id: ParallelismBounds(vertex.parallelism, vertex.parallelism) for vertex in graph.vertices}
+
+    async def rescale(self, bounds: Mapping[str, ParallelismBounds]) -> None:
+        """Returns when the new parallelism is stored and the job is being deployed with it.
+
+        The same rescale again while it is in progress is that one, whoever asks.
+        Raises as ``DispatcherGateway.update_resource_requirements``.
+        """
+        if self._rescaling is None or self._rescaling[0] != bounds or self._rescaling[1].done():
+            rescaling = self._loop.create_task(self._rescale(bounds))
+            if self._rescaling is None or self._rescaling[1].done():
+                self._rescaling = (bounds, rescaling)
+        else:
+            rescaling = self._rescaling[1]
+        await asyncio.shield(rescaling)
+
+    async def _rescale(self, bounds: Mapping[str, ParallelismBounds]) -> None:
+        request_id = uuid.uuid4().hex
+        answer = await self._ask(request_id, RescaleRequested(request_id, bounds))
+        assert isinstance(answer, ChangeAnswered)
+        match answer.outcome:
+            case ChangeOutcome.BUSY:
+                raise RescaleInProgress(self._submission.job_id)
+            case ChangeOutcome.REFUSED:
+                raise RequirementsRefused(answer.message)
+            case ChangeOutcome.NOT_NOW | ChangeOutcome.NOT_STORED:
+                raise Conflict(answer.message)
+            case ChangeOutcome.JOB_ENDED:
+                raise JobTerminated(self._submission.job_id, self._shell.core.machine.status)
+            case ChangeOutcome.UNKNOWN:
+                raise NotReady(answer.message)
 
     async def _ask(self, request_id: str, event: JobInput) -> JobOutput:
         future: asyncio.Future[JobOutput] = self._loop.create_future()

@@ -15,6 +15,7 @@ from typing import Any
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
+from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.storage.checkpoint_pointer_store import CheckpointPointer
 from ckpt_runtime.storage.crash_points import reach
 from ckpt_runtime.storage.disposal import SnapshotDisposal
@@ -73,6 +74,13 @@ class JobRecord:
     def settle_overrides(self) -> str | None:
         """Writes what is stored again and returns it: no earlier write can take effect after that."""
         return self._overrides
+
+    def store_graph(self, graph: JobGraph) -> None:
+        """Every later driver runs this one."""
+
+    def settle_graph(self, graph: JobGraph) -> bool:
+        """As :meth:`settle_overrides`; whether ``graph`` is what is stored."""
+        return True
 
     def keep_failures(self, failures: Sequence[Mapping[str, Any]]) -> None:
         """Replaces the exception history that a later driver shows."""
@@ -143,6 +151,15 @@ class DurableRecord(JobRecord):
     def settle_overrides(self) -> str | None:
         with self._writing():
             return self._store.jobs.update(self._job_id, lambda job: job, always=True).checkpoint_overrides
+
+    def store_graph(self, graph: JobGraph) -> None:
+        with self._writing():
+            self._store.jobs.update(self._job_id, lambda job: replace(job, graph=graph.to_json()))
+
+    def settle_graph(self, graph: JobGraph) -> bool:
+        with self._writing():
+            stored = self._store.jobs.update(self._job_id, lambda job: job, always=True)
+        return JobGraph.from_json(stored.graph) == graph
 
     def keep_failures(self, failures: Sequence[Mapping[str, Any]]) -> None:
         with self._writing():

@@ -14,22 +14,23 @@ from functools import partial
 
 from ckpt_runtime.checkpoint import effects as checkpoint_out
 from ckpt_runtime.checkpoint import events as checkpoint_on
-from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
 from ckpt_runtime.checkpoint.events import TimerId
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
-from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
+from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStatsSnapshot
 from ckpt_runtime.configuration.cluster_options import CpuPinning, TaskManagerOptions
 from ckpt_runtime.jobmaster.checkpoint_settings import shown_settings
 from ckpt_runtime.jobmaster.consequences import Consequences
 from ckpt_runtime.jobmaster.deployment_planner import place, plan_deployments
 from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig, ExecutionState
 from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost, Pool, Result
+from ckpt_runtime.jobmaster.job_slots import JobSlots
 from ckpt_runtime.jobmaster.job_view import JobView
 from ckpt_runtime.jobmaster.sink_clean_up import sink_lineages, sink_outputs
-from ckpt_runtime.jobmaster.slots import Slot, SlotsUnavailableError
+from ckpt_runtime.jobmaster.slots import Slot
 from ckpt_runtime.jobmaster.snapshot_references import References
 from ckpt_runtime.jobmaster.storage_effects import StorageEffects, backoff_ms
+from ckpt_runtime.jobmaster.stored_changes import carry_out, pause_before_ms, unconfirmed
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.network.control_messages import (
@@ -39,6 +40,7 @@ from ckpt_runtime.network.control_messages import (
     DeploymentFailed,
     DeploymentMessage,
     EndOfDataReached,
+    SnapshotProgress,
     TaskFailure,
     TaskMessage,
     TaskStateChanged,
@@ -54,13 +56,10 @@ from ckpt_runtime.scheduler.job_events import FailureInfo, JobEvent
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.crash_points import reach
-from ckpt_runtime.storage.errors import AmbiguousWriteError, NotFoundError, StorageError
+from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.leader_store import NotLeaderError
 
 logger = logging.getLogger(__name__)
-
-UNKNOWN_PAUSE_MS = 200.0
-_SETTLE_PAUSE_MS = 30_000.0
 
 Answer = Callable[[JobOutput], None]
 
@@ -99,8 +98,7 @@ class JobShell:
         self._inbox: deque[JobInput] = deque()
         self._busy = False
         self._closed = False
-        self._slots: list[Slot] = []
-        self._acquiring: Cancellable | None = None
+        self._slots = JobSlots(host, self, self.tell)
         self._timers: dict[TimerId | str, Cancellable] = {}
         self._answers: dict[str, Answer] = {}
         self._failures_changed = False
@@ -152,7 +150,7 @@ class JobShell:
     def close(self) -> None:
         """This driver ends: nothing is waited for."""
         self._closed = True
-        self._stop_acquiring()
+        self._slots.close()
         self._drop_timers()
         self.storage.close()
 
@@ -160,8 +158,8 @@ class JobShell:
         match output:
             case job_out.StatusChanged():
                 self.view.status_changed(output)
-            case job_out.AcquireSlots(attempt):
-                self._acquire_slots(attempt)
+            case job_out.AcquireSlots() | core.ReserveSlots() | core.ReleaseReserve():
+                self._arrange_slots(output)
             case core.DeployTasks():
                 self._deploy(output)
             case job_out.CancelTasks(executions):
@@ -174,8 +172,9 @@ class JobShell:
                 self._record_attempt(attempt)
             case core.StoreResult():
                 self._store_result(output)
-            case core.StoreOverrides() | core.SettleOverrides():
-                self._store_overrides(output)
+            case core.StoreOverrides() | core.SettleOverrides() | core.StoreGraph() | core.SettleGraph():
+                call = partial(carry_out, self._record, output)
+                self._in_pool(call, partial(unconfirmed, output), pause_before_ms(output))
             case checkpoint_out.ShutdownComplete(keeps_nothing):
                 self._shut_down(keeps_nothing)
             case _:
@@ -264,34 +263,29 @@ class JobShell:
 
     # --- slots and deployment
 
-    def _acquire_slots(self, attempt: int) -> None:
-        self._stop_acquiring()
-        count = self.core.graph.slots
-        self._acquiring = self._host.acquire_slots(self, count, self._slots, partial(self._slots_answered, attempt))
-
-    def _slots_answered(self, attempt: int, result: Result[list[Slot]]) -> None:
-        self._acquiring = None
-        try:
-            self._slots = result()
-        except SlotsUnavailableError as error:
-            self._release_slots()
-            self.tell(job_on.SlotsFailed(attempt, FailureInfo("NoResourceAvailableException", str(error))))
-        else:
-            self.tell(job_on.SlotsAcquired(attempt))
+    def _arrange_slots(self, order: job_out.AcquireSlots | core.ReserveSlots | core.ReleaseReserve) -> None:
+        match order:
+            case job_out.AcquireSlots(attempt):
+                self._slots.acquire(attempt, self.core.graph.slots)
+            case core.ReserveSlots():
+                self._slots.reserve(order)
+            case core.ReleaseReserve():
+                self._slots.release_reserve()
 
     def _deploy(self, order: core.DeployTasks) -> None:
         self.view.deploying(order)
         # A slot that this job has heard of as lost is not among them any more.
-        gone = any(slot.lost or slot.worker is None for slot in self._slots)
-        if gone or len(self._slots) < order.graph.slots:
+        slots = self._slots.held
+        gone = any(slot.lost or slot.worker is None for slot in slots)
+        if gone or len(slots) < order.graph.slots:
             cause = FailureInfo("SlotLostException", "a slot was lost before the deployment")
             for execution in order.executions:
                 self._task_failed(execution, cause)
             return
         submission = self._submission
-        crowded = any(self._host.slots_in_use(slot.host) > len(slot.cpus) for slot in self._slots)
+        crowded = any(self._host.slots_in_use(slot.host) > len(slot.cpus) for slot in slots)
         pin = order.configuration.get(TaskManagerOptions.CPU_PINNING) is CpuPinning.AUTO and not crowded
-        workers = [(slot.host, slot.worker.data_address, slot.cpus) for slot in self._slots if slot.worker is not None]
+        workers = [(slot.host, slot.worker.data_address, slot.cpus) for slot in slots if slot.worker is not None]
         deployments = plan_deployments(
             submission.job_id,
             order.graph,
@@ -303,8 +297,8 @@ class JobShell:
             sinks=sink_lineages(order.graph, submission.seed, order.lineage, submission.ended_jobs, order.savepoint_id),
         )
         reach("deploy-before")
-        self._tasks.deploy(self._slots, deployments)
-        self.view.deployed(self._slots)
+        self._tasks.deploy(slots, deployments)
+        self.view.deployed(slots)
 
     def _cancel_tasks(self, executions: tuple[ExecutionId, ...]) -> None:
         by_slot: dict[int, list[ExecutionId]] = {}
@@ -315,17 +309,6 @@ class JobShell:
             if not self._tasks.cancel(subtask):
                 for execution in gone:
                     self._task_canceled(execution)
-
-    def _stop_acquiring(self) -> None:
-        if self._acquiring is not None:
-            self._acquiring.cancel()
-            self._acquiring = None
-
-    def _release_slots(self) -> None:
-        slots, self._slots = self._slots, []
-        for slot in slots:
-            if not slot.lost:
-                self._host.release_slot(slot)
 
     # --- the owner of slots: what becomes of workers, and what they say
 
@@ -340,7 +323,7 @@ class JobShell:
 
     def slot_lost(self, slot: Slot, reason: str) -> None:
         self.worker_lost(slot, reason)
-        self._slots = [known for known in self._slots if known is not slot]
+        self._slots.lost(slot, reason)
 
     def worker_message(self, slot: Slot, message: DeploymentMessage) -> None:
         """Raises MalformedMessageError when the message names a subtask that was not deployed to the slot."""
@@ -350,6 +333,8 @@ class JobShell:
         match message:
             case WorkerHeartbeat():
                 self.view.executions.measured(message.tasks)
+                for snapshot in message.snapshots:
+                    self._snapshot_progress(snapshot)
             case DeploymentFailed():
                 self._reported_failure(index, self._alive_in(index), message.failure)
             case Canceled():
@@ -360,6 +345,11 @@ class JobShell:
             case _:
                 attempt = self.core.machine.attempt
                 self._task_message(ExecutionId(message.vertex_id, message.subtask, attempt), message)
+
+    def _snapshot_progress(self, snapshot: SnapshotProgress) -> None:
+        execution = ExecutionId(snapshot.vertex_id, snapshot.subtask, self.core.machine.attempt)
+        metrics = CheckpointMetrics(checkpointed_size=snapshot.written_size, reused_size=snapshot.duplicated_size)
+        self.tell(checkpoint_on.ProgressReported(snapshot.checkpoint_id, execution, metrics))
 
     def _task_message(self, execution: ExecutionId, message: TaskMessage) -> None:
         match message:
@@ -439,35 +429,6 @@ class JobShell:
 
         self._in_pool(record, failed)
 
-    def _store_overrides(self, order: core.StoreOverrides | core.SettleOverrides) -> None:
-        request_id = order.request_id
-        change: Callable[[], str | None]
-        if isinstance(order, core.StoreOverrides):
-            change = partial(self._record.change_overrides, order.change)
-            pause_ms = order.attempt * UNKNOWN_PAUSE_MS
-        else:
-            change = self._record.settle_overrides
-            pause_ms = min(_SETTLE_PAUSE_MS, UNKNOWN_PAUSE_MS * 2 ** min(order.attempt + 1, 10))
-
-        def store() -> JobInput:
-            reach("patch-before")
-            text = change()
-            reach("patch-persisted")
-            return core.OverridesStored(request_id, text)
-
-        def failed(error: Exception) -> JobInput:
-            match error:
-                case CheckpointConfigurationError():
-                    return core.OverridesRefused(request_id, str(error))
-                case AmbiguousWriteError():
-                    return core.ChangeUnknown(request_id, str(error))
-                case StorageError():
-                    text = f"the change could not be stored, nothing has changed: {error}"
-                    return core.ChangeNotStored(request_id, text, gone=isinstance(error, NotFoundError))
-            return core.ChangeUnknown(request_id, str(error))
-
-        self._in_pool(store, failed, pause_ms)
-
     def _record_failure(self, failure: core.RecordFailure) -> None:
         self.view.failed(failure)
         self._failures_changed = failure.durable
@@ -520,8 +481,7 @@ class JobShell:
     def _end(self, ended: job_out.JobEnded) -> None:
         self._ends_as = ended.status
         self.view.ended(ended.cause)
-        self._stop_acquiring()
-        self._release_slots()
+        self._slots.release_all()
         self._consequences.forget()
         self._tasks.close()
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from ckpt_runtime.checkpoint.channel_state_assignment import StateAssignmentError
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.checkpoint.state_assignment import assign_states, restored_max_parallelism
 from ckpt_runtime.configuration.checkpointing_options import (
     CheckpointingOptions,
@@ -19,6 +18,7 @@ from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import RESTORED_MAX_PARALLELISM
+from ckpt_runtime.configuration.state_options import StateBackendType, StateOptions
 from ckpt_runtime.configuration.validation import validate
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.gateway import InvalidRequest, RunRequest, SubmissionFailed
@@ -67,6 +67,17 @@ def check_fits(savepoint: CompletedCheckpoint, graph: JobGraph, request: RunRequ
         raise SubmissionFailed(f"cannot restore from {request.savepoint_path}: {error}") from error
 
 
+def check_backend(savepoint: CompletedCheckpoint, configuration: Configuration, request: RunRequest) -> None:
+    """A backend's own files are read by nothing else. Who registered a backend of his own knows which it is."""
+    backend = configuration.get(StateOptions.BACKEND_TYPE)
+    if savepoint.state_backend in set(StateBackendType) - {backend}:
+        raise SubmissionFailed(
+            f"cannot restore from {request.savepoint_path}: its keyed state has the native form of the state backend "
+            f"{savepoint.state_backend!r}, and {StateOptions.BACKEND_TYPE.key} is {backend.value!r}; only a savepoint "
+            "in canonical form changes the backend"
+        )
+
+
 def with_recovery_options(request: RunRequest) -> RunRequest:
     """What ``execution.state-recovery.*`` says counts where the request itself says nothing."""
     try:
@@ -82,12 +93,6 @@ def with_recovery_options(request: RunRequest) -> RunRequest:
         claim_mode=request.claim_mode if mode is RecoveryClaimMode.NO_CLAIM else mode,
         allow_non_restored_state=request.allow_non_restored_state or ignore,
     )
-
-
-def check_format(savepoint_format: SavepointFormat) -> None:
-    """Never takes another kind of savepoint than the one that was asked for."""
-    if savepoint_format is not SavepointFormat.NATIVE:
-        raise InvalidRequest("formatType", savepoint_format.value, "this version takes NATIVE savepoints")
 
 
 def check_target(directory: str) -> None:

@@ -108,41 +108,34 @@ class SlotPool:
         """Slots on a host that jobs hold."""
         return sum(1 for slot in self._slots.values() if slot.owner is not None and slot.host == host)
 
-    async def acquire(self, owner: SlotOwner, count: int, held: list[Slot]) -> list[Slot]:
+    async def acquire(self, owner: SlotOwner, count: int, held: list[Slot], least: int | None = None) -> list[Slot]:
         """``count`` living slots with a ready worker each, those in ``held`` first.
+
+        With ``least`` the owner can do without: it gets as many as the session can have, that many at least, and what
+        was launched for it in vain does not stand in the way of others.
 
         Raises SlotsUnavailableError when a stage cannot be launched or the request times out. Whatever is raised, what
         was taken is given back, and what was held stays the owner's, who may also give it back meanwhile.
         """
+        if least is not None and self._stages.capacity:
+            count = max(least, min(count, sum(not slot.lost for slot in held) + self.available))
         chosen = [slot for slot in held if not slot.lost][:count]
         for slot in chosen:
             if slot.worker is not None and slot.worker.failures >= MAX_FAILURES:
                 self.replace_worker(slot)
         taken: list[Slot] = []
-        launches = 0
+        launched: list[int] = []
         self._waiting_requests += 1
         try:
             async with asyncio.timeout(self._times.request_timeout_s):
-                while True:
-                    chosen = [slot for slot in chosen if not slot.lost and slot.owner is owner]
-                    for slot in self._slots.values():
-                        if len(chosen) < count and slot.owner is None:
-                            slot.owner = owner
-                            chosen.append(slot)
-                            taken.append(slot)
-                    if len(chosen) == count and all(slot.worker is not None for slot in chosen):
-                        return chosen
-                    if len(chosen) < count and not self._stages.launching:
-                        await asyncio.sleep(_pause_before(launches))
-                        launches += 1
-                        self._stages.launch(count - len(chosen))
-                    async with self._changed:
-                        await self._changed.wait()
-                    self._stages.raise_failure()
+                await self._gather(owner, count, chosen, taken, launched)
+            return chosen
         except BaseException as error:
             for slot in taken:
                 if slot.owner is owner:
                     self.release(slot)
+            if least is not None:
+                self._abandon(launched)
             if isinstance(error, TimeoutError):
                 raise SlotsUnavailableError(
                     f"{count} slots were not available within {self._times.request_timeout_s:g} s "
@@ -152,6 +145,33 @@ class SlotPool:
             raise
         finally:
             self._waiting_requests -= 1
+
+    async def _gather(
+        self, owner: SlotOwner, count: int, chosen: list[Slot], taken: list[Slot], launched: list[int]
+    ) -> None:
+        """Until ``chosen`` is complete; notes which free slots were taken, and which stages launched, for it."""
+        while True:
+            chosen[:] = [slot for slot in chosen if not slot.lost and slot.owner is owner]
+            for slot in self._slots.values():
+                if len(chosen) < count and slot.owner is None:
+                    slot.owner = owner
+                    chosen.append(slot)
+                    taken.append(slot)
+            if len(chosen) == count and all(slot.worker is not None for slot in chosen):
+                return
+            if len(chosen) < count and not self._stages.launching:
+                await asyncio.sleep(_pause_before(len(launched)))
+                launched.append(self._stages.launch(count - len(chosen)))
+            async with self._changed:
+                await self._changed.wait()
+            self._stages.raise_failure()
+
+    def _abandon(self, launched: list[int]) -> None:
+        """Stages that are still on their way would keep those from coming that somebody waits for."""
+        for stage_id in launched:
+            if self._stages.is_open(stage_id) and not self._stages.is_complete(stage_id):
+                self._end_stage(stage_id, "nobody waits for its slots any more", keep_workers=False)
+                self._stages.cancel(stage_id)
 
     def release(self, slot: Slot) -> None:
         """Gives a slot back. Its worker ran a job's code, so the next job gets a fresh process."""

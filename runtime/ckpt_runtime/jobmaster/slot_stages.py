@@ -73,8 +73,8 @@ class SlotStages:
         """Whether agents of a launched stage have not registered yet."""
         return any(not stage.complete and not stage.ending for stage in self._stages.values())
 
-    def launch(self, slots: int) -> None:
-        """Raises SlotsUnavailableError."""
+    def launch(self, slots: int) -> int:
+        """Returns the stage's id. Raises SlotsUnavailableError."""
         stage_id, self._next = self._next, self._next + 1
         self._stages[stage_id] = _Stage(slots)
         self._failures.clear()  # of launches that nobody waited for in the end
@@ -84,6 +84,7 @@ class SlotStages:
         except Exception as error:
             del self._stages[stage_id]
             raise SlotsUnavailableError(f"the barrier stage could not be launched: {error}") from error
+        return stage_id
 
     def arrive(self, stage_id: int) -> bool:
         """An agent of the stage registers; False when nobody wants it any more."""

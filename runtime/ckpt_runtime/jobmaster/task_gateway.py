@@ -85,11 +85,12 @@ class TaskGateway:
         index = self.index_of(slot)
         if message.deployment != self.deployment or index is None or not self.lives(index):
             return None
-        named: Iterable[SubtaskKey] = ()
+        named: list[SubtaskKey] = []
         if isinstance(message, TaskMessage):
             named = [(message.vertex_id, message.subtask)]
         elif isinstance(message, WorkerHeartbeat):
             named = [(task.vertex_id, task.subtask) for task in message.tasks]
+            named += [(snapshot.vertex_id, snapshot.subtask) for snapshot in message.snapshots]
         for vertex_id, subtask in named:
             if (vertex_id, subtask) not in self._parts[index].tasks:
                 raise MalformedMessageError(

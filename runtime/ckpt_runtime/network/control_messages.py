@@ -101,6 +101,16 @@ class SubtaskMeasures(Struct, frozen=True):
     debloated_buffer_size: NonNegative | None = None
 
 
+class SnapshotProgress(Struct, frozen=True):
+    """How much of a subtask's snapshot is in storage by now, written and duplicated."""
+
+    vertex_id: str
+    subtask: NonNegative
+    checkpoint_id: NonNegative
+    written_size: NonNegative
+    duplicated_size: NonNegative
+
+
 class Following(Message, frozen=True):
     """Answers :class:`FollowAgent`."""
 
@@ -110,6 +120,7 @@ class WorkerHeartbeat(Message, frozen=True):
 
     deployment: int
     tasks: tuple[SubtaskMeasures, ...] = ()
+    snapshots: tuple[SnapshotProgress, ...] = ()
 
 
 class DeploymentFailed(Message, frozen=True):

@@ -18,6 +18,7 @@ from ckpt_runtime.rest.handlers import (
     dashboard,
     jobs,
     pipelines,
+    rescaling,
     savepoints,
     vertices,
 )
@@ -65,7 +66,7 @@ def create_app(
     app.state.gateway = gateway
     app.state.max_upload_bytes = max_upload_bytes
     # checkpoint_config comes before checkpoints, whose ":triggerid" would match "configuration"
-    for room in (cluster, dashboard, pipelines, jobs, vertices, checkpoint_config, checkpoints, savepoints):
+    for room in (cluster, dashboard, pipelines, jobs, rescaling, vertices, checkpoint_config, checkpoints, savepoints):
         app.include_router(room.router)
     install_error_handlers(app)
     install_openapi(app, authenticated=token is not None)

@@ -24,6 +24,7 @@ _GATEWAY_STATUS: tuple[tuple[type[gateway.GatewayError], int], ...] = (
     (gateway.NotFound, 404),
     (gateway.Conflict, 409),
     (gateway.InvalidRequest, 400),
+    (gateway.RequirementsRefused, 400),
     (gateway.SubmissionFailed, 400),
     (gateway.NotReady, 503),
 )

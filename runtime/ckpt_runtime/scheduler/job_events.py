@@ -43,7 +43,7 @@ class StopRequested:
     request_id: str
     drain: bool = False
     target_directory: str | None = None
-    savepoint_format: SavepointFormat = SavepointFormat.CANONICAL
+    savepoint_format: SavepointFormat = SavepointFormat.NATIVE
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,8 +121,8 @@ class KeyedStateBackend(ABC):
     def snapshot(self, checkpoint_id: int, properties: CheckpointProperties) -> KeyedSnapshot:
         """The synchronous part: freezes the state in (near) constant time. Several may be in flight.
 
-        ``properties`` say whether it is a savepoint, in which format, and with ``is_incremental`` whether it may refer
-        to files of checkpoints whose completion was notified.
+        ``properties`` say whether it is a savepoint, in which format, and with ``is_incremental`` whether it may build
+        upon files of checkpoints whose completion was notified: refer to them, or as a savepoint duplicate them.
         """
 
     def notify_complete(self, checkpoint_id: int) -> None:

@@ -18,7 +18,7 @@ class SharedFiles:
     """By the backend's own names, whose content never changes.
 
     The subtask's thread begins checkpoints and hears what becomes of them; those that write snapshots do the rest.
-    Savepoints take no part: nothing may refer to their files, and their files are not told of here.
+    Savepoints take no part but that they duplicate: nothing may refer to their files, which are not told of here.
     """
 
     def __init__(self) -> None:
@@ -45,6 +45,11 @@ class SharedFiles:
                 for name, file in self._base.items()
                 if all(files is not None and files.get(name) == file for files in older)
             }
+
+    def duplicable(self) -> dict[str, StateFile]:
+        """What a savepoint may duplicate now: none of these files goes before it has ended."""
+        with self._lock:
+            return dict(self._base)
 
     def written(self, checkpoint_id: int, files: Mapping[str, StateFile]) -> None:
         """All shared files that the checkpoint refers to, new or not."""

@@ -6,7 +6,7 @@ or shared ones, and gets a handle for each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import BinaryIO, Protocol
 
@@ -30,6 +30,15 @@ class SnapshotFiles(Protocol):
 
     def shared(self) -> SnapshotFile:
         """A file that later checkpoints may refer to. In a savepoint, which shares nothing, it is a private one."""
+
+    def duplicate(self, file: StateFile) -> StateFile:
+        """A savepoint's own copy of a file of a completed checkpoint, made by the fastest means there is."""
+
+    def duplicate_all(self, files: Mapping[str, StateFile]) -> dict[str, StateFile]:
+        """The same of several at once, by the same names.
+
+        What could not be duplicated is missing, and is to be written anew.
+        """
 
 
 class KeyedSnapshot(Protocol):

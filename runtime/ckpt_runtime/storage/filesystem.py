@@ -51,7 +51,7 @@ class Location:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Location):
             return NotImplemented
-        return self.path == other.path and _same_filesystem(self.filesystem, other.filesystem)
+        return self.path == other.path and same_filesystem(self, other)
 
     def __hash__(self) -> int:
         return hash((type(self.filesystem), self.path))
@@ -97,7 +97,7 @@ class Location:
     def contains(self, other: Location) -> bool:
         """Whether ``other`` lies strictly below this directory, judged by the paths alone."""
         below = other.path.startswith(self.path.rstrip("/") + "/")
-        return below and _same_filesystem(self.filesystem, other.filesystem)
+        return below and same_filesystem(self, other)
 
 
 Identity = tuple[str | int, ...]
@@ -115,12 +115,13 @@ def identity(location: Location) -> Identity:
     return ("inode", found.st_dev, found.st_ino)
 
 
-def _same_filesystem(first: Any, second: Any) -> bool:
-    """Whether two file system objects are the same by kind and options; fsspec makes one object for each thread."""
+def same_filesystem(one: Location, other: Location) -> bool:
+    """Whether both lie on one file system, by its kind and options; fsspec makes one object for each thread."""
+    first, second = one.filesystem, other.filesystem
     if first is second or type(first) is not type(second):
         return first is second
     arguments = (first.storage_args, first.storage_options)
-    return arguments == (second.storage_args, second.storage_options)
+    return bool(arguments == (second.storage_args, second.storage_options))
 
 
 def is_plain_name(name: str) -> bool:

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from msgspec import structs
 
 from ckpt_runtime.checkpoint.properties import CheckpointOptions
 from ckpt_runtime.checkpoint.state_handles import StateFile
+from ckpt_runtime.storage.duplication import Duplicator, Means
 from ckpt_runtime.storage.errors import StorageError
-from ckpt_runtime.storage.filesystem import Location, delete_file, resolve
+from ckpt_runtime.storage.filesystem import Location, delete_file, naming, resolve
+from ckpt_runtime.storage.publish import fsync_directory
 from ckpt_runtime.storage.state_file_writer import StateFileWriter
+
+logger = logging.getLogger(__name__)
+
+DUPLICATED_AT_ONCE = 8
 
 
 class NewFiles:
     """The task's side of :class:`~ckpt_runtime.state.snapshots.SnapshotFiles`.
 
-    ``written_bytes`` is the content of all of them, inline or not; ``locations`` are those that became files.
+    ``written_bytes`` is the content of what was written, inline or not, and ``duplicated_bytes`` that of duplicates,
+    ``duplicated`` how many of them were made by which means; ``locations`` are those that became files.
     """
 
-    def __init__(self, options: CheckpointOptions, inline_threshold: int) -> None:
+    def __init__(self, options: CheckpointOptions, inline_threshold: int, *, copies_only: bool = False) -> None:
         self.directory = resolve(options.directory)
         self.written_bytes = 0
+        self.duplicated_bytes = 0
+        self.duplicated: Counter[Means] = Counter()
         self.locations: list[Location] = []
+        self._duplicator = Duplicator(self.directory, copies_only=copies_only)
+        self._lock = threading.Lock()
         self._threshold = inline_threshold
         self._shared = resolve(options.shared_directory) if options.shared_directory else None
 
@@ -36,6 +52,46 @@ class NewFiles:
         if self._shared is None:
             return self.private()
         return _NewFile(self, self._shared, self._threshold, name_prefix=f"{self.directory.name}-")
+
+    def duplicate(self, file: StateFile) -> StateFile:
+        """Raises :class:`StorageError` when it is not there any more, or cannot be duplicated."""
+        if file.inline is not None:
+            return file
+        duplicate = self._duplicate(resolve(file.path), file)
+        self._sync()
+        return duplicate
+
+    def duplicate_all(self, files: Mapping[str, StateFile]) -> dict[str, StateFile]:
+        found = {name: file for name, file in files.items() if file.inline is not None}
+        # Here and not in the threads: fsspec makes one object for each thread.
+        sources = {name: resolve(file.path) for name, file in files.items() if file.inline is None}
+
+        def duplicated(name: str) -> None:
+            try:
+                found[name] = self._duplicate(sources[name], files[name])
+            except StorageError as error:
+                logger.warning("it is written anew instead: %s", error)
+
+        if sources:
+            with ThreadPoolExecutor(min(DUPLICATED_AT_ONCE, len(sources)), "ckpt-duplicate") as pool:
+                list(pool.map(duplicated, sources))
+            self._sync()
+            by_means = ", ".join(f"{count} by {means}" for means, count in self.duplicated.items()) or "none"
+            logger.info("%s: files duplicated so far: %s", self.directory.url, by_means)
+        return found
+
+    def _duplicate(self, source: Location, file: StateFile) -> StateFile:
+        duplicate, means = self._duplicator.duplicate(source, file)
+        with self._lock:
+            self.locations.append(self.directory.child(duplicate.path))
+            self.duplicated_bytes += duplicate.length
+            self.duplicated[means] += 1
+        return duplicate
+
+    def _sync(self) -> None:
+        if self.directory.is_local:
+            with naming("write", self.directory):
+                fsync_directory(self.directory.path)
 
     def discard(self) -> None:
         """Deletes them; what cannot be deleted stays."""
@@ -52,9 +108,18 @@ class _NewFile(StateFileWriter):
         self._files = files
         self._is_private = directory is files.directory
 
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        written = super().write(data)
+        self._files.written_bytes += written
+        return written
+
+    def abort(self) -> None:
+        if not self._ended:
+            self._files.written_bytes -= self.bytes_written
+        super().abort()
+
     def finish(self) -> StateFile:
         file = super().finish()
-        self._files.written_bytes += file.length
         if file.inline is None:
             self._files.locations.append(self.location)
         return file if self._is_private or file.inline is not None else structs.replace(file, path=self.location.url)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.checkpoint.shared_state_registry import is_shared
-from ckpt_runtime.checkpoint.state_handles import KeyedHandle, OperatorSubtaskState, SubtaskState
+from ckpt_runtime.checkpoint.state_handles import (
+    CanonicalKeyedStateHandle,
+    KeyedHandle,
+    OperatorSubtaskState,
+    SubtaskState,
+)
 from ckpt_runtime.network.elements import Watermark
-from ckpt_runtime.state.errors import SharedFileError
+from ckpt_runtime.state.errors import SharedFileError, UnsupportedBackendError
 from ckpt_runtime.storage.channel_state_frame import InFlightWatermark, PersistedElement
 from ckpt_runtime.storage.channel_state_writer import CapturedStream, WrittenChannelState, write_channel_state
 from ckpt_runtime.storage.filesystem import Location, resolve
@@ -24,31 +30,45 @@ class WrittenSnapshot:
     """What the acknowledgement carries.
 
     ``written_bytes`` is what this snapshot added to the storage or metadata, ``in_flight_bytes`` the part of it that is
-    in-flight data; ``files`` are new, to be discarded when nobody waits for the snapshot.
+    in-flight data; ``reused_bytes`` is keyed state that it refers to or has duplicated. ``files`` are new, to be
+    discarded when nobody waits for the snapshot.
     """
 
     state: SubtaskState
     written_bytes: int
+    reused_bytes: int
     in_flight_bytes: int
     files: NewFiles
 
 
-def write_snapshot(snapshot: Snapshot, inline_threshold: int, persisted: PersistedBuffers) -> WrittenSnapshot:
+def write_snapshot(
+    snapshot: Snapshot,
+    inline_threshold: int,
+    persisted: PersistedBuffers,
+    *,
+    copies_only: bool = False,
+    begun: Callable[[NewFiles], None] | None = None,
+) -> WrittenSnapshot:
     """Has the backends write the keyed states of a subtask, and writes its in-flight data; small files into handles.
 
-    In-flight data that ``persisted`` knows in files of completed checkpoints is referred to. Releases the frozen states
-    whatever happens. Raises what the storage raises; nothing is left behind then.
+    In-flight data that ``persisted`` knows in files of completed checkpoints is referred to. With ``copies_only`` no
+    duplicate in a savepoint shares a block on disk with its source. ``begun`` gets the files, to watch them. Releases
+    the frozen states whatever happens. Raises what the storage raises; nothing is left behind then.
     """
     options = snapshot.barrier.options
     states: dict[str, OperatorSubtaskState] = {}
     in_flight = WrittenChannelState((), (), (), ())
     files: NewFiles | None = None
     try:
-        files = NewFiles(options, inline_threshold)
+        files = NewFiles(options, inline_threshold, copies_only=copies_only)
+        if begun is not None:
+            begun(files)
         for operator in snapshot.operators:
             handles = () if operator.keyed is None else tuple(operator.keyed.write(files))
-            if not options.properties.is_incremental:
+            if options.properties.is_savepoint or not options.properties.is_incremental:
                 _check_full(operator.uid, handles, files)
+            if options.properties.savepoint_format is SavepointFormat.CANONICAL:
+                _check_canonical(operator.uid, handles)
             if handles or operator.lists:
                 states[operator.uid] = OperatorSubtaskState(handles, operator.lists)
         if not snapshot.in_flight.is_empty:
@@ -61,10 +81,11 @@ def write_snapshot(snapshot: Snapshot, inline_threshold: int, persisted: Persist
         snapshot.release()
     if in_flight.file is not None:
         files.locations.append(resolve(in_flight.file.path))
-    keyed = (file.length for state in states.values() for handle in state.keyed for file in handle.state_files())
-    total = sum(keyed) + in_flight.written_bytes + in_flight.referenced_bytes
+    keyed = sum(file.length for state in states.values() for handle in state.keyed for file in handle.state_files())
+    reused = max(0, keyed - files.written_bytes)
+    total = keyed + in_flight.written_bytes + in_flight.referenced_bytes
     state = SubtaskState(states, total, in_flight.inputs, in_flight.outputs)
-    return WrittenSnapshot(state, files.written_bytes + in_flight.written_bytes, in_flight.written_bytes, files)
+    return WrittenSnapshot(state, files.written_bytes + in_flight.written_bytes, reused, in_flight.written_bytes, files)
 
 
 def _check_full(uid: str, handles: Iterable[KeyedHandle], files: NewFiles) -> None:
@@ -76,6 +97,12 @@ def _check_full(uid: str, handles: Iterable[KeyedHandle], files: NewFiles) -> No
     for file in (file for handle in handles for file in handle.state_files()):
         if is_shared(file) and file.path not in new:
             raise SharedFileError(f"operator {uid!r}: its state backend refers to {file.path} in a full snapshot")
+
+
+def _check_canonical(uid: str, handles: Iterable[KeyedHandle]) -> None:
+    """Who asks for a savepoint that every backend restores gets no other."""
+    if not all(isinstance(handle, CanonicalKeyedStateHandle) for handle in handles):
+        raise UnsupportedBackendError(f"operator {uid!r}: its state backend does not write canonical savepoints")
 
 
 def _write_in_flight(

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions, SavepointDuplication
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
 from ckpt_runtime.configuration.state_options import StateOptions
@@ -43,6 +44,7 @@ from ckpt_runtime.network.control_messages import (
     Following,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
+    SnapshotProgress,
     SubtaskMeasures,
     TaskFailure,
     TaskStateChanged,
@@ -59,6 +61,7 @@ from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.task.deployed_job import DeployedJob, PlanMismatchError, load_checked_plan
 from ckpt_runtime.task.restore import StateRestoreError
 from ckpt_runtime.task.restored_input import UnreadableInFlightDataError
+from ckpt_runtime.task.snapshot_files import NewFiles
 from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
 from ckpt_runtime.task.subtask import Subtask
 from ckpt_runtime.task.subtask_checkpoints import Snapshot, SnapshotMeasures
@@ -109,6 +112,7 @@ class TaskWorker:
         self._job: DeployedJob | None = None
         self._plan: tuple[str, CompiledPlan] | None = None
         self._programs: dict[str, str] = {}
+        self._writing: dict[tuple[Subtask, int], NewFiles] = {}
         self._snapshots = ThreadPoolExecutor(SNAPSHOT_THREADS, thread_name_prefix="snapshot")
         self._closing = threading.Event()
         process, address = tether.identity, self._transport.address
@@ -253,13 +257,24 @@ class TaskWorker:
             snapshot.release()
             return
         start = time.monotonic()
-        threshold = Configuration(job.deployment.graph.configuration).get(StateOptions.FS_MEMORY_THRESHOLD)
+        settings = Configuration(job.deployment.graph.configuration)
+        threshold = settings.get(StateOptions.FS_MEMORY_THRESHOLD)
+        copies_only = settings.get(CheckpointingOptions.SAVEPOINT_DUPLICATION) is SavepointDuplication.COPY
         barrier, measures = snapshot.barrier, snapshot.measures
+        key = (subtask, barrier.checkpoint_id)
+
+        def begun(files: NewFiles) -> None:
+            self._writing[key] = files
+
         try:
-            written = write_snapshot(snapshot, threshold, subtask.checkpoints.persisted)
+            written = write_snapshot(
+                snapshot, threshold, subtask.checkpoints.persisted, copies_only=copies_only, begun=begun
+            )
         except Exception as error:
             self._decline_failed(subtask, barrier.checkpoint_id, error)
             return
+        finally:
+            self._writing.pop(key, None)
         sender = self._sender(subtask)
         if sender is None or not _is_awaited(self._job, subtask):
             written.files.discard()
@@ -287,6 +302,15 @@ class TaskWorker:
         except OSError:
             logger.debug("the driver is gone, cannot report %s", type(message).__name__)
 
+    def _progress(self, job: DeployedJob) -> tuple[SnapshotProgress, ...]:
+        return tuple(
+            SnapshotProgress(
+                subtask.vertex_id, subtask.index, checkpoint_id, files.written_bytes, files.duplicated_bytes
+            )
+            for (subtask, checkpoint_id), files in list(self._writing.items())
+            if _runs(job, subtask)
+        )
+
     def _beat(self) -> None:
         while not self._closing.wait(HEARTBEAT_S):
             job = self._job
@@ -294,7 +318,7 @@ class TaskWorker:
                 self._report(WorkerHeartbeat(-1))
             else:
                 tasks = tuple(_measures(subtask) for subtask in job.subtasks.values())
-                self._report(WorkerHeartbeat(job.deployment.deployment, tasks))
+                self._report(WorkerHeartbeat(job.deployment.deployment, tasks, self._progress(job)))
 
 
 def _runs(job: DeployedJob | None, subtask: Subtask) -> bool:
@@ -317,6 +341,7 @@ def _metrics(measures: SnapshotMeasures, written: WrittenSnapshot, async_ms: int
         sync_duration=round(measures.sync_ms),
         async_duration=async_ms,
         checkpointed_size=written.written_bytes,
+        reused_size=written.reused_bytes,
         processed_data=measures.processed_bytes,
         persisted_data=written.in_flight_bytes,
         alignment_duration=measures.alignment_ms,

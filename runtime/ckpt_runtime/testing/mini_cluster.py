@@ -166,12 +166,20 @@ class MiniCluster:
         """How often the job was deployed again."""
         return int(self.call(self.dispatcher.job_metrics(job_id))["numRestarts"])
 
-    def savepoint(self, job_id: str, directory: Path | str, *, stop: bool = False, drain: bool = False) -> str:
-        """Takes a native savepoint, or stops with one; returns its URL."""
+    def savepoint(
+        self,
+        job_id: str,
+        directory: Path | str,
+        *,
+        stop: bool = False,
+        drain: bool = False,
+        savepoint_format: SavepointFormat = SavepointFormat.NATIVE,
+    ) -> str:
+        """Takes a savepoint, or stops with one; returns its URL."""
         if stop:
-            work = self.dispatcher.stop_with_savepoint(job_id, str(directory), SavepointFormat.NATIVE, drain, None)
+            work = self.dispatcher.stop_with_savepoint(job_id, str(directory), savepoint_format, drain, None)
         else:
-            work = self.dispatcher.trigger_savepoint(job_id, str(directory), SavepointFormat.NATIVE, False, None)
+            work = self.dispatcher.trigger_savepoint(job_id, str(directory), savepoint_format, False, None)
         trigger_id = self.call(work)
         outcome: list[OperationStatus] = []
 

@@ -7,7 +7,7 @@ its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -22,20 +22,27 @@ from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProp
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.compiler import CompiledPlan
+from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.job_host import Cancellable, Pool, Result
 from ckpt_runtime.jobmaster.job_record import JobRecord, OverridesChange
 from ckpt_runtime.jobmaster.job_shell import JobShell
-from ckpt_runtime.jobmaster.slots import Slot, SlotOwner
+from ckpt_runtime.jobmaster.slots import Slot, SlotOwner, SlotsUnavailableError
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.network.control_messages import DeploymentMessage
 from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler import job_events as job_on
-from ckpt_runtime.scheduler.core_events import ChangeAnswered, ChangeOutcome, JobOutput, PatchRequested
+from ckpt_runtime.scheduler.core_events import (
+    ChangeAnswered,
+    ChangeOutcome,
+    JobOutput,
+    PatchRequested,
+    RescaleRequested,
+)
 from ckpt_runtime.scheduler.job_core import JobCore, JobPlan
 from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_status import JobStatus
-from ckpt_runtime.scheduler.replacement import subtasks_of
+from ckpt_runtime.scheduler.replacement import ParallelismBounds, subtasks_of
 from ckpt_runtime.scheduler.restart_strategies import Backoff, FixedDelay
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.disposal import SnapshotDisposal
@@ -43,6 +50,7 @@ from ckpt_runtime.storage.errors import AmbiguousWriteError, NotFoundError, Stor
 from tests.simulation.jobs.checkers import CheckpointLedger
 from tests.simulation.jobs.file_system import ROOT
 from tests.simulation.schedules.reported_checkpoints import ReportedCheckpoints
+from tests.simulation.schedules.violation import Violation
 
 if TYPE_CHECKING:
     from tests.simulation.jobs.worker import SimulatedWorker
@@ -105,15 +113,28 @@ class SimulatedHost:
             answer(lambda: result)
 
     def acquire_slots(
-        self, owner: SlotOwner, count: int, held: list[Slot], answer: Callable[[Result[list[Slot]]], None]
+        self,
+        owner: SlotOwner,
+        count: int,
+        held: list[Slot],
+        answer: Callable[[Result[list[Slot]]], None],
+        least: int | None = None,
     ) -> Cancellable:
+        """Those that a job can do without come late, fewer than wanted, or never."""
+        choices = self._world.choices
+        spare = least is not None
+        if spare and choices.fault("slots never come", 0.2):
+            never = SlotsUnavailableError("simulated")
+            return self.call_later(choices.delay("slots never come", 0, 60), lambda: answer(partial(_raise, never)))
+        wanted = least if least is not None and choices.fault("slots are few", 0.2) else count
+
         def acquired() -> None:
-            slots = self._world.slots_for(count)
+            slots = self._world.slots_for(wanted)
             for slot in slots:
                 slot.owner = owner
             answer(lambda: slots)
 
-        return self.call_later(0, acquired)
+        return self.call_later(choices.delay("slots are late", 0, 60) if spare else 0, acquired)
 
     def release_slot(self, slot: Slot) -> None:
         slot.owner = None
@@ -190,6 +211,18 @@ class SimulatedRecord(JobRecord):
             raise AmbiguousWriteError("simulated", "job")
         return text
 
+    def store_graph(self, graph: JobGraph) -> None:
+        self._may_fail("a graph is not stored", 0.1)
+        if self._world.choices.fault("graph unknown and not stored", 0.1):
+            raise AmbiguousWriteError("simulated", "job")
+        self._master.stored_graph = graph
+        if self._world.choices.fault("graph unknown", 0.1):
+            raise AmbiguousWriteError("simulated", "job")
+
+    def settle_graph(self, graph: JobGraph) -> bool:
+        self._may_fail("a graph is not settled", 0.3)
+        return self._master.stored_graph == graph
+
     def end(self, result: Any) -> None:
         self._may_fail("the end is not stored", 0.05)
 
@@ -240,8 +273,7 @@ class JobMaster:
         self.world = world
         self.number = number
         self.job_id = f"{number:032x}"
-        self.plan = plan
-        self.graph = plan.job_graph
+        self.stored_graph = graph = plan.job_graph
         self.origin = origin
         self.mode = mode
         self.ended: JobStatus | None = None
@@ -251,13 +283,13 @@ class JobMaster:
         self.ledger = CheckpointLedger(self)
         self.coordinator = ObservedCoordinator(
             self.job_id,
-            self.graph,
+            graph,
             configuration,
             first_delay_ms=world.choices.delay("first delay", 0, 40),
             statistics=ReportedCheckpoints(self.ledger),
         )
         strategy = FixedDelay(1_000_000, world.choices.delay("restart", 0, 5))
-        self.machine = ObservedMachine(subtasks_of(self.graph), strategy, backoff=Backoff(2, 10, 1.5))
+        self.machine = ObservedMachine(subtasks_of(graph), strategy, backoff=Backoff(2, 10, 1.5))
         self.coordinator.master = self.machine.master = self
         self._record = SimulatedRecord(self)
         self._requests = 0
@@ -265,7 +297,7 @@ class JobMaster:
         self.shell = JobShell(
             JobSubmission(
                 job_id=self.job_id,
-                graph=self.graph,
+                graph=graph,
                 configuration=_NO_OPTIONS,
                 given=_NO_OPTIONS,
                 archive=b"",
@@ -278,12 +310,17 @@ class JobMaster:
                 record=self._record,
                 submitted_at_ms=world.wall_ms(-1),
             ),
-            JobCore(JobPlan(self.graph, _NO_OPTIONS, configuration, origin, mode), self.machine, self.coordinator),
+            JobCore(JobPlan(graph, _NO_OPTIONS, configuration, origin, mode), self.machine, self.coordinator),
             self.host,
             storage,
             TaskGateway(b""),
         )
         world.files.make_directories(storage.shared.path)
+
+    @property
+    def graph(self) -> JobGraph:
+        """What the present deployment runs."""
+        return self.shell.core.graph
 
     # --- what happens
 
@@ -301,7 +338,9 @@ class JobMaster:
         match effect:
             case out.TriggerSources(checkpoint_id, _, options, _):
                 self.options[checkpoint_id] = options
-            case out.RequestCompleted(request_id, checkpoint_id, path) if not request_id.startswith("checkpoint"):
+            case out.RequestCompleted(request_id, checkpoint_id, path) if not request_id.startswith(
+                ("checkpoint", "rescale")
+            ):
                 self.world.savepoint_taken(self, checkpoint_id, path, stop=request_id.startswith("stop"))
             case out.RemoveFromStore():
                 self._record.removing(effect)
@@ -309,8 +348,20 @@ class JobMaster:
                 self.world.restoring(self, checkpoint)
             case job_out.StopCompleted() | job_out.StopFailed():
                 self.stopped_at = effect.location
+            case job_out.AllTasksRunning():
+                self.world.later(self.check_runs_what_is_stored)
             case job_out.JobEnded(status):
                 self.ended = status
+
+    def check_runs_what_is_stored(self) -> None:
+        """In as many slots as it takes, unless the job is being rescaled."""
+        core = self.shell.core
+        if core.wanted_graph is not core.graph or self.ended is not None:
+            return
+        if core.graph != self.stored_graph:
+            raise Violation("the job runs a graph that is not the stored one")
+        if self.world.held_slots > core.graph.slots:
+            raise Violation(f"{core.graph.slots} slots are in use, {self.world.held_slots} are held")
 
     def worker_lost(self, worker: SimulatedWorker) -> None:
         slot = self.world.slots[worker.slot]
@@ -355,6 +406,17 @@ class JobMaster:
             self.ledger.allow(overrides.given["timeout_ms"])
         request_id = f"patch-{self._requests}"
         self.shell.ask(request_id, PatchRequested(request_id, overrides), answer)
+
+    def rescale(self, bounds: Mapping[str, ParallelismBounds], applied: Callable[[], None]) -> None:
+        def answer(output: JobOutput) -> None:
+            assert isinstance(output, ChangeAnswered)
+            self.world.seen[f"rescale {output.outcome.name}"] += 1
+            if output.outcome is ChangeOutcome.APPLIED:
+                applied()
+
+        self._requests += 1
+        request_id = f"rescale-{self._requests}"
+        self.shell.ask(request_id, RescaleRequested(request_id, bounds), answer)
 
     def force(self, configuration: CheckpointConfiguration) -> None:
         """Other settings for a moment, behind the back of what is stored."""

@@ -24,6 +24,8 @@ ACTIONS = (
     ("fail a task behind", 16),
     ("crash a worker behind", 6),
     ("rescale behind", 14),
+    ("live rescale", 14),
+    ("live rescale behind", 8),
 )
 _KINDS = weighted(ACTIONS)
 _CROWDED = 8

@@ -29,6 +29,7 @@ from ckpt_runtime.network.agent_messages import ProcessIdentity, RegisterAgent
 from ckpt_runtime.network.control_messages import DeploymentMessage, WorkerCommand
 from ckpt_runtime.scheduler.deployment import Address
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
+from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.snapshot_metadata import read_metadata
 from tests.simulation.jobs.checkers import Sink, Snapshots
@@ -340,6 +341,11 @@ class World:
                 slot.worker = Worker(peer)
         return self.slots[:count]
 
+    @property
+    def held_slots(self) -> int:
+        """By whatever run."""
+        return sum(slot.owner is not None for slot in self.slots)
+
     def _new_worker(self, slot: int) -> SimulatedWorker:
         self._workers_made += 1
         return SimulatedWorker(self, slot, self._workers_made)
@@ -478,6 +484,8 @@ class World:
         """A run is over, with everything it had to delete. Perhaps there is another one."""
         master.ledger.check_all_ended()
         self.completed += len(master.ledger.completed)
+        if self.held_slots:
+            raise Violation(f"{self.held_slots} slots are held by a job that has ended")
         if self._next is not None:
             origin, mode, self._parallelism, rewind = self._next
             self._next = None
@@ -525,10 +533,25 @@ class World:
             case "fail a task":
                 if self._runners:
                     rng.choice(self._runners).probe.fails = True
+            case "live rescale" if master.ended is None:
+                self._rescale(master, rng)
             case "rescale" | "restore a savepoint" | "stop":
                 self._replace(action.kind, rng)
             case _:
                 pass  # there is nothing to do it to
+
+    def _rescale(self, master: JobMaster, rng: Random) -> None:
+        parallelism, narrow = random_parallelism(rng, self.topology), rng.random() < 0.7
+        bounds = {
+            self.topology.names[vertex.name]: ParallelismBounds(wanted if narrow else 1, wanted)
+            for vertex in self.topology.vertices
+            for wanted in (parallelism[vertex.group],)
+        }
+
+        def applied() -> None:
+            self.seen["rescaled live"] += 1
+
+        master.rescale(bounds, applied)
 
     def _expire_pending(self) -> None:
         """By a timeout that is short for a moment."""

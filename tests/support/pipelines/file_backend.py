@@ -12,9 +12,9 @@ import hashlib
 import io
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
 from ckpt_runtime.checkpoint.state_handles import (
@@ -107,19 +107,19 @@ class _SegmentSnapshot:
 
     def write(self, files: SnapshotFiles) -> Sequence[KeyedHandle]:
         shared = self._backend.shared
-        known = shared.reusable(self._id) if self._properties.is_incremental else {}
         listing: list[dict[str, Any]] = []
-        written: dict[str, StateFile] = {}
+        contents: dict[str, bytes] = {}
         states: dict[str, Any] = {}
-        for whole in self._frozen.write(_MemoryFiles()):
+        for whole in self._frozen.write(cast(Any, _MemoryFiles())):
             assert isinstance(whole, KeyedStateHandle)
             for section in whole.sections:
                 states[section.name] = section.descriptor
                 for segment, content in _segments(section, whole.file.inline or b""):
-                    name = segment["file"]
                     listing.append(segment)
-                    if name not in written:
-                        written[name] = known.get(name) or self._new(files, name, content)
+                    contents[segment["file"]] = content
+        written = self._known(files, contents.keys())
+        for name in contents.keys() - written.keys():
+            written[name] = self._new(files, name, contents[name])
         if not self._properties.is_savepoint:
             shared.written(self._id, written)
         if not states:
@@ -128,6 +128,15 @@ class _SegmentSnapshot:
             file.stream.write(json.dumps(listing).encode())
             written[SEGMENTS] = file.finish()
         return (IncrementalKeyedStateHandle(self._backend.key_groups, NAME, written, {"states": states}),)
+
+    def _known(self, files: SnapshotFiles, wanted: Set[str]) -> dict[str, StateFile]:
+        """What lies in storage already."""
+        if not self._properties.is_incremental:
+            return {}
+        shared, is_savepoint = self._backend.shared, self._properties.is_savepoint
+        known = shared.duplicable() if is_savepoint else shared.reusable(self._id)
+        known = {name: file for name, file in known.items() if name in wanted}
+        return files.duplicate_all(known) if is_savepoint else known
 
     def _new(self, files: SnapshotFiles, name: str, content: bytes) -> StateFile:
         """A local file first, as a database has it."""

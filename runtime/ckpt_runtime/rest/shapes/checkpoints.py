@@ -51,6 +51,7 @@ def checkpoint(stats: CheckpointStats, *, with_tasks: bool) -> Json:
         "status": stats.status.value,
         "is_savepoint": stats.is_savepoint,
         "savepointFormat": stats.savepoint_format,
+        "incremental": stats.is_incremental,
         "trigger_timestamp": stats.trigger_timestamp,
         **_totals(stats, stats.end_to_end_duration),
         "checkpoint_type": stats.checkpoint_type.value,
@@ -62,8 +63,10 @@ def checkpoint(stats: CheckpointStats, *, with_tasks: bool) -> Json:
         document |= {"external_path": stats.external_path, "discarded": stats.discarded}
     elif stats.status is CheckpointStatsStatus.FAILED:
         document |= {"failure_timestamp": stats.failure_timestamp, "failure_message": stats.failure_message}
-    elif stats.deadline_timestamp is not None:
-        document["deadline_timestamp"] = stats.deadline_timestamp
+    else:
+        document["progress_size"] = stats.progress_size
+        if stats.deadline_timestamp is not None:
+            document["deadline_timestamp"] = stats.deadline_timestamp
     return document
 
 
@@ -107,6 +110,7 @@ def _totals(totals: AcknowledgedTotals, duration: int) -> Json:
     return {
         "latest_ack_timestamp": totals.latest_ack_timestamp,
         "checkpointed_size": totals.checkpointed_size,
+        "reused_size": totals.reused_size,
         "state_size": totals.state_size,
         "end_to_end_duration": duration,
         "alignment_buffered": totals.alignment_buffered,
@@ -122,7 +126,7 @@ def _task(vertex: VertexStats, stats: CheckpointStats) -> Json:
 
 
 def _subtask(index: int, subtask: SubtaskStats | None, stats: CheckpointStats) -> Json:
-    if subtask is None:
+    if subtask is None or (subtask.aborted and stats.status is CheckpointStatsStatus.IN_PROGRESS):
         return {"className": "pending_or_failed", "index": index, "status": "pending_or_failed"}
     values = {
         **asdict(subtask.metrics),

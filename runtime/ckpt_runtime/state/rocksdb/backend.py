@@ -15,12 +15,17 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, KeyedHandle
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
+from ckpt_runtime.checkpoint.state_handles import (
+    CanonicalKeyedStateHandle,
+    IncrementalKeyedStateHandle,
+    KeyedHandle,
+)
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.state_options import RocksDBOptions
 from ckpt_runtime.state import values
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
+from ckpt_runtime.state.canonical.reader import canonical_states
 from ckpt_runtime.state.errors import StateSchemaError, UnsupportedBackendError, schema_mismatch
 from ckpt_runtime.state.hashing import check_key_types
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable
@@ -39,8 +44,9 @@ from ckpt_runtime.state.rocksdb.columnar_rows import RowsCodec, RowsState, Store
 from ckpt_runtime.state.rocksdb.database import Database
 from ckpt_runtime.state.rocksdb.keyed_states import StoredLists, StoredMaps, StoredState, StoredTimers, StoredValues
 from ckpt_runtime.state.rocksdb.restore import restored_database
-from ckpt_runtime.state.rocksdb.snapshot import NAME, EmptySnapshot, RocksDBSnapshot
+from ckpt_runtime.state.rocksdb.snapshot import NAME, CanonicalSnapshot, EmptySnapshot, RocksDBSnapshot
 from ckpt_runtime.state.rocksdb.store import Store, StoreMemory
+from ckpt_runtime.state.rocksdb.stored_form import stored_form
 from ckpt_runtime.state.schema_evolution import check_evolution
 from ckpt_runtime.state.shared_files import SharedFiles
 from ckpt_runtime.state.snapshots import KeyedSnapshot, SnapshotReader
@@ -86,19 +92,30 @@ class RocksDBKeyedStateBackend(KeyedStateBackend):
         return self._opened
 
     def restore(self, handles: Sequence[KeyedHandle], reader: SnapshotReader, *, owned: bool) -> None:
-        native = []
-        for handle in handles:
-            if not isinstance(handle, IncrementalKeyedStateHandle) or handle.backend != NAME:
-                raise UnsupportedBackendError(
-                    f"operator {self.uid!r}: its state was not written by the backend {NAME!r}, which "
-                    "state.backend.type names; another backend takes a canonical savepoint"
-                )
-            native.append(handle)
-        restored = restored_database(self.uid, native, reader, self._root, self._memory, self.key_groups)
+        native = [handle for handle in handles if isinstance(handle, IncrementalKeyedStateHandle)]
+        canonical = [handle for handle in handles if isinstance(handle, CanonicalKeyedStateHandle)]
+        own = [handle for handle in native if handle.backend == NAME]
+        if handles and len(own) != len(handles) != len(canonical):
+            raise UnsupportedBackendError(
+                f"operator {self.uid!r}: its state was not written by the backend {NAME!r}, which state.backend.type "
+                "names; another backend takes a canonical savepoint"
+            )
+        if canonical:
+            self._load(canonical, reader)
+            return
+        restored = restored_database(self.uid, own, reader, self._root, self._memory, self.key_groups)
         self._opened = Database(self._root, restored.store, self.key_groups)
         self._catalog = restored.catalog
         if owned:
             self._shared.restored(restored.tables)
+
+    def _load(self, handles: Sequence[CanonicalKeyedStateHandle], reader: SnapshotReader) -> None:
+        """All states are brought to the database, whoever asks for them: it passes them on by itself then."""
+        for state in canonical_states(self.uid, handles):
+            entry = self._catalog.add(state.name, state.descriptor)
+            form = stored_form(state.name, entry, self.key_groups, self.max_parallelism)
+            batches = state.batches(reader, self.key_groups, self.max_parallelism)
+            self._database.write(form.entries(batch for _, batch in batches))
 
     def aggregate_table(self, name: str, key_schema: pa.Schema, columns: Sequence[AggregateColumn]) -> CachedAggregates:
         table = AggregateTable(self.uid, name, key_schema, columns)
@@ -220,6 +237,13 @@ class RocksDBKeyedStateBackend(KeyedStateBackend):
             self._opened.settle()
         frozen = [state.cache.freeze() for state in self._states.values()]
         moment = self._opened.freeze([part for part in frozen if part is not None])
+        if properties.savepoint_format is SavepointFormat.CANONICAL:
+            states = self._states.items()
+            tables = {name: state.new_table for name, state in states if isinstance(state, CachedAggregates)}
+            description = self._catalog.to_json()
+            return CanonicalSnapshot(
+                self.uid, moment, description, self.key_groups, self.max_parallelism, self._memory, tables
+            )
         return RocksDBSnapshot(
             moment, self._catalog.to_json(), self.key_groups, self._shared, checkpoint_id, properties
         )

@@ -24,7 +24,7 @@ from ckpt_runtime.state import values
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.state.states import Key
-from ckpt_runtime.state.stored_rows import EXPIRES_AT
+from ckpt_runtime.state.stored_rows import EXPIRES_AT, KEY_PREFIX
 
 Row: TypeAlias = tuple[Any, ...]
 Converter: TypeAlias = Callable[[Any], Any] | None
@@ -46,6 +46,11 @@ def state_prefix(key_group: int, state_id: int) -> bytes:
     return ((key_group << 16) + state_id).to_bytes(PREFIX_BYTES, "big")
 
 
+def without_key(schema: pa.Schema) -> pa.Schema:
+    """The columns that lie behind a key."""
+    return pa.schema([field for field in schema if not field.name.startswith(KEY_PREFIX)])
+
+
 class KeyCodec:
     """Keys of one schema, for the key groups that a subtask owns."""
 
@@ -55,6 +60,9 @@ class KeyCodec:
         self._max_parallelism = max_parallelism
         self._has_floats = any(pa.types.is_floating(field.type) for field in schema)
         self._decoder = msgspec.msgpack.Decoder(_row_type(schema))
+
+    def __len__(self) -> int:
+        return len(self._schema)
 
     def encode(self, state_id: int, keys: Sequence[Key], *, to_write: bool = False) -> list[bytes]:
         """Keys of a state as the database has them. CorruptStateError for one to write that is another subtask's."""

@@ -94,6 +94,11 @@ class CachedAggregates:
         self._old_keys = 0
         self._unwritten: AnyArray = np.empty(0, dtype=np.int64)
 
+    def new_table(self) -> AggregateTable:
+        """An empty table of these aggregates."""
+        table = self._young.table
+        return AggregateTable(table.uid, table.name, table.key_schema, table.aggregates)
+
     def stored_schema(self) -> pa.Schema:
         """Schema of stored rows."""
         return self._young.table.stored_schema()
@@ -159,10 +164,9 @@ class CachedAggregates:
         """The younger table becomes the older one, once the database has all that this one had."""
         self._write_old(len(self._unwritten))
         self._database.settle()
-        table = self._young.table
         self._old, self._old_keys = self._young, len(self._young)
         self._unwritten = np.flatnonzero(self._old.dirty)
-        self._young = _Generation(AggregateTable(table.uid, table.name, table.key_schema, table.aggregates))
+        self._young = _Generation(self.new_table())
 
     def _write_old(self, most: int) -> None:
         """Brings some of the older table's changed rows to the database."""

@@ -14,21 +14,16 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-import pyarrow as pa
-
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import values
 from ckpt_runtime.state.memory.keyed_state import KeyedState
 from ckpt_runtime.state.memory.keyed_states import ListStateTable, MapStateTable, ValueStateTable
 from ckpt_runtime.state.memory.timers import TimerQueue
 from ckpt_runtime.state.rocksdb.catalog import StateEntry
-from ckpt_runtime.state.rocksdb.codec import KeyCodec, RowsCodec
+from ckpt_runtime.state.rocksdb.codec import KeyCodec, Row, RowsCodec, without_key
 from ckpt_runtime.state.rocksdb.database import Database
 from ckpt_runtime.state.rocksdb.entries import CachedEntries, EntryTable
 from ckpt_runtime.state.states import Key
-from ckpt_runtime.state.stored_rows import KEY_PREFIX
-
-Row = tuple[Any, ...]
 
 SWEEP_STEP = 100
 """Entries that one step looks at in search of expired ones."""
@@ -100,11 +95,6 @@ class StoredState(KeyedState):
             self._sweep_group, self._sweep_key = self._sweep_group + 1, b""
         else:
             self._sweep_key = step[-1][0] + b"\0"
-
-
-def without_key(schema: pa.Schema) -> pa.Schema:
-    """The columns that lie behind a key."""
-    return pa.schema([field for field in schema if not field.name.startswith(KEY_PREFIX)])
 
 
 class StoredValues(StoredState, ValueStateTable):

@@ -19,6 +19,7 @@ from ckpt_runtime.graph.key_groups import KeyGroupRange
 E = TypeVar("E")
 
 SAVEPOINT = CheckpointProperties(CheckpointType.SAVEPOINT, SavepointFormat.CANONICAL)
+NATIVE = CheckpointProperties(CheckpointType.SAVEPOINT, SavepointFormat.NATIVE)
 SYNC_SAVEPOINT = CheckpointProperties(CheckpointType.SYNC_SAVEPOINT, SavepointFormat.CANONICAL)
 START_REL, START_ABS = 1_000, 1_700_000_000_000
 

@@ -23,7 +23,11 @@ from ckpt_runtime.checkpoint.request_decider import (
     TriggerRequest,
     Verdict,
 )
-from ckpt_runtime.checkpoint.shared_state_registry import SharedStateConflictError, SharedStateRegistry
+from ckpt_runtime.checkpoint.shared_state_registry import (
+    FileGivenUpError,
+    SharedStateConflictError,
+    SharedStateRegistry,
+)
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.graph.job_graph import Partitioning
 from tests.unit.runtime.checkpoint.checkpoint_driver import (
@@ -257,7 +261,7 @@ class TestRegistry:
                 "b": state_with_file("/s/new").operators["source"],
             }
         )
-        with pytest.raises(SharedStateConflictError, match="/s/x was given up"):
+        with pytest.raises(FileGivenUpError, match="/s/x was given up"):
             registry.register(2, mixed)
         assert registry.unregister_all() == ("/s/new",)
 
@@ -266,6 +270,16 @@ class TestRegistry:
         registry.register(1, state_with_file("/s/x", 1))
         with pytest.raises(SharedStateConflictError, match="/s/x"):
             registry.register(2, state_with_file("/s/x", 2))
+
+    def test_what_was_given_up_excuses_nothing_else(self):
+        registry = SharedStateRegistry()
+        registry.register(1, state_with_file("/s/x"))
+        registry.unregister_unused(2)
+        registry.register(2, state_with_file("/s/y", 1))
+        both = SubtaskState({name: state_with_file(f"/s/{name}", 2).operators["source"] for name in "xy"})
+        with pytest.raises(SharedStateConflictError, match="/s/x was given up.*/s/y: registered") as refused:
+            registry.register(3, both)
+        assert not isinstance(refused.value, FileGivenUpError)
 
 
 def test_cleaner_counts_what_is_under_way():

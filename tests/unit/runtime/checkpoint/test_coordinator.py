@@ -25,7 +25,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     SubtaskState,
 )
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
-from tests.unit.runtime.checkpoint.checkpoint_driver import SAVEPOINT, SYNC_SAVEPOINT, Driver, state_with_file
+from tests.unit.runtime.checkpoint.checkpoint_driver import NATIVE, SAVEPOINT, SYNC_SAVEPOINT, Driver, state_with_file
 
 PERIODIC, CANCELLER = on.TimerKind.PERIODIC, on.TimerKind.CANCELLER
 
@@ -228,7 +228,7 @@ class TestSavepoints:
         driver.trigger("checkpoint")
         assert driver.step(on.TriggerRequested("sp", SAVEPOINT)) == []
         driver.step(on.ConfigurationPatched(replace(driver.coordinator.configuration, unaligned_enabled=False)))
-        assert driver.one(out.InitializeLocation).properties == SAVEPOINT, "what holds now counts"
+        assert driver.one(out.InitializeLocation).properties.is_savepoint, "what holds now counts"
 
     @pytest.mark.row("76.8")
     def test_several_unaligned_checkpoints_are_triggered_at_once(self):
@@ -384,6 +384,65 @@ class TestRetention:
             driver.publish(number)
         deleted = [effect.paths for effect in driver.trace if isinstance(effect, out.DeleteSharedFiles)]
         assert deleted == [("/s/1",)]
+
+    @pytest.mark.parametrize("ends", ["completed", "declined", "expired"])
+    def test_shared_files_outlast_the_savepoint_that_may_duplicate_them(self, ends):
+        driver = Driver(incremental=True, max_concurrent=2).run()
+        self.complete_with(driver, "/s/1")
+        savepoint = driver.trigger("sp", NATIVE)
+        self.complete_with(driver, "/s/2")
+        assert not any(isinstance(effect, out.DeleteSharedFiles) for effect in driver.trace)
+        match ends:
+            case "completed":
+                driver.ack_all(savepoint)
+                driver.step(on.MetadataWritten(savepoint))
+            case "declined":
+                driver.step(on.Declined(savepoint, driver.executions[0], Reason.CHECKPOINT_DECLINED))
+            case "expired":
+                (timer,) = [
+                    effect
+                    for effect in driver.trace
+                    if isinstance(effect, out.ScheduleTimer) and effect.timer.checkpoint_id == savepoint
+                ]
+                driver.step(on.TimerFired(timer.timer, timer.generation), after_ms=600_000)
+        assert driver.one(out.DeleteSharedFiles).paths == ("/s/1",)
+
+    @pytest.mark.parametrize(
+        ("incremental", "properties"),
+        [(False, NATIVE), (True, SAVEPOINT), (True, CheckpointProperties())],
+        ids=["not incremental", "canonical", "a checkpoint"],
+    )
+    def test_what_duplicates_nothing_keeps_no_file(self, incremental, properties):
+        driver = Driver(incremental=incremental, max_concurrent=2).run()
+        self.complete_with(driver, "/s/1")
+        driver.trigger("other", properties)
+        self.complete_with(driver, "/s/2")
+        deleted = [effect.paths for effect in driver.trace if isinstance(effect, out.DeleteSharedFiles)]
+        assert deleted == [("/s/1",)]
+
+    def complete_with(self, driver, path):
+        number = driver.trigger()
+        for execution in driver.executions:
+            driver.ack(number, execution, state=state_with_file(path))
+        driver.publish(number)
+
+    def test_an_increment_whose_base_a_full_checkpoint_has_replaced_is_no_failure_of_the_job(self):
+        driver = Driver(incremental=True, tolerable_failures=0).run()
+        self.complete_with(driver, "/s/1")
+        self.complete_with(driver, "/s/full")
+        number = driver.trigger()
+        driver.ack(number, driver.executions[0], state=state_with_file("/s/1"))
+        failed = driver.one(out.RequestFailed)
+        assert failed.reason is Reason.CHECKPOINT_BASE_REPLACED
+        assert "/s/1 was given up" in failed.message
+        assert driver.of(out.FailJob) == []
+
+    def test_another_file_under_a_known_path_is_one(self):
+        driver = Driver(incremental=True, tolerable_failures=0).run()
+        self.complete_with(driver, "/s/1")
+        number = driver.trigger()
+        driver.ack(number, driver.executions[0], state=state_with_file("/s/1", 11))
+        assert driver.one(out.FailJob).reason is Reason.CHECKPOINT_ASYNC_EXCEPTION
 
     @pytest.mark.parametrize(
         ("status", "retention", "kept"),

@@ -192,6 +192,39 @@ class TestRetention:
         parts.retention.on_cleanup_done(on.CleanupDone(1), NOW)
         assert parts.retention.cleaning == 0
 
+    def test_files_that_a_savepoint_may_duplicate_go_when_it_has_ended(self):
+        parts = Parts([RetainedCheckpoint(completed(1, shared=["/s/1"]))])
+        parts.retention.pin(2)
+        parts.retention.pin(3)
+        for number in (4, 5):
+            parts.retention.add(RetainedCheckpoint(completed(number)))
+            parts.retention.on_store_removed(on.StoreRemoved(1 if number == 4 else 4), NOW)
+        assert not any(isinstance(effect, out.DeleteSharedFiles) for effect in parts.taken())
+        parts.retention.unpin(2)
+        parts.retention.unpin(4)
+        assert parts.taken() == []
+        parts.retention.unpin(3)
+        assert parts.taken() == [out.DeleteSharedFiles(("/s/1",))]
+
+    def test_what_was_unused_before_the_savepoint_began_goes(self):
+        parts = Parts([RetainedCheckpoint(completed(2, shared=["/s/2"]))])
+        parts.retention.register(on.Acknowledged(1, SINK, "chk-1", state_with_file("/s/aborted")))
+        parts.retention.pin(3)
+        parts.retention.delete_unused_shared_files()
+        assert parts.taken() == [out.DeleteSharedFiles(("/s/aborted",))]
+
+    @pytest.mark.parametrize("fenced", [False, True])
+    def test_a_fenced_driver_deletes_nothing_that_was_pinned(self, fenced):
+        parts = Parts([RetainedCheckpoint(completed(1, shared=["/s/1"]))])
+        parts.retention.pin(2)
+        parts.retention.add(RetainedCheckpoint(completed(3)))
+        parts.retention.on_store_removed(on.StoreRemoved(1), NOW)
+        parts.taken()
+        if fenced:
+            parts.retention.fence()
+        parts.retention.unpin(2)
+        assert parts.taken() == ([] if fenced else [out.DeleteSharedFiles(("/s/1",))])
+
     def test_answers_that_nobody_has_asked_for(self):
         retention = Parts().retention
         with pytest.raises(UnaskedAnswerError):

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointType, SubtaskStats
 from ckpt_runtime.cli.main import main
 from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster.gateway import ExceptionEntry, JobStatus, RunRequest
-from tests.unit.runtime.rest.fake_gateway import FakeGateway
+from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway
 
 JOB = "fa461ac280c9aa36bde4a060aa97618c"
 UNKNOWN = "0" * 32
@@ -90,6 +91,24 @@ def test_savepoint_and_stop(
     history = gateway.jobs[JOB].tracker.snapshot().history
     assert [(item.external_path, item.savepoint_format) for item in history] == [(second, written), (first, written)]
     assert gateway.jobs[JOB].status is JobStatus.FINISHED
+
+
+@pytest.mark.row("203.8")
+def test_a_savepoint_says_how_it_was_made(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ckpt("savepoint", JOB, "/s") == 0
+    assert "full: 600 B written" in capsys.readouterr().err
+    assert ckpt("savepoint", JOB, "/s", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [document[name] for name in ("incremental", "checkpointed_size", "reused_size")] == [False, 600, 0]
+
+
+def test_how_far_a_savepoint_has_come(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    job = gateway.jobs[JOB]
+    number = gateway.start_checkpoint(job, CheckpointType.SAVEPOINT, "NATIVE")
+    metrics = CheckpointMetrics(checkpointed_size=1 << 20, reused_size=2 << 20)
+    job.tracker.report_subtask(number, VERTICES[0], SubtaskStats(0, 5, 0, metrics, completed=False))
+    assert ckpt("savepoint", JOB, "/s") == 0
+    assert "taking a savepoint: 0 of 6 subtasks, 3.0 MiB so far" in capsys.readouterr().err
 
 
 def test_savepoint_disposal(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,9 +12,9 @@ import pytest
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster import (
     job_recovery,
-    job_shell,
     snapshot_deletions,
     storage_effects,
+    stored_changes,
     stored_submissions,
 )
 from ckpt_runtime.jobmaster.gateway import CheckpointKind
@@ -37,7 +37,7 @@ def make_hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """All pauses before a retry are short."""
     monkeypatch.setattr(storage_effects, "RETRY_BASE_MS", 1)
     monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_MS", 1)
-    monkeypatch.setattr(job_shell, "UNKNOWN_PAUSE_MS", 1)
+    monkeypatch.setattr(stored_changes, "UNKNOWN_PAUSE_MS", 1)
     monkeypatch.setattr(stored_submissions, "_PAUSE_S", 0.001)
     monkeypatch.setattr(job_recovery, "_PAUSE_S", 0.001)
 

@@ -115,6 +115,7 @@ class TestCheckpointSettings:
         """``checkpoints_after_tasks_finish`` was shown as true whatever the job said."""
         texts = {
             CheckpointingOptions.UNALIGNED.key: "true",
+            CheckpointingOptions.INCREMENTAL.key: "true",
             CheckpointingOptions.CHECKPOINTS_AFTER_TASKS_FINISH.key: "false",
             CheckpointingOptions.EXTERNALIZED_RETENTION.key: "NO_EXTERNALIZED_CHECKPOINTS",
         }

@@ -21,7 +21,7 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.schema import checked
-from ckpt_runtime.jobmaster import job_recovery, job_shell, stored_submissions
+from ckpt_runtime.jobmaster import job_recovery, stored_changes, stored_submissions
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.exceptions_history import MAX_STORED, MAX_STORED_CHARS, FailureLog
 from ckpt_runtime.jobmaster.gateway import (
@@ -505,7 +505,7 @@ class TestPatch:
     def test_after_a_crash_between_write_and_apply_the_next_driver_applies(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(job_shell, "UNKNOWN_PAUSE_MS", 1_000_000)
+        monkeypatch.setattr(stored_changes, "UNKNOWN_PAUSE_MS", 1_000_000)
 
         async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
             patching = asyncio.ensure_future(job.patch_checkpoint_config(PATCH))

@@ -22,6 +22,7 @@ from ckpt_runtime.network.control_messages import (
     EndOfDataReached,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
+    SnapshotProgress,
     SubtaskMeasures,
     TriggerCheckpoint,
     WorkerHeartbeat,
@@ -157,3 +158,7 @@ def test_a_worker_is_heard_for_its_own_subtasks_of_the_present_deployment(
         gateway.sender_of(second, EndOfDataReached(7, "s", 0))
     with pytest.raises(MalformedMessageError, match="WorkerHeartbeat of a worker names subtask 0 of vertex 's'"):
         gateway.sender_of(second, WorkerHeartbeat(7, (measures,)))
+    progress = SnapshotProgress("s", 0, 1, 2, 3)
+    assert gateway.sender_of(first, WorkerHeartbeat(7, (), (progress,))) == 0
+    with pytest.raises(MalformedMessageError, match="WorkerHeartbeat of a worker names subtask 0 of vertex 's'"):
+        gateway.sender_of(second, WorkerHeartbeat(7, (), (progress,)))

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, SubtaskStats
+from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointType, SubtaskStats
 from ckpt_runtime.jobmaster.gateway import ExecutionState, JobStatus, SubtaskDetails
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.rest.serialized_throwable import serialized_throwable
@@ -60,6 +60,32 @@ def test_an_unaligned_checkpoint_shows_what_it_persisted(send: Send, gateway: Fa
     first, second = vertex["subtasks"]
     assert first["alignment"] == {"buffered": 0, "processed": 30, "persisted": 600, "duration": 4}
     assert (first["unaligned_checkpoint"], second["unaligned_checkpoint"]) == (True, False)
+
+
+@pytest.mark.row("203.8")
+def test_a_savepoint_shows_how_far_it_has_come_and_what_it_was_made_of(send: Send, gateway: FakeGateway) -> None:
+    job = gateway.jobs[JOB]
+    number = gateway.start_checkpoint(job, CheckpointType.SAVEPOINT, "NATIVE")
+    vertex = VERTICES[0]
+
+    def report(index: int, written: int, reused: int, *, completed: bool) -> None:
+        metrics = CheckpointMetrics(checkpointed_size=written, reused_size=reused)
+        job.tracker.report_subtask(number, vertex, SubtaskStats(index, 5, 0, metrics, completed))
+
+    report(0, 10, 200, completed=True)
+    report(1, 3, 40, completed=False)
+    (pending,) = send("GET", f"/jobs/{JOB}/checkpoints").json()["history"]
+    assert [pending[name] for name in ("progress_size", "num_acknowledged_subtasks")] == [253, 1]
+    shown = send("GET", f"/jobs/{JOB}/checkpoints/details/{number}/subtasks/{vertex}").json()["subtasks"]
+    assert [item["status"] for item in shown] == ["completed", "pending_or_failed"]
+    report(1, 4, 60, completed=True)
+    job.tracker.report_completed(number, "file:/s")
+    full, _ = gateway.complete_checkpoint(job, CheckpointType.SAVEPOINT, "NATIVE")
+    last, first = send("GET", f"/jobs/{JOB}/checkpoints").json()["history"]
+    names = ("id", "incremental", "checkpointed_size", "reused_size")
+    assert [first[name] for name in names] == [number, True, 14, 260]
+    assert [last[name] for name in names] == [full, False, 600, 0]
+    assert "progress_size" not in first
 
 
 def test_every_measure_of_a_subtask_is_shown(send: Send, gateway: FakeGateway) -> None:

@@ -13,18 +13,17 @@ from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.snapshots.copying import copy_snapshot
 from ckpt_runtime.snapshots.description import states_of, summary_of
 from ckpt_runtime.snapshots.finding import find_snapshots
-from ckpt_runtime.snapshots.keyed_states import keyed_states, state_rows
+from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.snapshots.verification import verify_snapshot
 from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.errors import AlreadyExistsError, CorruptFileError, InvalidLocationError, NotFoundError
 from ckpt_runtime.storage.filesystem import Location, make_directory, resolve
 from ckpt_runtime.storage.snapshot_metadata import write_metadata
-from tests.support.golden import DIRECTORY, KINDS, SOURCES, placed
+from tests.support.golden import DIRECTORY, KEPT, SOURCES, placed
 from tests.support.snapshots import completed, keyed, write_file, write_snapshot
 
 SAVEPOINT = DIRECTORY / "format-2" / "savepoint"
-VERSIONS = sorted(path.name for path in DIRECTORY.iterdir())
 
 
 def content(directory: Path) -> dict[str, bytes]:
@@ -32,8 +31,7 @@ def content(directory: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.row("203.10")
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(("version", "name"), KEPT)
 def test_a_kept_snapshot_is_proven_whole(version: str, name: str, tmp_path: Path) -> None:
     snapshot = open_snapshot(str(placed(DIRECTORY / version / name, tmp_path)))
     assert verify_snapshot(snapshot) == []
@@ -88,13 +86,13 @@ def test_states_are_described_with_schemas_sizes_and_counts() -> None:
 def test_rows_come_by_key_group_and_ranges_make_up_the_whole() -> None:
     snapshot = open_snapshot(str(SAVEPOINT))
     (state,) = [state for state in keyed_states(snapshot, "kept") if state.name == "seen"]
-    everything = list(state_rows(snapshot, state, KeyGroupRange(0, 15)))
+    everything = list(state.rows(KeyGroupRange(0, 15)))
     assert [group for group, _ in everything] == sorted(group for group, _ in everything)
     rows = pa.Table.from_batches([batch for _, batch in everything]).to_pylist()
     assert sorted(row["key.source"] for row in rows) == list(range(SOURCES))
     for last in (0, 6, 7, 8, 15):
         parts = [KeyGroupRange(0, last), KeyGroupRange(last + 1, 15)]
-        found = [batch for part in parts for _, batch in state_rows(snapshot, state, part)]
+        found = [batch for part in parts for _, batch in state.rows(part)]
         assert found == [batch for _, batch in everything]
 
 

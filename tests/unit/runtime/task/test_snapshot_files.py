@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, SavepointFormat
 from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, KeyedHandle, StateFile
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
@@ -124,6 +126,70 @@ def test_a_full_checkpoint_refers_to_nothing_and_a_savepoint_shares_nothing(job:
     assert names(job.root / "chk-3") == sorted(file.path for file in savepoint.state.files())
     job.backend.notify_complete(2)
     assert job.write(4, CheckpointProperties()).written_bytes < full.written_bytes
+
+
+def test_a_savepoint_duplicates_what_is_in_storage_and_writes_what_is_not(job: Job) -> None:
+    for key in range(20):
+        job.put(key, 1)
+    first = job.write(1, CheckpointProperties())
+    job.backend.notify_complete(1)
+    job.put(3, 2)
+    savepoint = job.write(2, SAVEPOINT)
+    files = savepoint.files
+    assert sum(files.duplicated.values()) == len(names(job.shared)) - 1 > 1
+    assert 0 < savepoint.written_bytes < first.written_bytes
+    assert savepoint.written_bytes + files.duplicated_bytes == savepoint.state.bytes
+    assert not any("/" in file.path for file in savepoint.state.files()), "paths are relative"
+    assert names(job.root / "chk-2") == sorted(file.path for file in savepoint.state.files())
+    shutil.rmtree(job.shared)
+    (job.root / "chk-2").rename(job.root / "moved")
+    handles = savepoint.state.operators["op"].keyed
+    restored = create_keyed_backend("files", job.parameters(), handles, str(job.root / "moved"), owned=False)
+    state = restored.value_state("s", KEY, VALUE)
+    assert [state.get((key,)) for key in range(20)] == [(2,) if key == 3 else (1,) for key in range(20)]
+
+
+def test_nothing_is_duplicated_that_was_not_notified_or_where_the_job_is_not_incremental(job: Job) -> None:
+    job.put(1, 1)
+    job.write(1, CheckpointProperties())
+    assert job.write(2, SAVEPOINT).files.duplicated_bytes == 0, "not notified"
+    job.backend.notify_complete(1)
+    assert job.write(3, replace(SAVEPOINT, incremental=False)).files.duplicated_bytes == 0
+    assert job.write(4, replace(SAVEPOINT, savepoint_format=SavepointFormat.CANONICAL)).files.duplicated_bytes == 0
+    assert job.write(5, SAVEPOINT).files.duplicated_bytes > 0
+
+
+def test_what_cannot_be_duplicated_is_written_anew(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    for key in range(20):
+        job.put(key, 1)
+    job.write(1, CheckpointProperties())
+    job.backend.notify_complete(1)
+    gone, damaged, *_ = names(job.shared)
+    (job.shared / gone).unlink()
+    (job.shared / damaged).write_bytes(b"short")
+    savepoint = job.write(2, SAVEPOINT)
+    assert savepoint.written_bytes > 0 < savepoint.files.duplicated_bytes
+    assert gone in caplog.text
+    assert f"{damaged}: damaged" in caplog.text
+    handles = savepoint.state.operators["op"].keyed
+    restored = create_keyed_backend("files", job.parameters(), handles, str(job.root / "chk-2"), owned=False)
+    assert [restored.value_state("s", KEY, VALUE).get((key,)) for key in range(20)] == [(1,)] * 20
+
+
+def test_duplicates_are_discarded_with_their_snapshot_and_no_source_is(job: Job) -> None:
+    job.put(1, 1)
+    job.write(1, CheckpointProperties())
+    job.backend.notify_complete(1)
+    before = names(job.shared)
+    job.write(2, SAVEPOINT).files.discard()
+    assert (names(job.root / "chk-2"), names(job.shared)) == ([], before)
+
+
+def test_small_content_stays_where_it_is(job: Job) -> None:
+    files = NewFiles(job.options(3, SAVEPOINT), 100)
+    small = StateFile("", 1, "c", b"x")
+    assert files.duplicate_all({"small": small}) == {"small": small}
+    assert names(job.root / "chk-3") == []
 
 
 class Careless:

@@ -33,6 +33,7 @@ from ckpt_runtime.network.control_messages import (
     EndOfDataReached,
     FollowAgent,
     Following,
+    SnapshotProgress,
     TaskStateChanged,
     TriggerCheckpoint,
     WorkerHeartbeat,
@@ -347,6 +348,21 @@ def test_a_snapshot_that_cannot_be_acknowledged_is_declined_and_leaves_no_file(
 
     _snapshot_answer(driver, tmp_path, write)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_heartbeat_tells_how_far_a_snapshot_has_come(driver: Driver, tmp_path: Path) -> None:
+    found: list[tuple[SnapshotProgress, ...]] = []
+
+    def write(files: SnapshotFiles) -> NoReturn:
+        with files.private() as file:
+            for _ in range(2):
+                file.stream.write(b"x" * 100_000)
+                found.append(driver.worker._progress(driver.worker._job))  # type: ignore[arg-type]
+            raise OSError("disk full")
+
+    _snapshot_answer(driver, tmp_path, write)
+    assert found == [(SnapshotProgress(VERTEX, 0, 5, size, 0),) for size in (100_000, 200_000)]
+    assert driver.worker._writing == {}
 
 
 def _snapshot_answer(

@@ -1,0 +1,59 @@
+"""``ckpt rescale``: another parallelism for a running job, without stopping it first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import typer
+
+from ckpt_runtime.cli import values
+from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
+from ckpt_runtime.cli.framework import Cli
+from ckpt_runtime.cli.job_commands import JobArgument, WaitTimeoutOption
+from ckpt_runtime.client.models import Vertex
+
+
+def rescale(
+    cli: Cli,
+    job: JobArgument,
+    parallelism: Annotated[
+        list[str],
+        typer.Option(
+            "--parallelism",
+            "-p",
+            metavar="N|VERTEX=N",
+            help="Of all vertices, or of one by id or name; repeatable.",
+        ),
+    ],
+    wait_timeout: WaitTimeoutOption = None,
+) -> None:
+    """Rescale a running job. It gets its slots and takes a checkpoint before anything is stopped."""
+    timeout_s = values.timeout_s("--wait-timeout", wait_timeout)
+    client = cli.client()
+    vertices = client.job_details(job).vertices
+    wanted = _wanted(parallelism, vertices, client.resource_requirements(job))
+    try:
+        with cli.output.progress() as show:
+            show(f"rescaling job {job}")
+            client.rescale(job, wanted, timeout_s=timeout_s)
+            client.wait_for_state(job, {"RUNNING"}, timeout_s=timeout_s)
+    except KeyboardInterrupt:
+        cli.output.note("the rescale goes on")
+        raise
+    lines = [f"  {wanted[vertex.id]:>4}  {vertex.name}" for vertex in vertices]
+    cli.output.result({"job_id": job, "parallelism": wanted}, f"Job {job} is rescaled:", *lines)
+
+
+def _wanted(given: Sequence[str], vertices: Sequence[Vertex], present: Mapping[str, int]) -> dict[str, int]:
+    """Of every vertex by id. A number for all leaves those out that cannot have more than one subtask."""
+    wanted = dict(present)
+    parsed = [values.parallelism("--parallelism", text) for text in given]
+    for name, number in sorted(parsed, key=lambda pair: pair[0] is not None):
+        chosen = [v for v in vertices if (v.max_parallelism > 1 if name is None else name in (v.id, v.name))]
+        if name is not None and len(chosen) != 1:
+            known = ", ".join(repr(vertex.name) for vertex in vertices)
+            problem = "more than one vertex is" if chosen else "no vertex is"
+            raise CommandError(f"--parallelism: {problem} {name!r}; name one of {known} or its id", ExitCode.USAGE)
+        wanted.update((vertex.id, number) for vertex in chosen)
+    return wanted

@@ -1,0 +1,102 @@
+"""The slots of one job: those that it runs in, and those reserved for its next deployment meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost, Result
+from ckpt_runtime.jobmaster.slots import Slot, SlotOwner, SlotsUnavailableError
+from ckpt_runtime.scheduler import core_events as core
+from ckpt_runtime.scheduler.core_events import JobInput
+from ckpt_runtime.scheduler.job_events import FailureInfo, SlotsAcquired, SlotsFailed
+
+
+class JobSlots:
+    """``owner`` hears of what becomes of them; ``tell`` takes the answers to orders."""
+
+    def __init__(self, host: JobHost, owner: SlotOwner, tell: Callable[[JobInput], None]) -> None:
+        self.held: list[Slot] = []
+        """In deployment order: slot ``i`` hosts subtask ``i`` of every vertex."""
+        self._host = host
+        self._owner = owner
+        self._tell = tell
+        self._acquiring: Cancellable | None = None
+        self._reserved: list[Slot] = []
+        self._reserved_for = ""
+        self._reserving: Cancellable | None = None
+
+    def acquire(self, attempt: int, count: int) -> None:
+        """For a deployment that begins. What it does not need any more is given back."""
+        self._stop_acquiring()
+        held = [*self.held, *self._reserved]
+        self._acquiring = self._host.acquire_slots(self._owner, count, held, partial(self._acquired, attempt))
+
+    def _acquired(self, attempt: int, result: Result[list[Slot]]) -> None:
+        self._acquiring = None
+        try:
+            slots = result()
+        except SlotsUnavailableError as error:
+            self._release(self.held)
+            self.held = []
+            self._tell(SlotsFailed(attempt, FailureInfo("NoResourceAvailableException", str(error))))
+            return
+        surplus = [slot for slot in self.held if slot not in slots]
+        self._reserved = [slot for slot in self._reserved if slot not in slots]
+        self.held = slots
+        self._release(surplus)
+        self._tell(SlotsAcquired(attempt))
+
+    def reserve(self, order: core.ReserveSlots) -> None:
+        """Beside those that the job runs in."""
+        self._reserved_for = order.request_id
+        answer = partial(self._reserve_answered, order.request_id)
+        self._reserving = self._host.acquire_slots(self._owner, order.count, self.held, answer, order.least)
+
+    def _reserve_answered(self, request_id: str, result: Result[list[Slot]]) -> None:
+        self._reserving = None
+        try:
+            slots = result()
+        except SlotsUnavailableError as error:
+            self._tell(core.SlotsNotReserved(request_id, str(error)))
+            return
+        self._reserved = [slot for slot in slots if slot not in self.held]
+        self._tell(core.SlotsReserved(request_id, len(slots)))
+
+    def release_reserve(self) -> None:
+        self._stop_reserving()
+        reserved, self._reserved = self._reserved, []
+        self._release(reserved)
+
+    def lost(self, slot: Slot, reason: str) -> None:
+        self.held = [known for known in self.held if known is not slot]
+        if slot in self._reserved:
+            self._reserved.remove(slot)
+            self._tell(core.SlotsNotReserved(self._reserved_for, reason))
+
+    def close(self) -> None:
+        """Nothing is waited for any more; what is held stays so."""
+        self._stop_acquiring()
+        self._stop_reserving()
+
+    def release_all(self) -> None:
+        """The job has ended."""
+        self._stop_acquiring()
+        self.release_reserve()
+        held, self.held = self.held, []
+        self._release(held)
+
+    def _stop_acquiring(self) -> None:
+        if self._acquiring is not None:
+            self._acquiring.cancel()
+            self._acquiring = None
+
+    def _stop_reserving(self) -> None:
+        if self._reserving is not None:
+            self._reserving.cancel()
+            self._reserving = None
+
+    def _release(self, slots: list[Slot]) -> None:
+        for slot in slots:
+            if not slot.lost:
+                self._host.release_slot(slot)

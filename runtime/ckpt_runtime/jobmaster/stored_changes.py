@@ -1,0 +1,55 @@
+"""Changes of what is stored of a living job, its settings and graph: how each is made, and what its outcome means."""
+
+from __future__ import annotations
+
+from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
+from ckpt_runtime.jobmaster.job_record import JobRecord
+from ckpt_runtime.scheduler import core_events as core
+from ckpt_runtime.scheduler.core_events import JobInput
+from ckpt_runtime.storage.crash_points import reach
+from ckpt_runtime.storage.errors import AmbiguousWriteError, NotFoundError, StorageError
+
+UNKNOWN_PAUSE_MS = 200.0
+_SETTLE_PAUSE_MS = 30_000.0
+
+Order = core.StoreOverrides | core.SettleOverrides | core.StoreGraph | core.SettleGraph
+
+
+def carry_out(record: JobRecord, order: Order) -> JobInput:
+    """Belongs into a pool thread. Raises what :func:`unconfirmed` is for, and NotLeaderError."""
+    match order:
+        case core.StoreOverrides(request_id, change):
+            reach("patch-before")
+            text = record.change_overrides(change)
+            reach("patch-persisted")
+            return core.OverridesStored(request_id, text)
+        case core.SettleOverrides(request_id):
+            return core.OverridesStored(request_id, record.settle_overrides())
+        case core.StoreGraph(request_id, graph):
+            reach("rescale-before")
+            record.store_graph(graph)
+            reach("rescale-persisted")
+            return core.GraphStored(request_id)
+        case core.SettleGraph(request_id, graph):
+            is_stored = record.settle_graph(graph)
+            return core.GraphStored(request_id) if is_stored else core.ChangeNotStored(request_id, "it was not stored")
+
+
+def unconfirmed(order: Order, error: Exception) -> JobInput:
+    """What an error of :func:`carry_out`, or of its pool, means."""
+    match error:
+        case CheckpointConfigurationError():
+            return core.OverridesRefused(order.request_id, str(error))
+        case AmbiguousWriteError():
+            return core.ChangeUnknown(order.request_id, str(error))
+        case StorageError():
+            text = f"the change could not be stored, nothing has changed: {error}"
+            return core.ChangeNotStored(order.request_id, text, gone=isinstance(error, NotFoundError))
+    return core.ChangeUnknown(order.request_id, str(error))
+
+
+def pause_before_ms(order: Order) -> float:
+    """Longer with each attempt; what is settled has more time."""
+    if isinstance(order, core.StoreOverrides | core.StoreGraph):
+        return order.attempt * UNKNOWN_PAUSE_MS
+    return float(min(_SETTLE_PAUSE_MS, UNKNOWN_PAUSE_MS * 2 ** min(order.attempt + 1, 10)))

@@ -1,0 +1,146 @@
+"""Duplicates state files into the directory of a savepoint, by the fastest means that the file systems offer.
+
+A reflink shares blocks until one side is written, a hard link the file itself, and so whatever damages it; neither
+moves any data. A copy within an object store moves nothing through this machine. What is left is to read and write,
+which looks at the checksum as well. Sources are never touched.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from enum import StrEnum
+from uuid import uuid4
+
+from ckpt_runtime.checkpoint.state_handles import StateFile
+from ckpt_runtime.storage.errors import CorruptFileError
+from ckpt_runtime.storage.filesystem import (
+    Location,
+    delete_file,
+    file_size,
+    naming,
+    open_private,
+    opened_regular,
+    read_descriptor,
+    read_range,
+    same_filesystem,
+)
+from ckpt_runtime.storage.state_file_writer import StateFileWriter
+
+_FICLONE = 0x40049409
+_CHUNK_BYTES = 4 << 20
+_NO_SUCH_MEANS = frozenset(
+    {
+        errno.EXDEV,
+        errno.EOPNOTSUPP,
+        errno.ENOTTY,
+        errno.EINVAL,
+        errno.ENOSYS,
+        errno.EPERM,
+        errno.EACCES,
+        errno.EMLINK,
+        errno.ETXTBSY,
+    }
+)
+"""How a file system says that it cannot link or share, not that something is wrong with the file."""
+
+
+class Means(StrEnum):
+    """How a file was duplicated."""
+
+    REFLINK = "reflink"
+    HARD_LINK = "hard link"
+    SERVER_SIDE_COPY = "server-side copy"
+    COPY = "copy"
+
+
+class Duplicator:
+    """Makes files in one directory. Thread-safe. ``copies_only``: no two files share a block on disk."""
+
+    def __init__(self, directory: Location, *, copies_only: bool) -> None:
+        self._directory = directory
+        self._links: list[tuple[Means, Callable[[Location, Location], None]]] = []
+        if directory.is_local and not copies_only:
+            self._links = [(Means.REFLINK, _reflink), (Means.HARD_LINK, _hard_link)]
+
+    def duplicate(self, source: Location, file: StateFile) -> tuple[StateFile, Means]:
+        """A file with the content that ``file`` describes, which lies at ``source``; its path is relative.
+
+        The directory's new entries are durable once the caller has made them so. Raises :class:`StorageError`; nothing
+        is left behind then. :class:`CorruptFileError` says that the source is not what it should be.
+        """
+        target = self._directory.child(str(uuid4()))
+        for means, link in self._links if source.is_local else ():
+            with naming("duplicate", source):
+                try:
+                    link(source, target)
+                except OSError as error:
+                    if error.errno not in _NO_SUCH_MEANS:
+                        raise
+                    continue
+            return _checked(target, file, source), means
+        if source.is_object_store and same_filesystem(source, target):
+            with naming("duplicate", source):
+                source.filesystem.cp_file(source.path, target.path)
+            return _checked(target, file, source), Means.SERVER_SIDE_COPY
+        return self._copied(source, file), Means.COPY
+
+    def _copied(self, source: Location, file: StateFile) -> StateFile:
+        _check_length(file_size(source), file, source)
+        with StateFileWriter(self._directory, memory_threshold=-1) as writer:
+            with naming("read", source):
+                for chunk in _chunks(source, file.length):
+                    writer.write(chunk)
+            copy = writer.finish()
+        if copy.checksum != file.checksum:
+            delete_file(writer.location)
+            message = f"{source.url}: damaged, its checksum is {copy.checksum} and not {file.checksum}"
+            raise CorruptFileError(message, source.url)
+        return copy
+
+
+def _checked(target: Location, file: StateFile, source: Location) -> StateFile:
+    try:
+        _check_length(file_size(target), file, source)
+    except BaseException:
+        with suppress(OSError):
+            delete_file(target)
+        raise
+    return StateFile(target.name, file.length, file.checksum)
+
+
+def _check_length(found: int, file: StateFile, source: Location) -> None:
+    if found != file.length:
+        message = f"{source.url}: damaged, it has {found} bytes and not {file.length}"
+        raise CorruptFileError(message, source.url)
+
+
+def _reflink(source: Location, target: Location) -> None:
+    with opened_regular(source.path) as descriptor:
+        try:
+            with open(target.path, "xb", opener=open_private) as file:
+                fcntl.ioctl(file.fileno(), _FICLONE, descriptor)
+                os.fsync(file.fileno())
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(target.path)
+            raise
+
+
+def _hard_link(source: Location, target: Location) -> None:
+    os.link(source.path, target.path, follow_symlinks=False)
+    if not stat.S_ISREG(os.lstat(target.path).st_mode):
+        os.unlink(target.path)
+        raise OSError(errno.EINVAL, "it is no regular file, and only files are linked")
+
+
+def _chunks(source: Location, length: int) -> Iterator[bytes]:
+    with ExitStack() as opened:
+        descriptor = opened.enter_context(opened_regular(source.path)) if source.is_local else -1
+        for offset in range(0, length, _CHUNK_BYTES):
+            size = min(_CHUNK_BYTES, length - offset)
+            yield read_descriptor(descriptor, offset, size) if source.is_local else read_range(source, offset, size)

@@ -1,0 +1,80 @@
+"""Which state backend may restore a snapshot: refused before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.state_handles import (
+    CanonicalKeyedStateHandle,
+    IncrementalKeyedStateHandle,
+    KeyedHandle,
+    KeyedStateHandle,
+    OperatorSubtaskState,
+    StateFile,
+    SubtaskState,
+)
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.jobmaster.gateway import RunRequest, SubmissionFailed
+from ckpt_runtime.jobmaster.request_checks import check_backend
+
+ALL = KeyGroupRange(0, 127)
+FILE = StateFile("f", 1, "c")
+IN_MEMORY = KeyedStateHandle(ALL, FILE, ())
+ROCKSDB = IncrementalKeyedStateHandle(ALL, "rocksdb", {"f": FILE})
+OWN = IncrementalKeyedStateHandle(ALL, "mine", {"f": FILE})
+CANONICAL = CanonicalKeyedStateHandle(ALL, "s", {}, (), FILE)
+
+pytestmark = pytest.mark.row("203.5", "203.7")
+
+
+def snapshot(handles: Sequence[KeyedHandle]) -> CompletedCheckpoint:
+    vertex = VertexDescriptor("v", "v", ("stateless", "op"), 1, 128)
+    operators = {"stateless": OperatorSubtaskState(), "op": OperatorSubtaskState(tuple(handles))}
+    states = {("v", 0): SubtaskState(operators)}
+    return CompletedCheckpoint(1, "j", 0, 0, "/s", CheckpointProperties(), (vertex,), states)
+
+
+def check(handles: Sequence[KeyedHandle], backend: str) -> None:
+    request = RunRequest("p", savepoint_path="/s")
+    check_backend(snapshot(handles), Configuration({"state.backend.type": backend}), request)
+
+
+@pytest.mark.parametrize(
+    ("handles", "backend"),
+    [
+        ([], "hashmap"),
+        ([], "rocksdb"),
+        ([IN_MEMORY], "hashmap"),
+        ([ROCKSDB], "rocksdb"),
+        ([CANONICAL, CANONICAL], "hashmap"),
+        ([CANONICAL], "rocksdb"),
+        ([OWN], "hashmap"),
+    ],
+)
+def test_a_backend_restores_its_own_form_and_the_canonical_one(handles: list[KeyedHandle], backend: str) -> None:
+    check(handles, backend)
+
+
+@pytest.mark.parametrize(
+    ("handles", "backend", "written"), [([IN_MEMORY], "rocksdb", "hashmap"), ([ROCKSDB], "hashmap", "rocksdb")]
+)
+def test_another_ones_form_is_refused_with_the_way_out(handles: list[KeyedHandle], backend: str, written: str) -> None:
+    with pytest.raises(SubmissionFailed, match="cannot restore from /s") as refused:
+        check(handles, backend)
+    assert f"native form of the state backend '{written}'" in str(refused.value)
+    assert f"state.backend.type is '{backend}'" in str(refused.value)
+    assert "only a savepoint in canonical form changes the backend" in str(refused.value)
+
+
+def test_the_metadata_says_who_reads_it() -> None:
+    assert [snapshot([handle]).state_backend for handle in (IN_MEMORY, ROCKSDB, CANONICAL)] == [
+        "hashmap",
+        "rocksdb",
+        "any",
+    ]
+    assert snapshot([]).state_backend == "any"
