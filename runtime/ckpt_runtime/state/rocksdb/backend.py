@@ -40,7 +40,7 @@ from ckpt_runtime.state.rocksdb.catalog import Catalog
 from ckpt_runtime.state.rocksdb.codec import KeyCodec
 from ckpt_runtime.state.rocksdb.columnar_aggregates import CachedAggregates
 from ckpt_runtime.state.rocksdb.columnar_codec import ColumnarCodec
-from ckpt_runtime.state.rocksdb.columnar_rows import RowsCodec, RowsState, StoredRowBuffer, restore_rows
+from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec, RowsState, StoredRowBuffer, restore_rows
 from ckpt_runtime.state.rocksdb.database import Database
 from ckpt_runtime.state.rocksdb.keyed_states import StoredLists, StoredMaps, StoredState, StoredTimers, StoredValues
 from ckpt_runtime.state.rocksdb.restore import restored_database
@@ -152,7 +152,7 @@ class RocksDBKeyedStateBackend(KeyedStateBackend):
                 stored = schema_from_json(descriptor.get("schema"))
                 check_evolution(self.uid, spec.name, stored, stored_schema(spec))
         entry = self._catalog.add(spec.name, descriptor_of(spec))
-        codec = RowsCodec(spec.name, entry.id, entry.schemas(), entry.current)
+        codec = ChunkCodec(spec.name, entry.id, entry.schemas(), entry.current)
         return StoredRowBuffer(spec, codec, self.max_parallelism)
 
     def value_state(

@@ -26,6 +26,7 @@ from ckpt_runtime.state.rocksdb.codec import ID_BYTES, state_prefix
 from ckpt_runtime.state.rocksdb.database import Database
 from ckpt_runtime.state.schema_evolution import evolve
 from ckpt_runtime.state.states import Key, RowBufferSpec
+from ckpt_runtime.state.stored_rows import KEY_PREFIX, check_owned
 from ckpt_runtime.state.stored_rows import MATCHED as IS_MATCHED
 
 POSITION = "position"
@@ -51,7 +52,7 @@ Decoded: TypeAlias = tuple[int, pa.RecordBatch, AnyArray, AnyArray]
 """A chunk's number, its living rows in the current schema, their positions, and its flags if there are any."""
 
 
-class RowsCodec:
+class ChunkCodec:
     """Chunks of one state as entries: ``schemas`` of stored rows by their ids, of which ``current`` is written."""
 
     def __init__(self, name: str, state_id: int, schemas: Mapping[int, pa.Schema], current: int) -> None:
@@ -124,7 +125,7 @@ class RowsCodec:
 class StoredRowBuffer(RowBuffer):
     """One side, which knows of each row whether the database has it, and in which chunk."""
 
-    def __init__(self, spec: RowBufferSpec, codec: RowsCodec, max_parallelism: int) -> None:
+    def __init__(self, spec: RowBufferSpec, codec: ChunkCodec, max_parallelism: int) -> None:
         self.codec = codec
         self._max_parallelism = max_parallelism
         self._chunks: dict[int, _Chunk] = {}
@@ -252,7 +253,7 @@ class FrozenChunks:
     def __init__(
         self,
         spec: RowBufferSpec,
-        codec: RowsCodec,
+        codec: ChunkCodec,
         segments: Sequence[pa.RecordBatch],
         flags: AnyArray,
         homes: AnyArray,
@@ -303,6 +304,32 @@ class FrozenChunks:
     def release(self) -> None:
         """The columns go."""
         self._segments = ()
+
+
+class ChunksForm:
+    """Chunks as stored rows and back, whether somebody has asked for the state or not."""
+
+    def __init__(self, name: str, codec: ChunkCodec, owned: KeyGroupRange, max_parallelism: int) -> None:
+        self._name = name
+        self._codec = codec
+        self._owned = owned
+        self._max_parallelism = max_parallelism
+
+    def batches(self, entries: Iterable[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
+        """Living rows in the present schema, in the order of the entries."""
+        return (rows for _, rows, _, _ in self._codec.decode(entries))
+
+    def entries(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[bytes, bytes]]:
+        """Chunks of stored rows in the present schema, in which the rows of a key are in order."""
+        names = [name for name in self._codec.schema.names if name.startswith(KEY_PREFIX)]
+        for number, batch in enumerate(batches):
+            hashes = hash_arrays(batch.columns[: len(names)], names)
+            groups = key_groups_of(hashes, self._max_parallelism)
+            check_owned(self._name, groups, self._owned)
+            for group, rows in _by(groups, np.arange(batch.num_rows)):
+                own = batch.take(arrow_from_numpy(pa.int64(), rows))
+                positions = np.arange(len(rows), dtype=np.uint32)
+                yield self._codec.keys(group, number)[0], self._codec.encode_rows(own, positions)
 
 
 def _by(values: AnyArray, rows: AnyArray) -> Iterator[tuple[int, AnyArray]]:

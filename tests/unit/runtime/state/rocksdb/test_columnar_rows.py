@@ -19,7 +19,7 @@ from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.memory import row_buffer
 from ckpt_runtime.state.memory.row_buffer import RowBuffers
 from ckpt_runtime.state.registry import create_backend
-from ckpt_runtime.state.rocksdb.columnar_rows import RowsCodec
+from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec
 from ckpt_runtime.state.rocksdb.database import Database
 from ckpt_runtime.state.states import RowBufferSpec
 from tests.support.inline_snapshots import CHECKPOINT, restore, written
@@ -175,7 +175,7 @@ def test_other_ends_of_rows_are_refused(make: Make) -> None:
 
 def test_damaged_chunks_are_errors() -> None:
     schema = pa.schema([("key.k", pa.string()), ("matched", pa.bool_())])
-    codec = RowsCodec("s", 1, {0: schema}, 0)
+    codec = ChunkCodec("s", 1, {0: schema}, 0)
     rows = pa.record_batch([["a", "b"], [True, False]], schema=schema)
     key, flags_key = codec.keys(3, 7)
     value = codec.encode_rows(rows, np.arange(2, dtype=np.uint32))
