@@ -19,6 +19,7 @@ from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFo
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle, OperatorSubtaskState, StateFile, SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.snapshots.copying import discard
+from ckpt_runtime.snapshots.new_files import NewFiles
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
 from ckpt_runtime.snapshots.stored_files import StoredFiles
 from ckpt_runtime.state.backend import BackendParameters
@@ -26,7 +27,6 @@ from ckpt_runtime.state.registry import create_backend
 from ckpt_runtime.storage.errors import AmbiguousWriteError, InvalidLocationError
 from ckpt_runtime.storage.filesystem import Location, make_directory
 from ckpt_runtime.storage.snapshot_metadata import write_metadata
-from ckpt_runtime.storage.state_file_writer import StateFileWriter
 from ckpt_runtime.version import VERSION
 
 Progress = Callable[[int, int], None]
@@ -35,7 +35,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ConvertedSnapshot:
-    """Where it lies, and how much state was written. Inline state counts, and is no file."""
+    """Where it lies, and how much state was written."""
 
     location: str
     files: int
@@ -58,7 +58,7 @@ def convert_snapshot(
     backend = _backend_for(snapshot, savepoint_format, backend)
     make_directory(target, exist_ok=False)
     properties = CheckpointProperties(CheckpointType.SAVEPOINT, savepoint_format)
-    conversion = _Conversion(snapshot, _NewFiles(target), backend, properties)
+    conversion = _Conversion(snapshot, NewFiles(target), backend, properties)
     try:
         states = conversion.states(progress)
     except BaseException:
@@ -99,39 +99,10 @@ def _publish(converted: CompletedCheckpoint, files: list[StateFile], target: Loc
         raise
 
 
-class _NewFiles:
-    """The new savepoint's side of :class:`~ckpt_runtime.state.snapshots.SnapshotFiles`; ``finished`` are files."""
-
-    def __init__(self, directory: Location) -> None:
-        self._directory = directory
-        self.finished: list[StateFile] = []
-
-    def private(self, suffix: str = "") -> StateFileWriter:
-        return _NewFile(self, self._directory, suffix)
-
-    shared = private
-    """A savepoint shares nothing."""
-
-
-class _NewFile(StateFileWriter):
-    def __init__(self, files: _NewFiles, directory: Location, suffix: str) -> None:
-        if suffix:
-            super().__init__(directory, 0, name_suffix=suffix)
-        else:
-            super().__init__(directory)
-        self._files = files
-
-    def finish(self) -> StateFile:
-        file = super().finish()
-        if file.inline is None:
-            self._files.finished.append(file)
-        return file
-
-
 @dataclass(frozen=True, slots=True)
 class _Conversion:
     snapshot: Snapshot
-    files: _NewFiles
+    files: NewFiles
     backend: str
     properties: CheckpointProperties
 
