@@ -185,7 +185,7 @@ def test_a_claimed_snapshot_becomes_the_jobs_file_by_file_and_goes(job: SharingJ
 @pytest.mark.row("203.6")
 def test_a_job_of_another_cluster_cannot_claim_it_too_and_is_told_why(job: SharingJob) -> None:
     snapshot, _ = snapshot_of(job, "native savepoint")
-    job.start(snapshot, "CLAIM", interval="1h")
+    job.start(snapshot, "CLAIM", interval="1h", rate=100)
     with MiniCluster() as other:
         before = content(snapshot)
         with pytest.raises(SnapshotInUse, match="of which nothing is known here: it has claimed.*delete .*/claim"):

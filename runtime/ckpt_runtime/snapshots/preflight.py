@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -92,11 +93,18 @@ def _descriptors_of(handle: KeyedHandle) -> Iterator[tuple[str, dict[str, Any]]]
         case _:
             states = handle.description.get("states")
             for name, entry in states.items() if isinstance(states, dict) else ():
-                # RocksDB keeps all schemas that rows were ever written in, and says which is the present one.
-                versions = entry.get("descriptors") if isinstance(entry, dict) else None
-                found = versions[entry.get("current", 0)] if isinstance(versions, list) and versions else entry
-                if isinstance(found, dict):
+                found = _present_descriptor(entry)
+                if isinstance(found, dict) and "kind" in found:
                     yield name, found
+
+
+def _present_descriptor(entry: Any) -> Any:
+    """RocksDB keeps all schemas in which rows were ever written, and says which is the present one."""
+    if not isinstance(entry, dict) or "descriptors" not in entry:
+        return entry
+    with suppress(LookupError, TypeError):
+        return entry["descriptors"][entry.get("current", 0)]
+    return None
 
 
 def verdicts(plan: CompiledPlan, stored: Mapping[str, Mapping[str, dict[str, Any]]]) -> Iterator[StateVerdict]:
@@ -139,7 +147,9 @@ class _Asked(MemoryKeyedStateBackend):
         self.wanted[name] = tuple(schema_to_json(schema)["fields"])
 
 
-class _Nothing(Output):
+class NoOutput(Output):
+    """Of an operator that gets no row."""
+
     def emit(self, batch: pa.RecordBatch) -> None:
         raise AssertionError("no row came in")
 
@@ -156,7 +166,7 @@ def _opened(
         asked = _Asked(uid, stored)
         store = OperatorStateStore()
         context = OperatorContext("", uid, uid, 0, 1, 0, store, lambda: 0, lambda _: None, keyed_state=asked)
-        operator.open(context, _Nothing())
+        operator.open(context, NoOutput())
     except StateError as error:
         refused = str(error)
     wanted = {} if asked is None else asked.wanted
