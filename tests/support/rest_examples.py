@@ -108,6 +108,11 @@ def polls(template: str, kind: int) -> list[Call]:
     ]
 
 
+def bounds(parallelism: int) -> dict[str, Any]:
+    """The same for every vertex."""
+    return {vertex: {"parallelism": {"lowerBound": parallelism, "upperBound": parallelism}} for vertex in VERTICES}
+
+
 JOB, CHECKPOINTS, VERTEX = "/jobs/{jobid}", "/jobs/{jobid}/checkpoints", "/jobs/{jobid}/vertices/{vertexid}"
 DETAILS = CHECKPOINTS + "/details/{checkpointid}"
 CALLS = [
@@ -137,6 +142,8 @@ CALLS = [
     Call("GET", JOB + "/plan"),
     Call("GET", JOB + "/config", "submitted with an option"),
     Call("GET", JOB + "/config", "submitted without", {"jobid": NEW}),
+    Call("GET", JOB + "/resource-requirements"),
+    Call("PUT", JOB + "/resource-requirements", arguments={"json": bounds(2)}),
     Call("GET", JOB + "/jobmanager/config"),
     Call("GET", JOB + "/metrics", "names"),
     Call("GET", JOB + "/metrics", "values", query="?get=uptime,numberOfCompletedCheckpoints"),

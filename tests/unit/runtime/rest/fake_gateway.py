@@ -27,6 +27,7 @@ from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig, ExecutionS
 from ckpt_runtime.jobmaster.restore_preview import OperatorPreview, PlanPreview, RestorePreview
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.scheduler.replacement import ParallelismBounds, ReplacementRefusedError, check_bounds, rescaled
 from ckpt_runtime.snapshots.preflight import StateVerdict
 
 START_MS = 1_795_197_699_641
@@ -94,6 +95,7 @@ class FakeGateway:
         self.disposed: list[str] = []
         self.shut_down = False
         self.savepoint_failure: FailureCause | None = None
+        self.rescale_failure: str | None = None
         self.triggered: Counter[str] = Counter()
         self.ready = True
         self.end_of_new_jobs: JobStatus | None = None
@@ -346,6 +348,20 @@ class FakeGateway:
     async def delete_checkpoint_config_overrides(self, job_id: str) -> EffectiveCheckpointConfig:
         self._updatable(job_id).overrides = CheckpointOverrides()
         return await self.checkpoint_config(job_id)
+
+    async def resource_requirements(self, job_id: str) -> Mapping[str, ParallelismBounds]:
+        graph = self._updatable(job_id).graph
+        return {vertex.id: ParallelismBounds(vertex.parallelism, vertex.parallelism) for vertex in graph.vertices}
+
+    async def update_resource_requirements(self, job_id: str, bounds: Mapping[str, ParallelismBounds]) -> None:
+        job = self._updatable(job_id)
+        try:
+            check_bounds(job.graph, bounds)
+        except ReplacementRefusedError as error:
+            raise g.RequirementsRefused(str(error)) from error
+        if self.rescale_failure is not None:
+            raise g.Conflict(self.rescale_failure)
+        job.graph = rescaled(job.graph, bounds, 100)
 
     # operations
 

@@ -12,8 +12,9 @@ import pytest
 
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.state.errors import UnsupportedBackendError
-from ckpt_runtime.state.states import AggregateColumn, TimeToLive
-from tests.support.inline_snapshots import CANONICAL, handles_of
+from ckpt_runtime.state.kernels.compiler import read_only
+from ckpt_runtime.state.states import AggregateColumn, RowBufferSpec, TimeToLive
+from tests.support.inline_snapshots import CANONICAL, CHECKPOINT, handles_of
 from tests.unit.runtime.state.conftest import MAX_PARALLELISM, Snapshots, small_cache
 
 KEYS = range(300)
@@ -22,6 +23,9 @@ VALUE = pa.schema([("n", pa.int64()), ("t", pa.timestamp("us", "UTC")), ("s", pa
 NAME = pa.schema([("u", pa.string())])
 ONE = pa.schema([("n", pa.int64())])
 COUNT = AggregateColumn("count", None, "c", None, pa.int64())
+ROWS = RowBufferSpec(
+    "r", pa.schema([("k", pa.int64()), ("t", pa.timestamp("ms")), ("v", pa.list_(pa.int64()))]), ("k",), "t"
+)
 AVG = AggregateColumn("avg", "k", "a", pa.int64(), pa.float64())
 TTL = TimeToLive(10**12, lambda: 5)
 BACKENDS = ["hashmap", "rocksdb"]
@@ -45,7 +49,8 @@ def batch(keys: range) -> pa.RecordBatch:
     return pa.record_batch({"k": np.array(keys, dtype=np.int64)})
 
 
-def fill(backend: Any) -> None:
+def fill(backend: Any) -> Any:
+    """Gives the buffered rows, which can be asked for once."""
     from pyspark.sql import Row
 
     values, lists = backend.value_state("v", KEY, VALUE), backend.list_state("l", KEY, ONE, TTL)
@@ -60,12 +65,29 @@ def fill(backend: Any) -> None:
         if key % 50 == 0:
             backend.maintain()
     backend.aggregate_table("a", KEY, [COUNT, AVG]).update(batch(KEYS))
+    buffers = backend.row_buffers([ROWS])
+    for number in range(3):
+        came = rows(number)
+        matched = np.full(came.num_rows, number % 2, dtype=np.uint8)
+        buffers.sides[0].append(came, buffers.slots_of([came["k"]]), read_only(matched))
+        backend.snapshot(number, CHECKPOINT).release()
+    buffers.sides[0].expire(len(KEYS) // 3)
+    return buffers
 
 
-def content(backend: Any) -> Any:
+def rows(number: int) -> pa.RecordBatch:
+    keys = np.array(KEYS, dtype=np.int64)
+    return pa.record_batch({"k": keys, "t": pa.array(keys).cast(pa.timestamp("ms")), "v": [[number]] * len(keys)})
+
+
+def content(backend: Any, buffers: Any = None) -> Any:
     """What each key has, and the aggregates after one row more for each key."""
     values, lists = backend.value_state("v", KEY, VALUE), backend.list_state("l", KEY, ONE, TTL)
     maps, timers = backend.map_state("m", KEY, NAME, ONE), backend.timers("$timers", KEY)
+    buffered: dict[int, list[Any]] = {}
+    for found, matched in (buffers or backend.row_buffers([ROWS])).sides[0].living():
+        for row, flag in zip(found.to_pylist(), matched.tolist(), strict=True):
+            buffered.setdefault(row["k"], []).append((row["v"], flag))
     own = [key for key in KEYS if values.get((key,)) is not None]
     return {
         key: (
@@ -73,6 +95,7 @@ def content(backend: Any) -> Any:
             list(lists.get((key,))),
             dict(maps.get((key,))),
             timers.times_of((key,)),
+            buffered.get(key, []),
             *(column.to_pylist() for column in backend.aggregate_table("a", KEY, [COUNT, AVG]).update(
                 batch(range(key, key + 1))
             )),
@@ -86,9 +109,9 @@ def content(backend: Any) -> Any:
 @pytest.mark.parametrize("source", BACKENDS)
 def test_every_kind_of_state_goes_to_every_backend(made: Callable[[str], Snapshots], source: str, target: str) -> None:
     before = made(source).backend()
-    fill(before)
+    buffers = fill(before)
     handles = handles_of([before], CANONICAL)
-    expected = content(before)
+    expected = content(before, buffers)
     assert sorted(expected) == list(KEYS)
     after = made(target)
     parts = [key_group_range(MAX_PARALLELISM, 3, index) for index in range(3)]
