@@ -7,18 +7,21 @@ where its backend keeps it: the one in memory into memory.
 
 from __future__ import annotations
 
+import secrets
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ckpt_runtime.checkpoint.completed_checkpoint import ANY, CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint import ANY, VertexDescriptor
 from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
-from ckpt_runtime.checkpoint.state_handles import KeyedHandle, OperatorSubtaskState, StateFile, SubtaskState
+from ckpt_runtime.checkpoint.state_handles import KeyedHandle, OperatorSubtaskState, SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointType
-from ckpt_runtime.snapshots.copying import discard
+from ckpt_runtime.graph.key_groups import key_group_range
+from ckpt_runtime.snapshots.authoring import discard
+from ckpt_runtime.snapshots.new_files import NewFiles
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
 from ckpt_runtime.snapshots.stored_files import StoredFiles
 from ckpt_runtime.state.backend import BackendParameters
@@ -26,7 +29,6 @@ from ckpt_runtime.state.registry import create_backend
 from ckpt_runtime.storage.errors import AmbiguousWriteError, InvalidLocationError
 from ckpt_runtime.storage.filesystem import Location, make_directory
 from ckpt_runtime.storage.snapshot_metadata import write_metadata
-from ckpt_runtime.storage.state_file_writer import StateFileWriter
 from ckpt_runtime.version import VERSION
 
 Progress = Callable[[int, int], None]
@@ -35,7 +37,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ConvertedSnapshot:
-    """Where it lies, and how much state was written. Inline state counts, and is no file."""
+    """Where it lies, and which files it has beside the metadata."""
 
     location: str
     files: int
@@ -57,18 +59,21 @@ def convert_snapshot(
     snapshot = open_snapshot(source)
     backend = _backend_for(snapshot, savepoint_format, backend)
     make_directory(target, exist_ok=False)
+    prefix = f"{secrets.token_hex(4)}-"
     properties = CheckpointProperties(CheckpointType.SAVEPOINT, savepoint_format)
-    conversion = _Conversion(snapshot, _NewFiles(target), backend, properties)
     try:
-        states = conversion.states(progress)
-    except BaseException:
-        discard(conversion.files.finished, target)
+        states = _Conversion(snapshot, NewFiles(target, prefix), backend, properties).states(progress)
+        converted = replace(
+            snapshot.metadata, directory=target.url, properties=properties, states=states, written_by=VERSION
+        )
+        write_metadata(target, converted.to_json())
+    except AmbiguousWriteError:
         raise
-    converted = replace(
-        snapshot.metadata, directory=target.url, properties=properties, states=states, written_by=VERSION
-    )
-    _publish(converted, conversion.files.finished, target)
-    return ConvertedSnapshot(target.url, len(conversion.files.finished), sum(state.bytes for state in states.values()))
+    except BaseException:
+        discard(target, prefix)
+        raise
+    files = {file.path: file.length for state in states.values() for file in state.files()}
+    return ConvertedSnapshot(target.url, len(files), sum(files.values()))
 
 
 def _backend_for(snapshot: Snapshot, savepoint_format: SavepointFormat, backend: str) -> str:
@@ -89,77 +94,44 @@ def _backend_for(snapshot: Snapshot, savepoint_format: SavepointFormat, backend:
     return backend if written_by == ANY else written_by
 
 
-def _publish(converted: CompletedCheckpoint, files: list[StateFile], target: Location) -> None:
-    try:
-        write_metadata(target, converted.to_json())
-    except AmbiguousWriteError:
-        raise
-    except BaseException:
-        discard(files, target)
-        raise
-
-
-class _NewFiles:
-    """The new savepoint's side of :class:`~ckpt_runtime.state.snapshots.SnapshotFiles`; ``finished`` are files."""
-
-    def __init__(self, directory: Location) -> None:
-        self._directory = directory
-        self.finished: list[StateFile] = []
-
-    def private(self, suffix: str = "") -> StateFileWriter:
-        return _NewFile(self, self._directory, suffix)
-
-    shared = private
-    """A savepoint shares nothing."""
-
-
-class _NewFile(StateFileWriter):
-    def __init__(self, files: _NewFiles, directory: Location, suffix: str) -> None:
-        if suffix:
-            super().__init__(directory, 0, name_suffix=suffix)
-        else:
-            super().__init__(directory)
-        self._files = files
-
-    def finish(self) -> StateFile:
-        file = super().finish()
-        if file.inline is None:
-            self._files.finished.append(file)
-        return file
-
-
 @dataclass(frozen=True, slots=True)
 class _Conversion:
     snapshot: Snapshot
-    files: _NewFiles
+    files: NewFiles
     backend: str
     properties: CheckpointProperties
 
     def states(self, progress: Progress) -> Mapping[SubtaskKey, SubtaskState]:
         """All states, converted."""
         metadata = self.snapshot.metadata
-        max_parallelism = {vertex.id: vertex.max_parallelism for vertex in metadata.vertices}
+        subtasks = [(vertex, index) for vertex in metadata.vertices for index in range(vertex.parallelism)]
         converted: dict[SubtaskKey, SubtaskState] = {}
-        for (vertex, subtask), state in sorted(metadata.states.items()):
+        for done, (vertex, index) in enumerate(subtasks, 1):
+            known = metadata.states.get((vertex.id, index), SubtaskState())
+            lists = {uid: operator.lists for uid, operator in known.operators.items()}
+            keyed = {uid: self._keyed(uid, vertex, index) for uid in vertex.operator_uids}
             operators = {
-                uid: replace(operator, keyed=self._keyed(uid, operator, max_parallelism[vertex]))
-                for uid, operator in state.operators.items()
+                uid: OperatorSubtaskState(keyed[uid], lists.get(uid, ()))
+                for uid in vertex.operator_uids
+                if keyed[uid] or uid in lists
             }
-            handles = (handle for operator in operators.values() for handle in operator.keyed)
-            size = sum(file.length for handle in handles for file in handle.state_files())
-            converted[vertex, subtask] = SubtaskState(operators, size)
-            progress(len(converted), len(metadata.states))
+            if operators or (vertex.id, index) in metadata.states:
+                files = (file for handles in keyed.values() for handle in handles for file in handle.state_files())
+                converted[vertex.id, index] = SubtaskState(operators, sum(file.length for file in files))
+            progress(done, len(subtasks))
         return converted
 
-    def _keyed(self, uid: str, operator: OperatorSubtaskState, max_parallelism: int) -> tuple[KeyedHandle, ...]:
-        if not operator.keyed:
+    def _keyed(self, uid: str, vertex: VertexDescriptor, subtask: int) -> tuple[KeyedHandle, ...]:
+        owned = key_group_range(vertex.max_parallelism, vertex.parallelism, subtask)
+        states = self.snapshot.states(uid)
+        handles = [h for state in states for h in state.keyed if len(h.key_groups.intersection(owned))]
+        if not handles:
             return ()
         with tempfile.TemporaryDirectory(prefix="ckpt-convert-") as scratch:
-            make_local_directory = partial(tempfile.mkdtemp, dir=scratch)
-            parameters = BackendParameters(uid, operator.keyed[0].key_groups, max_parallelism, make_local_directory)
-            backend = create_backend(self.backend, parameters)
+            make_local = partial(tempfile.mkdtemp, dir=scratch)
+            backend = create_backend(self.backend, BackendParameters(uid, owned, vertex.max_parallelism, make_local))
             with closing(backend), closing(StoredFiles(self.snapshot.directory.url)) as reader:
-                backend.restore(operator.keyed, reader, owned=False)
+                backend.restore(handles, reader, owned=False)
                 frozen = backend.snapshot(self.snapshot.metadata.id, self.properties)
                 try:
                     return tuple(frozen.write(self.files))

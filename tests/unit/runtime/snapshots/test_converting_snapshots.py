@@ -17,7 +17,7 @@ from ckpt_runtime.checkpoint.state_handles import (
 )
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.snapshots.convert import convert_snapshot
-from ckpt_runtime.snapshots.keyed_states import keyed_states, state_rows
+from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
 from ckpt_runtime.snapshots.verification import verify_snapshot
 from ckpt_runtime.state.registry import register_backend
@@ -43,7 +43,7 @@ def rows_of(snapshot: Snapshot) -> dict[tuple[str, str], list[tuple[object, ...]
     """All rows by operator and state; those of a key in their order."""
     found: dict[tuple[str, str], list[tuple[object, ...]]] = {}
     for state in keyed_states(snapshot):
-        batches = [batch for _, batch in state_rows(snapshot, state, state.key_groups)]
+        batches = [batch for _, batch in state.rows(state.key_groups)]
         table = pa.Table.from_batches(batches, state.schema)
         keys = [name for name in table.column_names if name.startswith("key.")]
         ordered = sorted(table.to_pylist(), key=lambda row: tuple(row[key] for key in keys))
