@@ -302,6 +302,11 @@ class BenchmarkJob:
         """Changes the checkpoint interval of the running job (FLIP-571)."""
         self._client.patch_checkpoint_config(self.id, CheckpointConfigPatch(interval_ms=interval_ms))
 
+    def rescale(self, parallelism: int) -> None:
+        """Of all vertices of the running job; returns when that is stored and being deployed."""
+        vertices = self._client.resource_requirements(self.id)
+        self._client.rescale(self.id, dict.fromkeys(vertices, parallelism), timeout_s=START_TIMEOUT_S)
+
     def drain(self) -> str:
         """Stops the job with a savepoint of everything that was read; its URL."""
         trigger = self._client.stop_with_savepoint(self.id, str(self._session.directory / "savepoints"), drain=True)

@@ -8,11 +8,8 @@ where its backend keeps it: the one in memory into memory.
 from __future__ import annotations
 
 import secrets
-import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 
 from ckpt_runtime.checkpoint.completed_checkpoint import ANY, VertexDescriptor
 from ckpt_runtime.checkpoint.executions import SubtaskKey
@@ -22,10 +19,8 @@ from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.snapshots.authoring import discard
 from ckpt_runtime.snapshots.new_files import NewFiles
+from ckpt_runtime.snapshots.rewriting import rewrite
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
-from ckpt_runtime.snapshots.stored_files import StoredFiles
-from ckpt_runtime.state.backend import BackendParameters
-from ckpt_runtime.state.registry import create_backend
 from ckpt_runtime.storage.errors import AmbiguousWriteError, InvalidLocationError
 from ckpt_runtime.storage.filesystem import Location, make_directory
 from ckpt_runtime.storage.snapshot_metadata import write_metadata
@@ -61,8 +56,9 @@ def convert_snapshot(
     make_directory(target, exist_ok=False)
     prefix = f"{secrets.token_hex(4)}-"
     properties = CheckpointProperties(CheckpointType.SAVEPOINT, savepoint_format)
+    conversion = _Conversion(snapshot, NewFiles(target, prefix), backend, properties)
     try:
-        states = _Conversion(snapshot, NewFiles(target, prefix), backend, properties).states(progress)
+        states = conversion.states(progress)
         converted = replace(
             snapshot.metadata, directory=target.url, properties=properties, states=states, written_by=VERSION
         )
@@ -72,8 +68,8 @@ def convert_snapshot(
     except BaseException:
         discard(target, prefix)
         raise
-    files = {file.path: file.length for state in states.values() for file in state.files()}
-    return ConvertedSnapshot(target.url, len(files), sum(files.values()))
+    files = conversion.files.finished
+    return ConvertedSnapshot(target.url, len(files), sum(file.length for file in files))
 
 
 def _backend_for(snapshot: Snapshot, savepoint_format: SavepointFormat, backend: str) -> str:
@@ -127,13 +123,5 @@ class _Conversion:
         handles = [h for state in states for h in state.keyed if len(h.key_groups.intersection(owned))]
         if not handles:
             return ()
-        with tempfile.TemporaryDirectory(prefix="ckpt-convert-") as scratch:
-            make_local = partial(tempfile.mkdtemp, dir=scratch)
-            backend = create_backend(self.backend, BackendParameters(uid, owned, vertex.max_parallelism, make_local))
-            with closing(backend), closing(StoredFiles(self.snapshot.directory.url)) as reader:
-                backend.restore(handles, reader, owned=False)
-                frozen = backend.snapshot(self.snapshot.metadata.id, self.properties)
-                try:
-                    return tuple(frozen.write(self.files))
-                finally:
-                    frozen.release()
+        operator = (uid, owned, vertex.max_parallelism)
+        return tuple(rewrite(self.snapshot, self.backend, operator, handles, self.properties, self.files))
