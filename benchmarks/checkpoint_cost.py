@@ -13,7 +13,7 @@ from benchmarks.harness import (
     BenchmarkError,
     BenchmarkJob,
     add_keyed_options,
-    checked_backend,
+    backend_configuration,
     emit,
     parser_for,
     progress,
@@ -32,8 +32,11 @@ def main() -> None:
     add_keyed_options(parser, seconds=80.0)
     parser.add_argument("--window-s", type=float, default=4.0, help="length of one window")
     options = parser.parse_args()
-    checked_backend(parser, options.backend)
-    configuration = {"execution.checkpointing.interval": f"{options.interval_ms} ms", "restart-strategy.type": "none"}
+    configuration = {
+        **backend_configuration(options.backend),
+        "execution.checkpointing.interval": f"{options.interval_ms} ms",
+        "restart-strategy.type": "none",
+    }
     with session(options.parallelism) as running:
         job = running.run("keyed_count", [options.keys], options.parallelism, configuration)
         job.wait_for_rows()

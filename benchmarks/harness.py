@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil  # type: ignore[import-untyped, unused-ignore]
 import pyspark
@@ -33,6 +33,7 @@ from ckpt_runtime.spark.launch import SessionInfo, start_session, stop_session
 PIPELINES = Path(__file__).resolve().parent / "pipelines"
 START_TIMEOUT_S = 120.0
 HISTORY = 10_000
+_BACKENDS = {"memory": "hashmap", "rocksdb": "rocksdb"}
 
 
 class BenchmarkError(RuntimeError):
@@ -59,7 +60,7 @@ def add_keyed_options(parser: argparse.ArgumentParser, *, seconds: float = 20.0)
     parser.add_argument("--parallelism", type=positive_int, default=2, help="subtasks of each vertex, and slots")
     parser.add_argument("--seconds", type=float, default=seconds, help="length of the measured window")
     parser.add_argument("--interval-ms", type=int, default=1000, help="checkpoint interval; 0 means no checkpoints")
-    parser.add_argument("--backend", choices=("memory", "rocksdb"), default="memory", help="state backend")
+    add_backend_option(parser, default="memory")
 
 
 def positive_int(text: str) -> int:
@@ -78,10 +79,14 @@ def not_negative(text: str) -> float:
     return value
 
 
-def checked_backend(parser: argparse.ArgumentParser, backend: str) -> None:
-    """Ends the process when the backend does not exist in this version."""
-    if backend == "rocksdb":
-        parser.error("--backend rocksdb: this version keeps state in memory only, allowed is memory")
+def add_backend_option(parser: argparse.ArgumentParser, *, default: str) -> None:
+    """The option of benchmarks with keyed state."""
+    parser.add_argument("--backend", choices=tuple(_BACKENDS), default=default, help="state backend")
+
+
+def backend_configuration(backend: str) -> dict[str, str]:
+    """The job's options for a choice of ``--backend``."""
+    return {"state.backend.type": _BACKENDS[backend]}
 
 
 @dataclass
@@ -134,15 +139,24 @@ class BenchmarkSession:
         return PeakMemory(self.info.pid)
 
     def run(
-        self, pipeline: str, arguments: Sequence[object], parallelism: int, configuration: Mapping[str, str]
+        self,
+        pipeline: str,
+        arguments: Sequence[object],
+        parallelism: int,
+        configuration: Mapping[str, str],
+        snapshot: str | None = None,
     ) -> BenchmarkJob:
-        """Starts a pipeline of ``benchmarks/pipelines``; its first argument is the report directory."""
+        """Starts a pipeline of ``benchmarks/pipelines``; its first argument is the report directory.
+
+        With a ``snapshot`` it goes on from there.
+        """
         report = self.directory / f"report-{pipeline}-{time.monotonic_ns()}"
         pipeline_id = self.client.upload_pipeline(*pack_pipeline(PIPELINES / f"{pipeline}.py"))
         options = RunOptions(
             arguments=tuple(map(str, (report, *arguments))),
             parallelism=parallelism,
-            configuration={"state.backend.type": "hashmap", **configuration},
+            configuration={**backend_configuration("memory"), **configuration},
+            savepoint_path=snapshot,
         )
         job = BenchmarkJob(self, self.client.run_pipeline(pipeline_id, options), report, parallelism)
         self.client.wait_for_state(job.id, ["RUNNING"], timeout_s=START_TIMEOUT_S, poll_interval_s=0.1)
@@ -238,6 +252,33 @@ class BenchmarkJob:
             vertex.tasks.get("RUNNING") == vertex.parallelism for vertex in details.vertices
         )
 
+    def deployment_s(self) -> float:
+        """How long the slowest subtask's deployment took, its state read: without the plan, and without slots."""
+        vertices = [self._client.vertex_details(self.id, v.id) for v in self._client.job_details(self.id).vertices]
+        durations = [subtask.durations_ms for vertex in vertices for subtask in vertex.subtasks]
+        return max(times.get("DEPLOYING", 0) + times.get("INITIALIZING", 0) for times in durations) / 1000
+
+    def checkpoint(self) -> Checkpoint:
+        """Takes one now, and returns it completed."""
+        trigger = self._client.trigger_checkpoint(self.id)
+        status = self._client.wait_for_operation("checkpoint", trigger, self.id, timeout_s=300, poll_interval_s=0.02)
+        assert status.checkpoint_id is not None
+        return self._client.checkpoint_details(self.id, status.checkpoint_id)
+
+    def savepoint(self, savepoint_format: Literal["NATIVE", "CANONICAL"]) -> Checkpoint:
+        """Takes one now, and returns it completed."""
+        target = str(self._session.directory / "savepoints")
+        trigger = self._client.trigger_savepoint(self.id, target, savepoint_format=savepoint_format)
+        status = self._client.wait_for_operation("savepoint", trigger, self.id, timeout_s=600, poll_interval_s=0.02)
+        assert status.location is not None
+        history = self._client.checkpoint_statistics(self.id).history
+        return next(taken for taken in history if taken.external_path == status.location)
+
+    def cancel(self) -> None:
+        """Ends it as it is."""
+        self._client.cancel_job(self.id)
+        self._client.wait_for_state(self.id, ["CANCELED"], timeout_s=60, poll_interval_s=0.1)
+
     def checkpoint_statistics(self) -> CheckpointStatistics:
         """Counts, the latest ones, and the history."""
         return self._client.checkpoint_statistics(self.id)
@@ -260,6 +301,11 @@ class BenchmarkJob:
     def patch_interval(self, interval_ms: int) -> None:
         """Changes the checkpoint interval of the running job (FLIP-571)."""
         self._client.patch_checkpoint_config(self.id, CheckpointConfigPatch(interval_ms=interval_ms))
+
+    def rescale(self, parallelism: int) -> None:
+        """Of all vertices of the running job; returns when that is stored and being deployed."""
+        vertices = self._client.resource_requirements(self.id)
+        self._client.rescale(self.id, dict.fromkeys(vertices, parallelism), timeout_s=START_TIMEOUT_S)
 
     def drain(self) -> str:
         """Stops the job with a savepoint of everything that was read; its URL."""

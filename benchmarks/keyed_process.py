@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.harness import add_keyed_options, checked_backend, emit, parser_for, run_main
+from benchmarks.harness import add_keyed_options, emit, parser_for, run_main
 from benchmarks.keyed_run import measure
 
 NAME = "keyed_process"
@@ -13,7 +13,6 @@ def main() -> None:
     parser = parser_for(NAME, __doc__ or "")
     add_keyed_options(parser)
     options = parser.parse_args()
-    checked_backend(parser, options.backend)
     run = measure(NAME, options)
     emit(
         NAME,

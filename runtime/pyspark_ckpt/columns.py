@@ -24,8 +24,38 @@ _PREFIXES = {"key": KEY_PREFIX, "user_key": USER_KEY_PREFIX, "value": VALUE_PREF
 _PLAIN = (TIME, MATCHED, EXPIRES_AT)
 
 
+_COLUMNS_OF = {
+    "value": ("key", "value"),
+    "list": ("key", "value"),
+    "map": ("key", "user_key", "value"),
+    "timers": ("key", TIME),
+}
+"""Of the kinds of state that a table alone describes. Those with values may have ``expires_at``, too."""
+
+
 class UnsupportedColumnError(TypeError):
     """A column of a state has a type that no Spark type holds."""
+
+
+class TableError(ValueError):
+    """A table has not the columns or the values that a state has."""
+
+
+def new_stored_schema(kind: str, table: StructType) -> pa.Schema:
+    """The stored rows of a new state that is given as a table. Raises :class:`TableError` for other columns."""
+    names = _COLUMNS_OF[kind]
+    optional = (KEY_GROUP,) if kind == "timers" else (KEY_GROUP, EXPIRES_AT)
+    if not set(names) <= set(table.names) <= {*names, *optional}:
+        raise TableError(f"a state of kind {kind!r} has the columns {names}, the table has {tuple(table.names)}")
+    fields: list[pa.Field] = []
+    for field in to_arrow_schema(table, timezone="UTC"):
+        if field.name in _PREFIXES:
+            if not pa.types.is_struct(field.type) or field.type.num_fields == 0:
+                raise TableError(f"column {field.name!r} has to be a struct with fields, it is {field.type}")
+            fields += [member.with_name(_PREFIXES[field.name] + member.name).remove_metadata() for member in field.type]
+        elif field.name != KEY_GROUP:
+            fields.append(pa.field(field.name, pa.int64(), nullable=field.name != TIME))
+    return pa.schema(fields)
 
 
 class StateColumns:
@@ -75,6 +105,46 @@ class StateColumns:
             columns += found
         cast = [column.cast(field.type) for column, field in zip(columns, self.arrow_schema, strict=True)]
         return pa.RecordBatch.from_arrays(cast, schema=self.arrow_schema)
+
+    def check_table(self, table: StructType) -> None:
+        """Raises :class:`TableError` unless a table has these columns; ``key_group`` may be missing."""
+        wanted = {name: None if name in _PLAIN else [*members] for name, members in self._parts.items()}
+        found = {
+            field.name: field.dataType.names if isinstance(field.dataType, StructType) else None
+            for field in table
+            if field.name != KEY_GROUP
+        }
+        if found.keys() != wanted.keys():
+            raise TableError(f"the state has the columns {sorted(wanted)}, the table has {sorted(found)}")
+        for name, members in wanted.items():
+            if sorted(found[name] or ()) != sorted(members or ()):
+                raise TableError(f"column {name!r} has the fields {members} in the state, {found[name]} in the table")
+
+    def stored_rows(self, table: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows of a table as stored rows. Raises :class:`TableError` for values that do not fit the state's schema."""
+        columns: dict[str, pa.Array] = {}
+        for name, members in self._parts.items():
+            column = table.column(name)
+            if name in _PLAIN:
+                columns[name] = column
+            elif column.null_count:
+                raise TableError(f"column {name!r} is null in {column.null_count} rows")
+            else:
+                shorts = [field.name for field in column.type]
+                columns |= {members[short]: found for short, found in zip(shorts, column.flatten(), strict=True)}
+        return pa.RecordBatch.from_arrays(
+            [_fitting(columns[field.name], field) for field in self.stored], schema=self.stored
+        )
+
+
+def _fitting(column: pa.Array, field: pa.Field) -> pa.Array:
+    try:
+        found = column.cast(field.type)
+    except pa.ArrowException as error:
+        raise TableError(f"column {field.name!r} does not fit the state's type {field.type}: {error}") from error
+    if found.null_count and not field.nullable:
+        raise TableError(f"column {field.name!r} is null in {found.null_count} rows, the state has it as not null")
+    return found
 
 
 def _parts(kind: str, stored: pa.Schema) -> dict[str, dict[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 READING = ("path", "operator", "state", "numPartitions")
+WRITING = ("path", "operator", "state", "base", "kind", "maxParallelism")
 
 
 class OptionError(ValueError):

@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range
-from ckpt_runtime.snapshots.keyed_states import StoredState, keyed_states, state_rows
+from ckpt_runtime.snapshots.keyed_states import StoredState, keyed_states
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
 from ckpt_runtime.state.errors import schema_text
 from pyspark_ckpt.columns import StateColumns
@@ -52,7 +52,7 @@ class StateListReader(DataSourceReader):
             StructField("kind", StringType(), nullable=False),
             StructField("parallelism", IntegerType(), nullable=False),
             StructField("max_parallelism", IntegerType(), nullable=False),
-            StructField("bytes", LongType(), nullable=False),
+            StructField("bytes", LongType()),
             StructField("schema", StringType(), nullable=False),
         ]
     )
@@ -61,7 +61,7 @@ class StateListReader(DataSourceReader):
         self._path = path
         self._operator = operator
 
-    def read(self, partition: InputPartition) -> Iterator[tuple[str | int, ...]]:
+    def read(self, partition: InputPartition) -> Iterator[tuple[str | int | None, ...]]:
         for state in keyed_states(open_snapshot(self._path), self._operator):
             vertex = state.vertex
             sizes = (vertex.parallelism, vertex.max_parallelism, state.bytes)
@@ -94,6 +94,6 @@ class StateReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, KeyGroupPartition)
         snapshot = open_snapshot(self._path)
-        state = find_state(snapshot, self._operator, self._name)
         key_groups = KeyGroupRange(partition.first, partition.last)
-        return StateColumns(state.kind, state.schema).tables(state_rows(snapshot, state, key_groups))
+        state = find_state(snapshot, self._operator, self._name)
+        return StateColumns(state.kind, state.schema).tables(state.rows(key_groups))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
 class StateDataSource(DataSource):
-    """``option("path", SNAPSHOT)``: its states. With ``operator`` and ``state`` the rows of one, by key group."""
+    """``option("path", SNAPSHOT)``: its states. With ``operator`` and ``state`` the rows of one, by key group.
+
+    Written, it is a new savepoint with these rows as that state.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -26,3 +29,8 @@ class StateDataSource(DataSource):
         from pyspark_ckpt.reading import reader_of
 
         return reader_of(self.options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        from pyspark_ckpt.writing import writer_of
+
+        return writer_of(self.options, schema, overwrite=overwrite)

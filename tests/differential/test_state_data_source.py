@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql.functions import col, expr
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.snapshots.keyed_states import keyed_states, state_rows
+from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.snapshot import open_snapshot
+from ckpt_runtime.snapshots.verification import verify_snapshot
+from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.docs.markdown import blocks
-from tests.support.golden import DIRECTORY, SOURCES
+from tests.support.golden import DIRECTORY, KINDS, SOURCES, expected, in_order, restored, whole_output
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,7 +35,7 @@ def rows_of(operator: str, name: str) -> list[dict[str, Any]]:
     """Stored rows as the engine reads them, with their key groups."""
     snapshot = open_snapshot(str(SAVEPOINT))
     (state,) = [state for state in keyed_states(snapshot, operator) if state.name == name]
-    found = state_rows(snapshot, state, KeyGroupRange(0, 15))
+    found = state.rows(KeyGroupRange(0, 15))
     return [{"key_group": group, **row} for group, batch in found for row in batch.to_pylist()]
 
 
@@ -111,6 +114,78 @@ def test_the_examples_of_the_documentation(spark: SparkSession, tmp_path: Path) 
         if block.page.name == "snapshot-tools.md":
             exec(block.text.replace("/data/", f"{tmp_path}/"), names)
     assert names["totals"].count() == SOURCES
+
+
+# --- writing
+
+
+def write(frame: DataFrame, target: Path, operator: str, state: str, **options: Any) -> None:
+    writer = frame.write.format("ckpt-state").mode("append").option("operator", operator).option("state", state)
+    writer.options(**options).save(str(target))
+
+
+def test_a_job_goes_on_with_state_that_spark_has_changed(
+    spark: SparkSession, cluster: MiniCluster, tmp_path: Path
+) -> None:
+    """A value is corrected and a key dropped; all other state of the savepoint is as it was."""
+    target = tmp_path / "changed"
+    totals = read(spark, SAVEPOINT, "totals", "aggregates")
+    corrected = col("value").withField("sum", expr("value.sum + IF(key.source = 3, 1000, 0)"))
+    changed = totals.where("key.source <> 5").withColumn("value", corrected)
+    write(changed, target, "totals", "aggregates", base=str(SAVEPOINT))
+    assert verify_snapshot(open_snapshot(str(target))) == []
+    (dropped,) = [row for row in rows_of("totals", "aggregates") if row["key.source"] == 5]
+
+    def after_the_change(source: int, rows: int, greatest: int, total: int) -> list[int | None]:
+        if source == 5:
+            return [source, rows - dropped["rows"], greatest, total - dropped["sum"]]
+        return [source, rows, greatest, total + (1000 if source == 3 else 0)]
+
+    wanted = expected(SAVEPOINT)
+    wanted["totals"] = in_order(after_the_change(*row) for row in wanted["totals"])  # type: ignore[arg-type]
+    (found,) = restored(cluster, target, KINDS["savepoint"], tmp_path / "jobs", (3,))
+    assert found == wanted
+
+
+def test_a_job_begins_with_state_from_a_table(spark: SparkSession, cluster: MiniCluster, tmp_path: Path) -> None:
+    target = tmp_path / "bootstrap"
+    table = (
+        spark.range(SOURCES)
+        .repartition(3)
+        .selectExpr("struct(id AS source) AS key", "struct(id * 100 AS seen) AS value")
+    )
+    write(table, target, "kept", "seen", kind="value", maxParallelism=16)
+    wanted = whole_output(KINDS["savepoint"].right_rows_per_source)
+    for row in wanted["kept"]:
+        source, number, seen, _ = row
+        if number is not None and number >= 0:
+            row[2] = (seen or 0) + (source or 0) * 100
+    (found,) = restored(cluster, target, KINDS["savepoint"], tmp_path / "jobs")
+    assert {name: in_order(rows) for name, rows in wanted.items()} == found
+
+
+def test_writes_that_do_not_fit_are_refused_and_leave_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    seen = read(spark, SAVEPOINT, "kept", "seen")
+    base = {"base": str(SAVEPOINT)}
+    target = tmp_path / "target"
+    for frame, state, options, reason in [
+        (seen, "seen", {}, "option 'kind' is None; for a state that the base has not it must be one of value, list"),
+        (seen, "seen", {**base, "kind": "list"}, "the state is of kind 'value' in the base"),
+        (seen, "seen", {**base, "maxParallelism": 32}, "operator 'kept' has 16 in the base"),
+        (seen.drop("value"), "seen", base, "the table has"),
+        (seen.union(seen), "seen", base, "has one row for each key, and"),
+        (seen.withColumn("key", expr("struct(CAST(NULL AS STRING) AS source)")), "groups", base, "the table has"),
+    ]:
+        with pytest.raises(PySparkException, match=reason):
+            write(frame, target, "kept", state, **options)
+        assert not target.exists()
+    target.mkdir()
+    with pytest.raises(PySparkException, match="it already exists"):
+        write(seen, target, "kept", "seen", **base)
+    with pytest.raises(PySparkException, match="mode 'overwrite' is not possible"):
+        seen.write.format("ckpt-state").mode("overwrite").options(operator="kept", state="seen", **base).save(
+            str(target)
+        )
 
 
 def test_a_damaged_snapshot_gives_no_rows(spark: SparkSession, tmp_path: Path) -> None:

@@ -267,6 +267,14 @@ def test_other_python_imports(block: Block) -> None:
     exec(compile(block.text, str(block), "exec"), {})
 
 
+def test_the_example_of_the_canonical_format_reads_it() -> None:
+    (block,) = [block for block in OTHERS if block.page.name == "snapshots.md"]
+    namespace: dict[str, Any] = {}
+    exec(compile(block.text, str(block), "exec"), namespace)
+    savepoint = ROOT / "tests" / "data" / "golden" / "format-2" / "canonical"
+    assert namespace["rows_by_state"](str(savepoint))["totals/aggregates"] == 20
+
+
 # --- the command line
 
 

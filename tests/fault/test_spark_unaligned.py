@@ -13,6 +13,7 @@ import pytest
 
 from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointConfigPatch
 from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import Conflict
 from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.spark.launch import SessionInfo, start_session, stop_session
@@ -90,7 +91,8 @@ class HeldBackJob:
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionInfo]:
-    started = start_session("local", 3, log_file=tmp_path_factory.mktemp("session") / "session.log")
+    log = tmp_path_factory.mktemp("session") / "session.log"
+    started = start_session("local", 3, conf={"slot.request.timeout": "20 s"}, log_file=log)
     yield started
     stop_session(started)
 
@@ -120,5 +122,33 @@ def test_kills_and_rescales_with_the_policies_mixed(session: SessionInfo, tmp_pa
             assert job.completed()[0].kind == "UNALIGNED_CHECKPOINT"
         assert len(visible(job.directory / "out" / "order")) < ROWS
         job.start(1, sleep_ms=0, savepoint=savepoint)
+        client.wait_for_state(job.job_id, ["FINISHED"], timeout_s=90)
+    assert assert_sequence(tmp_path / "out", cancelled=True) == ROWS
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.row("203.14")
+@pytest.mark.timeout(300)
+def test_a_live_rescale_gets_its_slots_by_another_barrier_stage(session: SessionInfo, tmp_path: Path) -> None:
+    """The session has three slots: the job grows into all of them, cannot have a fourth, and leaves two of them."""
+    with CkptClient(session.rest_url, token=session.token) as client:
+        job = HeldBackJob(client, tmp_path)
+        job.start(2, sleep_ms=1)
+        job.wait_for_in_flight_data()
+        vertices = client.resource_requirements(job.job_id)
+        with pytest.raises(Conflict, match="keeps its parallelism"):
+            client.rescale(job.job_id, dict.fromkeys(vertices, 4))
+        assert job.restarts() == 0
+        for restarts, (lower, upper, expected) in enumerate([(1, 8, 3), (1, 1, 1)], start=1):
+            client.rescale(job.job_id, dict.fromkeys(vertices, (lower, upper)), timeout_s=90)
+            client.wait_for_state(job.job_id, ["RUNNING"], timeout_s=90)
+            assert job.restarts() == restarts
+            assert set(client.resource_requirements(job.job_id).values()) == {expected}
+            job.wait_for_checkpoints(2)
+        overview = client.cluster_overview()
+        assert overview.slots_available == overview.slots_total - 1
+        path = job.cancelled()
+        job.start(3, sleep_ms=0, savepoint=path)
         client.wait_for_state(job.job_id, ["FINISHED"], timeout_s=90)
     assert assert_sequence(tmp_path / "out", cancelled=True) == ROWS

@@ -22,6 +22,7 @@ NAMES = (
     "peers",
     "progress",
     "recovery",
+    "savepoint",
     "spark_peer",
 )
 SMALL_TOPOLOGY = ("--parallelism", "2", "--interval-ms", "200", "--conf", "taskmanager.network.buffer.max-rows=256")
@@ -143,10 +144,3 @@ def test_help_names_the_benchmark(name: str) -> None:
     done = run(f"benchmarks.{name}", "--help")
     assert done.returncode == 0, done.stderr
     assert f"benchmarks.{name}" in done.stdout
-
-
-@pytest.mark.parametrize("name", ["keyed_count", "keyed_process"])
-def test_a_backend_that_does_not_exist_is_refused(name: str) -> None:
-    done = run(f"benchmarks.{name}", "--backend", "rocksdb")
-    assert done.returncode == 2
-    assert "--backend rocksdb" in done.stderr

@@ -27,6 +27,8 @@ FAILED = "7e1d2c3b4a5968778695a4b3c2d1e0f9"
 DONE, PENDING, BROKEN = "a" * 32, "b" * 32, "c" * 32
 NOW_MS = START_MS + 60_000
 PIPELINE = "5bfa03f3a0324da19bf4d4cb96cbace4_p"
+SNAPSHOT = "file:/data/savepoints/savepoint-fa461a-5dcf0ae7b2f1"
+REFUSED = f"{SNAPSHOT}-refused"
 CAUSE = FailureCause("ckpt_runtime.storage.StorageError", "no space left", "StorageError: no space left")
 
 
@@ -106,6 +108,11 @@ def polls(template: str, kind: int) -> list[Call]:
     ]
 
 
+def bounds(parallelism: int) -> dict[str, Any]:
+    """The same for every vertex."""
+    return {vertex: {"parallelism": {"lowerBound": parallelism, "upperBound": parallelism}} for vertex in VERTICES}
+
+
 JOB, CHECKPOINTS, VERTEX = "/jobs/{jobid}", "/jobs/{jobid}/checkpoints", "/jobs/{jobid}/vertices/{vertexid}"
 DETAILS = CHECKPOINTS + "/details/{checkpointid}"
 CALLS = [
@@ -118,6 +125,9 @@ CALLS = [
     Call("DELETE", "/cluster"),
     Call("POST", "/jars/upload", arguments={"files": {"jarfile": ("flights.py", b"x = 1")}}),
     Call("GET", "/jars"),
+    Call("POST", "/jars/{jarid}/plan", "fresh", arguments={"json": {}}),
+    Call("POST", "/jars/{jarid}/plan", "a snapshot that fits", arguments={"json": {"savepointPath": SNAPSHOT}}),
+    Call("POST", "/jars/{jarid}/plan", "one that is refused", arguments={"json": {"savepointPath": REFUSED}}),
     Call("POST", "/jars/{jarid}/run", arguments={"json": {"jobId": "1" * 32}}),
     Call("DELETE", "/jars/{jarid}"),
     Call("GET", "/jobs"),
@@ -132,6 +142,8 @@ CALLS = [
     Call("GET", JOB + "/plan"),
     Call("GET", JOB + "/config", "submitted with an option"),
     Call("GET", JOB + "/config", "submitted without", {"jobid": NEW}),
+    Call("GET", JOB + "/resource-requirements"),
+    Call("PUT", JOB + "/resource-requirements", arguments={"json": bounds(2)}),
     Call("GET", JOB + "/jobmanager/config"),
     Call("GET", JOB + "/metrics", "names"),
     Call("GET", JOB + "/metrics", "values", query="?get=uptime,numberOfCompletedCheckpoints"),

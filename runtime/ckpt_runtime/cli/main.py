@@ -14,6 +14,7 @@ from ckpt_runtime.cli import job_commands, session_commands, snapshot_commands, 
 from ckpt_runtime.cli.config_commands import patch_checkpoint_config
 from ckpt_runtime.cli.framework import TOKEN_VARIABLE, URL_VARIABLE, Settings, add_command
 from ckpt_runtime.cli.leftover_commands import leftovers
+from ckpt_runtime.cli.plan_command import plan
 from ckpt_runtime.cli.rescale_command import rescale
 from ckpt_runtime.cli.run_command import run
 
@@ -50,14 +51,16 @@ add_command(session, "start", session_commands.start)
 add_command(session, "stop", session_commands.stop)
 add_command(session, "status", session_commands.status)
 app.add_typer(session, name="session")
-snapshot = typer.Typer(help="Look at snapshots, verify and copy them, without a session.", rich_markup_mode=None)
+snapshot = typer.Typer(help="Look at, verify, copy and convert snapshots, without a session.", rich_markup_mode=None)
 add_command(snapshot, "list", snapshot_tools.list_snapshots)
 add_command(snapshot, "show", snapshot_tools.show)
 add_command(snapshot, "verify", snapshot_tools.verify)
 add_command(snapshot, "copy", snapshot_tools.copy)
+add_command(snapshot, "convert", snapshot_tools.convert)
 app.add_typer(snapshot, name="snapshot")
 # What follows the pipeline goes to the pipeline.
 add_command(app, "run", run, context_settings={"allow_interspersed_args": False})
+add_command(app, "plan", plan, context_settings={"allow_interspersed_args": False})
 add_command(app, "list", job_commands.list_jobs)
 add_command(app, "info", job_commands.info)
 add_command(app, "cancel", job_commands.cancel)

@@ -12,6 +12,7 @@ from msgspec import structs
 from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
 from ckpt_runtime.cli.framework import Cli
 from ckpt_runtime.cli.output import size_text, time_text
+from ckpt_runtime.cli.snapshot_commands import FormatChoice
 from ckpt_runtime.spark.runtime_guard import MODULES
 
 if TYPE_CHECKING:
@@ -181,3 +182,27 @@ def copy(
         copied = copy_snapshot(source, resolve(target), told)
     document = {"location": copied.location, "files": copied.files, "bytes": copied.bytes}
     cli.output.result(document, copied.location)
+
+
+def convert(
+    cli: Cli,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The snapshot: absolute path or URL.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A new directory, in any file system.")],
+    format: Annotated[FormatChoice, typer.Option("--format", case_sensitive=False, help="What to make of it.")],
+    backend: Annotated[
+        str, typer.Option("--backend", metavar="NAME", help="State backend that a native savepoint is for.")
+    ] = "hashmap",
+) -> None:
+    """Make a canonical or native savepoint of a snapshot, in a new directory."""
+    with _failures(), cli.output.progress() as show_progress:
+        from ckpt_runtime.checkpoint.properties import SavepointFormat
+        from ckpt_runtime.snapshots.convert import convert_snapshot
+        from ckpt_runtime.storage.filesystem import resolve
+
+        def told(done: int, total: int) -> None:
+            show_progress(f"converted the state of {done} of {total} subtasks")
+
+        wanted = SavepointFormat(format.on_the_wire)
+        converted = convert_snapshot(source, resolve(target), wanted, backend, told)
+    document = {"location": converted.location, "files": converted.files, "bytes": converted.bytes}
+    cli.output.result(document, converted.location)

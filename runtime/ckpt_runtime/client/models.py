@@ -66,6 +66,49 @@ class Pipeline(Struct, frozen=True):
         return tuple(entry.name for entry in self.entries)
 
 
+class OperatorPreview(Struct, frozen=True, rename="kebab"):
+    """An operator with state. ``verdict``: matched, new or dropped."""
+
+    uid: str
+    name: str
+    verdict: str
+    restored_parallelism: int | None = None
+    parallelism: int | None = None
+    restored_max_parallelism: int | None = None
+    max_parallelism: int | None = None
+
+
+class StatePreview(Struct, frozen=True):
+    """A keyed state. ``stored`` and ``wanted`` are the fields of its schema in the snapshot and in the program."""
+
+    operator: str
+    state: str
+    verdict: str
+    stored: tuple[str, ...] = ()
+    wanted: tuple[str, ...] = ()
+    reason: str | None = None
+
+
+class RestorePreview(Struct, frozen=True, rename="kebab"):
+    """How a snapshot fits a program; ``refusals`` are the reasons for which it does not."""
+
+    snapshot: str
+    type: str
+    format: str
+    state_backend: str
+    fits: bool
+    refusals: tuple[str, ...] = ()
+    operators: tuple[OperatorPreview, ...] = ()
+    states: tuple[StatePreview, ...] = ()
+
+
+class PlanPreview(Struct, frozen=True):
+    """What a job would run: ``plan`` as the server sends it, ``restore`` when it is to start from a snapshot."""
+
+    plan: dict[str, Any]
+    restore: RestorePreview | None = None
+
+
 class JobLine(Struct, frozen=True):
     """One job of the list. ``tasks`` counts subtasks by lower-case state, ``total`` included."""
 
@@ -93,7 +136,7 @@ class IoMetrics(Struct, frozen=True, rename="kebab"):
 
 
 class Subtask(Struct, frozen=True, kw_only=True):
-    """One subtask of a vertex."""
+    """One subtask of a vertex. ``durations_ms`` says how long its present attempt has been in each state."""
 
     index: int = field(name="subtask")
     state: str = field(name="status")
@@ -101,6 +144,7 @@ class Subtask(Struct, frozen=True, kw_only=True):
     endpoint: str = ""
     start_time_ms: int = field(name="start-time")
     end_time_ms: int = field(name="end-time")
+    durations_ms: dict[str, int] = field(name="status-duration", default_factory=dict)
     io: IoMetrics = field(name="metrics")
 
 

@@ -8,7 +8,7 @@ from itertools import groupby
 import pyarrow as pa
 from msgspec import Struct
 
-from ckpt_runtime.snapshots.keyed_states import StoredState, keyed_states, state_rows
+from ckpt_runtime.snapshots.keyed_states import StoredState, keyed_states
 from ckpt_runtime.snapshots.snapshot import Snapshot
 from ckpt_runtime.state.stored_rows import KEY_PREFIX, schema_to_json
 from ckpt_runtime.storage.state_file_reader import is_relative
@@ -69,7 +69,7 @@ def states_of(snapshot: Snapshot, *, count: bool) -> Iterator[StateDescription]:
     for vertex in snapshot.metadata.vertices:
         for uid in vertex.operator_uids:
             for state in keyed_states(snapshot, uid):
-                rows, keys = _counted(snapshot, state) if count else (None, None)
+                rows, keys = _counted(state) if count else (None, None)
                 schema = tuple(schema_to_json(state.schema)["fields"])
                 yield StateDescription(
                     uid, state.name, state.kind, vertex.parallelism, vertex.max_parallelism, state.bytes, rows, keys,
@@ -84,11 +84,11 @@ def states_of(snapshot: Snapshot, *, count: bool) -> Iterator[StateDescription]:
                 yield StateDescription(uid, name, kind, vertex.parallelism, vertex.max_parallelism, rows=number)
 
 
-def _counted(snapshot: Snapshot, state: StoredState) -> tuple[int, int]:
+def _counted(state: StoredState) -> tuple[int, int]:
     """Rows, and keys: all rows of a key are in one key group."""
     names = [name for name in state.schema.names if name.startswith(KEY_PREFIX)]
     rows = keys = 0
-    for _, group in groupby(state_rows(snapshot, state, state.key_groups), key=lambda found: found[0]):
+    for _, group in groupby(state.rows(state.key_groups), key=lambda found: found[0]):
         batches = [batch for _, batch in group]
         rows += sum(batch.num_rows for batch in batches)
         keys += pa.Table.from_batches(batches).select(names).group_by(names).aggregate([]).num_rows

@@ -1,44 +1,64 @@
 """The keyed state in a snapshot, read without a job: which states there are, and their rows by key group.
 
-Each file is verified as a whole before a row of it is given out, and rows are decoded a block at a time.
+Each file is verified as a whole before a row of it is given out, and rows are decoded a part at a time. What only the
+backend that wrote it can read is restored into one first, on this machine, which writes it in canonical form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from ckpt_runtime.checkpoint.completed_checkpoint import VertexDescriptor
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
 from ckpt_runtime.checkpoint.state_handles import (
     CanonicalKeyedStateHandle,
     IncrementalKeyedStateHandle,
-    KeyedHandle,
-    KeyedSection,
     KeyedStateHandle,
+    StateFile,
 )
+from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.snapshots.new_files import NewFiles
+from ckpt_runtime.snapshots.rewriting import rewrite
 from ckpt_runtime.snapshots.snapshot import Snapshot
 from ckpt_runtime.snapshots.stored_files import StoredFiles
-from ckpt_runtime.state import stored_rows
-from ckpt_runtime.state.canonical.reader import canonical_states
-from ckpt_runtime.state.errors import UnsupportedBackendError, schema_mismatch
+from ckpt_runtime.state.canonical.reader import CanonicalState, canonical_states
+from ckpt_runtime.state.errors import CorruptStateError, schema_mismatch
 from ckpt_runtime.state.memory.pages import read_block
+from ckpt_runtime.state.registry import described_states
+from ckpt_runtime.state.stored_rows import check_descriptor, schema_from_json
+from ckpt_runtime.storage.filesystem import resolve
+
+_Rows = Iterator[tuple[int, pa.RecordBatch]]
+_CANONICAL = CheckpointProperties(CheckpointType.SAVEPOINT, SavepointFormat.CANONICAL)
+
+
+class _Source(Protocol):
+    """Where the rows of a state lie, and in which form."""
+
+    def rows(self, key_groups: KeyGroupRange) -> _Rows: ...
 
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """One named keyed state of an operator. ``schema`` is that of its stored rows, ``bytes`` what these take."""
+    """One named keyed state of an operator. ``schema`` is that of its stored rows.
+
+    ``bytes`` is what these take, None where states have no files of their own.
+    """
 
     uid: str
     vertex: VertexDescriptor
     name: str
     descriptor: dict[str, Any]
     schema: pa.Schema
-    bytes: int
+    bytes: int | None
+    source: _Source
 
     @property
     def kind(self) -> str:
@@ -50,82 +70,173 @@ class StoredState:
         """All that there can be."""
         return KeyGroupRange(0, self.vertex.max_parallelism - 1)
 
+    def rows(self, key_groups: KeyGroupRange) -> _Rows:
+        """The rows in the given key groups: batches with their key group, in its order.
+
+        Raises CorruptStateError, or StorageError as the storage does; nothing of a damaged file is given out.
+        """
+        return self.source.rows(key_groups.intersection(self.key_groups))
+
 
 def keyed_states(snapshot: Snapshot, uid: str | None = None) -> list[StoredState]:
     """All states, or those of one operator, in the order of vertices, operators and names.
 
-    Raises CorruptStateError, StateSchemaError when parts of a state differ, and UnsupportedBackendError.
+    Reads no file. Raises CorruptStateError, StateSchemaError when parts of a state differ, and
+    UnsupportedBackendError.
     """
     found = []
     for vertex in snapshot.metadata.vertices:
         for operator in vertex.operator_uids:
             if uid in (None, operator):
-                found += _states_of(snapshot, vertex, operator)
+                states = _states_of(snapshot, vertex, operator)
+                names = [state.name for state in states]
+                if len(set(names)) < len(names):
+                    raise CorruptStateError(f"operator {operator!r} has a state in two forms: {sorted(names)}")
+                found += sorted(states, key=lambda state: state.name)
     return found
 
 
-def state_rows(
-    snapshot: Snapshot, state: StoredState, key_groups: KeyGroupRange
-) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows of a state in the given key groups: batches with their key group, in its order.
-
-    Raises CorruptStateError, or StorageError as the storage does; nothing of a damaged file is given out.
-    """
-    canonical = [handle for handle in _canonical(snapshot, state.uid) if handle.name == state.name]
-    blocks = [
-        (group, position, handle.file, offset, length)
-        for position, (handle, section) in enumerate(_sections(snapshot, state.uid))
-        if section.name == state.name
-        for group, offset, length in section.key_group_offsets
-        if group in key_groups and group in state.key_groups
-    ]
-    with closing(StoredFiles(snapshot.directory.url)) as files:
-        for stored in canonical_states(state.uid, canonical):
-            owned = key_groups.intersection(state.key_groups)
-            yield from stored.batches(files, owned, state.vertex.max_parallelism)
-        for group, _, file, offset, length in sorted(blocks, key=lambda block: block[:2]):
-            for batch in read_block(state.name, state.schema, files.read(file, offset, length)):
-                yield group, batch
-
-
 def _states_of(snapshot: Snapshot, vertex: VertexDescriptor, uid: str) -> list[StoredState]:
+    """By the form of their handles; an operator has one, unless a backend passes on what it was restored from."""
+    handles = [handle for state in snapshot.states(uid) for handle in state.keyed]
+    url = snapshot.directory.url
+    canonical = [handle for handle in handles if isinstance(handle, CanonicalKeyedStateHandle)]
+    native = [handle for handle in handles if isinstance(handle, IncrementalKeyedStateHandle)]
+    states = _paged_states(url, vertex, uid, [handle for handle in handles if isinstance(handle, KeyedStateHandle)])
+    states += _canonical_states(url, vertex, uid, canonical)
+    for backend in sorted({handle.backend for handle in native}):
+        own = [handle for handle in native if handle.backend == backend]
+        states += _exported_states(snapshot, vertex, uid, own)
+    return states
+
+
+# --- pages of the backend in memory
+
+
+@dataclass(frozen=True, slots=True)
+class _Pages:
+    """Where the blocks of a state lie: key group, file, offset, length."""
+
+    directory: str
+    name: str
+    schema: pa.Schema
+    blocks: list[tuple[int, StateFile, int, int]]
+
+    def rows(self, key_groups: KeyGroupRange) -> _Rows:
+        with closing(StoredFiles(self.directory)) as files:
+            for group, file, offset, length in sorted(self.blocks, key=lambda block: block[0]):
+                if group in key_groups:
+                    for batch in read_block(self.name, self.schema, files.read(file, offset, length)):
+                        yield group, batch
+
+
+def _paged_states(
+    directory: str, vertex: VertexDescriptor, uid: str, handles: Sequence[KeyedStateHandle]
+) -> list[StoredState]:
     descriptors: dict[str, dict[str, Any]] = {}
-    sizes: dict[str, int] = {}
-    for name, descriptor, stored in _parts(snapshot, uid):
-        stored_rows.check_descriptor(name, descriptor)
-        known = descriptors.setdefault(name, descriptor)
-        if descriptor != known:
-            schemas = [stored_rows.schema_from_json(each.get("schema")) for each in (known, descriptor)]
-            raise schema_mismatch(uid, name, "parts of the snapshot differ", *schemas)
-        sizes[name] = sizes.get(name, 0) + stored
-    return [
-        StoredState(uid, vertex, name, known, stored_rows.schema_from_json(known.get("schema")), sizes[name])
-        for name, known in sorted(descriptors.items())
-    ]
+    blocks: dict[str, list[tuple[int, StateFile, int, int]]] = {}
+    for handle in handles:
+        for section in handle.sections:
+            check_descriptor(section.name, section.descriptor)
+            known = descriptors.setdefault(section.name, section.descriptor)
+            if section.descriptor != known:
+                schemas = [schema_from_json(each.get("schema")) for each in (known, section.descriptor)]
+                raise schema_mismatch(uid, section.name, "parts of the snapshot differ", *schemas)
+            found = [(group, handle.file, offset, length) for group, offset, length in section.key_group_offsets]
+            blocks.setdefault(section.name, []).extend(found)
+    states = []
+    for name, descriptor in descriptors.items():
+        schema = schema_from_json(descriptor.get("schema"))
+        size = sum(length for _, _, _, length in blocks[name])
+        pages = _Pages(directory, name, schema, blocks[name])
+        states.append(StoredState(uid, vertex, name, descriptor, schema, size, pages))
+    return states
 
 
-def _parts(snapshot: Snapshot, uid: str) -> Iterator[tuple[str, dict[str, Any], int]]:
-    """Name, descriptor and size of each part of each state."""
-    for _, section in _sections(snapshot, uid):
-        yield section.name, section.descriptor, sum(length for _, _, length in section.key_group_offsets)
-    for part in _canonical(snapshot, uid):
-        yield part.name, part.descriptor, part.file.length
+# --- canonical form
 
 
-def _sections(snapshot: Snapshot, uid: str) -> Iterator[tuple[KeyedStateHandle, KeyedSection]]:
-    for handle in _handles(snapshot, uid):
-        if isinstance(handle, IncrementalKeyedStateHandle):
-            raise UnsupportedBackendError(
-                f"operator {uid!r}: its state was written by the backend {handle.backend!r}, whose files only it reads"
+@dataclass(frozen=True, slots=True)
+class _Canonical:
+    directory: str
+    state: CanonicalState
+    max_parallelism: int
+
+    def rows(self, key_groups: KeyGroupRange) -> _Rows:
+        with closing(StoredFiles(self.directory)) as files:
+            yield from self.state.batches(files, key_groups, self.max_parallelism)
+
+
+def _canonical_states(
+    directory: str, vertex: VertexDescriptor, uid: str, handles: Sequence[CanonicalKeyedStateHandle]
+) -> list[StoredState]:
+    states = []
+    for state in canonical_states(uid, handles):
+        source = _Canonical(directory, state, vertex.max_parallelism)
+        size = sum(part.file.length for part in state.parts)
+        states.append(StoredState(uid, vertex, state.name, state.descriptor, state.schema, size, source))
+    return states
+
+
+# --- other backends
+
+
+@dataclass(slots=True)
+class _Export:
+    """What one operator keeps in files that only their backend reads.
+
+    It is written in canonical form, for the key groups that are asked for, into a directory of this process. The latest
+    stays until others are asked for, since the states of an operator are read one after the other.
+    """
+
+    snapshot: Snapshot
+    vertex: VertexDescriptor
+    uid: str
+    handles: Sequence[IncrementalKeyedStateHandle]
+    _latest: KeyGroupRange | None = None
+    _states: dict[str, StoredState] = field(default_factory=dict)
+    _local: TemporaryDirectory[str] | None = None
+
+    def rows(self, name: str, key_groups: KeyGroupRange) -> _Rows:
+        if key_groups != self._latest:
+            self._write(key_groups)
+        state, _in_use = self._states.get(name), self._local
+        if state is not None:
+            yield from state.rows(key_groups)
+
+    def _write(self, key_groups: KeyGroupRange) -> None:
+        self._latest = None
+        self._local = TemporaryDirectory(prefix="ckpt-state-")
+        directory = resolve(self._local.name)
+        met = [handle for handle in self.handles if len(handle.key_groups.intersection(key_groups))]
+        operator = (self.uid, key_groups, self.vertex.max_parallelism)
+        written = rewrite(self.snapshot, self.handles[0].backend, operator, met, _CANONICAL, NewFiles(directory))
+        handles = [handle for handle in written if isinstance(handle, CanonicalKeyedStateHandle)]
+        self._states = {state.name: state for state in _canonical_states(directory.url, self.vertex, self.uid, handles)}
+        self._latest = key_groups
+
+
+@dataclass(frozen=True, slots=True)
+class _Exported:
+    export: _Export
+    name: str
+
+    def rows(self, key_groups: KeyGroupRange) -> _Rows:
+        return self.export.rows(self.name, key_groups)
+
+
+def _exported_states(
+    snapshot: Snapshot, vertex: VertexDescriptor, uid: str, handles: Sequence[IncrementalKeyedStateHandle]
+) -> list[StoredState]:
+    """As their handles describe them; nothing is read yet."""
+    export = _Export(snapshot, vertex, uid, handles)
+    found: dict[str, StoredState] = {}
+    for handle in handles:
+        for name, descriptor in described_states(handle.backend, uid, handle.description).items():
+            schema = schema_from_json(descriptor.get("schema"))
+            state = found.setdefault(
+                name, StoredState(uid, vertex, name, descriptor, schema, None, _Exported(export, name))
             )
-        if isinstance(handle, KeyedStateHandle):
-            yield from ((handle, section) for section in handle.sections)
-
-
-def _canonical(snapshot: Snapshot, uid: str) -> Iterator[CanonicalKeyedStateHandle]:
-    return (handle for handle in _handles(snapshot, uid) if isinstance(handle, CanonicalKeyedStateHandle))
-
-
-def _handles(snapshot: Snapshot, uid: str) -> Iterator[KeyedHandle]:
-    for state in snapshot.states(uid):
-        yield from state.keyed
+            if state.descriptor != descriptor:
+                raise schema_mismatch(uid, name, "parts of the snapshot differ", state.schema, schema)
+    return list(found.values())

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ckpt_runtime.snapshots.keyed_states import StoredState, keyed_states, state_rows
+from ckpt_runtime.snapshots.keyed_states import StoredState, keyed_states
 from ckpt_runtime.snapshots.snapshot import Problem, Snapshot
 from ckpt_runtime.state.errors import StateError
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
@@ -27,19 +27,19 @@ def verify_snapshot(snapshot: Snapshot) -> list[Problem]:
         for uid in vertex.operator_uids:
             try:
                 for state in keyed_states(snapshot, uid):
-                    problems += _misplaced(snapshot, state)
+                    problems += _misplaced(state)
             except StateError as error:
                 problems.append(Problem(f"operator {uid!r}", str(error)))
     return problems
 
 
-def _misplaced(snapshot: Snapshot, state: StoredState) -> Iterator[Problem]:
+def _misplaced(state: StoredState) -> Iterator[Problem]:
     keys = [name for name in state.schema.names if name.startswith(KEY_PREFIX)]
     where = f"operator {state.uid!r}, state {state.name!r}"
     if not keys:
         yield Problem(where, "its rows have no key")
         return
-    for group, batch in state_rows(snapshot, state, state.key_groups):
+    for group, batch in state.rows(state.key_groups):
         hashes = hash_arrays([batch.column(name) for name in keys], keys)
         wrong = np.flatnonzero(key_groups_of(hashes, state.vertex.max_parallelism) != group)
         if wrong.size:

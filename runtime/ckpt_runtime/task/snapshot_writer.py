@@ -7,10 +7,16 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.checkpoint.shared_state_registry import is_shared
-from ckpt_runtime.checkpoint.state_handles import KeyedHandle, OperatorSubtaskState, SubtaskState
+from ckpt_runtime.checkpoint.state_handles import (
+    CanonicalKeyedStateHandle,
+    KeyedHandle,
+    OperatorSubtaskState,
+    SubtaskState,
+)
 from ckpt_runtime.network.elements import Watermark
-from ckpt_runtime.state.errors import SharedFileError
+from ckpt_runtime.state.errors import SharedFileError, UnsupportedBackendError
 from ckpt_runtime.storage.channel_state_frame import InFlightWatermark, PersistedElement
 from ckpt_runtime.storage.channel_state_writer import CapturedStream, WrittenChannelState, write_channel_state
 from ckpt_runtime.storage.filesystem import Location, resolve
@@ -61,6 +67,8 @@ def write_snapshot(
             handles = () if operator.keyed is None else tuple(operator.keyed.write(files))
             if options.properties.is_savepoint or not options.properties.is_incremental:
                 _check_full(operator.uid, handles, files)
+            if options.properties.savepoint_format is SavepointFormat.CANONICAL:
+                _check_canonical(operator.uid, handles)
             if handles or operator.lists:
                 states[operator.uid] = OperatorSubtaskState(handles, operator.lists)
         if not snapshot.in_flight.is_empty:
@@ -89,6 +97,12 @@ def _check_full(uid: str, handles: Iterable[KeyedHandle], files: NewFiles) -> No
     for file in (file for handle in handles for file in handle.state_files()):
         if is_shared(file) and file.path not in new:
             raise SharedFileError(f"operator {uid!r}: its state backend refers to {file.path} in a full snapshot")
+
+
+def _check_canonical(uid: str, handles: Iterable[KeyedHandle]) -> None:
+    """Who asks for a savepoint that every backend restores gets no other."""
+    if not all(isinstance(handle, CanonicalKeyedStateHandle) for handle in handles):
+        raise UnsupportedBackendError(f"operator {uid!r}: its state backend does not write canonical savepoints")
 
 
 def _write_in_flight(

@@ -34,9 +34,10 @@ class JobResourceRequirementsBody(RootModel[dict[HexId, _Vertex]]):
 _BODY = json_body(
     JobResourceRequirementsBody,
     {
-        "one vertex of a job that has two": {
-            "bc764cd8ddf7a0cff126f51c16239658": {"parallelism": {"lowerBound": 2, "upperBound": 2}},
-            "0a448493b4782967b150582570326227": {"parallelism": {"lowerBound": 1, "upperBound": 4}},
+        "the second of three vertices, as wide as slots allow": {
+            "1b429432bb0f0efe4f02d82e0562d934": {"parallelism": {"lowerBound": 2, "upperBound": 2}},
+            "f74362dd18da632fe7d708268d6f8693": {"parallelism": {"lowerBound": 2, "upperBound": 8}},
+            "c55caaaf736ffafeffafd0c2ee81ce8d": {"parallelism": {"lowerBound": 2, "upperBound": 2}},
         }
     },
 )

@@ -5,7 +5,7 @@ Rows pass through as a stream: one row group is in memory, whatever the size of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +17,7 @@ from ckpt_runtime.checkpoint.state_handles import CanonicalKeyedStateHandle, Row
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.canonical.parquet_form import (
     BYTES_PER_GROUP,
+    KEY_GROUP,
     METADATA_KEY,
     ROWS_PER_GROUP,
     SUFFIX,
@@ -111,12 +112,18 @@ def _numbered(table: pa.Table, groups: list[int], batches: list[pa.RecordBatch])
 def _sorted(table: pa.Table, groups: AnyArray) -> Iterator[pa.Table]:
     whole = _with_groups(table, groups.astype(np.int32)).combine_chunks()
     keys = [name for name in table.column_names if name.startswith(KEY_PREFIX)]
-    sortable = [whole.column(0), *(_sortable(whole.column(name)) for name in keys)]
-    names = [str(index) for index in range(len(sortable))]
-    order = pc.sort_indices(pa.table(sortable, names), sort_keys=[(name, "ascending") for name in names])
+    order = order_by([whole.column(name) for name in (KEY_GROUP, *keys)])
     step = _rows_per_group(table)
     for start in range(0, len(order), step):
         yield whole.take(order.slice(start, step))
+
+
+def order_by(columns: Sequence[pa.ChunkedArray]) -> pa.Array:
+    """The positions of rows in the order of these columns; rows that are equal in them keep theirs."""
+    names = [str(index) for index in range(len(columns))]
+    return pc.sort_indices(
+        pa.table([_sortable(column) for column in columns], names), sort_keys=[(name, "ascending") for name in names]
+    )
 
 
 def _sortable(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -11,32 +11,46 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, KeyedHandle
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
+from ckpt_runtime.checkpoint.state_handles import (
+    CanonicalKeyedStateHandle,
+    IncrementalKeyedStateHandle,
+    KeyedHandle,
+)
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.state_options import RocksDBOptions
 from ckpt_runtime.state import values
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
+from ckpt_runtime.state.canonical.reader import canonical_states
 from ckpt_runtime.state.errors import StateSchemaError, UnsupportedBackendError, schema_mismatch
 from ckpt_runtime.state.hashing import check_key_types
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable
+from ckpt_runtime.state.memory.row_buffer import (
+    RowBuffers,
+    check_ends,
+    check_same_keys,
+    descriptor_of,
+    stored_schema,
+)
 from ckpt_runtime.state.rocksdb.catalog import Catalog
 from ckpt_runtime.state.rocksdb.codec import KeyCodec
 from ckpt_runtime.state.rocksdb.columnar_aggregates import CachedAggregates
 from ckpt_runtime.state.rocksdb.columnar_codec import ColumnarCodec
+from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec, RowsState, StoredRowBuffer, restore_rows
 from ckpt_runtime.state.rocksdb.database import Database
 from ckpt_runtime.state.rocksdb.keyed_states import StoredLists, StoredMaps, StoredState, StoredTimers, StoredValues
 from ckpt_runtime.state.rocksdb.restore import restored_database
-from ckpt_runtime.state.rocksdb.snapshot import NAME, EmptySnapshot, RocksDBSnapshot
+from ckpt_runtime.state.rocksdb.snapshot import NAME, CanonicalSnapshot, EmptySnapshot, RocksDBSnapshot
 from ckpt_runtime.state.rocksdb.store import Store, StoreMemory
+from ckpt_runtime.state.rocksdb.stored_form import stored_form
 from ckpt_runtime.state.schema_evolution import check_evolution
 from ckpt_runtime.state.shared_files import SharedFiles
 from ckpt_runtime.state.snapshots import KeyedSnapshot, SnapshotReader
-from ckpt_runtime.state.states import AggregateColumn, Key, KeyedRows, RowBufferSpec, TimeToLive
+from ckpt_runtime.state.states import AggregateColumn, Key, RowBufferSpec, TimeToLive
 from ckpt_runtime.state.stored_rows import schema_from_json
 
 S = TypeVar("S", bound=StoredState)
@@ -67,7 +81,7 @@ class RocksDBKeyedStateBackend(KeyedStateBackend):
         self._root = Path(parameters.make_directory())
         self._shared = SharedFiles()
         self._catalog = Catalog(self.uid)
-        self._states: dict[str, StoredState | CachedAggregates] = {}
+        self._states: dict[str, StoredState | CachedAggregates | RowsState] = {}
         self._opened: Database | None = None
 
     @property
@@ -78,19 +92,30 @@ class RocksDBKeyedStateBackend(KeyedStateBackend):
         return self._opened
 
     def restore(self, handles: Sequence[KeyedHandle], reader: SnapshotReader, *, owned: bool) -> None:
-        native = []
-        for handle in handles:
-            if not isinstance(handle, IncrementalKeyedStateHandle) or handle.backend != NAME:
-                raise UnsupportedBackendError(
-                    f"operator {self.uid!r}: its state was not written by the backend {NAME!r}, which "
-                    "state.backend.type names; another backend takes a canonical savepoint"
-                )
-            native.append(handle)
-        restored = restored_database(self.uid, native, reader, self._root, self._memory, self.key_groups)
+        native = [handle for handle in handles if isinstance(handle, IncrementalKeyedStateHandle)]
+        canonical = [handle for handle in handles if isinstance(handle, CanonicalKeyedStateHandle)]
+        own = [handle for handle in native if handle.backend == NAME]
+        if handles and len(own) != len(handles) != len(canonical):
+            raise UnsupportedBackendError(
+                f"operator {self.uid!r}: its state was not written by the backend {NAME!r}, which state.backend.type "
+                "names; another backend takes a canonical savepoint"
+            )
+        if canonical:
+            self._load(canonical, reader)
+            return
+        restored = restored_database(self.uid, own, reader, self._root, self._memory, self.key_groups)
         self._opened = Database(self._root, restored.store, self.key_groups)
         self._catalog = restored.catalog
         if owned:
             self._shared.restored(restored.tables)
+
+    def _load(self, handles: Sequence[CanonicalKeyedStateHandle], reader: SnapshotReader) -> None:
+        """All states are brought to the database, whoever asks for them: it passes them on by itself then."""
+        for state in canonical_states(self.uid, handles):
+            entry = self._catalog.add(state.name, state.descriptor)
+            form = stored_form(state.name, entry, self.key_groups, self.max_parallelism)
+            batches = state.batches(reader, self.key_groups, self.max_parallelism)
+            self._database.write(form.entries(batch for _, batch in batches))
 
     def aggregate_table(self, name: str, key_schema: pa.Schema, columns: Sequence[AggregateColumn]) -> CachedAggregates:
         table = AggregateTable(self.uid, name, key_schema, columns)
@@ -108,14 +133,27 @@ class RocksDBKeyedStateBackend(KeyedStateBackend):
         self._states[name] = state
         return state
 
-    def row_buffers(self, specs: Sequence[RowBufferSpec]) -> KeyedRows:
-        self._refuse(specs[0].name, "rows of joins and of gathered rows")
+    def row_buffers(self, specs: Sequence[RowBufferSpec]) -> RowBuffers:
+        check_same_keys(self.uid, specs)
+        for spec in specs:
+            if (known := self._states.get(spec.name)) is not None:
+                raise schema_mismatch(self.uid, spec.name, "it is in use", known.stored_schema(), stored_schema(spec))
+        buffers = RowBuffers(specs, self._row_buffer)
+        for side in buffers.sides:
+            assert isinstance(side, StoredRowBuffer)
+            restore_rows(buffers, side, self._database, self.key_groups)
+            self._states[side.spec.name] = RowsState(side)
+        return buffers
 
-    def _refuse(self, name: str, what: str) -> NoReturn:
-        raise UnsupportedBackendError(
-            f"state {name!r} of operator {self.uid!r}: the state backend {NAME!r} holds no {what} in this version, "
-            "state.backend.type=hashmap does"
-        )
+    def _row_buffer(self, spec: RowBufferSpec) -> StoredRowBuffer:
+        if spec.name in self._catalog and self._catalog[spec.name].kind == "rows":
+            for descriptor in self._catalog[spec.name].descriptors:
+                check_ends(self.uid, spec, descriptor)
+                stored = schema_from_json(descriptor.get("schema"))
+                check_evolution(self.uid, spec.name, stored, stored_schema(spec))
+        entry = self._catalog.add(spec.name, descriptor_of(spec))
+        codec = ChunkCodec(spec.name, entry.id, entry.schemas(), entry.current)
+        return StoredRowBuffer(spec, codec, self.max_parallelism)
 
     def value_state(
         self, name: str, key_schema: pa.Schema, value_schema: pa.Schema, ttl: TimeToLive | None = None
@@ -199,6 +237,13 @@ class RocksDBKeyedStateBackend(KeyedStateBackend):
             self._opened.settle()
         frozen = [state.cache.freeze() for state in self._states.values()]
         moment = self._opened.freeze([part for part in frozen if part is not None])
+        if properties.savepoint_format is SavepointFormat.CANONICAL:
+            states = self._states.items()
+            tables = {name: state.new_table for name, state in states if isinstance(state, CachedAggregates)}
+            description = self._catalog.to_json()
+            return CanonicalSnapshot(
+                self.uid, moment, description, self.key_groups, self.max_parallelism, self._memory, tables
+            )
         return RocksDBSnapshot(
             moment, self._catalog.to_json(), self.key_groups, self._shared, checkpoint_id, properties
         )

@@ -26,7 +26,7 @@ class Moment:
 
     def __init__(self, database: Database, parts: Sequence[FrozenDirty], directory: Path) -> None:
         self._database = database
-        self._directory = directory
+        self.directory = directory
         self._parts = parts
         self._wanted = True
         self._linked = False
@@ -37,7 +37,7 @@ class Moment:
         self._database.settle(self)
         if self._failure is not None:
             raise self._failure
-        return sorted(self._directory.iterdir())
+        return sorted(self.directory.iterdir())
 
     def store(self, store: Store) -> None:
         """Brings the entries to the database; once more after an error does no harm."""
@@ -53,14 +53,14 @@ class Moment:
             return
         try:
             store.flush()
-            store.checkpoint(self._directory)
+            store.checkpoint(self.directory)
         except Exception as failure:  # of this snapshot alone: the database goes on
             self._failure = failure
         self._discard_unwanted()  # it may have been released meanwhile
 
     def _discard_unwanted(self) -> None:
         if not self._wanted:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            shutil.rmtree(self.directory, ignore_errors=True)
 
     def release(self) -> None:
         """The files go. Called once, from any thread."""

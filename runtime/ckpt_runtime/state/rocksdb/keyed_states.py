@@ -11,10 +11,9 @@ from __future__ import annotations
 import heapq
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from copy import copy
 from itertools import islice
 from typing import Any
-
-import pyarrow as pa
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import values
@@ -22,13 +21,10 @@ from ckpt_runtime.state.memory.keyed_state import KeyedState
 from ckpt_runtime.state.memory.keyed_states import ListStateTable, MapStateTable, ValueStateTable
 from ckpt_runtime.state.memory.timers import TimerQueue
 from ckpt_runtime.state.rocksdb.catalog import StateEntry
-from ckpt_runtime.state.rocksdb.codec import KeyCodec, RowsCodec
+from ckpt_runtime.state.rocksdb.codec import KeyCodec, Row, RowsCodec, without_key
 from ckpt_runtime.state.rocksdb.database import Database
 from ckpt_runtime.state.rocksdb.entries import CachedEntries, EntryTable
 from ckpt_runtime.state.states import Key
-from ckpt_runtime.state.stored_rows import KEY_PREFIX
-
-Row = tuple[Any, ...]
 
 SWEEP_STEP = 100
 """Entries that one step looks at in search of expired ones."""
@@ -74,8 +70,8 @@ class StoredState(KeyedState):
     def stored_entries(self) -> Iterator[tuple[Key, Any]]:
         """What the database holds, group by group."""
         for group in range(self._groups.first, self._groups.last + 1):
-            for _, key, entry in self._entries.table.scan(group):
-                yield key, entry
+            for found in self._entries.table.scan(group):
+                yield found.key, found.entry
 
     def watch(self, key: Key, expires_at: int) -> None:
         """Nothing is kept per key: the database is gone through instead."""
@@ -93,18 +89,15 @@ class StoredState(KeyedState):
     def _remove_expired(self, now: int) -> None:
         """One step. No iterator is kept: it would keep files that are no more."""
         step = list(islice(self._entries.table.scan(self._sweep_group, self._sweep_key), SWEEP_STEP))
-        for _, key, entry in step:
-            if any(row[-1] <= now for row in self.to_rows(entry)):
-                self.expire(key, now)
+        for found in step:
+            if any(row[-1] <= now for row in self.to_rows(found.entry)):
+                self.expire(found.key, now)
+            elif not found.is_current:  # its end was made up when it was read
+                self._entries.writable(found.key, copy)
         if len(step) < SWEEP_STEP:
             self._sweep_group, self._sweep_key = self._sweep_group + 1, b""
         else:
-            self._sweep_key = step[-1][0] + b"\0"
-
-
-def without_key(schema: pa.Schema) -> pa.Schema:
-    """The columns that lie behind a key."""
-    return pa.schema([field for field in schema if not field.name.startswith(KEY_PREFIX)])
+            self._sweep_key = step[-1].encoded_key + b"\0"
 
 
 class StoredValues(StoredState, ValueStateTable):

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, KeyedHandle, StateFile
 from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.state.canonical.writer import CanonicalWriter
+from ckpt_runtime.state.rocksdb.catalog import Catalog
+from ckpt_runtime.state.rocksdb.codec import state_prefix
 from ckpt_runtime.state.rocksdb.database import Moment
 from ckpt_runtime.state.rocksdb.local_files import is_kept, is_table
+from ckpt_runtime.state.rocksdb.store import Store, StoreMemory
+from ckpt_runtime.state.rocksdb.stored_form import NewTable, StoredForm, stored_form
 from ckpt_runtime.state.shared_files import SharedFiles
 from ckpt_runtime.state.snapshots import SnapshotFile, SnapshotFiles
 
@@ -39,17 +47,67 @@ class RocksDBSnapshot:
         self._properties = properties
 
     def write(self, files: SnapshotFiles) -> Sequence[KeyedHandle]:
-        """Refers to table files that the storage has already, and writes the others."""
-        known = self._shared.reusable(self._id) if self._properties.is_incremental else {}
-        written: dict[str, StateFile] = {}
-        for path in self._moment.files():
-            if is_table(path.name):
-                written[path.name] = known.get(path.name) or _copied(path, files.shared())
-            elif is_kept(path.name):
-                written[path.name] = _copied(path, files.private())
+        """Table files that the storage has already are referred to, or duplicated for a savepoint."""
+        local = {path.name: path for path in self._moment.files() if is_kept(path.name)}
+        tables = self._known(files, local.keys())
+        for name in local.keys() - tables.keys():
+            if is_table(name):
+                tables[name] = _copied(local[name], files.shared())
         if not self._properties.is_savepoint:
-            self._shared.written(self._id, {name: file for name, file in written.items() if is_table(name)})
-        return (IncrementalKeyedStateHandle(self._key_groups, NAME, written, self._description),)
+            self._shared.written(self._id, tables)
+        others = {name: _copied(local[name], files.private()) for name in local.keys() - tables.keys()}
+        return (IncrementalKeyedStateHandle(self._key_groups, NAME, tables | others, self._description),)
+
+    def _known(self, files: SnapshotFiles, wanted: Set[str]) -> dict[str, StateFile]:
+        if not self._properties.is_incremental:
+            return {}
+        is_savepoint = self._properties.is_savepoint
+        known = self._shared.duplicable() if is_savepoint else self._shared.reusable(self._id)
+        known = {name: file for name, file in known.items() if name in wanted}
+        return files.duplicate_all(known) if is_savepoint else known
+
+    def release(self) -> None:
+        self._moment.release()
+
+
+class CanonicalSnapshot:
+    """A savepoint for every backend. ``tables`` makes the tables of aggregates, by their states' names."""
+
+    def __init__(
+        self,
+        uid: str,
+        moment: Moment,
+        description: dict[str, Any],
+        key_groups: KeyGroupRange,
+        max_parallelism: int,
+        memory: StoreMemory,
+        tables: Mapping[str, NewTable],
+    ) -> None:
+        self._uid = uid
+        self._moment = moment
+        self._description = description
+        self._key_groups = key_groups
+        self._max_parallelism = max_parallelism
+        self._memory = memory
+        self._tables = tables
+
+    def write(self, files: SnapshotFiles) -> Sequence[KeyedHandle]:
+        """Goes through the linked files, since what is iterated over shows no moment otherwise."""
+        catalog = Catalog.from_json(self._uid, self._description)
+        writer = CanonicalWriter(files, self._uid, self._key_groups)
+        self._moment.files()
+        with closing(Store(self._moment.directory, self._memory)) as store:
+            for name in catalog:
+                entry = catalog[name]
+                form = stored_form(name, entry, self._key_groups, self._max_parallelism, self._tables.get(name))
+                schema = entry.schemas()[entry.current]
+                writer.write_batches(name, entry.descriptor, schema, self._batches(store, entry.id, form))
+        return writer.handles
+
+    def _batches(self, store: Store, state_id: int, form: StoredForm) -> Iterator[tuple[int, pa.RecordBatch]]:
+        for group in range(self._key_groups.first, self._key_groups.last + 1):
+            for batch in form.batches(store.scan(state_prefix(group, state_id))):
+                yield group, batch
 
     def release(self) -> None:
         self._moment.release()

@@ -111,3 +111,23 @@ def test_copy(savepoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["snapshot", "copy", str(savepoint), str(tmp_path / "other")]) == 1
     assert file.name in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
+
+
+def test_convert(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    canonical, native = savepoint.parent / "canonical", savepoint.parent / "native"
+    assert main(["snapshot", "convert", str(savepoint), str(canonical), "--format", "canonical", "--json"]) == 0
+    document = printed(capsys)
+    assert document["location"] == canonical.as_uri()
+    assert document["files"] == len(list(canonical.glob("*.parquet"))) > 0
+    assert main(["snapshot", "convert", str(canonical), str(native), "--format", "NATIVE"]) == 0
+    assert capsys.readouterr().out == f"{native.as_uri()}\n"
+    assert main(["snapshot", "verify", str(native)]) == 0
+    assert main(["snapshot", "convert", str(canonical), str(native), "--format", "native"]) == 5
+    assert "native" in capsys.readouterr().err
+
+
+def test_convert_what_has_no_other_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unaligned, target = DIRECTORY / "format-2" / "unaligned", tmp_path / "target"
+    assert main(["snapshot", "convert", str(unaligned), str(target), "--format", "canonical"]) == 2
+    assert "take a savepoint" in capsys.readouterr().err
+    assert not target.exists()

@@ -8,9 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DecimalType, StringType, TimestampNTZType, TimestampType
 
-from pyspark_ckpt.columns import BATCH_ROWS, StateColumns, UnsupportedColumnError
+from ckpt_runtime.graph.ddl import parse_ddl
+from pyspark_ckpt.columns import BATCH_ROWS, StateColumns, TableError, UnsupportedColumnError, new_stored_schema
 
 VALUES: list[tuple[pa.DataType, Any]] = [
     (pa.uint8(), 255),
@@ -97,3 +99,104 @@ def test_rows_come_in_batches_of_a_bounded_size_and_in_order() -> None:
     assert [(row["key_group"], row["key"]["id"]) for row in found] == [
         (group, number) for group, size in enumerate(sizes) for number in range(size)
     ]
+
+
+# --- and back
+
+
+@pytest.mark.row("203.9")
+@pytest.mark.parametrize(("kind", "value"), VALUES, ids=[str(kind) for kind, _ in VALUES])
+def test_rows_come_back_as_they_were(kind: pa.DataType, value: Any) -> None:
+    stored = pa.schema([("key.id", pa.int64()), ("value.v", kind), ("expires_at", pa.int64())])
+    given = int(value) if kind == pa.uint64() else value
+    batch = pa.record_batch([pa.array([1, 2]), pa.array([given, None], kind), pa.array([5, None])], schema=stored)
+    columns = StateColumns("value", stored)
+    columns.check_table(columns.spark_schema)
+    (table,) = columns.tables([(7, batch)])
+    assert columns.stored_rows(table).equals(batch)
+
+
+VALUE = StateColumns("value", pa.schema([("key.id", pa.int64()), ("value.a", pa.int32()), ("value.b", pa.string())]))
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ("key struct<id: bigint>", r"the state has the columns \['key', 'value'\], the table has \['key'\]"),
+        ("key struct<id: bigint>, value struct<a: int>", r"column 'value' has the fields \['a', 'b'\] in the state"),
+        ("key struct<id: bigint>, value struct<a: int, b: int, c: int>", "in the table"),
+        ("key bigint, value struct<a: int, b: int>", r"column 'key' has the fields \['id'\] in the state, None in"),
+        ("key struct<id: bigint>, value struct<a: int, b: int>, more int", "'more'"),
+    ],
+)
+def test_a_table_with_other_columns_is_refused(columns: str, reason: str) -> None:
+    with pytest.raises(TableError, match=reason):
+        VALUE.check_table(from_arrow_schema(parse_ddl(columns)))
+
+
+def test_fields_go_by_name() -> None:
+    table = from_arrow_schema(parse_ddl("value struct<b: string, a: bigint>, key struct<id: int>"))
+    VALUE.check_table(table)
+    rows = pa.record_batch(
+        {"value": pa.array([{"b": "x", "a": 1}]), "key": pa.array([{"id": 3}], pa.struct([("id", pa.int32())]))}
+    )
+    assert VALUE.stored_rows(rows).to_pylist() == [{"key.id": 3, "value.a": 1, "value.b": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ([{"key": None, "value": {"a": 1, "b": ""}}], "column 'key' is null in 1 rows"),
+        ([{"key": {"id": 1}, "value": {"a": 2**40, "b": ""}}], "column 'value.a' does not fit the state's type int32"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(rows: list[dict[str, Any]], reason: str) -> None:
+    table = pa.RecordBatch.from_pylist(
+        rows,
+        schema=pa.schema(
+            [("key", pa.struct([("id", pa.int64())])), ("value", pa.struct([("a", pa.int64()), ("b", pa.string())]))]
+        ),
+    )
+    with pytest.raises(TableError, match=reason):
+        VALUE.stored_rows(table)
+
+
+def test_null_where_the_state_has_not_null_is_refused() -> None:
+    columns = StateColumns("timers", pa.schema([("key.id", pa.int64()), pa.field("time", pa.int64(), nullable=False)]))
+    rows = pa.record_batch({"key": pa.array([{"id": 1}]), "time": pa.array([None], pa.int64())})
+    with pytest.raises(TableError, match="column 'time' is null"):
+        columns.stored_rows(rows)
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns", "stored"),
+    [
+        ("value", "key struct<id: bigint>, value struct<v: string>", ["key.id", "value.v"]),
+        ("list", "key_group int, key struct<a: int, b: date>, value struct<v: int>", ["key.a", "key.b", "value.v"]),
+        (
+            "map",
+            "key struct<id: bigint>, user_key struct<name: string>, value struct<v: int>, expires_at bigint",
+            ["key.id", "user_key.name", "value.v", "expires_at"],
+        ),
+        ("timers", "key struct<id: bigint>, time bigint", ["key.id", "time"]),
+    ],
+)
+def test_a_new_state_takes_its_schema_from_the_table(kind: str, columns: str, stored: list[str]) -> None:
+    table = from_arrow_schema(parse_ddl(columns))
+    schema = new_stored_schema(kind, table)
+    assert schema.names == stored
+    StateColumns(kind, schema).check_table(table)
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns"),
+    [
+        ("value", "key struct<id: bigint>"),
+        ("value", "key struct<id: bigint>, value bigint"),
+        ("value", "key struct<id: bigint>, value struct<v: int>, other int"),
+        ("timers", "key struct<id: bigint>, time bigint, expires_at bigint"),
+    ],
+)
+def test_a_table_that_makes_no_state_is_refused(kind: str, columns: str) -> None:
+    with pytest.raises(TableError):
+        new_stored_schema(kind, from_arrow_schema(parse_ddl(columns)))

@@ -14,8 +14,9 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, SavepointFormat
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedStateHandle, OperatorListState, OperatorStateMode
+from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
@@ -263,3 +264,13 @@ def test_without_handles_the_backend_starts_empty() -> None:
 def test_a_backend_that_does_not_exist_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedBackendError, match=r"state\.backend\.type.*nowhere.*hashmap"):
         create_keyed_backend("nowhere", parameters(), (), "", owned=True)
+
+
+def test_a_backend_without_a_canonical_form_gives_no_canonical_savepoint(tmp_path: Path) -> None:
+    properties = CheckpointProperties(CheckpointType.SAVEPOINT, SavepointFormat.CANONICAL)
+    options = CheckpointOptions(properties, str(tmp_path))
+    operator = OperatorSnapshot("op", (), Frozen(b"x" * 100))
+    snapshot = Snapshot(CheckpointBarrier(1, 0, options), (operator,), InFlight(), SnapshotMeasures(0, 0, 0, 0.0))
+    with pytest.raises(UnsupportedBackendError, match="operator 'op'.*does not write canonical savepoints"):
+        write_snapshot(snapshot, 0, PersistedBuffers())
+    assert list(tmp_path.iterdir()) == []

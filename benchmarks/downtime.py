@@ -1,0 +1,103 @@
+"""Seconds without output of a running job that is brought to another parallelism: from its last row to its first after.
+
+The job grows to twice its parallelism and shrinks back, again and again. Each change comes when the job has completed
+a checkpoint since the last one. The first that grows also launches a barrier stage, which costs no downtime: the job
+runs meanwhile. With ``--state-mb`` there is so much state to be restored, and rows come as fast as they can; without,
+they are paced.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from benchmarks.harness import (
+    BenchmarkError,
+    BenchmarkJob,
+    Report,
+    emit,
+    not_negative,
+    parser_for,
+    percentile,
+    positive_int,
+    progress,
+    run_main,
+    session,
+)
+
+NAME = "downtime"
+PIPELINE = "recovery"
+KEYS = 1_000
+KEYS_PER_MB = 10_000
+ROWS_PER_S = 20_000
+PARALLELISM = 2
+TIMEOUT_S = 300.0
+CONFIGURATION = {"execution.checkpointing.interval": "500 ms", "restart-strategy.type": "none"}
+
+
+def main() -> None:
+    """The command line."""
+    parser = parser_for(NAME, __doc__ or "")
+    parser.add_argument("--kind", choices=("rescale",), default="rescale", help="what the job is down for")
+    parser.add_argument("--state-mb", type=not_negative, default=0, help="keyed state, at about 100 bytes a key")
+    parser.add_argument("--times", type=positive_int, default=6, help="how often")
+    options = parser.parse_args()
+    times, peak_rss_mb = measure(options)
+    emit(NAME, options, {"downtime_s_p50": percentile(times, 0.5), "downtime_s_max": max(times)}, peak_rss_mb)
+
+
+def measure(options: argparse.Namespace) -> tuple[list[float], int]:
+    """The times of all changes, and the peak memory. Raises BenchmarkError when rows were lost or repeated."""
+    keys = round(options.state_mb * KEYS_PER_MB) or KEYS
+    rate = 0 if options.state_mb else ROWS_PER_S
+    times = []
+    with session(2 * PARALLELISM) as running:
+        job = running.run(PIPELINE, [keys, rate], PARALLELISM, CONFIGURATION)
+        job.wait_for_rows()
+        for number in range(options.times):
+            _settle(job, keys)
+            parallelism = PARALLELISM if number % 2 else 2 * PARALLELISM
+            times.append(_rescale(job, parallelism))
+            progress(f"  to {parallelism}: {times[-1]:.3f} s")
+        _settle(job, keys)
+        job.drain()
+        report = _newest(job)
+        rows, counted = report.total("rows"), report.total("count_total")
+        if rows != counted or report.total("violations"):
+            raise BenchmarkError(f"{rows} rows at the sink, {counted} counted, {report.total('violations')} violations")
+        return times, running.peak_rss_mb
+
+
+def _newest(job: BenchmarkJob) -> Report:
+    """What the subtasks of the newest attempt say; those that are no more leave their last word behind."""
+    subtasks = job.report().subtasks
+    newest = max(document["attempt"] for document in subtasks.values())
+    return Report({index: document for index, document in subtasks.items() if document["attempt"] == newest})
+
+
+def _settle(job: BenchmarkJob, keys: int) -> None:
+    """Waits until nearly all keys have state, and for the next completed checkpoint."""
+    job.wait_for("the state", lambda: _newest(job).total("keys") >= 0.9 * keys, TIMEOUT_S)
+    known = len(job.completed_checkpoints())
+    job.wait_for("a completed checkpoint", lambda: len(job.completed_checkpoints()) > known, TIMEOUT_S)
+
+
+def _rescale(job: BenchmarkJob, parallelism: int) -> float:
+    """Seconds until every subtask of the sink has got rows again."""
+    before = _newest(job).subtasks
+    attempt = max(document["attempt"] for document in before.values())
+    last_ms = max(float(document["last_ms"]) for document in before.values())
+    job.rescale(parallelism)
+
+    def all_have_rows() -> bool:
+        """A subtask that ends writes its last report, which the next attempt's first one replaces."""
+        nonlocal last_ms
+        subtasks = job.report().subtasks.values()
+        last_ms = max([last_ms, *(float(d["last_ms"]) for d in subtasks if d["attempt"] == attempt)])
+        return sum(d["attempt"] > attempt for d in subtasks) == parallelism
+
+    job.wait_for("rows at the new parallelism", all_have_rows, TIMEOUT_S, poll_s=0.005)
+    return max(float(document["first_ms"]) - last_ms for document in _newest(job).subtasks.values()) / 1000
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,212 @@
+"""What checkpoints and savepoints of large state cost, and what it takes to go on from them.
+
+A job fills its state and then changes it at a pace. Each snapshot is taken when about ``--change`` of the keys have
+changed since the last checkpoint: incremental checkpoints, native savepoints, a canonical one. The job is then started
+from one of each: the time is that of the slowest subtask's deployment, which reads the state. Every update checks that
+the state is what the update before it wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+from urllib.request import url2pathname
+
+from benchmarks.harness import (
+    BenchmarkError,
+    BenchmarkJob,
+    BenchmarkSession,
+    add_backend_option,
+    backend_configuration,
+    emit,
+    parser_for,
+    percentile,
+    positive_int,
+    progress,
+    run_main,
+    session,
+)
+from ckpt_runtime.client.checkpoint_models import Checkpoint
+
+NAME = "savepoint"
+PARALLELISM = 2
+ROUNDS = 5
+ROUND_S = 2.0
+"""Until enough has changed for the next snapshot; what changes while one is taken is small beside that."""
+FILL_S = 10
+WINDOW_S = 5.0
+FILL_TIMEOUT_S = 600.0
+NEVER = "1 d"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """``rows_per_s`` changes, 0 for as many as there can be; before, a row writes ``spread`` of the ``keys``."""
+
+    keys: int
+    rows_per_s: int
+    spread: int
+
+    @classmethod
+    def of(cls, keys: int, changed: int) -> Pace:
+        """To change so many of the keys in :data:`ROUND_S`, and to write all of them in :data:`FILL_S`."""
+        rows_per_s = max(1, round(changed / ROUND_S))
+        return cls(keys, rows_per_s, max(1, round(keys / (rows_per_s * FILL_S))))
+
+
+def main() -> None:
+    """The command line."""
+    parser = parser_for(NAME, __doc__ or "")
+    parser.add_argument("--state-mb", type=sizes, default=[1000], help="size of the state; several: one line for each")
+    parser.add_argument("--change", type=float, default=0.01, help="share of the keys changed between two snapshots")
+    parser.add_argument("--value-bytes", type=positive_int, default=500, help="size of one value")
+    parser.add_argument("--copies", action="store_true", help="savepoints copy files, though they could link them")
+    add_backend_option(parser, default="rocksdb")
+    options = parser.parse_args()
+    for state_mb in options.state_mb:
+        chosen = argparse.Namespace(**{**vars(options), "state_mb": state_mb})
+        with session(PARALLELISM) as running:
+            measures = measure(running, chosen)
+            peak_rss_mb = running.peak_rss_mb
+        emit(NAME, chosen, measures, peak_rss_mb)
+
+
+def sizes(text: str) -> list[int]:
+    """Numbers with commas in between."""
+    return [positive_int(part) for part in text.split(",")]
+
+
+def measure(running: BenchmarkSession, options: argparse.Namespace) -> dict[str, Any]:
+    """One state size. Raises BenchmarkError."""
+    keys = options.state_mb * 1_000_000 // options.value_bytes
+    changed = max(1, round(keys * options.change))
+    pace = Pace.of(keys, changed)
+    job = _start(running, options, pace)
+    progress(f"filling {keys:,} keys")
+    job.wait_for("the state to be full", lambda: job.report().total("rows") >= keys, FILL_TIMEOUT_S)
+    job.checkpoint()
+    taken = {
+        "incremental": _repeated(job, changed, job.checkpoint),
+        "native": _repeated(job, changed, lambda: job.savepoint("NATIVE"), before=job.checkpoint),
+        "canonical": _repeated(job, changed, lambda: job.savepoint("CANONICAL"), rounds=1),
+    }
+    sync_ms = [time for kind in ("incremental", "native") for one in taken[kind] for time in job.sync_times_ms(one)]
+    last = {kind: one[-1] for kind, one in taken.items()}
+    return {
+        **_costs(taken),
+        "canonical_bytes": _bytes_in(last["canonical"]),
+        "sync_ms_p99": percentile(sync_ms, 0.99),
+        **_restores(running, options, pace, job, last),
+        **_throughput(running, options, pace, last["native"]),
+    }
+
+
+def _start(
+    running: BenchmarkSession, options: argparse.Namespace, pace: Pace, snapshot: str | None = None
+) -> BenchmarkJob:
+    configuration = {
+        **backend_configuration(options.backend),
+        "execution.checkpointing.interval": NEVER,
+        "execution.checkpointing.incremental": "true",
+        "execution.checkpointing.externalized-checkpoint-retention": "RETAIN_ON_CANCELLATION",
+        "execution.checkpointing.savepoint-duplication": "COPY" if options.copies else "FASTEST",
+        "restart-strategy.type": "none",
+    }
+    arguments = [pace.keys, options.value_bytes, pace.rows_per_s, pace.spread]
+    job = running.run(NAME, arguments, PARALLELISM, configuration, snapshot)
+    job.wait_for_rows()
+    return job
+
+
+def _repeated(
+    job: BenchmarkJob,
+    changed: int,
+    take: Callable[[], Checkpoint],
+    *,
+    before: Callable[[], object] = lambda: None,
+    rounds: int = ROUNDS,
+) -> list[Checkpoint]:
+    """``before`` the changes something may be taken that does not count."""
+    taken = []
+    for _ in range(rounds):
+        before()
+        wanted = job.report().total("rows") + changed
+        job.wait_for("changes", lambda wanted=wanted: job.report().total("rows") >= wanted, FILL_TIMEOUT_S)  # type: ignore[misc]
+        taken.append(take())
+        progress(f"  {taken[-1].kind.lower()}: {taken[-1].duration_ms} ms, {taken[-1].checkpointed_size:,} bytes")
+    return taken
+
+
+def _costs(taken: Mapping[str, list[Checkpoint]]) -> dict[str, Any]:
+    def median(kind: str, field: str) -> float:
+        return statistics.median(getattr(one, field) for one in taken[kind])
+
+    return {
+        "incremental_s": median("incremental", "duration_ms") / 1000,
+        "incremental_bytes": median("incremental", "checkpointed_size"),
+        "native_s": median("native", "duration_ms") / 1000,
+        "native_bytes_written": median("native", "checkpointed_size"),
+        "canonical_s": median("canonical", "duration_ms") / 1000,
+    }
+
+
+def _bytes_in(snapshot: Checkpoint) -> int:
+    files = Path(url2pathname(urlparse(snapshot.external_path or "").path)).rglob("*")
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _restores(
+    running: BenchmarkSession,
+    options: argparse.Namespace,
+    pace: Pace,
+    job: BenchmarkJob,
+    last: Mapping[str, Checkpoint],
+) -> dict[str, float]:
+    final = job.checkpoint()
+    job.cancel()
+    found = {}
+    for kind, snapshot in (("native", last["native"]), ("canonical", last["canonical"]), ("checkpoint", final)):
+        restored = _start(running, options, pace, snapshot.external_path)
+        found[f"restore_{kind}_s"] = restored.deployment_s()
+        progress(f"  went on from {kind} in {found[f'restore_{kind}_s']:.2f} s")
+        restored.let_run(1.0)
+        _check(restored)
+        restored.cancel()
+    return found
+
+
+def _throughput(
+    running: BenchmarkSession, options: argparse.Namespace, pace: Pace, snapshot: Checkpoint
+) -> dict[str, float]:
+    """As fast as it goes, without checkpoints and with one per second."""
+    job = _start(running, options, replace(pace, rows_per_s=0), snapshot.external_path)
+    job.let_run(WINDOW_S)
+    rates = []
+    for interval_ms in (None, 1000):
+        if interval_ms is not None:
+            job.patch_interval(interval_ms)
+            completed = job.checkpoint_statistics().counts.completed
+            job.wait_for(
+                "checkpoints", lambda least=completed: job.checkpoint_statistics().counts.completed > least + 1, 120
+            )  # type: ignore[misc]
+        before = job.report()
+        job.let_run(WINDOW_S)
+        rates.append(job.report().rows_per_s_since(before))
+    _check(job)
+    job.cancel()
+    return {"rows_per_s_none": round(rates[0]), "rows_per_s_during": round(rates[1])}
+
+
+def _check(job: BenchmarkJob) -> None:
+    job.check_alive()
+    if job.report().total("violations"):
+        raise BenchmarkError("updates came out of order")
+
+
+if __name__ == "__main__":
+    run_main(main)

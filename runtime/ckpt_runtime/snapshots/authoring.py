@@ -1,0 +1,254 @@
+"""Writes a savepoint without a job: the state of one operator from rows that are given, all else from another snapshot.
+
+In canonical form, so that every backend restores it. Any number of processes write parts, in any distribution of rows
+over them; then one takes over what the base holds, brings the parts into order where they overlap, and publishes
+``_metadata``. Only then there is a savepoint.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from heapq import merge
+from itertools import groupby, pairwise
+from operator import itemgetter
+from typing import Any
+
+import pyarrow as pa
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
+from ckpt_runtime.checkpoint.executions import SubtaskKey
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
+from ckpt_runtime.checkpoint.state_handles import (
+    CanonicalKeyedStateHandle,
+    KeyedHandle,
+    OperatorSubtaskState,
+    SubtaskState,
+)
+from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range, owner_of_key_group
+from ckpt_runtime.snapshots.keyed_states import StoredState, keyed_states
+from ckpt_runtime.snapshots.new_files import NewFiles
+from ckpt_runtime.snapshots.snapshot import Snapshot
+from ckpt_runtime.snapshots.stored_files import StoredFiles
+from ckpt_runtime.state.canonical.reader import canonical_states
+from ckpt_runtime.state.canonical.writer import CanonicalWriter, order_by
+from ckpt_runtime.state.errors import StateValueError
+from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
+from ckpt_runtime.state.stored_rows import KEY_PREFIX, TIME, USER_KEY_PREFIX
+from ckpt_runtime.storage.errors import InvalidLocationError
+from ckpt_runtime.storage.filesystem import (
+    Location,
+    delete_empty_directory,
+    delete_file,
+    list_names,
+    make_directory,
+)
+from ckpt_runtime.storage.snapshot_metadata import has_metadata, write_metadata
+
+_UNIQUE: dict[str, tuple[str, ...]] = {
+    "value": (KEY_PREFIX,),
+    "aggregate": (KEY_PREFIX,),
+    "map": (KEY_PREFIX, USER_KEY_PREFIX),
+    "timers": (KEY_PREFIX, TIME),
+}
+"""Of which columns there may not be two equal rows, by the beginnings of their names."""
+_FIRST_CHECKPOINT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class NewState:
+    """A keyed state to be written. ``descriptor`` and ``schema`` are those of its stored rows."""
+
+    uid: str
+    name: str
+    descriptor: dict[str, Any]
+    schema: pa.Schema
+    max_parallelism: int
+
+    @property
+    def key_groups(self) -> KeyGroupRange:
+        """All that there can be."""
+        return KeyGroupRange(0, self.max_parallelism - 1)
+
+
+def write_part(target: Location, prefix: str, state: NewState, rows: pa.Table) -> CanonicalKeyedStateHandle | None:
+    """Writes some rows of a state, in any order but that of the elements of a list; None when there are none.
+
+    Raises :class:`StateValueError` for a key that is there twice.
+    """
+    if rows.num_rows == 0:
+        return None
+    rows = rows.combine_chunks()
+    check_unique(state, rows)
+    names = [name for name in rows.column_names if name.startswith(KEY_PREFIX)]
+    (batch,) = rows.to_batches()
+    groups = key_groups_of(hash_arrays([batch.column(name) for name in names], names), state.max_parallelism)
+    owned = KeyGroupRange(int(groups.min()), int(groups.max()))
+    make_directory(target)
+    writer = CanonicalWriter(NewFiles(target, prefix), state.uid, owned)
+    writer.write_table(state.name, state.descriptor, rows, groups, owned)
+    return writer.handles[0]
+
+
+def check_unique(state: NewState, rows: pa.Table) -> None:
+    """Raises :class:`StateValueError` when there are two rows where a state can have one."""
+    unique = _UNIQUE.get(state.descriptor["kind"], ())
+    names = [name for name in rows.column_names if name.startswith(unique)]
+    if not names:
+        return
+    keys = rows.select(names)
+    try:
+        counted = keys.group_by(names).aggregate([([], "count_all")])
+        repeated = (
+            counted.filter(pa.compute.greater(counted.column("count_all"), 1)).slice(0, 1).select(names).to_pylist()
+        )
+    except pa.ArrowNotImplementedError:  # keys of maps may be nested
+        repeated = [row for row, number in Counter(map(str, keys.to_pylist())).most_common(1) if number > 1]
+    if repeated:
+        raise StateValueError(
+            f"state {state.name!r} of operator {state.uid!r} has one row for each key, and {repeated[0]} is there twice"
+        )
+
+
+def publish_savepoint(
+    target: Location,
+    prefix: str,
+    state: NewState,
+    parts: Sequence[CanonicalKeyedStateHandle],
+    base: Snapshot | None,
+    now_ms: int,
+) -> str:
+    """Publishes the savepoint of these parts and of everything else in ``base``; returns its URL.
+
+    The elements of a list come in the order of ``parts``. Raises :class:`StateValueError` for a key that is in two of
+    them, and :class:`AlreadyExistsError` when another writer was first.
+    """
+    make_directory(target)
+    files = NewFiles(target, prefix)
+    vertices = base.metadata.vertices if base else ()
+    if not any(state.uid in vertex.operator_uids for vertex in vertices):
+        parallelism = min(max(1, len(parts)), state.max_parallelism)
+        name = VertexDescriptor(secrets.token_hex(16), state.uid, (state.uid,), parallelism, state.max_parallelism)
+        vertices = (*vertices, name)
+    keyed = _Keyed(vertices)
+    for other in keyed_states(base) if base else ():
+        if (other.uid, other.name) != (state.uid, state.name):
+            keyed.add(other.uid, _rewritten(other, files))
+    keyed.add(state.uid, _in_order(target, files, state, parts, keyed.vertex_of(state.uid).parallelism))
+    states = keyed.with_lists(base.metadata.states if base else {})
+    metadata = CompletedCheckpoint(
+        id=base.metadata.id if base else _FIRST_CHECKPOINT,
+        job_id=base.metadata.job_id if base else secrets.token_hex(16),
+        timestamp=now_ms,
+        completion_timestamp=now_ms,
+        directory=target.url,
+        properties=CheckpointProperties(CheckpointType.SAVEPOINT, SavepointFormat.CANONICAL),
+        vertices=vertices,
+        states=states,
+        finished=base.metadata.finished if base else frozenset(),
+        edges=base.metadata.edges if base else (),
+    )
+    discard(target, prefix, {file.path for found in states.values() for file in found.files()})
+    return write_metadata(target, metadata.to_json())
+
+
+def check_base(base: Snapshot, uid: str) -> None:
+    """Raises :class:`InvalidLocationError` for a snapshot of which no savepoint with changed state can be made."""
+    url = base.directory.url
+    if any(found.has_channel_state for found in base.metadata.states.values()):
+        raise InvalidLocationError(f"{url} holds data in flight; use a savepoint, which holds none", url)
+    finished = {vertex for vertex, _ in base.metadata.finished}
+    if any(vertex.id in finished for vertex in base.metadata.vertices if uid in vertex.operator_uids):
+        raise InvalidLocationError(f"operator {uid!r} had finished in {url}: it has no state any more", url)
+
+
+def discard(target: Location, prefix: str, but: Collection[str] | None = None) -> None:
+    """Deletes what was written under the prefix; without ``but`` the directory, too, when it is empty then.
+
+    A complete savepoint is left alone.
+    """
+    if has_metadata(target):
+        return
+    for name in list_names(target):
+        if name.startswith(prefix) and name not in (but or ()):
+            delete_file(target.child(name))
+    if but is None:
+        delete_empty_directory(target)
+
+
+class _Keyed:
+    """Handles of keyed state by the subtask whose key groups they begin with."""
+
+    def __init__(self, vertices: Sequence[VertexDescriptor]) -> None:
+        self._vertices = {uid: vertex for vertex in vertices for uid in vertex.operator_uids}
+        self._handles: dict[SubtaskKey, dict[str, list[KeyedHandle]]] = {}
+
+    def vertex_of(self, uid: str) -> VertexDescriptor:
+        return self._vertices[uid]
+
+    def add(self, uid: str, handles: Iterable[CanonicalKeyedStateHandle]) -> None:
+        vertex = self._vertices[uid]
+        for handle in handles:
+            subtask = owner_of_key_group(handle.key_groups.first, vertex.max_parallelism, vertex.parallelism)
+            self._handles.setdefault((vertex.id, subtask), {}).setdefault(uid, []).append(handle)
+
+    def with_lists(self, base: Mapping[SubtaskKey, SubtaskState]) -> dict[SubtaskKey, SubtaskState]:
+        """All subtasks of the base and of the handles: these, and the base's list states."""
+        states = {}
+        for key in sorted(base.keys() | self._handles.keys()):
+            lists = {uid: found.lists for uid, found in base[key].operators.items()} if key in base else {}
+            keyed = self._handles.get(key, {})
+            operators = {
+                uid: OperatorSubtaskState(tuple(keyed.get(uid, ())), lists.get(uid, ()))
+                for uid in sorted(lists.keys() | keyed.keys())
+            }
+            length = sum(file.length for handles in keyed.values() for found in handles for file in found.state_files())
+            states[key] = SubtaskState(operators, length)
+        return states
+
+
+def _rewritten(state: StoredState, files: NewFiles) -> Iterator[CanonicalKeyedStateHandle]:
+    """A state of the base in canonical form, a part for each of its subtasks."""
+    vertex = state.vertex
+    for subtask in range(vertex.parallelism):
+        owned = key_group_range(vertex.max_parallelism, vertex.parallelism, subtask)
+        writer = CanonicalWriter(files, state.uid, owned)
+        writer.write_batches(state.name, state.descriptor, state.schema, state.rows(owned))
+        yield from writer.handles
+
+
+def _in_order(
+    target: Location, files: NewFiles, state: NewState, parts: Sequence[CanonicalKeyedStateHandle], parallelism: int
+) -> Iterator[CanonicalKeyedStateHandle]:
+    """The parts as they are where no key group is in two; else as many as there are subtasks."""
+    ranges = sorted(part.key_groups for part in parts)
+    if all(before.last < after.first for before, after in pairwise(ranges)):
+        yield from parts
+        return
+    with closing(StoredFiles(target.url)) as reader:
+        for subtask in range(parallelism):
+            owned = key_group_range(state.max_parallelism, parallelism, subtask)
+            writer = CanonicalWriter(files, state.uid, owned)
+            writer.write_batches(state.name, state.descriptor, state.schema, _merged(reader, state, parts, owned))
+            yield from writer.handles
+
+
+def _merged(
+    reader: StoredFiles, state: NewState, parts: Sequence[CanonicalKeyedStateHandle], owned: KeyGroupRange
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of all parts by key group, one key group in memory at a time."""
+    sources = [
+        stored.batches(reader, owned, state.max_parallelism)
+        for part in parts
+        for stored in canonical_states(state.uid, [part])
+    ]
+    for group, found in groupby(merge(*sources, key=itemgetter(0)), key=itemgetter(0)):
+        rows = pa.Table.from_batches([batch for _, batch in found])
+        check_unique(state, rows)
+        keys = [rows.column(name) for name in rows.column_names if name.startswith(KEY_PREFIX)]
+        for batch in rows.take(order_by(keys)).to_batches():
+            yield group, batch

@@ -1,0 +1,124 @@
+"""Makes a savepoint in another form of any snapshot without in-flight data: native or canonical. Needs no job.
+
+One operator of one subtask after the other is restored into a state backend, as a task does it, and written again. No
+operator asks for its states, and such states go into the next snapshot as they are. What a subtask keeps has to fit
+where its backend keeps it: the one in memory into memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from ckpt_runtime.checkpoint.completed_checkpoint import ANY, CompletedCheckpoint
+from ckpt_runtime.checkpoint.executions import SubtaskKey
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
+from ckpt_runtime.checkpoint.state_handles import KeyedHandle, OperatorSubtaskState, StateFile, SubtaskState
+from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.snapshots.copying import discard
+from ckpt_runtime.snapshots.new_files import NewFiles
+from ckpt_runtime.snapshots.rewriting import rewrite
+from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
+from ckpt_runtime.storage.errors import AmbiguousWriteError, InvalidLocationError
+from ckpt_runtime.storage.filesystem import Location, make_directory
+from ckpt_runtime.storage.snapshot_metadata import write_metadata
+from ckpt_runtime.version import VERSION
+
+Progress = Callable[[int, int], None]
+"""Told how many subtasks are converted, and of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedSnapshot:
+    """Where it lies, and how much state was written."""
+
+    location: str
+    files: int
+    bytes: int
+
+
+def convert_snapshot(
+    source: str | Location,
+    target: Location,
+    savepoint_format: SavepointFormat,
+    backend: str,
+    progress: Progress = lambda _converted, _total: None,
+) -> ConvertedSnapshot:
+    """Writes a savepoint to ``target``, which must not exist. ``backend`` is the one that the native form is for.
+
+    Raises :class:`InvalidLocationError` for a snapshot that cannot be converted so, :class:`AlreadyExistsError` for a
+    target that exists, StateError and StorageError for what cannot be read. Nothing is left of one that failed.
+    """
+    snapshot = open_snapshot(source)
+    backend = _backend_for(snapshot, savepoint_format, backend)
+    make_directory(target, exist_ok=False)
+    properties = CheckpointProperties(CheckpointType.SAVEPOINT, savepoint_format)
+    conversion = _Conversion(snapshot, NewFiles(target), backend, properties)
+    try:
+        states = conversion.states(progress)
+    except BaseException:
+        discard(conversion.files.finished, target)
+        raise
+    converted = replace(
+        snapshot.metadata, directory=target.url, properties=properties, states=states, written_by=VERSION
+    )
+    _publish(converted, conversion.files.finished, target)
+    return ConvertedSnapshot(target.url, len(conversion.files.finished), sum(state.bytes for state in states.values()))
+
+
+def _backend_for(snapshot: Snapshot, savepoint_format: SavepointFormat, backend: str) -> str:
+    """Which one reads and writes it."""
+    url, written_by = snapshot.directory.url, snapshot.metadata.state_backend
+    if any(state.has_channel_state for state in snapshot.metadata.states.values()):
+        raise InvalidLocationError(
+            f"{url} is an unaligned checkpoint with in-flight data, which no savepoint holds; restore a job from it "
+            "and take a savepoint",
+            url,
+        )
+    if savepoint_format is SavepointFormat.NATIVE and written_by not in (ANY, backend):
+        raise InvalidLocationError(
+            f"{url} has the native form of the state backend {written_by!r}, not of {backend!r}; convert it to the "
+            "canonical form first",
+            url,
+        )
+    return backend if written_by == ANY else written_by
+
+
+def _publish(converted: CompletedCheckpoint, files: list[StateFile], target: Location) -> None:
+    try:
+        write_metadata(target, converted.to_json())
+    except AmbiguousWriteError:
+        raise
+    except BaseException:
+        discard(files, target)
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversion:
+    snapshot: Snapshot
+    files: NewFiles
+    backend: str
+    properties: CheckpointProperties
+
+    def states(self, progress: Progress) -> Mapping[SubtaskKey, SubtaskState]:
+        """All states, converted."""
+        metadata = self.snapshot.metadata
+        max_parallelism = {vertex.id: vertex.max_parallelism for vertex in metadata.vertices}
+        converted: dict[SubtaskKey, SubtaskState] = {}
+        for (vertex, subtask), state in sorted(metadata.states.items()):
+            operators = {
+                uid: replace(operator, keyed=self._keyed(uid, operator, max_parallelism[vertex]))
+                for uid, operator in state.operators.items()
+            }
+            handles = (handle for operator in operators.values() for handle in operator.keyed)
+            size = sum(file.length for handle in handles for file in handle.state_files())
+            converted[vertex, subtask] = SubtaskState(operators, size)
+            progress(len(converted), len(metadata.states))
+        return converted
+
+    def _keyed(self, uid: str, operator: OperatorSubtaskState, max_parallelism: int) -> tuple[KeyedHandle, ...]:
+        if not operator.keyed:
+            return ()
+        owned = (uid, operator.keyed[0].key_groups, max_parallelism)
+        return tuple(rewrite(self.snapshot, self.backend, owned, operator.keyed, self.properties, self.files))

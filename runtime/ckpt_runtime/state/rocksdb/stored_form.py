@@ -1,0 +1,123 @@
+"""Entries of the database as stored rows and back, by what the catalog says of a state: nobody need have asked for it.
+
+That is how state comes from other backends and goes to them, in canonical form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby, islice
+from operator import itemgetter
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.state import values
+from ckpt_runtime.state.errors import StateSchemaError
+from ckpt_runtime.state.memory.aggregate_table import AggregateTable
+from ckpt_runtime.state.rocksdb.catalog import StateEntry
+from ckpt_runtime.state.rocksdb.codec import KeyCodec, Row, RowsCodec, without_key
+from ckpt_runtime.state.rocksdb.columnar_codec import ColumnarCodec
+from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec, ChunksForm
+from ckpt_runtime.state.rocksdb.store import BATCH
+from ckpt_runtime.state.states import Key
+from ckpt_runtime.state.stored_rows import schema_from_json
+
+Entry: TypeAlias = tuple[bytes, bytes]
+NewTable: TypeAlias = Callable[[], AggregateTable]
+
+
+class StoredForm(Protocol):
+    """Of one state."""
+
+    def batches(self, entries: Iterable[Entry]) -> Iterator[pa.RecordBatch]:
+        """Stored rows in the present schema, in the order of the entries."""
+
+    def entries(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Entry]:
+        """Entries of stored rows in the present schema, those of one key standing together."""
+
+
+def stored_form(
+    name: str, entry: StateEntry, owned: KeyGroupRange, max_parallelism: int, new_table: NewTable | None = None
+) -> StoredForm:
+    """``new_table`` makes the table of an aggregate that somebody has asked for."""
+    if entry.kind == "rows":
+        chunks = ChunkCodec(name, entry.id, entry.schemas(), entry.current)
+        return ChunksForm(name, chunks, owned, max_parallelism)
+    if entry.kind == "aggregate":
+        codec = ColumnarCodec(name, entry.id, entry.schemas(), entry.current, owned, max_parallelism)
+        return _AggregateForm(name, entry, codec, new_table)
+    return _RowsForm(entry, KeyCodec(schema_from_json(entry.descriptor.get("key_schema")), owned, max_parallelism))
+
+
+class _RowsForm:
+    """Values, lists, maps and timers."""
+
+    def __init__(self, entry: StateEntry, keys: KeyCodec) -> None:
+        schemas = entry.schemas()
+        self._schema = schemas[entry.current]
+        self._id = entry.id
+        self._keys = keys
+        self._rows = RowsCodec(
+            {number: without_key(schema) for number, schema in schemas.items()}, entry.current, _no_stamp_yet
+        )
+
+    def batches(self, entries: Iterable[Entry]) -> Iterator[pa.RecordBatch]:
+        rows = ((*self._keys.decode(key), *row) for key, encoded in entries for row in self._rows.decode(encoded))
+        while piece := list(islice(rows, BATCH)):
+            columns = zip(zip(*piece, strict=True), self._schema, strict=True)
+            arrays = [values.to_arrow(column, field.type) for column, field in columns]
+            yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def entries(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Entry]:
+        rows = (row for batch in batches for row in self._rows_of(batch))
+        by_key = ((key, [row for _, row in together]) for key, together in groupby(rows, itemgetter(0)))
+        while piece := list(islice(by_key, BATCH)):
+            encoded = self._keys.encode(self._id, [key for key, _ in piece], to_write=True)
+            for key, (_, together) in zip(encoded, piece, strict=True):
+                yield key, self._rows.encode(together)
+
+    def _rows_of(self, batch: pa.RecordBatch) -> Iterator[tuple[Key, Row]]:
+        """Each row's key, and what lies behind it."""
+        width = len(self._keys)
+        keys = zip(*[values.from_arrow(column) for column in batch.columns[:width]], strict=True)
+        others = zip(*[values.state_from_arrow(column) for column in batch.columns[width:]], strict=True)
+        return zip(map(values.canonical_key, keys), others, strict=True)
+
+
+def _no_stamp_yet() -> Any:
+    """Rows that get a time to live begin it when somebody asks for them."""
+    return None
+
+
+class _AggregateForm:
+    """One row per key."""
+
+    def __init__(self, name: str, entry: StateEntry, codec: ColumnarCodec, new_table: NewTable | None) -> None:
+        self._name = name
+        self._entry = entry
+        self._codec = codec
+        self._new_table = new_table
+
+    def batches(self, entries: Iterable[Entry]) -> Iterator[pa.RecordBatch]:
+        entries = iter(entries)
+        while piece := list(islice(entries, BATCH)):
+            for schema_id, rows in self._codec.decode(piece):
+                yield rows if schema_id == self._entry.current else self._evolved(schema_id, rows)
+
+    def _evolved(self, schema_id: int, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """What has been added since is neutral, which its table knows."""
+        if self._new_table is None:
+            raise StateSchemaError(
+                f"state {self._name!r} has rows of several schemas, and no operator asks for it: it is written in the "
+                "backend's own form only"
+            )
+        table = self._new_table()
+        table.load(self._entry.descriptors[schema_id], rows)
+        return table.rows(np.arange(len(table)))
+
+    def entries(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Entry]:
+        for batch in batches:
+            yield from self._codec.entries(batch)

@@ -1,0 +1,150 @@
+"""A running job at another parallelism, through REST and the command: its output is exact, its slots come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from ckpt_runtime.cli.main import app
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import BadRequest, Conflict
+from ckpt_runtime.jobmaster.slot_stages import StageEnded
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import UNALIGNED, SequenceJob
+from tests.support.outputs import assert_sequence, visible
+
+pytestmark = pytest.mark.row("203.14")
+
+
+@pytest.fixture(scope="module")
+def client(cluster: MiniCluster) -> Iterator[CkptClient]:
+    with CkptClient(cluster.rest_url) as connected:
+        yield connected
+
+
+def all_at(client: CkptClient, job: SequenceJob, parallelism: int) -> dict[str, int]:
+    return dict.fromkeys(client.resource_requirements(job.job_id), parallelism)
+
+
+def rescale(client: CkptClient, job: SequenceJob, parallelism: int) -> None:
+    """Returns when all subtasks run at the new parallelism."""
+    client.rescale(job.job_id, all_at(client, job, parallelism), timeout_s=60)
+    job.running()
+    assert {vertex.parallelism for vertex in client.job_details(job.job_id).vertices} == {parallelism}
+    assert set(client.resource_requirements(job.job_id).values()) == {parallelism}
+
+
+def held_slots(cluster: MiniCluster) -> int:
+    async def held() -> int:
+        return sum(slot.owner is not None for slot in cluster.cluster.slots.all())
+
+    return cluster.call(held())
+
+
+ALIGNED = {**UNALIGNED, "execution.checkpointing.unaligned.enabled": "false"}
+
+
+@pytest.mark.parametrize(
+    "policy", [pytest.param(ALIGNED, marks=pytest.mark.slow), UNALIGNED], ids=["aligned", "unaligned"]
+)
+def test_up_and_down_under_load(
+    client: CkptClient, cluster: MiniCluster, job: SequenceJob, policy: Mapping[str, str]
+) -> None:
+    """Rows are on their way all the time; with unaligned checkpoints they are part of what is rescaled."""
+    job.start(rate=0, batch=16, sleep_ms=0.2, parallelism=2, configuration=policy)
+    job.has_output()
+    for parallelism in (4, 1):
+        known = len(visible(job.out / "order"))
+        rescale(client, job, parallelism)
+        cluster.wait_until(lambda known=known: len(visible(job.out / "order")) > known, "more output")  # type: ignore[misc]
+        assert held_slots(cluster) == parallelism
+    assert client.job_exceptions(job.job_id, 5).entries == ()
+    job.stopped()
+    assert held_slots(cluster) == 0
+
+
+def test_one_vertex_by_the_command(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
+    job.start(parallelism=2)
+    job.running()
+    names = {vertex.id: vertex.name for vertex in client.job_details(job.job_id).vertices}
+    counts = next(name for name in names.values() if name.startswith("counts"))
+    command = ["--url", cluster.rest_url, "rescale", job.job_id, "-p", "1", "-p", f"{counts}=3"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    job.running()
+    found = {vertex.name: vertex.parallelism for vertex in client.job_details(job.job_id).vertices}
+    assert found == {name: 3 if name == counts else 1 for name in names.values()}
+    job.stopped()
+
+
+def test_what_is_not_possible_is_refused_and_nothing_changes(client: CkptClient, job: SequenceJob) -> None:
+    job.start(parallelism=2)
+    job.running()
+    vertex = next(iter(client.resource_requirements(job.job_id)))
+    with pytest.raises(BadRequest, match=f"129 for the job vertex {vertex} exceeds its maximum parallelism 128"):
+        client.rescale(job.job_id, {**all_at(client, job, 2), vertex: 129})
+    with pytest.raises(BadRequest, match=f"missing job vertex .{vertex}. resource requirements"):
+        client.rescale(job.job_id, {name: 2 for name in all_at(client, job, 2) if name != vertex})
+    answer = httpx.put(f"{client.url}/jobs/{job.job_id}/resource-requirements", json={})
+    assert (answer.status_code, answer.json()) == (
+        400,
+        {"errors": ["Request body does not specify resource requirements."]},
+    )
+    client.rescale(job.job_id, all_at(client, job, 2))
+    assert client.job_metrics(job.job_id, ("numRestarts",))["numRestarts"] == "0"
+
+
+def test_a_job_that_has_ended(client: CkptClient, job: SequenceJob) -> None:
+    job.start(rows=100, rate=0)
+    job.finished()
+    with pytest.raises(Conflict, match="FINISHED"):
+        client.rescale(job.job_id, {"0" * 32: 1})
+
+
+def test_a_worker_is_killed_after_the_rescale(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
+    """The restart is one at the new parallelism."""
+    job.start(parallelism=1)
+    job.has_output()
+    rescale(client, job, 2)
+    job.inject("processor-exit")
+    cluster.wait_until(lambda: cluster.restarts(job.job_id) >= 2, "the restart")
+    job.running()
+    assert {vertex.parallelism for vertex in client.job_details(job.job_id).vertices} == {2}
+    job.stopped()
+
+
+def test_slots_that_do_not_come(client: CkptClient, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The job has not stopped for a moment; whoever asks later finds the reason among the exceptions."""
+    with MiniCluster(rest=True) as small, CkptClient(small.rest_url) as own:
+        job = SequenceJob(small, tmp_path_factory.mktemp("job"))
+        job.start(parallelism=2)
+        job.has_output()
+        slots = small.cluster.slots
+        slots._times = replace(slots._times, request_timeout_s=1)  # now that the job has its own
+        launched: dict[int, StageEnded] = {}
+        cancelled: list[int] = []
+
+        def cancel(stage_id: int) -> None:
+            cancelled.append(stage_id)
+            launched[stage_id](stage_id, None)
+
+        small.provider.launch = lambda stage_id, *more: launched.update({stage_id: more[-1]})  # type: ignore[method-assign,assignment]
+        small.provider.cancel = cancel  # type: ignore[method-assign]
+        with pytest.raises(Conflict, match="keeps its parallelism: 3 slots were not available within 1 s"):
+            own.rescale(job.job_id, all_at(own, job, 3))
+        assert len(launched) == 1
+        assert cancelled == [*launched]
+        (entry,) = own.job_exceptions(job.job_id, 5).entries
+        assert "3 slots were not available" in entry.stack_trace
+        assert own.job_metrics(job.job_id, ("numRestarts",))["numRestarts"] == "0"
+        assert set(own.resource_requirements(job.job_id).values()) == {2}
+        own.rescale(job.job_id, all_at(own, job, 1))
+        job.running()
+        del small.provider.cancel
+        small.savepoint(job.job_id, job.directory / "savepoints", stop=True)
+        job.finished()
+        assert_sequence(job.out)

@@ -1,0 +1,233 @@
+"""Savepoints that are written without a job: any rows in any parts, beside what a base holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckpt_runtime.checkpoint.properties import SavepointFormat
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.snapshots.authoring import NewState, check_base, discard, publish_savepoint, write_part
+from ckpt_runtime.snapshots.keyed_states import keyed_states
+from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
+from ckpt_runtime.snapshots.verification import verify_snapshot
+from ckpt_runtime.state.errors import StateValueError
+from ckpt_runtime.state.stored_rows import descriptor_of
+from ckpt_runtime.storage.errors import AlreadyExistsError, InvalidLocationError
+from ckpt_runtime.storage.filesystem import Location, resolve
+from tests.support.golden import DIRECTORY, placed
+
+pytestmark = pytest.mark.row("203.9")
+
+SAVEPOINT = DIRECTORY / "format-2" / "savepoint"
+KEY = pa.schema([("id", pa.int64())])
+PREFIX = "write-"
+
+
+def new_state(kind: str = "value", max_parallelism: int = 16, user_key: pa.DataType | None = None) -> NewState:
+    fields = [pa.field("key.id", pa.int64())]
+    fields += [pa.field("user_key.name", user_key or pa.string())] if kind == "map" else []
+    fields += [pa.field("value.v", pa.int64()) if kind != "timers" else pa.field("time", pa.int64(), nullable=False)]
+    schema = pa.schema(fields)
+    return NewState("op", "state", descriptor_of(kind, KEY, schema), schema, max_parallelism)
+
+
+def table(state: NewState, rows: list[tuple[Any, ...]]) -> pa.Table:
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(state.schema)
+    return pa.table(
+        [pa.array(column, field.type) for column, field in zip(columns, state.schema, strict=True)], state.schema
+    )
+
+
+def write(
+    target: Location, state: NewState, parts: list[list[tuple[Any, ...]]], base: Snapshot | None = None
+) -> Snapshot:
+    handles = [write_part(target, PREFIX, state, table(state, rows)) for rows in parts]
+    url = publish_savepoint(target, PREFIX, state, [handle for handle in handles if handle], base, 1234)
+    return open_snapshot(url)
+
+
+def content(snapshot: Snapshot, uid: str = "op", name: str = "state") -> list[tuple[Any, ...]]:
+    (state,) = [state for state in keyed_states(snapshot, uid) if state.name == name]
+    return [tuple(row.values()) for _, batch in state.rows(state.key_groups) for row in batch.to_pylist()]
+
+
+def files(target: Location) -> list[Path]:
+    return sorted(path for path in Path(target.path).iterdir() if path.name != "_metadata")
+
+
+def test_rows_in_parts_that_overlap_become_a_part_for_each_subtask(base: Location) -> None:
+    rows = [(number, number * 10) for number in range(100)]
+    snapshot = write(base.child("new"), new_state(), [rows[::3], rows[1::3], rows[2::3], []])
+    assert sorted(content(snapshot)) == rows
+    assert verify_snapshot(snapshot) == []
+    metadata = snapshot.metadata
+    assert (metadata.format, metadata.is_savepoint, metadata.id) == (SavepointFormat.CANONICAL, True, 1)
+    (vertex,) = metadata.vertices
+    assert (vertex.operator_uids, vertex.parallelism, vertex.max_parallelism) == (("op",), 3, 16)
+    handles = [handle for state in snapshot.states("op") for handle in state.keyed]
+    assert [handle.key_groups for handle in handles] == [
+        KeyGroupRange(0, 5),
+        KeyGroupRange(6, 10),
+        KeyGroupRange(11, 15),
+    ]
+
+
+def test_only_files_that_are_referred_to_stay(tmp_path: Path) -> None:
+    target = resolve(tmp_path / "new")
+    state = new_state()
+    write_part(target, PREFIX, state, table(state, [(1, 1)]))  # of a task that was tried again
+    (target_path := Path(target.path)).joinpath("users").write_text("not ours")
+    snapshot = write(target, state, [[(number, 0) for number in range(20)], [(21, 0)]])
+    referred = {file.path for state in snapshot.metadata.states.values() for file in state.files()}
+    assert {path.name for path in files(target)} == {*referred, "users"}
+    assert target_path.joinpath("users").read_text() == "not ours"
+
+
+def test_parts_without_a_common_key_group_are_taken_as_they_are(tmp_path: Path) -> None:
+    target = resolve(tmp_path / "new")
+    everything = write(target, new_state(), [[(number, number) for number in range(100)]])
+    by_group: dict[int, list[tuple[Any, ...]]] = {}
+    (state,) = keyed_states(everything, "op")
+    for group, batch in state.rows(state.key_groups):
+        by_group.setdefault(group, []).extend(tuple(row.values()) for row in batch.to_pylist())
+    parts = [[row for group in range(start, start + 8) for row in by_group[group]] for start in (8, 0)]
+    other = resolve(tmp_path / "other")
+    handles = [write_part(other, PREFIX, new_state(), table(new_state(), rows)) for rows in parts]
+    snapshot = open_snapshot(publish_savepoint(other, PREFIX, new_state(), [h for h in handles if h], None, 1))
+    assert {path.name for path in files(other)} == {handle.file.path for handle in handles if handle}
+    assert content(snapshot) == content(everything)
+
+
+def test_no_rows_make_an_empty_state(tmp_path: Path) -> None:
+    snapshot = write(resolve(tmp_path / "new"), new_state(), [[], []])
+    assert keyed_states(snapshot, "op") == []
+    assert verify_snapshot(snapshot) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "once", "twice"),
+    [
+        (new_state("value"), [(1, 1)], [(1, 1), (2, 1), (1, 2)]),
+        (new_state("map"), [(1, "a", 1), (1, "b", 1)], [(1, "a", 1), (1, "a", 2)]),
+        (
+            new_state("map", user_key=pa.list_(pa.int64())),
+            [(1, [1], 1), (1, [1, 2], 1)],
+            [(1, [1], 1), (1, [2], 1), (1, [1], 2)],
+        ),
+        (new_state("timers"), [(1, 5), (1, 6)], [(1, 5), (1, 5)]),
+    ],
+    ids=["value", "map", "map-nested", "timers"],
+)
+def test_a_key_that_is_there_twice_is_refused(
+    tmp_path: Path, state: NewState, once: list[Any], twice: list[Any]
+) -> None:
+    assert sorted(content(write(resolve(tmp_path / "once"), state, [once]))) == once
+    with pytest.raises(StateValueError, match="state 'state' of operator 'op' has one row for each key, and"):
+        write_part(resolve(tmp_path / "within"), PREFIX, state, table(state, twice))
+    with pytest.raises(StateValueError, match="is there twice"):
+        write(resolve(tmp_path / "across"), state, [[row] for row in twice])
+
+
+def test_the_elements_of_a_list_keep_their_order(tmp_path: Path) -> None:
+    state = new_state("list")
+    snapshot = write(resolve(tmp_path / "new"), state, [[(1, 5), (2, 1), (1, 3)], [(2, 0), (1, 4)]])
+    assert [row for row in content(snapshot) if row[0] == 1] == [(1, 5), (1, 3), (1, 4)]
+    assert [row for row in content(snapshot) if row[0] == 2] == [(2, 1), (2, 0)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 9) | st.none(), st.integers(0, 99)), max_size=12), max_size=5),
+    st.integers(1, 6),
+)
+def test_any_rows_in_any_parts_come_back(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[list[tuple[Any, ...]]], max_parallelism: int
+) -> None:
+    target = resolve(tmp_path_factory.mktemp("written") / "new")
+    snapshot = write(target, new_state("list", max_parallelism), parts)
+    found = content(snapshot) if any(parts) else []
+    given_rows = [row for rows in parts for row in rows]
+    for key in {key for key, _ in given_rows}:
+        assert [row for row in found if row[0] == key] == [row for row in given_rows if row[0] == key]
+    assert len(found) == len(given_rows)
+    assert verify_snapshot(snapshot) == []
+
+
+# --- from a base
+
+
+def seen(base: Snapshot) -> NewState:
+    (state,) = [state for state in keyed_states(base, "kept") if state.name == "seen"]
+    return NewState("kept", "seen", state.descriptor, state.schema, 16)
+
+
+def test_everything_else_of_the_base_is_taken_over(base: Location) -> None:
+    before = open_snapshot(str(SAVEPOINT))
+    after = write(base.child("new"), seen(before), [[(100, 7)]], before)
+    assert content(after, "kept", "seen") == [(100, 7)]
+    for state in keyed_states(before):
+        if state.name != "seen":
+            assert sorted(content(after, state.uid, state.name)) == sorted(content(before, state.uid, state.name))
+    assert after.metadata.vertices == before.metadata.vertices
+    assert (after.metadata.edges, after.metadata.job_id) == (before.metadata.edges, before.metadata.job_id)
+    for key, state in before.metadata.states.items():
+        for uid, operator in state.operators.items():
+            assert after.metadata.states[key].operators[uid].lists == operator.lists
+    assert verify_snapshot(after) == []
+    third = write(base.child("third"), new_state(), [[(1, 2)]], after)
+    assert content(third, "kept", "seen") == [(100, 7)]
+    assert content(third) == [(1, 2)]
+    assert len(third.metadata.vertices) == len(before.metadata.vertices) + 1
+
+
+def test_the_order_of_lists_in_the_base_stays(tmp_path: Path) -> None:
+    before = open_snapshot(str(SAVEPOINT))
+    after = write(resolve(tmp_path / "new"), seen(before), [[(100, 7)]], before)
+    for source in range(20):
+        lists = [[row for row in content(which, "kept", "last") if row[0] == source] for which in (before, after)]
+        assert lists[0] == lists[1]
+
+
+@pytest.mark.parametrize("name", ["unaligned", "unaligned-files"])
+def test_data_in_flight_is_not_lost_silently(tmp_path: Path, name: str) -> None:
+    snapshot = open_snapshot(str(placed(DIRECTORY / "format-2" / name, tmp_path)))
+    with pytest.raises(InvalidLocationError, match="holds data in flight; use a savepoint"):
+        check_base(snapshot, "kept")
+
+
+def test_an_operator_that_had_finished_gets_no_state(tmp_path: Path) -> None:
+    snapshot = open_snapshot(str(DIRECTORY / "format-2" / "checkpoint-partly-finished"))
+    (vertex, _), *_ = snapshot.metadata.finished
+    (uid, *_) = next(found.operator_uids for found in snapshot.metadata.vertices if found.id == vertex)
+    with pytest.raises(InvalidLocationError, match="had finished in"):
+        check_base(snapshot, uid)
+    check_base(snapshot, "kept")
+    after = write(resolve(tmp_path / "new"), seen(snapshot), [[(1, 1)]], snapshot)
+    assert after.metadata.finished == snapshot.metadata.finished
+
+
+# --- failures
+
+
+def test_what_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+    target = resolve(tmp_path / "new")
+    state = new_state()
+    write_part(target, PREFIX, state, table(state, [(1, 1)]))
+    discard(target, PREFIX)
+    assert not (tmp_path / "new").exists()
+    discard(target, PREFIX)
+
+
+def test_a_savepoint_is_published_once_and_never_discarded(tmp_path: Path) -> None:
+    target = resolve(tmp_path / "new")
+    write(target, new_state(), [[(1, 1)]])
+    with pytest.raises(AlreadyExistsError):
+        write(target, new_state(), [[(2, 2)]])
+    discard(target, PREFIX)
+    assert content(open_snapshot(target)) == [(1, 1)]
