@@ -404,6 +404,7 @@ PLANTED: list[tuple[str, Any, str, Any]] = [
 ]
 
 
+@pytest.mark.row("203.11")
 @pytest.mark.parametrize(("owner", "name", "bug"), [row[1:] for row in PLANTED], ids=[row[0] for row in PLANTED])
 def test_a_planted_bug_is_found(owner: Any, name: str, bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, name, bug)

@@ -10,7 +10,6 @@ from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProp
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.storage.duplication import Means
-from ckpt_runtime.storage.errors import NotFoundError
 from ckpt_runtime.storage.filesystem import Location, list_names, read_bytes, resolve
 from ckpt_runtime.storage.state_file_writer import StateFileWriter
 from ckpt_runtime.task.snapshot_files import NewFiles
@@ -71,13 +70,11 @@ def test_a_copy_is_tried_again_and_what_fails_for_good_is_written_anew(s3: Objec
     with s3.failing(lambda method, path: method == "HEAD" and looks(unlucky) in path):
         assert job.files.duplicate_all({"unlucky": unlucky}) == {}
     assert list_names(job.savepoint) == [copies["lucky"].path]
-    with pytest.raises(NotFoundError, match="gone"):
-        job.files.duplicate(missing)
 
 
 def test_discarded_copies_leave_their_sources(s3: ObjectStore, job: Job) -> None:
     source = job.uploaded(CONTENT)
-    job.files.duplicate(source)
+    job.files.duplicate_all({"source": source})
     job.files.discard()
     assert list_names(job.savepoint) == []
     assert list_names(job.shared) == [resolve(source.path).name]
