@@ -69,7 +69,7 @@ def client(request: pytest.FixtureRequest, url: str, gateway: FakeGateway) -> Bo
 
 
 def test_both_clients_have_every_call_with_its_signature() -> None:
-    assert len(BUILDERS) == 31
+    assert len(BUILDERS) == 33
     for name, build in BUILDERS.items():
         for kind in (CkptClient, AsyncCkptClient):
             method = getattr(kind, name)
@@ -131,6 +131,17 @@ def test_checkpoint_configuration(client: Both) -> None:
     config = client.checkpoint_config(JOB)
     assert config.overrides == ("checkpointInterval", "unalignedEnabled")
     assert client.reset_checkpoint_config(JOB).overrides == ()
+
+
+@pytest.mark.row("203.14")
+def test_rescale(client: Both, gateway: FakeGateway) -> None:
+    present = client.resource_requirements(JOB)
+    assert set(present.values()) == {2}
+    client.rescale(JOB, {**present, VERTICES[1]: (1, 4)}, timeout_s=10)
+    assert client.resource_requirements(JOB) == {**present, VERTICES[1]: 4}
+    gateway.rescale_failure = "The job keeps its parallelism: no slots"
+    with pytest.raises(Conflict, match="no slots"):
+        client.rescale(JOB, present)
 
 
 def test_settings_are_those_of_the_engine() -> None:
