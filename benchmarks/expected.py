@@ -7,7 +7,6 @@ split the source has emitted; split ``s`` owns the blocks of 256 rows whose numb
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +14,8 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.snapshot import open_snapshot
-from ckpt_runtime.state.memory.pages import read_block
-from ckpt_runtime.state.stored_rows import schema_from_json
 
 BLOCK = 256
 SPLITS = 128
@@ -76,7 +74,7 @@ def digest(positions: dict[int, int]) -> int:
 
 
 class Savepoint:
-    """A native savepoint, or a checkpoint, of one of the benchmarks, read without restoring it."""
+    """A savepoint of one of the benchmarks, or a checkpoint with state in memory, read without restoring it."""
 
     def __init__(self, url: str) -> None:
         self._snapshot = open_snapshot(url)
@@ -102,7 +100,7 @@ class Savepoint:
         )
 
     def totals(self, uid: str, keys: int) -> Totals:
-        """The state of operator ``uid``: one section whose columns are the key, the count and the sum."""
+        """The state of operator ``uid``: a state whose columns are the key, the count and the sum."""
         totals = Totals(np.zeros(keys, dtype=np.int64), np.zeros(keys, dtype=np.int64))
         for batch in self._batches(uid):
             key, count, total = (np.asarray(column) for column in batch.columns)
@@ -111,10 +109,6 @@ class Savepoint:
         return totals
 
     def _batches(self, uid: str) -> Iterator[Any]:
-        for state in self._snapshot.states(uid):
-            for handle in state.keyed:
-                with closing(self._snapshot.open(handle.file)) as reader:
-                    for section in handle.sections:
-                        schema = schema_from_json(section.descriptor["schema"])
-                        for _, offset, length in section.key_group_offsets:
-                            yield from read_block(section.name, schema, reader.read(offset, length))
+        for state in keyed_states(self._snapshot, uid):
+            for _, batch in state.rows(state.key_groups):
+                yield batch

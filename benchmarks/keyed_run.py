@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,11 +25,14 @@ class KeyedRun:
     sync_ms: list[float] = field(default_factory=list)
 
 
-def measure(pipeline: str, options: argparse.Namespace) -> KeyedRun:
-    """Starts a session and the pipeline, warms up, measures, drains and checks. Raises BenchmarkError."""
+def measure(pipeline: str, options: argparse.Namespace, more: Mapping[str, str] | None = None) -> KeyedRun:
+    """Starts a session and the pipeline, warms up, measures, drains and checks. Raises BenchmarkError.
+
+    ``more`` are options of the job.
+    """
     interval = options.interval_ms
     configuration = {"execution.checkpointing.interval": f"{interval} ms"} if interval else {}
-    configuration |= {"restart-strategy.type": "none", **backend_configuration(options.backend)}
+    configuration |= {"restart-strategy.type": "none", **backend_configuration(options.backend), **(more or {})}
     with session(options.parallelism) as running:
         job = running.run(pipeline, [options.keys], options.parallelism, configuration)
         progress("running; warming up")

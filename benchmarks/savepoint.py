@@ -1,9 +1,9 @@
 """What checkpoints and savepoints of large state cost, and what it takes to go on from them.
 
 A job fills its state and then changes it at a pace. Each snapshot is taken when about ``--change`` of the keys have
-changed since the one before: incremental checkpoints, native savepoints, canonical ones. The job is then started from
-one of each: the time is that of the slowest subtask's deployment, which reads the state. Every update checks that the
-state is what the update before it wrote.
+changed since the last checkpoint: incremental checkpoints, native savepoints, a canonical one. The job is then started
+from one of each: the time is that of the slowest subtask's deployment, which reads the state. Every update checks that
+the state is what the update before it wrote.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def measure(running: BenchmarkSession, options: argparse.Namespace) -> dict[str,
     job.checkpoint()
     taken = {
         "incremental": _repeated(job, changed, job.checkpoint),
-        "native": _repeated(job, changed, lambda: job.savepoint("NATIVE")),
+        "native": _repeated(job, changed, lambda: job.savepoint("NATIVE"), before=job.checkpoint),
         "canonical": _repeated(job, changed, lambda: job.savepoint("CANONICAL"), rounds=1),
     }
     sync_ms = [time for kind in ("incremental", "native") for one in taken[kind] for time in job.sync_times_ms(one)]
@@ -124,10 +124,17 @@ def _start(
 
 
 def _repeated(
-    job: BenchmarkJob, changed: int, take: Callable[[], Checkpoint], rounds: int = ROUNDS
+    job: BenchmarkJob,
+    changed: int,
+    take: Callable[[], Checkpoint],
+    *,
+    before: Callable[[], object] = lambda: None,
+    rounds: int = ROUNDS,
 ) -> list[Checkpoint]:
+    """``before`` the changes something may be taken that does not count."""
     taken = []
     for _ in range(rounds):
+        before()
         wanted = job.report().total("rows") + changed
         job.wait_for("changes", lambda wanted=wanted: job.report().total("rows") >= wanted, FILL_TIMEOUT_S)  # type: ignore[misc]
         taken.append(take())

@@ -31,9 +31,9 @@ def reader_of(given: Mapping[str, str]) -> StateListReader | StateReader:
     return StateReader(snapshot, state, options.positive("numPartitions") or state.vertex.parallelism)
 
 
-def find_state(snapshot: Snapshot, operator: str, name: str, key_groups: KeyGroupRange | None = None) -> StoredState:
-    """A state of which these key groups are read, or all. Raises :class:`OptionError` naming what there is."""
-    if states := [state for state in keyed_states(snapshot, operator, key_groups) if state.name == name]:
+def find_state(snapshot: Snapshot, operator: str, name: str) -> StoredState:
+    """Raises :class:`OptionError` naming what there is."""
+    if states := [state for state in keyed_states(snapshot, operator) if state.name == name]:
         return states[0]
     found = ", ".join(f"{state.name!r} of {state.uid!r}" for state in keyed_states(snapshot))
     raise OptionError(
@@ -52,7 +52,7 @@ class StateListReader(DataSourceReader):
             StructField("kind", StringType(), nullable=False),
             StructField("parallelism", IntegerType(), nullable=False),
             StructField("max_parallelism", IntegerType(), nullable=False),
-            StructField("bytes", LongType(), nullable=False),
+            StructField("bytes", LongType()),
             StructField("schema", StringType(), nullable=False),
         ]
     )
@@ -61,7 +61,7 @@ class StateListReader(DataSourceReader):
         self._path = path
         self._operator = operator
 
-    def read(self, partition: InputPartition) -> Iterator[tuple[str | int, ...]]:
+    def read(self, partition: InputPartition) -> Iterator[tuple[str | int | None, ...]]:
         for state in keyed_states(open_snapshot(self._path), self._operator):
             vertex = state.vertex
             sizes = (vertex.parallelism, vertex.max_parallelism, state.bytes)
@@ -95,5 +95,5 @@ class StateReader(DataSourceReader):
         assert isinstance(partition, KeyGroupPartition)
         snapshot = open_snapshot(self._path)
         key_groups = KeyGroupRange(partition.first, partition.last)
-        state = find_state(snapshot, self._operator, self._name, key_groups)
+        state = find_state(snapshot, self._operator, self._name)
         return StateColumns(state.kind, state.schema).tables(state.rows(key_groups))

@@ -44,7 +44,7 @@ class CachedAggregates(RuleBasedStateMachine):
         self.ids = 0
 
     def made(self, handles: list[KeyedHandle]) -> KeyedStateBackend:
-        configuration = {"state.backend.rocksdb.cache.max-keys": "8"}
+        configuration = {"state.backend.rocksdb.cache.max-keys": "4"}
         make_directory = lambda: tempfile.mkdtemp(dir=self.directory.name)  # noqa: E731
         parameters = BackendParameters("op", KeyGroupRange(0, 15), 16, make_directory, configuration)
         backend = create_backend("rocksdb", parameters)

@@ -27,6 +27,8 @@ FAILED = "7e1d2c3b4a5968778695a4b3c2d1e0f9"
 DONE, PENDING, BROKEN = "a" * 32, "b" * 32, "c" * 32
 NOW_MS = START_MS + 60_000
 PIPELINE = "5bfa03f3a0324da19bf4d4cb96cbace4_p"
+SNAPSHOT = "file:/data/savepoints/savepoint-fa461a-5dcf0ae7b2f1"
+REFUSED = f"{SNAPSHOT}-refused"
 CAUSE = FailureCause("ckpt_runtime.storage.StorageError", "no space left", "StorageError: no space left")
 
 
@@ -123,6 +125,9 @@ CALLS = [
     Call("DELETE", "/cluster"),
     Call("POST", "/jars/upload", arguments={"files": {"jarfile": ("flights.py", b"x = 1")}}),
     Call("GET", "/jars"),
+    Call("POST", "/jars/{jarid}/plan", "fresh", arguments={"json": {}}),
+    Call("POST", "/jars/{jarid}/plan", "a snapshot that fits", arguments={"json": {"savepointPath": SNAPSHOT}}),
+    Call("POST", "/jars/{jarid}/plan", "one that is refused", arguments={"json": {"savepointPath": REFUSED}}),
     Call("POST", "/jars/{jarid}/run", arguments={"json": {"jobId": "1" * 32}}),
     Call("DELETE", "/jars/{jarid}"),
     Call("GET", "/jobs"),

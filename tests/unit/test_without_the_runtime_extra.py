@@ -142,3 +142,11 @@ def test_a_session_names_what_to_install(environment: Path, tmp_path: Path) -> N
     ended = run(environment, tmp_path, code)
     assert "RuntimeNotInstalledError: a session needs numba, orjson, xxhash" in ended.stderr
     assert "pip install 'airflow-provider-ckpt[runtime]'" in ended.stderr
+
+
+def test_tools_for_snapshots_name_what_to_install(environment: Path, tmp_path: Path) -> None:
+    code = "import sys; sys.argv = ['ckpt', 'snapshot', 'verify', '/x']; from ckpt_runtime.cli.main import entry_point"
+    ended = run(environment, tmp_path, f"{code}; entry_point()")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("ckpt: reading snapshots needs ")
+    assert "pip install 'airflow-provider-ckpt[runtime]'" in ended.stderr

@@ -14,6 +14,7 @@ from ckpt_runtime.cli import job_commands, session_commands, snapshot_commands, 
 from ckpt_runtime.cli.config_commands import patch_checkpoint_config
 from ckpt_runtime.cli.framework import TOKEN_VARIABLE, URL_VARIABLE, Settings, add_command
 from ckpt_runtime.cli.leftover_commands import leftovers
+from ckpt_runtime.cli.plan_command import plan
 from ckpt_runtime.cli.rescale_command import rescale
 from ckpt_runtime.cli.run_command import run
 
@@ -59,6 +60,7 @@ add_command(snapshot, "convert", snapshot_tools.convert)
 app.add_typer(snapshot, name="snapshot")
 # What follows the pipeline goes to the pipeline.
 add_command(app, "run", run, context_settings={"allow_interspersed_args": False})
+add_command(app, "plan", plan, context_settings={"allow_interspersed_args": False})
 add_command(app, "list", job_commands.list_jobs)
 add_command(app, "info", job_commands.info)
 add_command(app, "cancel", job_commands.cancel)

@@ -29,28 +29,36 @@ class ClaimChoice(StrEnum):
     CLAIM = "claim"
 
 
+PipelineArgument = Annotated[Path, typer.Argument(metavar="PIPELINE", help="A .py file, a .zip or a directory.")]
+ArgumentsArgument = Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="For the pipeline.")]
+SavepointOption = Annotated[
+    str | None, typer.Option("--from-savepoint", "-s", metavar="PATH", help="Savepoint or checkpoint to start from.")
+]
+NonRestoredOption = Annotated[
+    bool, typer.Option("--allow-non-restored-state", "-n", help="Skip state that has no operator now.")
+]
+ParallelismOption = Annotated[int | None, typer.Option("--parallelism", "-p", min=1, help="Default parallelism.")]
+DefineOption = Annotated[
+    list[str] | None, typer.Option("-D", metavar="KEY=VALUE|@FILE", help="Configuration of the job; repeatable.")
+]
+EntryOption = Annotated[
+    str | None, typer.Option("--entry", "-c", metavar="MODULE:FUNCTION", help="Entry point of the pipeline.")
+]
+
+
 def run(  # noqa: PLR0913 -- one parameter for each option
     cli: Cli,
-    pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE", help="A .py file, a .zip or a directory.")],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="For the pipeline.")] = None,
+    pipeline: PipelineArgument,
+    arguments: ArgumentsArgument = None,
     detached: Annotated[bool, typer.Option("--detached", "-d", help="Do not wait for the job's end.")] = False,
-    from_savepoint: Annotated[
-        str | None,
-        typer.Option("--from-savepoint", "-s", metavar="PATH", help="Savepoint or checkpoint to start from."),
-    ] = None,
-    allow_non_restored_state: Annotated[
-        bool, typer.Option("--allow-non-restored-state", "-n", help="Skip state that has no operator now.")
-    ] = False,
+    from_savepoint: SavepointOption = None,
+    allow_non_restored_state: NonRestoredOption = False,
     claim_mode: Annotated[
         ClaimChoice, typer.Option("--claim-mode", case_sensitive=False, help="Who owns that snapshot from then on.")
     ] = ClaimChoice.NO_CLAIM,
-    parallelism: Annotated[int | None, typer.Option("--parallelism", "-p", min=1, help="Default parallelism.")] = None,
-    define: Annotated[
-        list[str] | None, typer.Option("-D", metavar="KEY=VALUE|@FILE", help="Configuration of the job; repeatable.")
-    ] = None,
-    entry: Annotated[
-        str | None, typer.Option("--entry", "-c", metavar="MODULE:FUNCTION", help="Entry point of the pipeline.")
-    ] = None,
+    parallelism: ParallelismOption = None,
+    define: DefineOption = None,
+    entry: EntryOption = None,
     job_id: Annotated[
         str | None, typer.Option("--job-id", help="Id to give the job.", callback=values.optional_job_id)
     ] = None,

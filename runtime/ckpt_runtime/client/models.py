@@ -66,6 +66,49 @@ class Pipeline(Struct, frozen=True):
         return tuple(entry.name for entry in self.entries)
 
 
+class OperatorPreview(Struct, frozen=True, rename="kebab"):
+    """An operator with state. ``verdict``: matched, new or dropped."""
+
+    uid: str
+    name: str
+    verdict: str
+    restored_parallelism: int | None = None
+    parallelism: int | None = None
+    restored_max_parallelism: int | None = None
+    max_parallelism: int | None = None
+
+
+class StatePreview(Struct, frozen=True):
+    """A keyed state. ``stored`` and ``wanted`` are the fields of its schema in the snapshot and in the program."""
+
+    operator: str
+    state: str
+    verdict: str
+    stored: tuple[str, ...] = ()
+    wanted: tuple[str, ...] = ()
+    reason: str | None = None
+
+
+class RestorePreview(Struct, frozen=True, rename="kebab"):
+    """How a snapshot fits a program; ``refusals`` are the reasons for which it does not."""
+
+    snapshot: str
+    type: str
+    format: str
+    state_backend: str
+    fits: bool
+    refusals: tuple[str, ...] = ()
+    operators: tuple[OperatorPreview, ...] = ()
+    states: tuple[StatePreview, ...] = ()
+
+
+class PlanPreview(Struct, frozen=True):
+    """What a job would run: ``plan`` as the server sends it, ``restore`` when it is to start from a snapshot."""
+
+    plan: dict[str, Any]
+    restore: RestorePreview | None = None
+
+
 class JobLine(Struct, frozen=True):
     """One job of the list. ``tasks`` counts subtasks by lower-case state, ``total`` included."""
 

@@ -32,6 +32,7 @@ from ckpt_runtime.client.models import (
     JobLine,
     OperationStatus,
     Pipeline,
+    PlanPreview,
     RunOptions,
     Vertex,
     read,
@@ -132,12 +133,24 @@ def delete_pipeline(pipeline_id: str) -> Call[None]:
 
 def run_pipeline(pipeline_id: str, options: RunOptions | None = None, *, job_id: str | None = None) -> Call[str]:
     """Start a job of an uploaded pipeline; gives its id. The same ``job_id`` again gives the same job."""
-    chosen, job_id = options or RunOptions(), job_id or new_id()
+    job_id = job_id or new_id()
+    body = {**_run_body(options or RunOptions()), "jobId": job_id}
+    path = f"/jars/{_segment(pipeline_id)}/run"
+    started = Call("GET", _job(job_id), reader(str, "jid"))
+    return Call("POST", path, reader(str, "jobid"), body=body, lookup=started)
+
+
+def plan_pipeline(pipeline_id: str, options: RunOptions | None = None) -> Call[PlanPreview]:
+    """What a job of an uploaded pipeline would run, and how the snapshot that it is to start from fits."""
+    body = _run_body(options or RunOptions())
+    return Call("POST", f"/jars/{_segment(pipeline_id)}/plan", reader(PlanPreview), body=body)
+
+
+def _run_body(chosen: RunOptions) -> dict[str, Any]:
     body: dict[str, Any] = {
         "programArgsList": list(chosen.arguments),
         "flinkConfiguration": dict(chosen.configuration),
         "allowNonRestoredState": chosen.allow_non_restored_state,
-        "jobId": job_id,
     }
     if chosen.entry_point is not None:
         body["entryClass"] = chosen.entry_point
@@ -145,9 +158,7 @@ def run_pipeline(pipeline_id: str, options: RunOptions | None = None, *, job_id:
         body["parallelism"] = chosen.parallelism
     if chosen.savepoint_path is not None:
         body |= {"savepointPath": chosen.savepoint_path, "claimMode": chosen.claim_mode}
-    path = f"/jars/{_segment(pipeline_id)}/run"
-    started = Call("GET", _job(job_id), reader(str, "jid"))
-    return Call("POST", path, reader(str, "jobid"), body=body, lookup=started)
+    return body
 
 
 def list_jobs() -> Call[tuple[JobLine, ...]]:

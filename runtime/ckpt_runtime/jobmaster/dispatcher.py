@@ -68,6 +68,7 @@ from ckpt_runtime.jobmaster.request_checks import (
     with_recovery_options,
     with_restored_key_groups,
 )
+from ckpt_runtime.jobmaster.restore_preview import PlanPreview
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.snapshot_claims import JobClaims, claim_snapshot
 from ckpt_runtime.jobmaster.snapshot_references import References, SnapshotReferences
@@ -255,6 +256,12 @@ class Dispatcher:
 
     async def delete_pipeline(self, pipeline_id: str) -> None:
         self._programs.delete(pipeline_id)
+
+    async def plan_pipeline(self, request: RunRequest) -> PlanPreview:
+        self._check_leads()
+        request = with_recovery_options(request)
+        program = self._programs.get(request.pipeline_id)
+        return await self._planner.preview(program, request, await self._read_savepoint(request))
 
     async def run_pipeline(self, request: RunRequest) -> str:
         self._check_leads()

@@ -25,6 +25,7 @@ from ckpt_runtime.scheduler.replacement import ParallelismBounds
 if TYPE_CHECKING:
     from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
     from ckpt_runtime.graph.job_graph import JobGraph
+    from ckpt_runtime.jobmaster.restore_preview import PlanPreview
 
 NOT_YET = -1
 
@@ -409,6 +410,14 @@ class DispatcherGateway(Protocol):
 
     async def delete_pipeline(self, pipeline_id: str) -> None:
         """Raises :class:`PipelineNotFound`."""
+        ...
+
+    async def plan_pipeline(self, request: RunRequest) -> PlanPreview:
+        """Says what :meth:`run_pipeline` would run, and how the snapshot fits; starts nothing.
+
+        Raises :class:`PipelineNotFound`, :class:`InvalidRequest`, and :class:`SubmissionFailed` for a pipeline or a
+        snapshot that nothing can be said of.
+        """
         ...
 
     async def run_pipeline(self, request: RunRequest) -> str:

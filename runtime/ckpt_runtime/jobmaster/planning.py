@@ -11,15 +11,24 @@ from typing import TypeVar
 
 from ckpt_runtime.api.plan_process import PLAN_LIMITS, plan_in_process
 from ckpt_runtime.api.plan_result import PlanRequest
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobGraph
+from ckpt_runtime.graph.schema import DocumentError
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.gateway import InvalidRequest, NotReady, RunRequest, SubmissionFailed
 from ckpt_runtime.jobmaster.program_archive import DEFAULT_FUNCTION
 from ckpt_runtime.jobmaster.program_store import StoredProgram
+from ckpt_runtime.jobmaster.request_checks import (
+    given_configuration,
+    with_own_configuration,
+    with_restored_key_groups,
+)
+from ckpt_runtime.jobmaster.restore_preview import PlanPreview, RestorePreview, preview
 from ckpt_runtime.jobmaster.submission import options_of_jobs
-from ckpt_runtime.limited_process import ProcessLimits
+from ckpt_runtime.limited_process import LimitedProcessError, ProcessLimits
+from ckpt_runtime.snapshots.preflight import judge_states
 from ckpt_runtime.storage.errors import PoolExhaustedError, StorageTimeoutError
 from ckpt_runtime.user_environment import user_environment
 
@@ -61,6 +70,28 @@ class Planner:
             return result.job_graph, Configuration(result.own_configuration)
 
         return await self.in_directory(plan)
+
+    async def preview(
+        self, program: StoredProgram, request: RunRequest, snapshot: CompletedCheckpoint | None
+    ) -> PlanPreview:
+        """What a submission would run, and how the snapshot fits. Raises as a submission, but for what does not fit."""
+        given = given_configuration(request)
+        planned = with_restored_key_groups(given, snapshot)
+        graph, own = await self.plan(program, request, planned)
+        configuration = Configuration.merge(self.cluster, with_own_configuration(own, given))
+        if snapshot is None:
+            return PlanPreview(graph)
+        restored = snapshot
+
+        def compare(directory: str) -> RestorePreview:
+            order = self.order(directory, program, request, planned)
+            try:
+                states = judge_states(order, restored, self.limits, user_environment())
+            except (LimitedProcessError, DocumentError) as error:
+                raise SubmissionFailed(f"the pipeline's state cannot be compared with the snapshot: {error}") from error
+            return preview(restored, graph, configuration, request, states)
+
+        return PlanPreview(graph, await self.in_directory(compare))
 
     def order(
         self, directory: str, program: StoredProgram, request: RunRequest, configuration: Configuration

@@ -164,9 +164,9 @@ def check_not_written(place: Location, cluster: str) -> None:
 
 
 def files_of_checkpoints(directory: Location, below: int = sys.maxsize, but: Collection[str] = ()) -> set[str]:
-    """URLs of all shared files that complete checkpoints in a job's directory refer to; none for other directories."""
+    """URLs of files that complete checkpoints in a job's directory share, or that the savepoint in another holds."""
     if not is_job_id(directory.name):
-        return set()
+        return set() if directory.url in but else _files_of(directory)
     storage = CheckpointStorage(directory.parent, directory.name)
     found = (storage.checkpoint(number) for number in storage.list_checkpoints() if number < below)
     return set[str]().union(*(_files_of(checkpoint) for checkpoint in found if checkpoint.url not in but))

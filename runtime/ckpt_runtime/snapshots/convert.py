@@ -7,11 +7,8 @@ where its backend keeps it: the one in memory into memory.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 
 from ckpt_runtime.checkpoint.completed_checkpoint import ANY, CompletedCheckpoint
 from ckpt_runtime.checkpoint.executions import SubtaskKey
@@ -20,10 +17,8 @@ from ckpt_runtime.checkpoint.state_handles import KeyedHandle, OperatorSubtaskSt
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.snapshots.copying import discard
 from ckpt_runtime.snapshots.new_files import NewFiles
+from ckpt_runtime.snapshots.rewriting import rewrite
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
-from ckpt_runtime.snapshots.stored_files import StoredFiles
-from ckpt_runtime.state.backend import BackendParameters
-from ckpt_runtime.state.registry import create_backend
 from ckpt_runtime.storage.errors import AmbiguousWriteError, InvalidLocationError
 from ckpt_runtime.storage.filesystem import Location, make_directory
 from ckpt_runtime.storage.snapshot_metadata import write_metadata
@@ -125,14 +120,5 @@ class _Conversion:
     def _keyed(self, uid: str, operator: OperatorSubtaskState, max_parallelism: int) -> tuple[KeyedHandle, ...]:
         if not operator.keyed:
             return ()
-        with tempfile.TemporaryDirectory(prefix="ckpt-convert-") as scratch:
-            make_local_directory = partial(tempfile.mkdtemp, dir=scratch)
-            parameters = BackendParameters(uid, operator.keyed[0].key_groups, max_parallelism, make_local_directory)
-            backend = create_backend(self.backend, parameters)
-            with closing(backend), closing(StoredFiles(self.snapshot.directory.url)) as reader:
-                backend.restore(operator.keyed, reader, owned=False)
-                frozen = backend.snapshot(self.snapshot.metadata.id, self.properties)
-                try:
-                    return tuple(frozen.write(self.files))
-                finally:
-                    frozen.release()
+        owned = (uid, operator.keyed[0].key_groups, max_parallelism)
+        return tuple(rewrite(self.snapshot, self.backend, owned, operator.keyed, self.properties, self.files))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from tempfile import TemporaryDirectory, mkdtemp
+from dataclasses import dataclass, field
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -25,13 +25,13 @@ from ckpt_runtime.checkpoint.state_handles import (
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.snapshots.new_files import NewFiles
+from ckpt_runtime.snapshots.rewriting import rewrite
 from ckpt_runtime.snapshots.snapshot import Snapshot
 from ckpt_runtime.snapshots.stored_files import StoredFiles
-from ckpt_runtime.state.backend import BackendParameters
 from ckpt_runtime.state.canonical.reader import CanonicalState, canonical_states
 from ckpt_runtime.state.errors import CorruptStateError, schema_mismatch
 from ckpt_runtime.state.memory.pages import read_block
-from ckpt_runtime.state.registry import create_backend
+from ckpt_runtime.state.registry import described_states
 from ckpt_runtime.state.stored_rows import check_descriptor, schema_from_json
 from ckpt_runtime.storage.filesystem import resolve
 
@@ -47,14 +47,17 @@ class _Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """One named keyed state of an operator. ``schema`` is that of its stored rows, ``bytes`` what these take."""
+    """One named keyed state of an operator. ``schema`` is that of its stored rows.
+
+    ``bytes`` is what these take, None where states have no files of their own.
+    """
 
     uid: str
     vertex: VertexDescriptor
     name: str
     descriptor: dict[str, Any]
     schema: pa.Schema
-    bytes: int
+    bytes: int | None
     source: _Source
 
     @property
@@ -65,7 +68,7 @@ class StoredState:
     @property
     def key_groups(self) -> KeyGroupRange:
         """All that there can be."""
-        return _all_of(self.vertex)
+        return KeyGroupRange(0, self.vertex.max_parallelism - 1)
 
     def rows(self, key_groups: KeyGroupRange) -> _Rows:
         """The rows in the given key groups: batches with their key group, in its order.
@@ -75,19 +78,17 @@ class StoredState:
         return self.source.rows(key_groups.intersection(self.key_groups))
 
 
-def keyed_states(
-    snapshot: Snapshot, uid: str | None = None, key_groups: KeyGroupRange | None = None
-) -> list[StoredState]:
+def keyed_states(snapshot: Snapshot, uid: str | None = None) -> list[StoredState]:
     """All states, or those of one operator, in the order of vertices, operators and names.
 
-    ``key_groups`` says that no others will be asked for, which counts where a backend has to restore them. Raises
-    CorruptStateError, StateSchemaError when parts of a state differ, and UnsupportedBackendError.
+    Reads no file. Raises CorruptStateError, StateSchemaError when parts of a state differ, and
+    UnsupportedBackendError.
     """
     found = []
     for vertex in snapshot.metadata.vertices:
         for operator in vertex.operator_uids:
             if uid in (None, operator):
-                states = _states_of(snapshot, vertex, operator, key_groups or _all_of(vertex))
+                states = _states_of(snapshot, vertex, operator)
                 names = [state.name for state in states]
                 if len(set(names)) < len(names):
                     raise CorruptStateError(f"operator {operator!r} has a state in two forms: {sorted(names)}")
@@ -95,11 +96,7 @@ def keyed_states(
     return found
 
 
-def _all_of(vertex: VertexDescriptor) -> KeyGroupRange:
-    return KeyGroupRange(0, vertex.max_parallelism - 1)
-
-
-def _states_of(snapshot: Snapshot, vertex: VertexDescriptor, uid: str, key_groups: KeyGroupRange) -> list[StoredState]:
+def _states_of(snapshot: Snapshot, vertex: VertexDescriptor, uid: str) -> list[StoredState]:
     """By the form of their handles; an operator has one, unless a backend passes on what it was restored from."""
     handles = [handle for state in snapshot.states(uid) for handle in state.keyed]
     url = snapshot.directory.url
@@ -109,7 +106,7 @@ def _states_of(snapshot: Snapshot, vertex: VertexDescriptor, uid: str, key_group
     states += _canonical_states(url, vertex, uid, canonical)
     for backend in sorted({handle.backend for handle in native}):
         own = [handle for handle in native if handle.backend == backend]
-        states += _exported_states(url, vertex, uid, own, key_groups)
+        states += _exported_states(snapshot, vertex, uid, own)
     return states
 
 
@@ -161,12 +158,9 @@ def _paged_states(
 
 @dataclass(frozen=True, slots=True)
 class _Canonical:
-    """``local``: the files lie in a directory of this process, which goes with the last reference to it."""
-
     directory: str
     state: CanonicalState
     max_parallelism: int
-    local: TemporaryDirectory[str] | None = None
 
     def rows(self, key_groups: KeyGroupRange) -> _Rows:
         with closing(StoredFiles(self.directory)) as files:
@@ -174,15 +168,11 @@ class _Canonical:
 
 
 def _canonical_states(
-    directory: str,
-    vertex: VertexDescriptor,
-    uid: str,
-    handles: Sequence[CanonicalKeyedStateHandle],
-    local: TemporaryDirectory[str] | None = None,
+    directory: str, vertex: VertexDescriptor, uid: str, handles: Sequence[CanonicalKeyedStateHandle]
 ) -> list[StoredState]:
     states = []
     for state in canonical_states(uid, handles):
-        source = _Canonical(directory, state, vertex.max_parallelism, local)
+        source = _Canonical(directory, state, vertex.max_parallelism)
         size = sum(part.file.length for part in state.parts)
         states.append(StoredState(uid, vertex, state.name, state.descriptor, state.schema, size, source))
     return states
@@ -191,23 +181,62 @@ def _canonical_states(
 # --- other backends
 
 
+@dataclass(slots=True)
+class _Export:
+    """What one operator keeps in files that only their backend reads.
+
+    It is written in canonical form, for the key groups that are asked for, into a directory of this process. The latest
+    stays until others are asked for, since the states of an operator are read one after the other.
+    """
+
+    snapshot: Snapshot
+    vertex: VertexDescriptor
+    uid: str
+    handles: Sequence[IncrementalKeyedStateHandle]
+    _latest: KeyGroupRange | None = None
+    _states: dict[str, StoredState] = field(default_factory=dict)
+    _local: TemporaryDirectory[str] | None = None
+
+    def rows(self, name: str, key_groups: KeyGroupRange) -> _Rows:
+        if key_groups != self._latest:
+            self._write(key_groups)
+        state, _in_use = self._states.get(name), self._local
+        if state is not None:
+            yield from state.rows(key_groups)
+
+    def _write(self, key_groups: KeyGroupRange) -> None:
+        self._latest = None
+        self._local = TemporaryDirectory(prefix="ckpt-state-")
+        directory = resolve(self._local.name)
+        met = [handle for handle in self.handles if len(handle.key_groups.intersection(key_groups))]
+        operator = (self.uid, key_groups, self.vertex.max_parallelism)
+        written = rewrite(self.snapshot, self.handles[0].backend, operator, met, _CANONICAL, NewFiles(directory))
+        handles = [handle for handle in written if isinstance(handle, CanonicalKeyedStateHandle)]
+        self._states = {state.name: state for state in _canonical_states(directory.url, self.vertex, self.uid, handles)}
+        self._latest = key_groups
+
+
+@dataclass(frozen=True, slots=True)
+class _Exported:
+    export: _Export
+    name: str
+
+    def rows(self, key_groups: KeyGroupRange) -> _Rows:
+        return self.export.rows(self.name, key_groups)
+
+
 def _exported_states(
-    directory: str,
-    vertex: VertexDescriptor,
-    uid: str,
-    handles: Sequence[IncrementalKeyedStateHandle],
-    key_groups: KeyGroupRange,
+    snapshot: Snapshot, vertex: VertexDescriptor, uid: str, handles: Sequence[IncrementalKeyedStateHandle]
 ) -> list[StoredState]:
-    """Restores these key groups into the backend, which writes them in canonical form into a local directory."""
-    local = TemporaryDirectory(prefix="ckpt-state-")
-    parameters = BackendParameters(uid, key_groups, vertex.max_parallelism, lambda: mkdtemp(dir=local.name))
-    met = [handle for handle in handles if len(handle.key_groups.intersection(key_groups))]
-    with closing(create_backend(handles[0].backend, parameters)) as restored, closing(StoredFiles(directory)) as files:
-        restored.restore(met, files, owned=False)
-        frozen = restored.snapshot(1, _CANONICAL)
-        try:
-            written = frozen.write(NewFiles(resolve(local.name)))
-        finally:
-            frozen.release()
-    canonical = [handle for handle in written if isinstance(handle, CanonicalKeyedStateHandle)]
-    return _canonical_states(resolve(local.name).url, vertex, uid, canonical, local)
+    """As their handles describe them; nothing is read yet."""
+    export = _Export(snapshot, vertex, uid, handles)
+    found: dict[str, StoredState] = {}
+    for handle in handles:
+        for name, descriptor in described_states(handle.backend, uid, handle.description).items():
+            schema = schema_from_json(descriptor.get("schema"))
+            state = found.setdefault(
+                name, StoredState(uid, vertex, name, descriptor, schema, None, _Exported(export, name))
+            )
+            if state.descriptor != descriptor:
+                raise schema_mismatch(uid, name, "parts of the snapshot differ", state.schema, schema)
+    return list(found.values())

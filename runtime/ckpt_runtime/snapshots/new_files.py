@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import Location
-from ckpt_runtime.storage.state_file_writer import StateFileWriter
+from ckpt_runtime.storage.state_file_writer import DEFAULT_MEMORY_THRESHOLD, StateFileWriter
 
 _ALWAYS_A_FILE = -1
 
@@ -15,17 +15,16 @@ _ALWAYS_A_FILE = -1
 class NewFiles:
     """The :class:`~ckpt_runtime.state.snapshots.SnapshotFiles` of a snapshot in ``directory``, which shares nothing.
 
-    The names of all files begin with ``prefix``, by which those that nothing refers to are found. ``finished`` are
-    those that were.
+    The names of all files begin with ``prefix``; ``finished`` are those that became files.
     """
 
     def __init__(self, directory: Location, prefix: str = "") -> None:
+        self.finished: list[StateFile] = []
         self._directory = directory
         self._prefix = prefix
-        self.finished: list[StateFile] = []
 
     def private(self, suffix: str = "") -> StateFileWriter:
-        return _NewFile(self.finished, self._directory, self._prefix, suffix)
+        return _NewFile(self, self._directory, self._prefix, suffix)
 
     def shared(self) -> StateFileWriter:
         return self.private()
@@ -40,11 +39,13 @@ class NewFiles:
 
 
 class _NewFile(StateFileWriter):
-    def __init__(self, finished: list[StateFile], directory: Location, prefix: str, suffix: str) -> None:
-        super().__init__(directory, _ALWAYS_A_FILE, prefix, suffix)
-        self._finished = finished
+    def __init__(self, files: NewFiles, directory: Location, prefix: str, suffix: str) -> None:
+        threshold = _ALWAYS_A_FILE if suffix else DEFAULT_MEMORY_THRESHOLD
+        super().__init__(directory, threshold, name_prefix=prefix, name_suffix=suffix)
+        self._files = files
 
     def finish(self) -> StateFile:
         file = super().finish()
-        self._finished.append(file)
+        if file.inline is None:
+            self._files.finished.append(file)
         return file

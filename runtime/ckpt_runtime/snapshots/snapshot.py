@@ -77,9 +77,10 @@ class Snapshot:
         for (vertex, subtask), state in sorted(self.metadata.states.items()):
             where = f"subtask {subtask} of vertex {vertex!r}"
             checks = [
-                (f"{where}, operator {uid!r}", partial(self._verify_keyed, handle))
+                (f"{where}, operator {uid!r}", partial(self._verify_keyed, handle, file))
                 for uid, operator in state.operators.items()
                 for handle in operator.keyed
+                for file in handle.state_files()
             ]
             checks += [
                 (f"{where}, in-flight data", partial(self._verify_stream, stream))
@@ -97,13 +98,12 @@ class Snapshot:
         files = (file.path for state in self.metadata.states.values() for file in state.files())
         return SnapshotDisposal.of(self.directory, sorted({path for path in files if path and is_relative(path)}))
 
-    def _verify_keyed(self, handle: KeyedHandle) -> None:
+    def _verify_keyed(self, handle: KeyedHandle, file: StateFile) -> None:
         sections = handle.sections if isinstance(handle, KeyedStateHandle) else ()
-        for file in handle.state_files():
-            with closing(self.open(file)) as reader:
-                reader.verify()
-                for _, offset, length in (entry for section in sections for entry in section.key_group_offsets):
-                    reader.check_range(offset, length)
+        with closing(self.open(file)) as reader:
+            reader.verify()
+            for _, offset, length in (entry for section in sections for entry in section.key_group_offsets):
+                reader.check_range(offset, length)
 
     def _verify_stream(self, stream: ChannelStateStream) -> None:
         with closing(self.open_stream(stream)) as reader:

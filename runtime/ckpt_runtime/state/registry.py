@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
 from ckpt_runtime.state.errors import UnsupportedBackendError
@@ -48,6 +48,19 @@ def create_backend(name: str, parameters: BackendParameters) -> KeyedStateBacken
         known = " or ".join(map(repr, sorted(_FACTORIES)))
         raise UnsupportedBackendError(f"state.backend.type: {name!r} is not available, use {known}")
     return factory(parameters)
+
+
+def described_states(name: str, uid: str, description: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The descriptors of an operator's states by name, out of the description in a handle of this backend.
+
+    Raises CorruptStateError, and :class:`UnsupportedBackendError` for a backend whose descriptions are not known.
+    """
+    if name != "rocksdb":
+        raise UnsupportedBackendError(f"operator {uid!r}: what the state backend {name!r} wrote only its jobs can read")
+    from ckpt_runtime.state.rocksdb.catalog import Catalog
+
+    catalog = Catalog.from_json(uid, description)
+    return {state: catalog[state].descriptor for state in catalog}
 
 
 def warm_up() -> None:

@@ -27,6 +27,7 @@ from ckpt_runtime.rest.errors import BadRequest
 from ckpt_runtime.rest.json_body import whole_request
 from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import Gateway, PipelineId
+from ckpt_runtime.rest.shapes import plans as shapes
 from ckpt_runtime.rest.uploads import PART_NAME, receive_pipeline
 
 router = APIRouter(prefix="/jars", tags=["pipelines"])
@@ -123,6 +124,19 @@ async def _no_parameters(request: Request) -> None:
     if request.query_params:
         names = ", ".join(sorted(request.query_params)[:10])
         raise BadRequest(f"Query parameters are not accepted here ({names[:200]}); give them in the body.")
+
+
+@router.post(
+    "/{jarid}/plan",
+    responses=errors(400, 404, 408, 409, 413),
+    openapi_extra=_RUN_BODY,
+    dependencies=[Depends(_no_parameters)],
+)
+async def plan(
+    pipeline_id: PipelineId, gateway: Gateway, body: Annotated[JarRunRequestBody, body_of(JarRunRequestBody)]
+) -> dict[str, Any]:
+    """Plan a job of a pipeline, and see how a snapshot fits it; nothing is started."""
+    return shapes.plan_preview(await gateway.plan_pipeline(RunRequest(pipeline_id=pipeline_id, **dict(body))))
 
 
 @router.post(

@@ -23,7 +23,7 @@ from ckpt_runtime.state.memory.aggregate_table import AggregateTable
 from ckpt_runtime.state.memory.keyed_state import KeyedState, StoredRow
 from ckpt_runtime.state.memory.keyed_states import ListStateTable, MapStateTable, ValueStateTable
 from ckpt_runtime.state.memory.pages import SectionWriter
-from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers, check_ends, stored_schema
+from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers, check_ends, check_same_keys, stored_schema
 from ckpt_runtime.state.memory.timers import TimerQueue
 from ckpt_runtime.state.memory.unclaimed import UnclaimedState, unclaimed_states
 from ckpt_runtime.state.schema_evolution import check_evolution, evolve
@@ -130,9 +130,7 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
         return self._keyed(TimerQueue, name, key_schema)
 
     def row_buffers(self, specs: Sequence[RowBufferSpec]) -> RowBuffers:
-        key_types = {tuple(spec.key_schema.types) for spec in specs}
-        if len(key_types) != 1:
-            raise StateSchemaError(f"operator {self.uid!r}: keys differ in type: {sorted(map(str, key_types))}")
+        check_same_keys(self.uid, specs)
         buffers = RowBuffers(specs)
         for spec, side in zip(specs, buffers.sides, strict=True):
             known = self._states.get(spec.name)

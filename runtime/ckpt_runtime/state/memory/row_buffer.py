@@ -8,7 +8,7 @@ more than what lives. One thread owns the buffers; frozen ones may go to another
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import pyarrow as pa
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import stored_rows
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, int64_column
-from ckpt_runtime.state.errors import CorruptStateError, StateError, schema_mismatch
+from ckpt_runtime.state.errors import CorruptStateError, StateError, StateSchemaError, schema_mismatch
 from ckpt_runtime.state.kernels import row_buffer_kernels as kernels
 from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.memory.key_index import KeyIndex, capacity_for, grown, key_index
@@ -49,6 +49,18 @@ def _stored_columns(spec: RowBufferSpec) -> list[str]:
 def _ends(spec: RowBufferSpec) -> dict[str, Any]:
     """What the descriptor says about the ends of rows."""
     return {"event_time": spec.event_time, "keeps_matched": spec.keeps_matched}
+
+
+def descriptor_of(spec: RowBufferSpec) -> dict[str, Any]:
+    """The descriptor of one side."""
+    return stored_rows.descriptor_of("rows", spec.key_schema, stored_schema(spec), rows=_ends(spec))
+
+
+def to_stored(spec: RowBufferSpec, batch: pa.RecordBatch, matched: AnyArray) -> pa.RecordBatch:
+    """Rows, and whether they have matched (0 or 1), in the stored form."""
+    arrays = [batch.column(name) for name in _stored_columns(spec)]
+    arrays.append(arrow_from_numpy(pa.uint8(), matched).cast(pa.bool_()))
+    return pa.RecordBatch.from_arrays(arrays, schema=stored_schema(spec))
 
 
 class RowBuffer:
@@ -190,14 +202,8 @@ class FrozenRows:
     def write(self, writer: StateWriter, owned: KeyGroupRange, max_parallelism: int) -> None:
         """The asynchronous part: leaves forgotten rows out, sorts by key group, writes."""
         spec = self._spec
-        schema = stored_schema(spec)
-        descriptor = stored_rows.descriptor_of("rows", spec.key_schema, schema, rows=_ends(spec))
-        batches = []
-        for batch, matched in _living(self._segments, self._flags):
-            arrays = [batch.column(name) for name in _stored_columns(spec)]
-            arrays.append(arrow_from_numpy(pa.uint8(), matched).cast(pa.bool_()))
-            batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
-        write_batches(writer, spec.name, descriptor, schema, batches, owned, max_parallelism)
+        batches = [to_stored(spec, batch, matched) for batch, matched in _living(self._segments, self._flags)]
+        write_batches(writer, spec.name, descriptor_of(spec), stored_schema(spec), batches, owned, max_parallelism)
 
     def release(self) -> None:
         """Gives the columns up."""
@@ -207,8 +213,10 @@ class FrozenRows:
 class RowBuffers:
     """All sides with the index that they share. ``index`` columns are the first side's key columns."""
 
-    def __init__(self, specs: Sequence[RowBufferSpec]) -> None:
-        self.sides = [RowBuffer(spec) for spec in specs]
+    def __init__(
+        self, specs: Sequence[RowBufferSpec], make: Callable[[RowBufferSpec], RowBuffer] | None = None
+    ) -> None:
+        self.sides = [(make or RowBuffer)(spec) for spec in specs]
         self._key_schema = specs[0].key_schema
         self._index = key_index(self._key_schema)
 
@@ -243,6 +251,13 @@ class RowBuffers:
             side.refill(side.living(), self._index)
         for side in self.sides:
             side.make_slots(self._index.size)
+
+
+def check_same_keys(uid: str, specs: Sequence[RowBufferSpec]) -> None:
+    """Raises StateSchemaError unless the keys of all sides have equal types."""
+    key_types = {tuple(spec.key_schema.types) for spec in specs}
+    if len(key_types) != 1:
+        raise StateSchemaError(f"operator {uid!r}: keys differ in type: {sorted(map(str, key_types))}")
 
 
 def check_ends(uid: str, spec: RowBufferSpec, descriptor: dict[str, Any]) -> None:

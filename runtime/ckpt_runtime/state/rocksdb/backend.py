@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -29,10 +29,18 @@ from ckpt_runtime.state.canonical.reader import canonical_states
 from ckpt_runtime.state.errors import StateSchemaError, UnsupportedBackendError, schema_mismatch
 from ckpt_runtime.state.hashing import check_key_types
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable
+from ckpt_runtime.state.memory.row_buffer import (
+    RowBuffers,
+    check_ends,
+    check_same_keys,
+    descriptor_of,
+    stored_schema,
+)
 from ckpt_runtime.state.rocksdb.catalog import Catalog
 from ckpt_runtime.state.rocksdb.codec import KeyCodec
 from ckpt_runtime.state.rocksdb.columnar_aggregates import CachedAggregates
 from ckpt_runtime.state.rocksdb.columnar_codec import ColumnarCodec
+from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec, RowsState, StoredRowBuffer, restore_rows
 from ckpt_runtime.state.rocksdb.database import Database
 from ckpt_runtime.state.rocksdb.keyed_states import StoredLists, StoredMaps, StoredState, StoredTimers, StoredValues
 from ckpt_runtime.state.rocksdb.restore import restored_database
@@ -42,7 +50,7 @@ from ckpt_runtime.state.rocksdb.stored_form import stored_form
 from ckpt_runtime.state.schema_evolution import check_evolution
 from ckpt_runtime.state.shared_files import SharedFiles
 from ckpt_runtime.state.snapshots import KeyedSnapshot, SnapshotReader
-from ckpt_runtime.state.states import AggregateColumn, Key, KeyedRows, RowBufferSpec, TimeToLive
+from ckpt_runtime.state.states import AggregateColumn, Key, RowBufferSpec, TimeToLive
 from ckpt_runtime.state.stored_rows import schema_from_json
 
 S = TypeVar("S", bound=StoredState)
@@ -73,7 +81,7 @@ class RocksDBKeyedStateBackend(KeyedStateBackend):
         self._root = Path(parameters.make_directory())
         self._shared = SharedFiles()
         self._catalog = Catalog(self.uid)
-        self._states: dict[str, StoredState | CachedAggregates] = {}
+        self._states: dict[str, StoredState | CachedAggregates | RowsState] = {}
         self._opened: Database | None = None
 
     @property
@@ -125,14 +133,27 @@ class RocksDBKeyedStateBackend(KeyedStateBackend):
         self._states[name] = state
         return state
 
-    def row_buffers(self, specs: Sequence[RowBufferSpec]) -> KeyedRows:
-        self._refuse(specs[0].name, "rows of joins and of gathered rows")
+    def row_buffers(self, specs: Sequence[RowBufferSpec]) -> RowBuffers:
+        check_same_keys(self.uid, specs)
+        for spec in specs:
+            if (known := self._states.get(spec.name)) is not None:
+                raise schema_mismatch(self.uid, spec.name, "it is in use", known.stored_schema(), stored_schema(spec))
+        buffers = RowBuffers(specs, self._row_buffer)
+        for side in buffers.sides:
+            assert isinstance(side, StoredRowBuffer)
+            restore_rows(buffers, side, self._database, self.key_groups)
+            self._states[side.spec.name] = RowsState(side)
+        return buffers
 
-    def _refuse(self, name: str, what: str) -> NoReturn:
-        raise UnsupportedBackendError(
-            f"state {name!r} of operator {self.uid!r}: the state backend {NAME!r} holds no {what} in this version, "
-            "state.backend.type=hashmap does"
-        )
+    def _row_buffer(self, spec: RowBufferSpec) -> StoredRowBuffer:
+        if spec.name in self._catalog and self._catalog[spec.name].kind == "rows":
+            for descriptor in self._catalog[spec.name].descriptors:
+                check_ends(self.uid, spec, descriptor)
+                stored = schema_from_json(descriptor.get("schema"))
+                check_evolution(self.uid, spec.name, stored, stored_schema(spec))
+        entry = self._catalog.add(spec.name, descriptor_of(spec))
+        codec = ChunkCodec(spec.name, entry.id, entry.schemas(), entry.current)
+        return StoredRowBuffer(spec, codec, self.max_parallelism)
 
     def value_state(
         self, name: str, key_schema: pa.Schema, value_schema: pa.Schema, ttl: TimeToLive | None = None

@@ -95,10 +95,10 @@ class RowsCodec:
     """The rows behind the keys of one state: ``schemas`` by their ids, all without the key's columns.
 
     They are written, and handed out, with the schema ``current``; ``check_evolution`` has to have passed the others.
-    Rows that get a time to live when they are read begin it then: ``fresh_stamp`` says when they end.
+    Rows that have no end yet, but a time to live now, get ``fresh_stamp`` as their end.
     """
 
-    def __init__(self, schemas: Mapping[int, pa.Schema], current: int, fresh_stamp: Callable[[], int]) -> None:
+    def __init__(self, schemas: Mapping[int, pa.Schema], current: int, fresh_stamp: Callable[[], int | None]) -> None:
         self._header = current.to_bytes(ID_BYTES, "big")
         self._decoders = {
             schema_id.to_bytes(ID_BYTES, "big"): _decoder(schema, schemas[current], fresh_stamp)
@@ -108,6 +108,10 @@ class RowsCodec:
     def encode(self, rows: Iterable[Row]) -> bytes:
         """The rows of one entry."""
         return self._header + _encode(rows)
+
+    def is_current(self, encoded: bytes) -> bool:
+        """Whether it was written with the present schema."""
+        return encoded.startswith(self._header)
 
     def decode(self, encoded: bytes) -> list[Row]:
         """The inverse. Raises CorruptStateError."""
@@ -120,34 +124,32 @@ class RowsCodec:
             raise CorruptStateError(f"an entry cannot be read: {error}") from error
 
 
-def _decoder(stored: pa.Schema, wanted: pa.Schema, fresh_stamp: Callable[[], int]) -> Callable[[memoryview], list[Row]]:
+def _decoder(
+    stored: pa.Schema, wanted: pa.Schema, fresh_stamp: Callable[[], int | None]
+) -> Callable[[memoryview], list[Row]]:
     decoder = msgspec.msgpack.Decoder(list[_row_type(stored)])  # type: ignore[misc]
-    convert = _row_converter(stored)
-    evolve = _evolution(stored, wanted, fresh_stamp)
+    steps = [_row_converter(stored), _evolution(stored, wanted)]
+    if EXPIRES_AT in wanted.names:
+        steps.append(lambda row: row if row[-1] is not None else (*row[:-1], fresh_stamp()))
+    changes = [step for step in steps if step is not None]
+    if not changes:
+        return decoder.decode
 
     def decode(encoded: memoryview) -> list[Row]:
         rows: list[Row] = decoder.decode(encoded)
-        if convert is not None:
-            rows = [convert(row) for row in rows]
-        return rows if evolve is None else [evolve(row) for row in rows]
+        for change in changes:
+            rows = [change(row) for row in rows]
+        return rows
 
-    return decoder.decode if convert is None and evolve is None else decode
+    return decode
 
 
-def _evolution(stored: pa.Schema, wanted: pa.Schema, fresh_stamp: Callable[[], int]) -> Converter:
+def _evolution(stored: pa.Schema, wanted: pa.Schema) -> Converter:
     """A row of one schema as one of the other; None where nothing moves. All widenings are none in Python."""
     if stored.names == wanted.names:
         return None
     places = [stored.get_field_index(name) for name in wanted.names]
-    added_stamp = EXPIRES_AT in wanted.names and EXPIRES_AT not in stored.names
-
-    def evolve(row: Row) -> Row:
-        evolved = [None if place < 0 else row[place] for place in places]
-        if added_stamp:
-            evolved[-1] = fresh_stamp()
-        return tuple(evolved)
-
-    return evolve
+    return lambda row: tuple([None if place < 0 else row[place] for place in places])
 
 
 _SCALARS: tuple[tuple[Callable[[pa.DataType], bool], type], ...] = (

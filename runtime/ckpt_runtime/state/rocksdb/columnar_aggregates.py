@@ -1,7 +1,7 @@
 """Aggregates whose rows lie in the database, behind a write-back cache that is updated as the table in memory is.
 
 The cache is two tables. The younger one takes all updates; keys that it does not have come out of the older one, or all
-together by one call out of the database. When it holds half of what the cache may, it becomes the older one, and what
+together by one call out of the database. When it holds as many as shall be at hand, it becomes the older one, and what
 nobody has asked for since then is forgotten: changed rows have gone to the database by then, some with each batch, so
 that no batch waits for all of them. The subtask's thread owns it.
 """
@@ -79,7 +79,7 @@ class FrozenAggregates:
 
 
 class CachedAggregates:
-    """The state ``entry`` of a database; ``capacity`` is how many keys stay at hand, roughly."""
+    """The state ``entry`` of a database; The ``capacity`` keys used last stay at hand, and up to as many more."""
 
     def __init__(
         self, table: AggregateTable, entry: StateEntry, codec: ColumnarCodec, database: Database, capacity: int
@@ -88,7 +88,7 @@ class CachedAggregates:
         self._current = entry.descriptor
         self._codec = codec
         self._database = database
-        self._half = max(1, capacity // 2)
+        self._capacity = capacity
         self._young = _Generation(table)
         self._old: _Generation | None = None
         self._old_keys = 0
@@ -124,7 +124,7 @@ class CachedAggregates:
         result = young.table.add(slots, batch)
         if new:
             self._write_old(_WRITES_PER_NEW_KEY * new)
-        if len(young) >= self._half:
+        if len(young) >= self._capacity:
             self._age()
         return result
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckpt_runtime.state.rocksdb.codec import KeyCodec, RowsCodec, state_prefix
 from ckpt_runtime.state.rocksdb.database import Database
@@ -18,6 +18,15 @@ from ckpt_runtime.state.rocksdb.store import BATCH
 from ckpt_runtime.state.states import Key
 
 _UNKNOWN: Any = object()
+
+
+class StoredEntry(NamedTuple):
+    """One entry of the database, and whether it has the present schema."""
+
+    encoded_key: bytes
+    key: Key
+    entry: Any
+    is_current: bool
 
 
 class EntryTable:
@@ -62,10 +71,11 @@ class EntryTable:
         """What it has to forget."""
         return self._keys.encode(self._id, [key for key, entry in changed.items() if entry is None], to_write=True)
 
-    def scan(self, key_group: int, start: bytes = b"") -> Iterator[tuple[bytes, Key, Any]]:
-        """The entries of a key group from the encoded key ``start`` on: encoded keys, keys, entries."""
-        for key, value in self.database.scan(state_prefix(key_group, self._id), start):
-            yield key, self._keys.decode(key), self._from_rows(self._rows.decode(value))
+    def scan(self, key_group: int, start: bytes = b"") -> Iterator[StoredEntry]:
+        """The entries of a key group from the encoded key ``start`` on."""
+        for encoded, value in self.database.scan(state_prefix(key_group, self._id), start):
+            entry = self._from_rows(self._rows.decode(value))
+            yield StoredEntry(encoded, self._keys.decode(encoded), entry, self._rows.is_current(value))
 
 
 class FrozenEntries:

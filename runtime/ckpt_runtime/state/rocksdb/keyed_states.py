@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from copy import copy
 from itertools import islice
 from typing import Any
 
@@ -69,8 +70,8 @@ class StoredState(KeyedState):
     def stored_entries(self) -> Iterator[tuple[Key, Any]]:
         """What the database holds, group by group."""
         for group in range(self._groups.first, self._groups.last + 1):
-            for _, key, entry in self._entries.table.scan(group):
-                yield key, entry
+            for found in self._entries.table.scan(group):
+                yield found.key, found.entry
 
     def watch(self, key: Key, expires_at: int) -> None:
         """Nothing is kept per key: the database is gone through instead."""
@@ -88,13 +89,15 @@ class StoredState(KeyedState):
     def _remove_expired(self, now: int) -> None:
         """One step. No iterator is kept: it would keep files that are no more."""
         step = list(islice(self._entries.table.scan(self._sweep_group, self._sweep_key), SWEEP_STEP))
-        for _, key, entry in step:
-            if any(row[-1] <= now for row in self.to_rows(entry)):
-                self.expire(key, now)
+        for found in step:
+            if any(row[-1] <= now for row in self.to_rows(found.entry)):
+                self.expire(found.key, now)
+            elif not found.is_current:  # its end was made up when it was read
+                self._entries.writable(found.key, copy)
         if len(step) < SWEEP_STEP:
             self._sweep_group, self._sweep_key = self._sweep_group + 1, b""
         else:
-            self._sweep_key = step[-1][0] + b"\0"
+            self._sweep_key = step[-1].encoded_key + b"\0"
 
 
 class StoredValues(StoredState, ValueStateTable):

@@ -15,11 +15,12 @@ import pyarrow as pa
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import values
-from ckpt_runtime.state.errors import StateSchemaError, UnsupportedBackendError
+from ckpt_runtime.state.errors import StateSchemaError
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable
 from ckpt_runtime.state.rocksdb.catalog import StateEntry
 from ckpt_runtime.state.rocksdb.codec import KeyCodec, Row, RowsCodec, without_key
 from ckpt_runtime.state.rocksdb.columnar_codec import ColumnarCodec
+from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec, ChunksForm
 from ckpt_runtime.state.rocksdb.store import BATCH
 from ckpt_runtime.state.states import Key
 from ckpt_runtime.state.stored_rows import schema_from_json
@@ -43,7 +44,8 @@ def stored_form(
 ) -> StoredForm:
     """``new_table`` makes the table of an aggregate that somebody has asked for."""
     if entry.kind == "rows":
-        raise UnsupportedBackendError(f"state {name!r}: the state backend 'rocksdb' holds no rows of joins")
+        chunks = ChunkCodec(name, entry.id, entry.schemas(), entry.current)
+        return ChunksForm(name, chunks, owned, max_parallelism)
     if entry.kind == "aggregate":
         codec = ColumnarCodec(name, entry.id, entry.schemas(), entry.current, owned, max_parallelism)
         return _AggregateForm(name, entry, codec, new_table)

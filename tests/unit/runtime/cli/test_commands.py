@@ -309,3 +309,32 @@ def test_no_command_is_a_usage_error(ckpt: Ckpt, capsys: pytest.CaptureFixture[s
     assert ckpt("nosuch") == 2
     assert ckpt("--help") == 0
     assert "patch-checkpoint-config" in capsys.readouterr().out
+
+
+def test_plan_shows_how_a_snapshot_fits_and_leaves_nothing_behind(
+    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str], pipeline: str
+) -> None:
+    before = set(gateway.jobs)
+    assert ckpt("plan", "-s", "/data/s", "-n", "-p", "3", "-D", "a=1", "-c", "wordcount:main", pipeline, "--x") == 0
+    captured = capsys.readouterr()
+    assert "count     matched   1 -> 2       128\n" in captured.out
+    assert "old       dropped   1 -> -       128 -> -\n" in captured.out
+    assert "aggregates  matched  key.word: string, count: int64\n" in captured.out
+    assert "/data/s fits" in captured.err
+    (request,) = gateway.planned
+    assert (request.arguments, request.parallelism, request.savepoint_path) == (("--x",), 3, "/data/s")
+    assert not gateway.pipelines
+    assert set(gateway.jobs) == before
+
+
+def test_plan_ends_with_1_when_the_snapshot_would_be_refused(
+    ckpt: Ckpt, capsys: pytest.CaptureFixture[str], pipeline: str
+) -> None:
+    assert ckpt("plan", "-s", "/data/refused", pipeline) == 1
+    assert "refused: state 'aggregates' of operator 'count': no" in capsys.readouterr().err
+    assert ckpt("--json", "plan", "-s", "/data/refused", pipeline) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["restore"]["fits"]
+    assert [state["verdict"] for state in found["restore"]["states"]] == ["refused", "dropped"]
+    assert ckpt("plan", pipeline) == 0
+    assert "sink: Writer  2" in capsys.readouterr().out

@@ -29,6 +29,7 @@ from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slots import SlotTimes
+from ckpt_runtime.jobmaster.snapshot_claims import JobClaims
 from ckpt_runtime.jobmaster.stored_submissions import store_job
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.network.agent_messages import (
@@ -297,6 +298,7 @@ class World:
         graph: JobGraph = GRAPH,
         record: JobRecord | None = None,
         claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM,
+        claims: JobClaims | None = None,
         **options: str,
     ) -> JobSubmission:
         """Options as keywords: double underscores stand for dots, single ones for dashes."""
@@ -313,6 +315,7 @@ class World:
             default_checkpoint_directory=str(self.directory / "checkpoints"),
             savepoint=savepoint,
             claim_mode=claim_mode,
+            claims=claims,
             record=JobRecord() if record is None else record,
         )
 

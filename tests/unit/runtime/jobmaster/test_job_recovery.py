@@ -38,10 +38,12 @@ from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, OverridesChange
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs
 from ckpt_runtime.jobmaster.operations import OperationFailed
+from ckpt_runtime.jobmaster.snapshot_claims import claim_snapshot
 from ckpt_runtime.network.control_messages import Cancel, NotifyCheckpointComplete, TriggerCheckpoint
 from ckpt_runtime.rest.shapes import checkpoints as shapes
 from ckpt_runtime.scheduler.replacement import ParallelismBounds, ReplacementRefusedError
 from ckpt_runtime.storage import disposal, job_store, snapshot_metadata, versioned_document
+from ckpt_runtime.storage.claims import Claimant
 from ckpt_runtime.storage.documents import encode_document
 from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
 from ckpt_runtime.storage.filesystem import Location
@@ -242,7 +244,9 @@ def test_a_claimed_snapshot_whose_deletion_a_crash_interrupted_is_deleted_by_the
         (claimed / "notes.txt").write_text("somebody else's")
         store = driver(tmp_path)
         snapshot = job_recovery.read_snapshot(done.location)
-        job = world.submit_durably(store, savepoint=snapshot, claim_mode=RecoveryClaimMode.CLAIM)
+        claims = claim_snapshot(snapshot, Claimant(JOB, store.root.url, (tmp_path / "checkpoints" / JOB).as_uri()))
+        assert "claim" in files_in(claimed)
+        job = world.submit_durably(store, savepoint=snapshot, claim_mode=RecoveryClaimMode.CLAIM, claims=claims)
         await world.running(job)
         with monkeypatch.context() as patch:
             if crash_at == "first file":
@@ -259,7 +263,7 @@ def test_a_claimed_snapshot_whose_deletion_a_crash_interrupted_is_deleted_by_the
         await taken_over(world, later)
         assert world.active()[0].deployment.restored_checkpoint_id == latest
         await world.until(lambda: not later.pointers(JOB).disposals())
-        assert files_in(claimed) == ["notes.txt"]
+        assert files_in(claimed) == ["notes.txt"], "the claim has gone with the rest, as the next driver knows of it"
 
     run(tmp_path, test)
 

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.jobmaster.gateway import SnapshotInUse
+from ckpt_runtime.jobmaster.gateway import NoSnapshot, SnapshotInUse
 from ckpt_runtime.jobmaster.snapshot_references import References, SnapshotReferences
+from ckpt_runtime.storage.claims import Claim, Claimant, acquire
 from ckpt_runtime.storage.errors import InvalidLocationError
+from ckpt_runtime.storage.filesystem import resolve
 
 
 def snapshot(directory: Path) -> Path:
@@ -79,3 +81,59 @@ def test_other_snapshots_may_go_and_what_cannot_be_looked_at_hinders_nobody(tmp_
     assert dispose(str(savepoint), living)
     with pytest.raises(InvalidLocationError):
         dispose("relative", living)
+
+
+@pytest.mark.row("203.12")
+def test_a_directory_that_is_no_snapshot_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NoSnapshot, match="cannot be disposed of: it holds no checkpoint or savepoint"):
+        dispose(str(tmp_path))
+    assert dispose(str(tmp_path / "gone")), "which its deletion will say"
+
+
+@pytest.mark.row("203.12")
+def test_the_checkpoint_of_a_job_that_another_cluster_may_be_running_is_refused(tmp_path: Path) -> None:
+    checkpoint = snapshot(tmp_path / ("ab" * 16) / "chk-3")
+    owner = checkpoint.parent / "owner"
+    owner.write_text("s3://ha/flights")
+    with pytest.raises(SnapshotInUse, match="the job of this id in the cluster s3://ha/flights; if that cluster is no"):
+        dispose(str(checkpoint))
+    owner.write_text("this")
+    assert dispose(str(checkpoint))
+
+
+@pytest.mark.row("203.12")
+@pytest.mark.parametrize(
+    ("cluster", "known"),
+    [
+        ("this", "while job 1+ is RUNNING"),
+        ("this", "is at its end"),
+        ("s3://ha", "is a job of s3://ha, of which nothing"),
+    ],
+)
+def test_a_snapshot_that_a_job_has_claimed_is_refused_with_what_is_known_of_it(
+    savepoint: Path, cluster: str, known: str
+) -> None:
+    owner = Claimant("1" * 32, cluster, "file:///checkpoints/x")
+    acquire(resolve(str(savepoint)), Claim(owner, savepoint.as_uri()))
+    living = [References(owner.job_id, "RUNNING")] if "RUNNING" in known else []
+    with pytest.raises(SnapshotInUse, match=f"{known}.*it has claimed the snapshot; .*delete .*savepoint-1/claim"):
+        dispose(str(savepoint), *living)
+
+
+@pytest.mark.row("203.12")
+def test_a_claim_looks_at_living_jobs_but_not_at_those_that_claim_as_well(savepoint: Path) -> None:
+    def check(*living: References) -> tuple[str, ...]:
+        async def inside() -> tuple[str, ...]:
+            with ThreadPoolExecutor(1) as pool:
+                return await SnapshotReferences(lambda: living, pool).check_claimable(str(savepoint), "own")
+
+        return asyncio.run(inside())
+
+    here = (savepoint.as_uri(),)
+    with pytest.raises(SnapshotInUse, match="cannot be claimed while job j is RUNNING: that job would start from it"):
+        check(References("j", "RUNNING", snapshots=here))
+    rival = References("j", "being submitted", snapshots=here, claims=True)
+    assert check(References("own", "being submitted", snapshots=here), rival) == ()
+    with pytest.raises(SnapshotInUse, match="it is a checkpoint of that job"):
+        check(References("j", "RUNNING", savepoint.parent.as_uri()))
+    assert check(References("j", "RUNNING", "file:///elsewhere")) == ("file:///elsewhere",)

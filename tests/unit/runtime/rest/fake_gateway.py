@@ -10,22 +10,25 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import (
     CheckpointConfiguration,
     CheckpointConfigurationError,
     CheckpointRetention,
 )
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
-from ckpt_runtime.checkpoint.properties import SavepointFormat
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStatsSnapshot, CheckpointType, SubtaskStats
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning, vertex_id_of
 from ckpt_runtime.jobmaster import gateway as g
 from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig, ExecutionState
+from ckpt_runtime.jobmaster.restore_preview import OperatorPreview, PlanPreview, RestorePreview
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds, ReplacementRefusedError, check_bounds, rescaled
+from ckpt_runtime.snapshots.preflight import StateVerdict
 
 START_MS = 1_795_197_699_641
 VERTICES = tuple(vertex_id_of(uid) for uid in ("src", "count", "sink"))
@@ -87,6 +90,7 @@ class FakeGateway:
         self.jobs: dict[str, FakeJob] = {}
         self.pipelines: dict[str, g.StoredPipeline] = {}
         self.contents: dict[str, bytes] = {}
+        self.planned: list[g.RunRequest] = []
         self.operations: dict[str, Operation] = {}
         self.disposed: list[str] = []
         self.shut_down = False
@@ -181,6 +185,33 @@ class FakeGateway:
     async def delete_pipeline(self, pipeline_id: str) -> None:
         if self.pipelines.pop(pipeline_id, None) is None:
             raise g.PipelineNotFound(pipeline_id)
+
+    async def plan_pipeline(self, request: g.RunRequest) -> PlanPreview:
+        """As if all kept state fitted but that of one operator, whose snapshot has "refused" in its name."""
+        self._check()
+        if request.pipeline_id not in self.pipelines:
+            raise g.PipelineNotFound(request.pipeline_id)
+        self.planned.append(request)
+        if request.savepoint_path is None:
+            return PlanPreview(graph_of("flights"))
+        refused = "refused" in request.savepoint_path
+        schema = ("key.word: string", "count: int64")
+        states = (
+            StateVerdict("count", "aggregates", "refused", schema, schema, "no")
+            if refused
+            else StateVerdict("count", "aggregates", "matched", schema, schema),
+            StateVerdict("old", "last", "dropped", schema),
+        )
+        operators = (
+            OperatorPreview("count", "count", "matched", 1, 2, 128, 128),
+            OperatorPreview("old", "old", "dropped", 1, None, 128, None),
+        )
+        snapshot = CompletedCheckpoint(
+            7, "ab" * 16, 1, 2, request.savepoint_path,
+            CheckpointProperties(CheckpointType.SAVEPOINT, SavepointFormat.NATIVE), (),
+        )  # fmt: skip
+        refusals = ("state 'aggregates' of operator 'count': no",) if refused else ()
+        return PlanPreview(graph_of("flights"), RestorePreview(snapshot, operators, states, refusals))
 
     async def run_pipeline(self, request: g.RunRequest) -> str:
         self._check()

@@ -4,23 +4,45 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.snapshots.convert import convert_snapshot
 from ckpt_runtime.snapshots.snapshot import Problem, Snapshot, open_snapshot
 from ckpt_runtime.snapshots.verification import verify_snapshot
 from ckpt_runtime.state.backend import BackendParameters
 from ckpt_runtime.storage.errors import CorruptFileError
+from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.task.restore import StateRestoreError, StateUnavailableError, create_keyed_backend
 from tests.support.golden import DIRECTORY
+from tests.support.snapshots import write_keyed_state
 
 pytestmark = pytest.mark.row("203.10")
 
 SAVEPOINT = DIRECTORY / "format-2" / "savepoint"
-FILES = sorted(path.name for path in SAVEPOINT.iterdir() if path.name != "_metadata")
+FORMS = {"pages": "hashmap", "canonical": "hashmap", "rocksdb": "rocksdb"}
+"""Forms of snapshots, and the backend that restores each."""
+
+
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("forms")
+    convert_snapshot(str(SAVEPOINT), resolve(directory / "canonical"), SavepointFormat.CANONICAL, "hashmap")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ckpt_runtime.snapshots.new_files.DEFAULT_MEMORY_THRESHOLD", 0)
+        write_keyed_state("rocksdb", resolve(directory / "rocksdb"), [KeyGroupRange(0, 127)])
+    return {"pages": SAVEPOINT, "canonical": directory / "canonical", "rocksdb": directory / "rocksdb"}
+
+
+@pytest.fixture
+def savepoint(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(SAVEPOINT, tmp_path / "savepoint"))
 
 
 def _flip(file: Path) -> None:
@@ -30,8 +52,8 @@ def _flip(file: Path) -> None:
 
 
 def _swap(file: Path) -> None:
-    """With the next one."""
-    other = file.with_name(FILES[(FILES.index(file.name) + 1) % len(FILES)])
+    """With another one, of other content."""
+    other = next(path for path in _state_files(file.parent) if path.read_bytes() != file.read_bytes())
     aside = file.rename(file.with_name("aside"))
     other.rename(file)
     aside.rename(other)
@@ -45,38 +67,46 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.fixture
-def savepoint(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(SAVEPOINT, tmp_path / "savepoint"))
+def _state_files(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.iterdir() if path.name != "_metadata" and path.stat().st_size > 0)
 
 
-def _restore(snapshot: Snapshot) -> None:
-    """As the subtasks of a job with half as many subtasks do."""
+def _restore(snapshot: Snapshot, backend: str, scratch: Path) -> None:
+    """As a job with one subtask does it."""
     for vertex in snapshot.metadata.vertices:
         everything = KeyGroupRange(0, vertex.max_parallelism - 1)
         for uid in vertex.operator_uids:
             handles = [handle for state in snapshot.states(uid) for handle in state.keyed]
-            parameters = BackendParameters(uid, everything, vertex.max_parallelism, lambda: "")
-            create_keyed_backend("hashmap", parameters, handles, snapshot.directory.url, owned=False).close()
+            make_directory = partial(tempfile.mkdtemp, dir=scratch)
+            parameters = BackendParameters(uid, everything, vertex.max_parallelism, make_directory)
+            create_keyed_backend(backend, parameters, handles, snapshot.directory.url, owned=False).close()
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", FILES)
-def test_a_damaged_file_is_named_and_never_restored(savepoint: Path, name: str, damage: str) -> None:
-    assert verify_snapshot(open_snapshot(str(savepoint))) == []
-    DAMAGES[damage](savepoint / name)
-    snapshot = open_snapshot(str(savepoint))
-    problems = verify_snapshot(snapshot)
-    assert any(name in problem.reason for problem in problems)
-    assert len(problems) == (2 if damage == "swapped" else 1)
-    refusal = StateUnavailableError if damage == "deleted" else StateRestoreError
-    with pytest.raises(refusal) as caught:
-        _restore(snapshot)
-    assert damage == "swapped" or name in str(caught.value)
+@pytest.mark.parametrize("form", FORMS)
+def test_any_damaged_file_is_named_and_never_restored(
+    forms: dict[str, Path], form: str, damage: str, tmp_path: Path
+) -> None:
+    names = [file.name for file in _state_files(forms[form])]
+    assert len(names) > 1
+    for number, name in enumerate(names):
+        savepoint = Path(shutil.copytree(forms[form], tmp_path / str(number)))
+        DAMAGES[damage](savepoint / name)
+        snapshot = open_snapshot(str(savepoint))
+        problems = verify_snapshot(snapshot)
+        assert any(name in problem.reason for problem in problems)
+        assert len(problems) == (2 if damage == "swapped" else 1)
+        refusal = StateUnavailableError if damage == "deleted" else StateRestoreError
+        with pytest.raises(refusal) as caught:
+            _restore(snapshot, FORMS[form], tmp_path)
+        assert damage == "swapped" or name in str(caught.value)
 
 
-def test_an_undamaged_one_is_restored(savepoint: Path) -> None:
-    _restore(open_snapshot(str(savepoint)))
+@pytest.mark.parametrize("form", FORMS)
+def test_an_undamaged_one_is_restored(forms: dict[str, Path], form: str, tmp_path: Path) -> None:
+    snapshot = open_snapshot(str(forms[form]))
+    assert verify_snapshot(snapshot) == []
+    _restore(snapshot, FORMS[form], tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped"])

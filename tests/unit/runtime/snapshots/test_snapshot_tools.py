@@ -8,7 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.checkpoint.state_handles import StateFile
+from ckpt_runtime.checkpoint.state_handles import (
+    IncrementalKeyedStateHandle,
+    OperatorSubtaskState,
+    StateFile,
+    SubtaskState,
+)
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.snapshots.copying import copy_snapshot
 from ckpt_runtime.snapshots.description import states_of, summary_of
@@ -16,12 +21,13 @@ from ckpt_runtime.snapshots.finding import find_snapshots
 from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.snapshots.verification import verify_snapshot
+from ckpt_runtime.state.errors import UnsupportedBackendError
 from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.errors import AlreadyExistsError, CorruptFileError, InvalidLocationError, NotFoundError
 from ckpt_runtime.storage.filesystem import Location, make_directory, resolve
 from ckpt_runtime.storage.snapshot_metadata import write_metadata
 from tests.support.golden import DIRECTORY, KEPT, SOURCES, placed
-from tests.support.snapshots import completed, keyed, write_file, write_snapshot
+from tests.support.snapshots import UID, completed, keyed, write_file, write_keyed_state, write_snapshot
 
 SAVEPOINT = DIRECTORY / "format-2" / "savepoint"
 
@@ -99,6 +105,43 @@ def test_rows_come_by_key_group_and_ranges_make_up_the_whole() -> None:
 def test_states_of_an_operator_that_is_unknown_or_has_none() -> None:
     snapshot = open_snapshot(str(SAVEPOINT))
     assert keyed_states(snapshot, "nobody") == keyed_states(snapshot, "left") == []
+
+
+@pytest.mark.row("203.9")
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+def test_state_that_only_its_backend_reads_is_read_through_it(tmp_path: Path, backend: str) -> None:
+    ranges = [KeyGroupRange(0, 50), KeyGroupRange(51, 127)]
+    snapshot = write_keyed_state(backend, resolve(tmp_path / "snapshot"), ranges)
+    states = {state.name: state for state in keyed_states(snapshot)}
+    assert {state.name: state.kind for state in states.values()} == {"v": "value", "l": "list", "t": "timers"}
+
+    def rows(name: str, key_groups: KeyGroupRange) -> list[tuple[int, ...]]:
+        found = {state.name: state for state in keyed_states(snapshot, UID)}[name]
+        return [tuple(row.values()) for _, batch in found.rows(key_groups) for row in batch.to_pylist()]
+
+    everything = KeyGroupRange(0, 127)
+    assert sorted(rows("v", everything)) == [(number, number * 10) for number in range(100)]
+    assert sorted(rows("t", everything)) == [(number, number) for number in range(100)]
+    assert [value for _, value in rows("l", everything)] == [1, 0] * 100
+    some = rows("v", KeyGroupRange(40, 60))
+    assert 0 < len(some) < 100
+    assert sorted(some + rows("v", KeyGroupRange(0, 39)) + rows("v", KeyGroupRange(61, 127))) == sorted(
+        rows("v", everything)
+    )
+    assert verify_snapshot(snapshot) == []
+    assert {state.state: state.keys for state in states_of(snapshot, count=True)} == {"v": 100, "l": 100, "t": 100}
+
+
+def test_a_backend_that_is_unknown_is_named(tmp_path: Path) -> None:
+    directory = resolve(tmp_path / "snapshot")
+    make_directory(directory)
+    handle = IncrementalKeyedStateHandle(KeyGroupRange(0, 127), "theirs", {"one": write_file(directory)})
+    write_metadata(directory, completed(directory, SubtaskState({UID: OperatorSubtaskState((handle,))}, 5)).to_json())
+    snapshot = open_snapshot(directory)
+    with pytest.raises(UnsupportedBackendError, match="what the state backend 'theirs' wrote only its jobs can read"):
+        keyed_states(snapshot)
+    (problem,) = verify_snapshot(snapshot)
+    assert "'theirs'" in problem.reason
 
 
 # --- copying

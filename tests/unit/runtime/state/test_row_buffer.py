@@ -110,12 +110,14 @@ def test_matches_and_forgetting_follow_the_plain_form(seed: int, keeps_matched: 
         assert len(side) == plain.living()
 
 
-def test_rows_of_a_key_keep_their_order_over_a_snapshot_and_unclaimed_ones_are_passed_on(snapshots: Snapshots) -> None:
-    backend = snapshots.backend()
+def test_rows_of_a_key_keep_their_order_over_a_snapshot_and_unclaimed_ones_are_passed_on(
+    all_snapshots: Snapshots,
+) -> None:
+    backend = all_snapshots.backend()
     buffers = backend.row_buffers([SPEC])
     append(buffers, buffers.sides[0], rows_of(range(500)))
-    unclaimed = snapshots.restored(snapshots.of(backend))
-    halves = [snapshots.restored(snapshots.of(unclaimed), first, last) for first, last in ((0, 63), (64, 127))]
+    unclaimed = all_snapshots.restored(all_snapshots.of(backend))
+    halves = [all_snapshots.restored(all_snapshots.of(unclaimed), first, last) for first, last in ((0, 63), (64, 127))]
     found: list[dict[str, Any]] = []
     for half in halves:
         [side] = half.row_buffers([SPEC]).sides
@@ -126,31 +128,33 @@ def test_rows_of_a_key_keep_their_order_over_a_snapshot_and_unclaimed_ones_are_p
         assert [r for r in found if (r["k"], r["n"]) == key] == [r for r in expected if (r["k"], r["n"]) == key]
 
 
-def test_added_and_removed_columns_evolve_as_in_other_states(snapshots: Snapshots) -> None:
-    backend = snapshots.backend()
+def test_added_and_removed_columns_evolve_as_in_other_states(all_snapshots: Snapshots) -> None:
+    backend = all_snapshots.backend()
     buffers = backend.row_buffers([SPEC])
     append(buffers, buffers.sides[0], rows_of(range(3)))
     wider = pa.schema([SCHEMA.field("t"), SCHEMA.field("k"), pa.field("new", pa.int8()), SCHEMA.field("n")])
     [side] = (
-        snapshots.restored(snapshots.of(backend)).row_buffers([RowBufferSpec("rows", wider, ("k", "n"), "t")]).sides
+        all_snapshots.restored(all_snapshots.of(backend))
+        .row_buffers([RowBufferSpec("rows", wider, ("k", "n"), "t")])
+        .sides
     )
     [(batch, _)] = side.living()
     assert batch.schema.equals(wider)
     assert batch["new"].null_count == 3
     strict = pa.schema([*SCHEMA, pa.field("new", pa.int8(), nullable=False)])
     with pytest.raises(StateSchemaError, match="state 'rows' of operator 'op': the added field 'value.new' must be"):
-        snapshots.restored(snapshots.of(backend)).row_buffers([RowBufferSpec("rows", strict, ("k", "n"), "t")])
+        all_snapshots.restored(all_snapshots.of(backend)).row_buffers([RowBufferSpec("rows", strict, ("k", "n"), "t")])
 
 
-def test_another_kind_of_state_and_sides_with_other_keys_are_refused(snapshots: Snapshots) -> None:
-    backend = snapshots.backend()
+def test_another_kind_of_state_and_sides_with_other_keys_are_refused(all_snapshots: Snapshots) -> None:
+    backend = all_snapshots.backend()
     backend.value_state("rows", SPEC.key_schema, pa.schema([("x", pa.int64())]))
     with pytest.raises(StateSchemaError, match="state 'rows' of operator 'op': the snapshot has another kind of state"):
-        snapshots.restored(snapshots.of(backend)).row_buffers([SPEC])
+        all_snapshots.restored(all_snapshots.of(backend)).row_buffers([SPEC])
     with pytest.raises(StateSchemaError, match="state 'rows' of operator 'op': it is in use"):
         backend.row_buffers([SPEC])
     with pytest.raises(StateSchemaError, match="operator 'op': keys differ in type"):
-        snapshots.backend().row_buffers([SPEC, INTS])
+        all_snapshots.backend().row_buffers([SPEC, INTS])
 
 
 def test_a_descriptor_that_does_not_say_how_rows_end_is_corrupt(snapshots: Snapshots) -> None:

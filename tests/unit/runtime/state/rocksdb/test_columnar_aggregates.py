@@ -29,7 +29,7 @@ def backend(tmp_path: Path) -> Any:
 
 def parameters(directory: Path) -> BackendParameters:
     groups = KeyGroupRange(0, 127)
-    configuration = {"state.backend.rocksdb.cache.max-keys": "200"}
+    configuration = {"state.backend.rocksdb.cache.max-keys": "100"}
     return BackendParameters("op", groups, 128, lambda: tempfile.mkdtemp(dir=directory), configuration)
 
 

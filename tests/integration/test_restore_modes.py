@@ -1,0 +1,218 @@
+"""NO_CLAIM and CLAIM with real tasks whose checkpoints share files: what a job needs, deletes and leaves alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.jobmaster.gateway import CheckpointKind, SnapshotInUse
+from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.snapshots.snapshot import open_snapshot
+from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import PIPELINES, fast
+from tests.support.outputs import hidden, visible
+
+BLOCK = 200
+ROWS = 9000
+
+
+class SharingJob:
+    """The ``file_backed`` pipeline: its checkpoints share files, and some are retained."""
+
+    def __init__(self, cluster: MiniCluster, directory: Path) -> None:
+        self.cluster = cluster
+        self.directory = directory
+        self.job_id = ""
+
+    def start(
+        self, snapshot: Path | None = None, mode: str = "NO_CLAIM", interval: str = "250ms", rate: int = 2000
+    ) -> None:
+        self.job_id = submit(self.cluster, self.directory, snapshot, mode, interval, rate)
+
+    @property
+    def home(self) -> Path:
+        return self.directory / "checkpoints" / self.job_id
+
+    @property
+    def retained(self) -> list[Path]:
+        """Complete checkpoints, oldest first."""
+        return sorted((path.parent for path in self.home.glob("chk-*/_metadata")), key=lambda path: int(path.name[4:]))
+
+    def latest(self) -> CompletedCheckpoint | None:
+        """The one that is there now; it may go at any moment."""
+        try:
+            return open_snapshot(str(self.retained[-1])).metadata if self.retained else None
+        except StorageError:
+            return None
+
+    def refers_into(self, place: Path) -> bool | None:
+        """Whether the latest checkpoint needs a file of the place; None when there is none to look at."""
+        latest = self.latest()
+        return None if latest is None else any(str(place) in path for path in files_of(latest))
+
+    def cancel(self) -> None:
+        self.cluster.call(self.cluster.dispatcher.cancel_job(self.job_id))
+        self.cluster.wait_for_status(self.job_id, JobStatus.CANCELED)
+
+    def stop(self) -> Path:
+        return local(self.cluster.savepoint(self.job_id, self.directory / "savepoints", stop=True))
+
+    def kill_a_worker(self) -> None:
+        restarts = self.cluster.restarts(self.job_id)
+        os.kill(self.cluster.worker_pids()[0], signal.SIGKILL)
+        self.cluster.wait_until(lambda: self.cluster.restarts(self.job_id) > restarts, "the restart")
+
+    def finished(self) -> None:
+        """With each row once, and state that never lost or repeated one."""
+        self.cluster.wait_for_status(self.job_id, JobStatus.FINISHED)
+        out = self.directory / "out"
+        seen, counts = visible(out / "seen"), visible(out / "counts")
+        assert hidden(out) == []
+        assert len(seen) == len(counts) == ROWS
+        assert not seen.duplicated(["source", "n"]).any()
+        assert (seen.seen == seen.n % BLOCK + 1).all()
+        assert not counts.duplicated(["source", "block", "rows"]).any()
+
+
+def submit(
+    cluster: MiniCluster, directory: Path, snapshot: Path | None, mode: str, interval: str = "1h", rate: int = 100
+) -> str:
+    return cluster.submit(
+        PIPELINES,
+        entry="file_backed:pipeline",
+        arguments=[str(directory / "out"), str(ROWS), str(rate)],
+        configuration=fast(
+            execution__checkpointing__dir=str(directory / "checkpoints"),
+            execution__checkpointing__interval=interval,
+            execution__checkpointing__incremental="true",
+            execution__checkpointing__num_retained="3",
+            execution__checkpointing__externalized_checkpoint_retention="RETAIN_ON_CANCELLATION",
+            execution__state_recovery__claim_mode=mode,
+            state__storage__fs__memory_threshold="0",
+            pipeline__max_parallelism="64",
+        ),
+        parallelism=1,
+        savepoint=None if snapshot is None else str(snapshot),
+    )
+
+
+def local(url: str) -> Path:
+    return Path(url.removeprefix("file://"))
+
+
+def files_of(checkpoint: CompletedCheckpoint) -> set[str]:
+    return {file.path for state in checkpoint.states.values() for file in state.files()}
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def job(cluster: MiniCluster, tmp_path: Path) -> Iterator[SharingJob]:
+    job = SharingJob(cluster, tmp_path)
+    yield job
+    if job.job_id and not cluster.status(job.job_id).is_globally_terminal:
+        job.cancel()
+
+
+def snapshot_of(job: SharingJob, kind: str) -> tuple[Path, Path]:
+    """A snapshot that a job has left, and the directory in which all its files lie."""
+    job.start()
+    job.cluster.wait_for_checkpoints(job.job_id, 4)
+    if kind == "native savepoint":
+        found = job.stop()
+        return found, found
+    job.cancel()
+    job.cluster.wait_until(lambda: not (job.home / "taskowned").exists(), "the clean-up")
+    return job.retained[-1], job.home
+
+
+@pytest.mark.row("203.6")
+@pytest.mark.parametrize("kind", ["native savepoint", "incremental checkpoint"])
+def test_without_a_claim_the_first_checkpoint_is_full_and_the_snapshot_is_never_needed_again(
+    job: SharingJob, kind: str
+) -> None:
+    snapshot, place = snapshot_of(job, kind)
+    before = content(place)
+    job.start(snapshot)
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    assert job.refers_into(place) is not True
+    assert content(place) == before, "it stays the user's, byte by byte"
+    shutil.rmtree(place)
+    job.kill_a_worker()
+    job.finished()
+
+
+@pytest.mark.row("203.6")
+@pytest.mark.row("203.12")
+@pytest.mark.parametrize("kind", ["native savepoint", "incremental checkpoint"])
+def test_a_claimed_snapshot_becomes_the_jobs_file_by_file_and_goes(job: SharingJob, kind: str) -> None:
+    snapshot, place = snapshot_of(job, kind)
+    siblings = [path for path in job.retained if path != snapshot] if kind != "native savepoint" else []
+    job.start(snapshot, "CLAIM", interval="1h", rate=100)
+    assert (place / "claim").exists()
+    with pytest.raises(SnapshotInUse, match=f"cannot be claimed while job {job.job_id} is .*: that job would"):
+        submit(job.cluster, job.directory, snapshot, "CLAIM")
+    dispatcher = job.cluster.dispatcher
+    job.cluster.wait_for_status(job.job_id, JobStatus.RUNNING)
+    job.cluster.call(dispatcher.trigger_checkpoint(job.job_id, CheckpointKind.CONFIGURED, None))
+    job.cluster.wait_until(lambda: job.refers_into(place) is not None, "the first checkpoint")
+    assert job.refers_into(place), "it stands upon files of the snapshot"
+    job.cluster.call(dispatcher.patch_checkpoint_config(job.job_id, CheckpointOverrides(interval_ms=250)))
+    job.kill_a_worker()
+    job.cluster.wait_until(lambda: not snapshot.joinpath("_metadata").exists(), "the end of the snapshot")
+    assert all(open_snapshot(str(sibling)).verify() == [] for sibling in siblings)
+    savepoint = job.stop()
+    if kind == "native savepoint":
+        job.cluster.wait_until(lambda: not place.exists(), "the last file of the savepoint to go")
+    else:
+        job.cluster.wait_until(lambda: not (place / "claim").exists(), "the end of the claim")
+        assert siblings
+        assert all(open_snapshot(str(sibling)).verify() == [] for sibling in siblings)
+    job.start(savepoint)
+    job.finished()
+
+
+@pytest.mark.row("203.6")
+def test_a_job_of_another_cluster_cannot_claim_it_too_and_is_told_why(job: SharingJob) -> None:
+    snapshot, _ = snapshot_of(job, "native savepoint")
+    job.start(snapshot, "CLAIM", interval="1h", rate=100)
+    with MiniCluster() as other:
+        before = content(snapshot)
+        with pytest.raises(SnapshotInUse, match="of which nothing is known here: it has claimed.*delete .*/claim"):
+            submit(other, job.directory, snapshot, "CLAIM")
+        with pytest.raises(SnapshotInUse, match="cannot be disposed of while job"):
+            other.call(other.dispatcher.dispose_savepoint(str(snapshot), None))
+        assert content(snapshot) == before
+
+
+@pytest.mark.row("203.3")
+def test_disposing_of_a_savepoint_harms_no_checkpoint_and_deleting_checkpoints_no_savepoint(job: SharingJob) -> None:
+    job.start()
+    cluster = job.cluster
+    cluster.wait_for_checkpoints(job.job_id, 2)
+    doomed, kept = (local(cluster.savepoint(job.job_id, job.directory / "savepoints")) for _ in range(2))
+    cluster.wait_for_checkpoints(job.job_id, 1)  # what the savepoints cover is committed
+    job.cancel()
+    cluster.call(cluster.dispatcher.dispose_savepoint(str(doomed), None))
+    cluster.wait_until(lambda: not doomed.exists(), "the disposal")
+    latest, home = job.retained[-1], job.home
+    job.start(latest)
+    job.finished()
+    shutil.rmtree(home)
+    assert open_snapshot(str(kept)).verify() == []
+    job.start(kept)
+    job.kill_a_worker()
+    cluster.wait_for_status(job.job_id, JobStatus.FINISHED)
+    seen = visible(job.directory / "out" / "seen")
+    assert len(seen) > ROWS, "rows since the savepoint have come a second time"
+    assert len(seen.drop_duplicates(["source", "n", "seen"])) == ROWS

@@ -1,0 +1,162 @@
+"""A canonical savepoint carries every kind of state from each backend to each, whether somebody asked for it or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ckpt_runtime.graph.key_groups import key_group_range
+from ckpt_runtime.state.errors import UnsupportedBackendError
+from ckpt_runtime.state.kernels.compiler import read_only
+from ckpt_runtime.state.states import AggregateColumn, RowBufferSpec, TimeToLive
+from tests.support.inline_snapshots import CANONICAL, CHECKPOINT, handles_of
+from tests.unit.runtime.state.conftest import MAX_PARALLELISM, Snapshots, small_cache
+
+KEYS = range(300)
+KEY = pa.schema([("k", pa.int64())])
+VALUE = pa.schema([("n", pa.int64()), ("t", pa.timestamp("us", "UTC")), ("s", pa.struct([("x", pa.int32())]))])
+NAME = pa.schema([("u", pa.string())])
+ONE = pa.schema([("n", pa.int64())])
+COUNT = AggregateColumn("count", None, "c", None, pa.int64())
+ROWS = RowBufferSpec(
+    "r", pa.schema([("k", pa.int64()), ("t", pa.timestamp("ms")), ("v", pa.list_(pa.int64()))]), ("k",), "t"
+)
+AVG = AggregateColumn("avg", "k", "a", pa.int64(), pa.float64())
+TTL = TimeToLive(10**12, lambda: 5)
+BACKENDS = ["hashmap", "rocksdb"]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Callable[[str], Snapshots]]:
+    all_made = []
+
+    def make(name: str) -> Snapshots:
+        all_made.append(Snapshots(name, tmp_path, **small_cache()))
+        return all_made[-1]
+
+    yield make
+    for snapshots in all_made:
+        snapshots.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def batch(keys: range) -> pa.RecordBatch:
+    return pa.record_batch({"k": np.array(keys, dtype=np.int64)})
+
+
+def fill(backend: Any) -> Any:
+    """Gives the buffered rows, which can be asked for once."""
+    from pyspark.sql import Row
+
+    values, lists = backend.value_state("v", KEY, VALUE), backend.list_state("l", KEY, ONE, TTL)
+    maps, timers = backend.map_state("m", KEY, NAME, ONE), backend.timers("$timers", KEY)
+    for key in KEYS:
+        values.put((key,), (key, None, Row(x=key)))
+        lists.put((key,), [(9 - number,) for number in range(10)])
+        maps.put((key,), ("b",), (key,))
+        maps.put((key,), ("a",), (-key,))
+        timers.register((key,), key * 10)
+        timers.register((key,), 5)
+        if key % 50 == 0:
+            backend.maintain()
+    backend.aggregate_table("a", KEY, [COUNT, AVG]).update(batch(KEYS))
+    buffers = backend.row_buffers([ROWS])
+    for number in range(3):
+        came = rows(number)
+        matched = np.full(came.num_rows, number % 2, dtype=np.uint8)
+        buffers.sides[0].append(came, buffers.slots_of([came["k"]]), read_only(matched))
+        backend.snapshot(number, CHECKPOINT).release()
+    buffers.sides[0].expire(len(KEYS) // 3)
+    return buffers
+
+
+def rows(number: int) -> pa.RecordBatch:
+    keys = np.array(KEYS, dtype=np.int64)
+    return pa.record_batch({"k": keys, "t": pa.array(keys).cast(pa.timestamp("ms")), "v": [[number]] * len(keys)})
+
+
+def content(backend: Any, buffers: Any = None) -> Any:
+    """What each key has, and the aggregates after one row more for each key."""
+    values, lists = backend.value_state("v", KEY, VALUE), backend.list_state("l", KEY, ONE, TTL)
+    maps, timers = backend.map_state("m", KEY, NAME, ONE), backend.timers("$timers", KEY)
+    buffered: dict[int, list[Any]] = {}
+    for found, matched in (buffers or backend.row_buffers([ROWS])).sides[0].living():
+        for row, flag in zip(found.to_pylist(), matched.tolist(), strict=True):
+            buffered.setdefault(row["k"], []).append((row["v"], flag))
+    own = [key for key in KEYS if values.get((key,)) is not None]
+    return {
+        key: (
+            values.get((key,)),
+            list(lists.get((key,))),
+            dict(maps.get((key,))),
+            timers.times_of((key,)),
+            buffered.get(key, []),
+            *(column.to_pylist() for column in backend.aggregate_table("a", KEY, [COUNT, AVG]).update(
+                batch(range(key, key + 1))
+            )),
+        )
+        for key in own
+    }  # fmt: skip
+
+
+@pytest.mark.row("203.5")
+@pytest.mark.parametrize("target", BACKENDS)
+@pytest.mark.parametrize("source", BACKENDS)
+def test_every_kind_of_state_goes_to_every_backend(made: Callable[[str], Snapshots], source: str, target: str) -> None:
+    before = made(source).backend()
+    buffers = fill(before)
+    handles = handles_of([before], CANONICAL)
+    expected = content(before, buffers)
+    assert sorted(expected) == list(KEYS)
+    after = made(target)
+    parts = [key_group_range(MAX_PARALLELISM, 3, index) for index in range(3)]
+    unclaimed = [after.restored(handles, groups.first, groups.last) for groups in parts]
+    again = handles_of(unclaimed, CANONICAL)
+    assert [handle.name for handle in again].count("v") == 3
+    found = [content(after.restored(again, groups.first, groups.last)) for groups in parts]
+    assert {key: entry for part in found for key, entry in part.items()} == expected
+    assert sum(map(len, found)) == len(expected)
+
+
+@pytest.mark.parametrize(("source", "target"), [("hashmap", "rocksdb"), ("rocksdb", "hashmap")])
+def test_the_own_files_of_a_backend_are_for_nobody_else(
+    made: Callable[[str], Snapshots], source: str, target: str
+) -> None:
+    before = made(source)
+    backend = before.backend()
+    fill(backend)
+    with pytest.raises(UnsupportedBackendError, match=r"operator 'op'.*state\.backend\.type"):
+        made(target).restored(before.of(backend))
+
+
+def test_aggregates_that_were_added_are_neutral_in_rows_that_nobody_has_read(
+    made: Callable[[str], Snapshots],
+) -> None:
+    rocksdb = made("rocksdb")
+    before = rocksdb.backend()
+    before.aggregate_table("a", KEY, [COUNT]).update(batch(KEYS))
+    now = rocksdb.restored(rocksdb.of(before))
+    table = now.aggregate_table("a", KEY, [COUNT, AVG])
+    table.update(batch(range(10)))
+    for target in BACKENDS:
+        moved = made(target).restored(handles_of([now], CANONICAL)).aggregate_table("a", KEY, [COUNT, AVG])
+        counts, averages = moved.update(batch(range(20)))
+        assert counts.to_pylist() == [3] * 10 + [2] * 10
+        assert averages.to_pylist() == [float(key) for key in range(20)]
+
+
+def test_a_time_to_live_begins_when_somebody_asks_for_it(made: Callable[[str], Snapshots]) -> None:
+    rocksdb = made("rocksdb")
+    before = rocksdb.backend()
+    before.value_state("v", KEY, ONE).put((1,), (1,))
+    added = rocksdb.restored(rocksdb.of(before))
+    added.value_state("v", KEY, ONE, TimeToLive(10, lambda: 100))
+    now = 200
+    for target in BACKENDS:
+        moved = made(target).restored(handles_of([added], CANONICAL))
+        assert moved.value_state("v", KEY, ONE, TimeToLive(10, lambda: now)).get((1,)) == (1,)
