@@ -97,6 +97,8 @@ def job(request: pytest.FixtureRequest, cluster: MiniCluster, tmp_path: Path) ->
     return FileBackedJob(cluster, tmp_path, request.param)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_shared_files_carry_a_job_through_kills_and_rescaling(job: FileBackedJob, tmp_path: Path) -> None:
     cluster = job.cluster
     job.start(2)

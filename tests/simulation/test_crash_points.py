@@ -30,6 +30,9 @@ def scenario(*actions: Action, end: int) -> Scenario:
     )
 
 
+RESCALE = 1
+"""What makes ``random_bounds`` choose another parallelism for all vertices."""
+
 POINTS = 36
 """So many of a run's points; what follows repeats them."""
 
@@ -38,6 +41,7 @@ RUNS = {
     "completion and subsumption": scenario(end=150),
     "savepoint and recovery": scenario(Action(40, "savepoint", 0), Action(70, "fail a task", 3), end=130),
     "stop with savepoint": scenario(Action(90, "stop", 1), end=200),
+    "rescale": scenario(Action(30, "rescale", RESCALE), end=130),
     "cancel": scenario(Action(90, "cancel", 1), end=130),
 }
 
