@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.chaos.run import FAULTS, SPARK_FAULTS, Run
+from tests.chaos.run import BACKENDS, FAULTS, SPARK_FAULTS, Run
 
 _RATE = 1500
 _ROUND_S = 300
@@ -25,24 +25,26 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--spark", action="store_true", help="a session on a Spark cluster of this machine")
     parser.add_argument("--only", action="append", choices=sorted(SPARK_FAULTS), help="these faults alone; repeatable")
+    parser.add_argument("--backend", choices=sorted(BACKENDS), help="this state backend alone; else each in its turn")
     options = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
     end = time.monotonic() + options.minutes * 60
     number = 0
     while time.monotonic() < end:
         lasts_s = min(_ROUND_S, end - time.monotonic())
-        print(f"round {number}: seed {seed + number}, {lasts_s:.0f} s of faults", flush=True)
+        backend = options.backend or sorted(BACKENDS)[(seed + number) % len(BACKENDS)]
+        print(f"round {number}: seed {seed + number}, {backend}, {lasts_s:.0f} s of faults", flush=True)
         names = options.only or sorted(SPARK_FAULTS if options.spark else FAULTS)
-        if not _round(seed + number, lasts_s, names, spark=options.spark):
+        if not _round(seed + number, lasts_s, names, spark=options.spark, backend=backend):
             return 1
         number += 1
     return 0
 
 
-def _round(seed: int, lasts_s: float, names: list[str], *, spark: bool) -> bool:
+def _round(seed: int, lasts_s: float, names: list[str], *, spark: bool, backend: str) -> bool:
     directory = Path(tempfile.mkdtemp(prefix=f"ckpt-chaos-{seed}-"))
     rows = int(_RATE * (lasts_s + 240))
-    run = Run(directory, seed, rows, _RATE, log=lambda text: print(text, flush=True), spark=spark)
+    run = Run(directory, seed, rows, _RATE, log=lambda text: print(text, flush=True), spark=spark, backend=backend)
     try:
         run.begin()
         end = time.monotonic() + lasts_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from ckpt_runtime.snapshots.snapshot import open_snapshot
 from tests.chaos.session import Session
 from tests.support.spark_sessions import wait_until
 
@@ -46,7 +47,17 @@ def _without_owner(checkpoints: Path, cancelled: list[str]) -> list[str]:
                 found.append(f"{job.name}/{entry.name}")
         if len(list(job.glob("chk-*"))) > 2:
             found.append(f"{job.name}: more than the two that are retained")
+        found += [f"{job.name}/shared/{name}" for name in _unused(job)]
     return found
+
+
+def _unused(job: Path) -> set[str]:
+    """Shared files up to the newest checkpoint that none refers to. What was under way at the end may stay."""
+    retained = [open_snapshot(str(file.parent)).metadata for file in job.glob("chk-*/_metadata")]
+    used = {file.path.rpartition("/")[2] for one in retained for state in one.states.values() for file in state.files()}
+    newest = max((one.id for one in retained), default=0)
+    there = {path.name for path in job.glob("shared/*")}
+    return {name for name in there - used if int(name.split("-")[1]) <= newest}
 
 
 def check_resources(session: Session) -> None:

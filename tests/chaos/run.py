@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import shutil
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +35,17 @@ OPTIONS = {
     "taskmanager.network.buffer.max-rows": "512",
     "state.storage.fs.memory-threshold": "0 b",
 }
+BACKENDS: Mapping[str, Mapping[str, str]] = {
+    "hashmap": {"state.backend.type": "hashmap"},
+    # So few keys stay in memory that most are read from the database again.
+    "rocksdb": {
+        "state.backend.type": "rocksdb",
+        "execution.checkpointing.incremental": "true",
+        "state.backend.rocksdb.cache.max-keys": "16",
+        "state.backend.rocksdb.memory.fixed-per-slot": "4 mb",
+    },
+}
+EVERYWHERE = "everywhere"
 ROLES = ("worker", "template", "agent")
 PROGRESS_S = 90.0
 """How long a job may take after a fault is over until it has completed two more checkpoints."""
@@ -49,6 +61,7 @@ class Run:
     rate: int
     log: Callable[[str], None] = print
     spark: bool = False
+    backend: str = "hashmap"
     parallelism: int = 2
     job_id: str = ""
     cancelled: list[str] = field(default_factory=list)
@@ -115,7 +128,11 @@ class Run:
             entry_point="chaos_job:pipeline",
             arguments=(str(self.directory), str(self.output), str(rate)),
             parallelism=self.parallelism,
-            configuration={**OPTIONS, "execution.checkpointing.dir": str(self.checkpoints)},
+            configuration={
+                **OPTIONS,
+                **BACKENDS[self.backend],
+                "execution.checkpointing.dir": str(self.checkpoints),
+            },
             savepoint_path=snapshot,
         )
         self.job_id = self.client.run_pipeline(self.client.upload_pipeline(*pack_pipeline(PIPELINE)), options)
@@ -168,6 +185,18 @@ class Run:
         self.parallelism = self.choice.choice((1, 2, 3))
         self.log(f"  goes on from {locations[0]} with parallelism {self.parallelism}")
         self._submit(rate, locations[0])
+
+    def rescale_live(self) -> None:
+        """The job keeps its parallelism when a checkpoint of it fails meanwhile; another driver or job may come."""
+        self.parallelism = self.choice.choice((1, 2, 3))
+        try:
+            # One vertex has a parallelism that its output shows.
+            vertices = self.client.job_details(self.job_id).vertices
+            wanted = {v.id: v.parallelism if EVERYWHERE in v.name else self.parallelism for v in vertices}
+            self.client.rescale(self.job_id, wanted, timeout_s=60)
+            self.log(f"  rescaled to {self.parallelism}")
+        except CkptClientError as error:
+            self.log(f"  not rescaled: {str(error)[:200]}")
 
     def cancel(self) -> None:
         """Cancels and waits; the newest checkpoint stays."""
@@ -300,6 +329,14 @@ def _cancel_while_the_output_is_away(run: Run) -> None:
     run.resume()
 
 
+def _rescale_and_kill(run: Run) -> None:
+    """The worker ends before, while or after the job is brought to its new parallelism."""
+    killer = threading.Timer(run.choice.uniform(0.0, 1.0), lambda: kill(run.victim("worker")))
+    killer.start()
+    run.rescale_live()
+    killer.join()
+
+
 def _kill_while(name: str) -> Callable[[Run], None]:
     """The job is restored from, or opens, what is not there."""
 
@@ -323,6 +360,8 @@ FAULTS: dict[str, Callable[[Run], None]] = {
     "worker killed while the output is away": _kill_while("out"),
     "worker killed while the checkpoints are away": _kill_while("checkpoints"),
     "rescale": lambda run: run.rescale(run.rate),
+    "rescale while it runs": Run.rescale_live,
+    "worker killed while it is rescaled": _rescale_and_kill,
     "cancel and resume": _cancel_and_resume,
     "cancel while it restarts": _cancel_while_it_restarts,
     "cancel while all is frozen": _cancel_while_frozen,

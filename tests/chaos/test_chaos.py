@@ -21,12 +21,13 @@ FAULTS = [
     "kill driver",
     "output vanishes",
     "rescale",
+    "worker killed while it is rescaled",
 ]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    made = Run(tmp_path, SEED, rows=ROWS, rate=RATE)
+    made = Run(tmp_path, SEED, rows=ROWS, rate=RATE, backend="rocksdb")
     yield made
     made.clean_up()
 

@@ -14,7 +14,6 @@ from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.claims import Claimant, ClaimedError, read_claim
 from ckpt_runtime.storage.errors import InvalidLocationError
-from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.state_file_writer import StateFileWriter
 from tests.support.snapshots import write_snapshot
 
