@@ -176,7 +176,7 @@ def restored(
         for place, parallelism in zip(places, parallelisms, strict=True)
     ]
     for job in jobs:
-        cluster.wait_for_status(job, JobStatus.FINISHED)
+        cluster.wait_for_status(job, JobStatus.FINISHED, timeout_s=110)  # kernels may have to be compiled
     return [written(place / "out", kind.tables) for place in places]
 
 
