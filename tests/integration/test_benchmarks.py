@@ -16,6 +16,7 @@ COMMON_KEYS = {"name", "options", "python", "pyspark", "cores", "peak_rss_mb"}
 NAMES = (
     "backpressure",
     "checkpoint_cost",
+    "downtime",
     "keyed_count",
     "keyed_process",
     "patch",

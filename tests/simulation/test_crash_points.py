@@ -12,7 +12,9 @@ from tests.simulation.protocols.scenario import Scenario, simple_graph
 from tests.simulation.protocols.world import World
 from tests.simulation.schedules.schedule import Action
 
-SETTINGS = CheckpointConfiguration(interval_ms=50, timeout_ms=500, tolerable_failures=1_000, retained=1)
+SETTINGS = CheckpointConfiguration(
+    interval_ms=50, timeout_ms=500, tolerable_failures=1_000, retained=1, incremental=True
+)
 
 
 def scenario(*actions: Action, end: int) -> Scenario:
@@ -20,7 +22,6 @@ def scenario(*actions: Action, end: int) -> Scenario:
         graph=simple_graph(2, 1, (Partitioning.HASH,)),
         submitted=SETTINGS,
         calm=False,
-        incremental=True,
         chaos_ms=end,
         calm_ms=250,
         actions=actions,
@@ -28,6 +29,9 @@ def scenario(*actions: Action, end: int) -> Scenario:
         plain=True,
     )
 
+
+RESCALE = 1
+"""What makes ``random_bounds`` choose another parallelism for all vertices."""
 
 POINTS = 36
 """So many of a run's points; what follows repeats them."""
@@ -37,6 +41,7 @@ RUNS = {
     "completion and subsumption": scenario(end=150),
     "savepoint and recovery": scenario(Action(40, "savepoint", 0), Action(70, "fail a task", 3), end=130),
     "stop with savepoint": scenario(Action(90, "stop", 1), end=200),
+    "rescale": scenario(Action(30, "rescale", RESCALE), end=130),
     "cancel": scenario(Action(90, "cancel", 1), end=130),
 }
 

@@ -59,6 +59,7 @@ def test_the_schedules_are_worth_running() -> None:
         seen["savepoints"] += len(world.files.savepoints)
         seen["disposed"] += world.files.disposed
         seen["late pointers"] += len(world.ha.stale)
+        seen["rescaled"] += world.ha.graph is not world.scenario.graph
         seen[f"ended {world.ha.result.status if world.ha.result else None}"] += 1
         reasons |= world.checker.reasons
         seen.update(action.kind for action in world.scenario.actions)
@@ -69,6 +70,7 @@ def test_the_schedules_are_worth_running() -> None:
     assert seen["aborted"] > 500
     assert seen["savepoints"] + seen["disposed"] > 80
     assert seen["disposed"] > 10
+    assert seen["rescaled"] > 10
     assert min(seen[f"ended {status}"] for status in ("FINISHED", "CANCELED", "FAILED")) > 3
     assert {"CHECKPOINT_EXPIRED", "FINALIZE_CHECKPOINT_FAILURE", "CHECKPOINT_SUBSUMED", "IO_EXCEPTION"} <= {
         reason.name for reason in reasons
@@ -117,7 +119,7 @@ def test_a_checkpoint_at_95_percent_is_rescued(monkeypatch: pytest.MonkeyPatch) 
         world.loop.at(world.loop.now + takes, None, self._uploaded, task, checkpoint_id, task.options[checkpoint_id])
 
     monkeypatch.setattr(Deployment, "_snapshot", slow)
-    settings = CheckpointConfiguration(interval_ms=30 * MINUTE, timeout_ms=10 * MINUTE)
+    settings = CheckpointConfiguration(interval_ms=30 * MINUTE, timeout_ms=10 * MINUTE, incremental=True)
     world = World(
         1,
         Scenario(
@@ -125,7 +127,6 @@ def test_a_checkpoint_at_95_percent_is_rescued(monkeypatch: pytest.MonkeyPatch) 
             settings,
             calm=False,
             fault_scale=0.0,
-            incremental=True,
             plain=True,
         ),
         tracing=True,

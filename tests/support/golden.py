@@ -43,6 +43,7 @@ UNALIGNED = {
     "execution.checkpointing.unaligned.enabled": "true",
     "taskmanager.network.buffer.max-rows": "32",
 }
+ROCKSDB = {**IN_FILES, "state.backend.type": "rocksdb", "execution.checkpointing.incremental": "true"}
 Rows = dict[str, list[list[int | None]]]
 
 
@@ -80,6 +81,8 @@ KINDS = {
     "stop": Kind({}, savepoint=True, stop=True),
     "canonical": Kind({}, savepoint=True, savepoint_format=SavepointFormat.CANONICAL),
     "drain": Kind({}, savepoint=True, stop=True, drain=True),
+    "rocksdb": Kind(ROCKSDB, savepoint=True),
+    "rocksdb-checkpoint": Kind(ROCKSDB),
 }
 
 

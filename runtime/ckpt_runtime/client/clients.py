@@ -92,7 +92,7 @@ class _Methods:
     patch_checkpoint_config = _Method(requests.patch_checkpoint_config)
     reset_checkpoint_config = _Method(requests.reset_checkpoint_config)
     resource_requirements = _Method(requests.resource_requirements)
-    rescale = _Method(waiting.rescale)
+    update_resource_requirements = _Method(requests.update_resource_requirements)
     trigger_checkpoint = _Method(requests.trigger_checkpoint)
     trigger_savepoint = _Method(requests.trigger_savepoint)
     stop_with_savepoint = _Method(requests.stop_with_savepoint)
@@ -100,6 +100,7 @@ class _Methods:
     operation_status = _Method(requests.operation_status)
     wait_for_operation = _Method(waiting.wait_for_operation)
     wait_for_state = _Method(waiting.wait_for_state)
+    rescale = _Method(waiting.rescale)
 
 
 class _Client(_Methods, Generic[Http, Transport]):

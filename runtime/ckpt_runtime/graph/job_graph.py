@@ -130,6 +130,11 @@ class JobGraph:
         del document["configuration"]
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
+    @property
+    def plan_fingerprint(self) -> str:
+        """As :attr:`fingerprint`, but the same after a rescale: so are the operators that a plan makes."""
+        return self.with_parallelism(dict.fromkeys((vertex.id for vertex in self.vertices), 1)).fingerprint
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -31,8 +31,9 @@ def carry_out(record: JobRecord, order: Order) -> JobInput:
             reach("rescale-persisted")
             return core.GraphStored(request_id)
         case core.SettleGraph(request_id, graph):
-            is_stored = record.settle_graph(graph)
-            return core.GraphStored(request_id) if is_stored else core.ChangeNotStored(request_id, "it was not stored")
+            if record.settle_graph(graph):
+                return core.GraphStored(request_id)
+            return core.ChangeNotStored(request_id, "it was not stored", final=True)
 
 
 def unconfirmed(order: Order, error: Exception) -> JobInput:
@@ -44,7 +45,7 @@ def unconfirmed(order: Order, error: Exception) -> JobInput:
             return core.ChangeUnknown(order.request_id, str(error))
         case StorageError():
             text = f"the change could not be stored, nothing has changed: {error}"
-            return core.ChangeNotStored(order.request_id, text, gone=isinstance(error, NotFoundError))
+            return core.ChangeNotStored(order.request_id, text, final=isinstance(error, NotFoundError))
     return core.ChangeUnknown(order.request_id, str(error))
 
 

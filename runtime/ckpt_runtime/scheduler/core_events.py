@@ -117,11 +117,14 @@ class GraphStored:
 
 @dataclass(frozen=True, slots=True)
 class ChangeNotStored:
-    """Answers orders to store or settle: this call changed nothing. ``gone``: the job is stored no more."""
+    """Answers orders to store or settle: this call changed nothing.
+
+    ``final``: no earlier one has or will; the job is stored no more, or what is stored was settled.
+    """
 
     request_id: str
     message: str
-    gone: bool = False
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,9 +44,9 @@ class DurableChange:
         """Counts from 0, which is when its sender is to be told."""
         return self.attempt - MAX_ATTEMPTS
 
-    def failed(self, *, unknown: bool, gone: bool = False) -> Next:
-        """A write was not done (``gone``: there is nothing to be changed any more), or may have been."""
-        if not unknown and (gone or not self.unknown):
+    def failed(self, *, unknown: bool, final: bool = False) -> Next:
+        """A write was not done (``final``: nor was any before), or may have been."""
+        if not unknown and (final or not self.unknown):
             return Next.GIVE_UP
         self.unknown |= unknown
         self.attempt += 1

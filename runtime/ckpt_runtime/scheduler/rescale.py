@@ -107,9 +107,9 @@ class Rescale:
         """Storing has failed, or nobody knows. With GIVE_UP nothing is stored and :meth:`given_up` is next."""
         wish = self._wish
         assert wish is not None
-        gone = isinstance(event, core.ChangeNotStored) and event.gone
+        final = isinstance(event, core.ChangeNotStored) and event.final
         request_id, writes = wish.request.request_id, wish.writes
-        match following := writes.failed(unknown=isinstance(event, core.ChangeUnknown), gone=gone):
+        match following := writes.failed(unknown=isinstance(event, core.ChangeUnknown), final=final):
             case Next.STORE_AGAIN:
                 return following, [core.StoreGraph(request_id, wish.graph, writes.attempt)]
             case Next.SETTLE:

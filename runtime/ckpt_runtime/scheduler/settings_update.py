@@ -60,7 +60,7 @@ class SettingsUpdate:
         if isinstance(event, core.OverridesRefused):
             return self._settle(ChangeOutcome.REFUSED, event.message)
         unknown = isinstance(event, core.ChangeUnknown)
-        match patch.writes.failed(unknown=unknown, gone=isinstance(event, core.ChangeNotStored) and event.gone):
+        match patch.writes.failed(unknown=unknown, final=isinstance(event, core.ChangeNotStored) and event.final):
             case Next.GIVE_UP:
                 return self._settle(ChangeOutcome.NOT_STORED, event.message)
             case Next.STORE_AGAIN:

@@ -185,7 +185,7 @@ class TaskWorker:
 
     def _plan_of(self, deployment: Deployment, directory: str) -> CompiledPlan:
         """The entry point runs once per worker and job, not once per restart."""
-        key = f"{deployment.program.directory}:{deployment.graph.fingerprint}"
+        key = f"{deployment.program.directory}:{deployment.graph.plan_fingerprint}"
         if self._plan is None or self._plan[0] != key:
             self._plan = (key, load_checked_plan(deployment.program, deployment, directory))
         return self._plan[1]

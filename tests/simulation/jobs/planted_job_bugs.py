@@ -16,12 +16,14 @@ from ckpt_runtime.checkpoint.barrier_handler import BarrierHandler
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range, owner_of_key_group
 from ckpt_runtime.jobmaster import snapshot_clean_up
+from ckpt_runtime.jobmaster.job_slots import JobSlots
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.network.credit import SenderCredit
 from ckpt_runtime.network.elements import CheckpointBarrier, Watermark
 from ckpt_runtime.network.gate import InputChannel
 from ckpt_runtime.network.output_queue import OutputQueue
 from ckpt_runtime.network.transport import RemoteSubpartition
+from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.storage import disposal
 from ckpt_runtime.storage.errors import NotFoundError
@@ -485,6 +487,66 @@ def _():
 def _():
     rooms = (disposal, snapshot_clean_up)
     return [(room, "check_directory", lambda directory: None) for room in rooms]
+
+
+# --- live rescale
+
+
+@bug("a job is rescaled before its fresh checkpoint is complete", "203.14")
+def _():
+    original = JobCore._on_slots_reserved
+
+    def reserved(self, event):
+        """Nothing is to be stored before that."""
+        original(self, event)
+        if self._rescale.needs_running_job and self._rescale.concerns(event.request_id):
+            (order,) = self._rescale.checkpoint_taken()
+            self._follow([order])
+            self._tell(core.GraphStored(event.request_id))
+
+    return [(JobCore, "_on_slots_reserved", reserved)]
+
+
+@bug("slots that a smaller job does not need stay its own", "203.14")
+def _():
+    original = JobSlots._acquired
+
+    def acquired(self, attempt, result):
+        release, self._release = self._release, nothing
+        original(self, attempt, result)
+        self._release = release
+
+    return [(JobSlots, "_acquired", acquired)]
+
+
+@bug("slots that were reserved for a rescale that failed stay the job's", "203.14")
+def _():
+    return [(JobSlots, "release_reserve", nothing)]
+
+
+@bug("a rescale that failed is deployed with the next restart", "203.14")
+def _():
+    original = JobCore._give_up_rescale
+
+    def give_up(self, reason):
+        self._next_plan = replace(self._next_plan, graph=self.wanted_graph)
+        original(self, reason)
+
+    return [(JobCore, "_give_up_rescale", give_up)]
+
+
+@bug("one vertex of a rescale keeps its parallelism", "203.14, half of it is deployed")
+def _():
+    original = JobCore._on_graph_stored
+
+    def stored(self, event):
+        wanted = self.wanted_graph
+        original(self, event)
+        kept = {vertex.id: vertex.parallelism for vertex in self._plan.graph.vertices[:1]}
+        if self._next_plan.graph is wanted:
+            self._next_plan = replace(self._next_plan, graph=wanted.with_parallelism(kept))
+
+    return [(JobCore, "_on_graph_stored", stored)]
 
 
 # --- the shell

@@ -55,6 +55,8 @@ def test_the_schedules_are_worth_running() -> None:
     assert seen["with output data"] > 12
     assert seen["restores with in-flight data"] > 7
     assert seen["rescaled with in-flight data"] > 3
+    assert seen["rescaled live"] > 10
+    assert seen["rescale NOT_STORED"] > 5
 
 
 def test_the_same_seed_gives_the_same_trace_under_any_hash_seed() -> None:

@@ -323,7 +323,7 @@ def _():
 
 @bug("a rescale whose storing is unknown counts as not stored", "203.14, K13")
 def _():
-    return [(DurableChange, "failed", lambda self, *, unknown, gone=False: Next.GIVE_UP)]
+    return [(DurableChange, "failed", lambda self, *, unknown, final=False: Next.GIVE_UP)]
 
 
 @bug("a rescale is in force before it is stored", "203.14, persist, then apply")

@@ -211,7 +211,8 @@ class RescaleEndpoint:
             self._wish = None if told else self._wish
         else:
             told = self._answered
-            self._driver.tell(core.ChangeNotStored(name, "simulated", gone=not self._world.ha.job_is_stored))
+            settled = isinstance(order, core.SettleGraph) and outcome is Outcome.DONE
+            self._driver.tell(core.ChangeNotStored(name, "simulated", settled or not self._world.ha.job_is_stored))
             if told and self._driver.core.wanted_graph is not order.graph:
                 self._wish = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ from ckpt_runtime.api.entry_point import load_plan, parse_entry
 from ckpt_runtime.api.plan_process import PLAN_LIMITS, plan_in_process, run
 from ckpt_runtime.api.plan_result import PlanRequest
 from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.job_graph import JobGraph
 
 PIPELINE = """
 import helper
@@ -129,6 +131,27 @@ def test_the_plan_process_gives_the_same_graph_and_ignores_noise(archive: Path) 
     assert result.job_graph is not None
     assert result.job_graph.fingerprint == load_plan(archive, "job", ["5"], {}).job_graph.fingerprint
     assert "job" not in sys.modules
+
+
+@pytest.mark.row("203.14")
+def test_a_rescaled_plan_keeps_its_chains_edges_and_key_groups(archive: Path) -> None:
+    """What a submission at that parallelism would chain or connect one to one, and how many key groups it would derive,
+    does not matter: state and rows on their way have to keep their places.
+    """
+    (archive / "wide.py").write_text(
+        "def pipeline(session):\n"
+        "    rows = session.readStream.format('numbers').load().uid('rows').setParallelism(2)\n"
+        "    mapped = rows.mapInArrow(lambda batches: batches, rows.schema).uid('map').setParallelism(3)\n"
+        "    mapped.writeStream.format('noop').start().uid('sink').setParallelism(3)\n"
+    )
+    submitted = load_plan(archive, "wide", [], {}).job_graph
+    rescaled = submitted.with_parallelism(dict.fromkeys((vertex.id for vertex in submitted.vertices), 100))
+    again = load_plan(archive, "wide", [], rescaled.configuration).job_graph
+    assert again.fingerprint == rescaled.fingerprint != submitted.fingerprint
+    assert again.plan_fingerprint == submitted.plan_fingerprint
+    assert again.edges == submitted.edges
+    assert {vertex.parallelism for vertex in again.vertices} == {100}
+    assert JobGraph.from_json(json.loads(json.dumps(rescaled.to_json()))) == rescaled
 
 
 def test_the_plan_process_tells_what_the_pipeline_set(archive: Path) -> None:

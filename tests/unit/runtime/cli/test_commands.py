@@ -68,6 +68,30 @@ def test_info(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[st
     assert json.loads(capsys.readouterr().out)["checkpoints"]["counts"]["completed"] == 1
 
 
+@pytest.mark.row("203.14")
+def test_rescale(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    def parallelism() -> list[int]:
+        return [vertex.parallelism for vertex in gateway.jobs[JOB].graph.vertices]
+
+    assert ckpt("rescale", JOB, "-p", "count=3", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document == {"job_id": JOB, "parallelism": dict(zip(VERTICES, (2, 3, 2), strict=True))}
+    assert parallelism() == [2, 3, 2]
+    assert ckpt("rescale", JOB, "-p", f"{VERTICES[2]}=1", "-p", "4") == 0
+    assert "     4  count\n     1  sink: Writer\n" in capsys.readouterr().out
+    assert parallelism() == [4, 4, 1]
+    gateway.rescale_failure = "The job keeps its parallelism: no slots"
+    assert ckpt("rescale", JOB, "-p", "2") == 5
+    assert "keeps its parallelism: no slots" in capsys.readouterr().err
+    assert ckpt("rescale", JOB, "-p", "200") == 2
+    assert f"200 for the job vertex {VERTICES[0]} exceeds its maximum parallelism 128" in capsys.readouterr().err
+    for wrong, said in (("x=1", "no vertex is 'x'"), ("count=x", "it must be N or VERTEX=N"), ("=1", "VERTEX=N")):
+        assert ckpt("rescale", JOB, "-p", wrong) == 2
+        assert said in capsys.readouterr().err.replace("\n", " ")
+    assert ckpt("rescale", JOB) == 2
+    assert parallelism() == [4, 4, 1]
+
+
 def test_cancel(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
     assert ckpt("cancel", JOB, "--wait", "--wait-timeout", "10 s") == 0
     assert gateway.jobs[JOB].status is JobStatus.CANCELED

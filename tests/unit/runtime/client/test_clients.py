@@ -133,6 +133,17 @@ def test_checkpoint_configuration(client: Both) -> None:
     assert client.reset_checkpoint_config(JOB).overrides == ()
 
 
+@pytest.mark.row("203.14")
+def test_rescale(client: Both, gateway: FakeGateway) -> None:
+    present = client.resource_requirements(JOB)
+    assert set(present.values()) == {2}
+    client.rescale(JOB, {**present, VERTICES[1]: (1, 4)}, timeout_s=10)
+    assert client.resource_requirements(JOB) == {**present, VERTICES[1]: 4}
+    gateway.rescale_failure = "The job keeps its parallelism: no slots"
+    with pytest.raises(Conflict, match="no slots"):
+        client.rescale(JOB, present)
+
+
 def test_settings_are_those_of_the_engine() -> None:
     patched = {field.name: field.encode_name for field in msgspec.structs.fields(CheckpointConfigPatch)}
     shown = {field.name: field.encode_name for field in msgspec.structs.fields(CheckpointConfig)}

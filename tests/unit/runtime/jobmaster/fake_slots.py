@@ -178,7 +178,8 @@ class FakeWorker:
             if vertex_id == "k":
                 name = f"state-{subtask}"
                 (Path(directory.removeprefix("file://")) / name).write_bytes(b"state")
-                handle = KeyedStateHandle(key_group_range(128, 2, subtask), StateFile(name, 5, "xxh64:0"), ())
+                groups = key_group_range(128, self.deployment.graph.vertex(vertex_id).parallelism, subtask)
+                handle = KeyedStateHandle(groups, StateFile(name, 5, "xxh64:0"), ())
                 state = SubtaskState({"count": OperatorSubtaskState((handle,))}, 5)
             self.peer.send(
                 AcknowledgeCheckpoint(
@@ -328,7 +329,7 @@ class World:
     def submit_durably(self, store: HaStore, **arguments: Any) -> JobMaster:
         """As the dispatcher does it, with the checkpoint directory of the others. Raises NotReady."""
         arguments["execution__checkpointing__dir"] = str(self.directory / "checkpoints")
-        submission = self.submission(record=DurableRecord(store, JOB), **arguments)
+        submission = self.submission(**{"record": DurableRecord(store, JOB), **arguments})
         job = JobMaster(submission, self.slot_pool, self.pool)
         store_job(store, submission, job.prepare_storage())
         self.jobs.append(job)

@@ -20,6 +20,7 @@ from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.failure_report import FailureCause
+from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.jobmaster import job_recovery, stored_changes, stored_submissions
 from ckpt_runtime.jobmaster.ended_job import EndedJob
@@ -40,7 +41,7 @@ from ckpt_runtime.jobmaster.operations import OperationFailed
 from ckpt_runtime.jobmaster.snapshot_claims import claim_snapshot
 from ckpt_runtime.network.control_messages import Cancel, NotifyCheckpointComplete, TriggerCheckpoint
 from ckpt_runtime.rest.shapes import checkpoints as shapes
-from ckpt_runtime.scheduler.replacement import ReplacementRefusedError
+from ckpt_runtime.scheduler.replacement import ParallelismBounds, ReplacementRefusedError
 from ckpt_runtime.storage import disposal, job_store, snapshot_metadata, versioned_document
 from ckpt_runtime.storage.claims import Claimant
 from ckpt_runtime.storage.documents import encode_document
@@ -97,6 +98,55 @@ def test_a_new_driver_goes_on_with_overrides_from_the_latest_checkpoint(tmp_path
         third = found_by(driver(tmp_path, 3)).submission
         assert third is not None
         assert third.history.overrides is None
+
+    run(tmp_path, test)
+
+
+@pytest.mark.row("203.14")
+def test_a_new_driver_goes_on_at_the_parallelism_that_was_stored(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        store = driver(tmp_path)
+        job = world.submit_durably(store)
+        await world.running(job)
+        assert {bounds.upper for bounds in job.resource_requirements().values()} == {2}
+        await job.rescale(dict.fromkeys("sk", ParallelismBounds(3, 3)))
+        await world.running(job)
+        latest = await checkpoint(job)
+        assert [slot.owner is not None for slot in world.slot_pool.all()] == [True] * 3
+        assert world.slots.launched == [2, 1]
+        await crash(job)
+
+        recovered = await taken_over(world, driver(tmp_path, 2))
+        assert recovered.graph.slots == 3
+        assert world.active()[0].deployment.restored_checkpoint_id == latest
+        assert len(world.active()) == 3
+        await recovered.rescale(dict.fromkeys("sk", ParallelismBounds(1, 1)))
+        await world.until(lambda: sum(slot.owner is not None for slot in world.slot_pool.all()) == 1)
+        assert JobGraph.from_json(driver(tmp_path, 3).jobs.get(JOB).graph).slots == 1
+
+    run(tmp_path, test)
+
+
+class UnsureGraph(DurableRecord):
+    """Stores nothing and cannot tell; what is settled is told."""
+
+    def store_graph(self, graph: JobGraph) -> None:
+        raise AmbiguousWriteError("nobody knows", "plan")
+
+
+@pytest.mark.row("203.14")
+def test_a_rescale_that_was_not_stored_after_all_leaves_the_job_as_it_was(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        store = driver(tmp_path)
+        job = world.submit_durably(store, record=UnsureGraph(store, JOB))
+        await world.running(job)
+        with pytest.raises(NotReady, match="unknown whether the change is stored"):
+            await job.rescale(dict.fromkeys("sk", ParallelismBounds(3, 3)))
+        await world.until(lambda: {bounds.upper for bounds in job.resource_requirements().values()} == {2})
+        await world.until(lambda: sum(slot.owner is not None for slot in world.slot_pool.all()) == 2)
+        assert job.metrics()["numRestarts"] == "0"
+        (entry,) = job.exception_history(5).entries
+        assert entry.failure.exception == "RescaleException"
 
     run(tmp_path, test)
 

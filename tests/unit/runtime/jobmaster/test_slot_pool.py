@@ -304,6 +304,31 @@ class TestAcquire:
 
         run(test)
 
+    def test_with_a_least_number_it_is_as_many_as_the_session_can_have(self) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            held = await world.pool.acquire(owner, 1, [])
+            await world.pool.acquire(Owner(), 1, [])
+            world.capacity = 4
+            wide = await world.pool.acquire(owner, 8, held, least=1)
+            assert len(wide) == 3
+            assert await world.pool.acquire(owner, 2, wide, least=1) == wide[:2]
+
+        run(test)
+
+    def test_what_was_launched_in_vain_for_somebody_who_can_do_without_is_cancelled(self) -> None:
+        """It would keep a stage from being launched for whoever needs one."""
+
+        async def test(world: World) -> None:
+            world.automatic = False
+            with pytest.raises(SlotsUnavailableError, match="2 slots were not available"):
+                await world.pool.acquire(Owner(), 2, [], least=2)
+            assert world.cancelled == [0]
+            world.automatic = True
+            assert [slot.slot_id for slot in await world.pool.acquire(Owner(), 1, [])] == ["1-0"]
+
+        run(test, request_timeout_s=0.05)
+
     @pytest.mark.parametrize("ending", ["cancelled", "served"])
     def test_a_held_slot_that_was_given_back_meanwhile_belongs_to_its_next_owner(self, ending: str) -> None:
         async def test(world: World) -> None:

@@ -206,7 +206,7 @@ class TestPatch:
         job = Job().run()
         job.step(core.PatchRequested("p", CheckpointOverrides(interval_ms=200)))
         job.each(job_on.TaskFinished)
-        assert job.step(core.ChangeNotStored("p", "gone", gone=True)) == []
+        assert job.step(core.ChangeNotStored("p", "gone", final=True)) == []
         job.step(core.ResultStored())
         assert job.one(ChangeAnswered).outcome is ChangeOutcome.JOB_ENDED
 
@@ -223,7 +223,7 @@ class TestPatch:
         job = Job().run()
         job.step(core.PatchRequested("p", None))
         job.each(job_on.TaskFinished)
-        job.step(core.ChangeNotStored("p", "gone", gone=True))
+        job.step(core.ChangeNotStored("p", "gone", final=True))
         job.step(core.LeadershipLost())
         assert job.one(ChangeAnswered).outcome is ChangeOutcome.UNKNOWN
         assert job.one(job_out.JobEnded).status is JobStatus.SUSPENDED

@@ -252,8 +252,19 @@ class TestWhileItIsStored:
         assert job.machine.state is JobState.CLEARING
         assert core.ChangeAnswered not in job.kinds()
 
+    def test_an_unknown_outcome_that_is_settled_as_not_stored_leaves_the_job_as_it_was(self) -> None:
+        job = Job().to_storing()
+        for _ in range(MAX_ATTEMPTS):
+            job.step(core.ChangeUnknown("r", "?"))
+        job.step(core.ChangeNotStored("r", "away"))
+        assert [type(output) for output in job.last] == [core.SettleGraph]
+        job.step(core.ChangeNotStored("r", "it was not stored", final=True))
+        assert job.kinds() == [core.RecordFailure, core.ReleaseReserve]
+        assert job.parallelism == (2, 2)
+        assert job.ask(2, name="next").answer.outcome is ChangeOutcome.APPLIED
+
     def test_a_job_that_is_gone_is_not_rescaled(self) -> None:
-        job = Job().to_storing().step(core.ChangeUnknown("r", "?")).step(core.ChangeNotStored("r", "!", gone=True))
+        job = Job().to_storing().step(core.ChangeUnknown("r", "?")).step(core.ChangeNotStored("r", "!", final=True))
         assert job.answer.outcome is ChangeOutcome.NOT_STORED
 
     def test_another_driver_leads(self) -> None:

@@ -45,7 +45,7 @@ def test_one_at_a_time(update: SettingsUpdate) -> None:
     [
         (core.OverridesRefused("a", "no"), ChangeOutcome.REFUSED),
         (core.ChangeNotStored("a", "no"), ChangeOutcome.NOT_STORED),
-        (core.ChangeNotStored("a", "no", gone=True), ChangeOutcome.NOT_STORED),
+        (core.ChangeNotStored("a", "no", final=True), ChangeOutcome.NOT_STORED),
     ],
 )
 def test_nothing_has_changed(
@@ -86,7 +86,7 @@ def test_one_that_stays_unknown_is_said_to_be_and_then_settled_for_nobody(update
 
 def test_a_job_that_is_stored_no_more_ends_the_search(update: SettingsUpdate) -> None:
     stay_unknown(update)
-    assert update.answered(core.ChangeNotStored("a", "gone", gone=True)) == []
+    assert update.answered(core.ChangeNotStored("a", "gone", final=True)) == []
     update.check_idle()
 
 
