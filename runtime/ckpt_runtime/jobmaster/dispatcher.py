@@ -18,10 +18,7 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
-from ckpt_runtime.configuration.checkpointing_options import (
-    CheckpointingOptions,
-    RecoveryClaimMode,
-)
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions, RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.graph.job_graph import JobVertex
@@ -322,10 +319,10 @@ class Dispatcher:
             record=JobRecord() if self._store is None else DurableRecord(self._store, job_id),
             ended_jobs=self._ended_before(savepoint),
         )
-        in_pool = asyncio.get_running_loop().run_in_executor
         try:
             # Whoever submits names the directory: whether storage answers there is not known yet.
-            await in_pool(self._pools.paths, resolve, checkpoint_directory(submission))
+            directory = checkpoint_directory(submission)
+            await asyncio.get_running_loop().run_in_executor(self._pools.paths, resolve, directory)
             submission = await self._claimed(submission)
             job, first_checkpoint_id = await self._prepared(submission)
         except (ConfigurationError, CheckpointConfigurationError) as error:
@@ -346,9 +343,9 @@ class Dispatcher:
         snapshot = submission.savepoint
         if snapshot is None or submission.claim_mode is not RecoveryClaimMode.CLAIM:
             return submission
-        directory = checkpoint_directory(submission)
+        job_id, directory = submission.job_id, checkpoint_directory(submission)
         try:
-            claims = await self._references.claim(snapshot, submission.job_id, directory, self._cluster)
+            claims = await self._references.claim(snapshot, job_id, directory, self._cluster)
         except PoolExhaustedError as error:
             raise NotReady(str(error)) from error
         except StorageError as error:
