@@ -30,6 +30,7 @@ from ckpt_runtime.state.snapshots import KeyedSnapshot, SnapshotFile, SnapshotFi
 from ckpt_runtime.state.states import AggregateColumn
 
 BATCH = 65_536
+LEAST_KEYS = 1_000_000
 MAX_PARALLELISM = 128
 KEY = pa.schema([("key", pa.int64())])
 AGGREGATES = [
@@ -39,8 +40,11 @@ AGGREGATES = [
 
 
 def bytes_per_key(backend: str, keys: int) -> float:
-    """Of ``keys`` keys in a backend by its name in ``state.backend.type``, with a snapshot being written."""
-    command = [sys.executable, "-m", "benchmarks.state_memory", backend, str(keys)]
+    """Of ``keys`` keys, or a million, in a backend by its name in ``state.backend.type``, while a snapshot is written.
+
+    Fewer keys than that are lost among what a process needs anyway.
+    """
+    command = [sys.executable, "-m", "benchmarks.state_memory", backend, str(max(keys, LEAST_KEYS))]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return float(json.loads(done.stdout)["bytes_per_key"])
 
@@ -99,7 +103,7 @@ def measured(name: str, keys: int) -> dict[str, Any]:
             snapshot.release()
             return backend
 
-        filled(10 * BATCH).close()  # libraries and pools have their memory from here on
+        filled(BATCH).close()  # libraries and pools have their memory from here on
         before = psutil.Process().memory_info().rss
         filled(keys).close()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -45,6 +45,7 @@ BACKENDS: Mapping[str, Mapping[str, str]] = {
         "state.backend.rocksdb.memory.fixed-per-slot": "4 mb",
     },
 }
+EVERYWHERE = "everywhere"
 ROLES = ("worker", "template", "agent")
 PROGRESS_S = 90.0
 """How long a job may take after a fault is over until it has completed two more checkpoints."""
@@ -189,8 +190,10 @@ class Run:
         """The job keeps its parallelism when a checkpoint of it fails meanwhile; another driver or job may come."""
         self.parallelism = self.choice.choice((1, 2, 3))
         try:
-            vertices = self.client.resource_requirements(self.job_id)
-            self.client.rescale(self.job_id, dict.fromkeys(vertices, self.parallelism), timeout_s=60)
+            # One vertex has a parallelism that its output shows.
+            vertices = self.client.job_details(self.job_id).vertices
+            wanted = {v.id: v.parallelism if EVERYWHERE in v.name else self.parallelism for v in vertices}
+            self.client.rescale(self.job_id, wanted, timeout_s=60)
             self.log(f"  rescaled to {self.parallelism}")
         except CkptClientError as error:
             self.log(f"  not rescaled: {str(error)[:200]}")

@@ -97,6 +97,8 @@ def job(request: pytest.FixtureRequest, cluster: MiniCluster, tmp_path: Path) ->
     return FileBackedJob(cluster, tmp_path, request.param)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_shared_files_carry_a_job_through_kills_and_rescaling(job: FileBackedJob, tmp_path: Path) -> None:
     cluster = job.cluster
     job.start(2)
@@ -150,6 +152,29 @@ def test_later_checkpoints_refer_to_files_of_earlier_ones_and_the_others_go(job:
     assert used <= shared(), "a completed checkpoint lacks a file"
     # What a checkpoint that was under way at the end has written may stay: its name tells whose it is.
     assert {name for name in shared() - used if int(name.split("-")[1]) <= latest.id} == set()
+
+
+@pytest.mark.row("203.3")
+def test_a_savepoint_duplicates_files_of_checkpoints_and_outlives_them(job: FileBackedJob, tmp_path: Path) -> None:
+    cluster = job.cluster
+    job.start(2, rate=2500)
+    cluster.wait_for_checkpoints(job.job_id, 5)
+    first = cluster.savepoint(job.job_id, tmp_path / "savepoints", stop=True)
+    job.start(2, rate=10, savepoint=first)  # hardly anything changes from here on
+    cluster.wait_for_checkpoints(job.job_id, 2)
+    savepoint = cluster.savepoint(job.job_id, tmp_path / "savepoints", stop=True)
+    taken = cluster.call(cluster.dispatcher.checkpoint_statistics(job.job_id)).latest_savepoint
+    assert taken is not None
+    assert taken.is_incremental
+    assert 0 < taken.reused_size <= taken.state_size
+    saved = CompletedCheckpoint.from_json(read_metadata(savepoint).document)
+    assert not any(map(is_shared_path, files_of(saved)))
+    assert files_of(saved) | {"_metadata"} == {path.name for path in Path(resolve(savepoint).path).iterdir()}
+    cluster.wait_until(lambda: not job.checkpoints.exists(), "the end of the checkpoints")
+    moved = (tmp_path / "savepoints").rename(tmp_path / "moved") / Path(savepoint).name
+    job.start(1, rate=5000, savepoint=moved.as_uri())
+    cluster.wait_for_status(job.job_id, JobStatus.FINISHED)
+    job.assert_exact()
 
 
 def test_local_files_go_with_their_worker_and_with_their_job(job: FileBackedJob) -> None:

@@ -14,12 +14,14 @@ from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.driver_processes import Sessions
 from tests.support.jobs import PIPELINES, SequenceJob, fast
 from tests.support.object_store import ObjectStore, keys, object_store
-from tests.support.outputs import assert_sequence
+from tests.support.outputs import assert_sequence, visible
 from tests.support.spark_sessions import wait_until
 
 ROWS = 20_000
@@ -214,3 +216,50 @@ def test_a_killed_driver_s_job_goes_on_from_an_object_store(store: ObjectStore, 
         wait_until(lambda: owned() == [], "the clean-up")
     finally:
         sessions.end()
+
+
+@pytest.mark.row("203.4")
+@pytest.mark.slow
+def test_an_incremental_savepoint_is_copied_within_the_store(
+    cluster: MiniCluster, client: CkptClient, store: ObjectStore, bucket: str, tmp_path: Path
+) -> None:
+    """The job goes on from it elsewhere in the store, without any of the checkpoints that its files came from."""
+    out = tmp_path / "out"
+    configuration = fast(
+        execution__checkpointing__dir=f"{bucket}/incremental",
+        execution__checkpointing__incremental="true",
+        state__storage__fs__memory_threshold="0b",
+        pipeline__max_parallelism="64",
+    )
+
+    def start(rate: str, savepoint: str | None = None) -> str:
+        return cluster.submit(
+            PIPELINES,
+            entry="file_backed:pipeline",
+            arguments=[str(out), str(ROWS), rate],
+            configuration=configuration,
+            parallelism=2,
+            savepoint=savepoint,
+        )
+
+    job_id = start("500")
+    cluster.wait_for_checkpoints(job_id, 5)
+    first = cluster.savepoint(job_id, f"{bucket}/savepoints", stop=True)
+    job_id = start("10", savepoint=first)  # hardly anything changes from here on
+    cluster.wait_for_checkpoints(job_id, 2)
+    copies = store.requests["COPY", "200"]
+    savepoint = cluster.savepoint(job_id, f"{bucket}/savepoints", stop=True)
+    taken = client.checkpoint_statistics(job_id).latest_savepoint
+    assert taken is not None
+    assert taken.incremental
+    assert 0 < taken.reused_size <= taken.state_size
+    assert store.requests["COPY", "200"] > copies
+    cluster.wait_until(lambda: keys(f"{bucket}/incremental") == [], "the end of the checkpoints")
+    location = resolve(savepoint)
+    for name in keys(savepoint):
+        location.filesystem.mv(f"{location.path}/{name}", f"{location.path}-moved/{name}")
+    job_id = start("5000", savepoint=f"{savepoint}-moved")
+    cluster.wait_for_status(job_id, JobStatus.FINISHED)
+    seen = visible(out / "seen")
+    assert len(seen) == ROWS
+    assert (seen.seen == seen.n % 200 + 1).all(), "keyed state lost or repeated rows"

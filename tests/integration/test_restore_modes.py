@@ -12,12 +12,13 @@ import pytest
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.jobmaster.gateway import CheckpointKind, SnapshotInUse
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, fast
+from tests.support.jobs import PIPELINES, SequenceJob, fast
 from tests.support.outputs import hidden, visible
 
 BLOCK = 200
@@ -193,6 +194,41 @@ def test_a_job_of_another_cluster_cannot_claim_it_too_and_is_told_why(job: Shari
         with pytest.raises(SnapshotInUse, match="cannot be disposed of while job"):
             other.call(other.dispatcher.dispose_savepoint(str(snapshot), None))
         assert content(snapshot) == before
+
+
+@pytest.mark.row("203.6")
+@pytest.mark.parametrize("mode", ["NO_CLAIM", "CLAIM"])
+@pytest.mark.parametrize("kind", ["native savepoint", "canonical savepoint", "full checkpoint"])
+def test_both_modes_on_snapshots_of_whole_files(cluster: MiniCluster, tmp_path: Path, kind: str, mode: str) -> None:
+    """The backend in memory, which has no increments."""
+    job = SequenceJob(cluster, tmp_path)
+    options = fast(
+        execution__checkpointing__externalized_checkpoint_retention="RETAIN_ON_CANCELLATION",
+        execution__state_recovery__claim_mode=mode,
+        state__storage__fs__memory_threshold="0",
+    )
+    job.start(configuration=options)
+    job.running()
+    cluster.wait_for_checkpoints(job.job_id, 2)
+    if kind == "full checkpoint":
+        job.canceled()
+        cluster.wait_until(lambda: len(job.left_behind()) == 1, "the clean-up")
+        snapshot = job.checkpoints / job.job_id / job.left_behind()[0]
+    else:
+        form = SavepointFormat.CANONICAL if kind == "canonical savepoint" else SavepointFormat.NATIVE
+        snapshot = local(cluster.savepoint(job.job_id, tmp_path / "savepoints", stop=True, savepoint_format=form))
+    before = content(snapshot)
+    job.start(savepoint=str(snapshot), configuration=options)
+    job.running()
+    cluster.wait_for_checkpoints(job.job_id, 1)
+    if mode == "CLAIM":
+        cluster.wait_until(lambda: not snapshot.exists(), "the end of the snapshot, its claim included")
+    else:
+        assert content(snapshot) == before
+        shutil.rmtree(snapshot)
+    job.inject("map-raise")
+    job.restarted(1)
+    job.stopped()
 
 
 @pytest.mark.row("203.3")

@@ -12,7 +12,9 @@ from tests.simulation.protocols.scenario import Scenario, simple_graph
 from tests.simulation.protocols.world import World
 from tests.simulation.schedules.schedule import Action
 
-SETTINGS = CheckpointConfiguration(interval_ms=50, timeout_ms=500, tolerable_failures=1_000, retained=1)
+SETTINGS = CheckpointConfiguration(
+    interval_ms=50, timeout_ms=500, tolerable_failures=1_000, retained=1, incremental=True
+)
 
 
 def scenario(*actions: Action, end: int) -> Scenario:
@@ -20,7 +22,6 @@ def scenario(*actions: Action, end: int) -> Scenario:
         graph=simple_graph(2, 1, (Partitioning.HASH,)),
         submitted=SETTINGS,
         calm=False,
-        incremental=True,
         chaos_ms=end,
         calm_ms=250,
         actions=actions,

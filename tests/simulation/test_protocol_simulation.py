@@ -119,7 +119,7 @@ def test_a_checkpoint_at_95_percent_is_rescued(monkeypatch: pytest.MonkeyPatch) 
         world.loop.at(world.loop.now + takes, None, self._uploaded, task, checkpoint_id, task.options[checkpoint_id])
 
     monkeypatch.setattr(Deployment, "_snapshot", slow)
-    settings = CheckpointConfiguration(interval_ms=30 * MINUTE, timeout_ms=10 * MINUTE)
+    settings = CheckpointConfiguration(interval_ms=30 * MINUTE, timeout_ms=10 * MINUTE, incremental=True)
     world = World(
         1,
         Scenario(
@@ -127,7 +127,6 @@ def test_a_checkpoint_at_95_percent_is_rescued(monkeypatch: pytest.MonkeyPatch) 
             settings,
             calm=False,
             fault_scale=0.0,
-            incremental=True,
             plain=True,
         ),
         tracing=True,

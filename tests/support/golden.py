@@ -43,6 +43,7 @@ UNALIGNED = {
     "execution.checkpointing.unaligned.enabled": "true",
     "taskmanager.network.buffer.max-rows": "32",
 }
+ROCKSDB = {**IN_FILES, "state.backend.type": "rocksdb", "execution.checkpointing.incremental": "true"}
 Rows = dict[str, list[list[int | None]]]
 
 
@@ -58,6 +59,13 @@ class Kind:
     rate: int = 150
     sleep_ms: float = 0
     savepoint_format: SavepointFormat = SavepointFormat.NATIVE
+    pipeline: str = "golden"
+    arguments: tuple[str, ...] = ()
+    tables: tuple[str, ...] = tuple(TABLES)
+
+    @property
+    def unaligned(self) -> bool:
+        return UNALIGNED.items() <= self.configuration.items()
 
 
 KINDS = {
@@ -69,6 +77,8 @@ KINDS = {
     "stop": Kind({}, savepoint=True, stop=True),
     "canonical": Kind({}, savepoint=True, savepoint_format=SavepointFormat.CANONICAL),
     "drain": Kind({}, savepoint=True, stop=True, drain=True),
+    "rocksdb": Kind(ROCKSDB, savepoint=True),
+    "rocksdb-checkpoint": Kind(ROCKSDB),
 }
 
 
@@ -91,14 +101,14 @@ def whole_output(right_rows_per_source: int) -> Rows:
     }
 
 
-def written(output: Path) -> Rows:
+def written(output: Path, tables: Iterable[str] = TABLES) -> Rows:
     """The rows that are visible, in order."""
     found: Rows = {}
-    for table, columns in TABLES.items():
+    for table in tables:
         frame = visible(output / table)
         rows = frame.astype(object).where(frame.notna(), None).values.tolist()
         found[table] = in_order([None if value is None else int(value) for value in row] for row in rows)
-        assert all(len(row) == columns for row in found[table]), table
+        assert all(len(row) == TABLES[table] for row in found[table]), table
     return found
 
 
@@ -139,8 +149,9 @@ def submit(
         **kind.configuration,
     }
     return cluster.submit(
-        PIPELINES / "golden.py",
-        arguments=[str(directory), str(rate), str(sleep_ms)],
+        PIPELINES,
+        entry=f"{kind.pipeline}:pipeline",
+        arguments=[str(directory), str(rate), str(sleep_ms), *kind.arguments],
         configuration=configuration,
         parallelism=parallelism,
         savepoint=savepoint,
@@ -166,7 +177,7 @@ def restored(
     ]
     for job in jobs:
         cluster.wait_for_status(job, JobStatus.FINISHED)
-    return [written(place / "out") for place in places]
+    return [written(place / "out", kind.tables) for place in places]
 
 
 def expected(snapshot: Path) -> Rows:
@@ -175,9 +186,8 @@ def expected(snapshot: Path) -> Rows:
     return found
 
 
-def write_snapshot(cluster: MiniCluster, name: str, target: Path, scratch: Path) -> None:
-    """Writes the snapshot of a kind to ``target``, beside it what it continues with."""
-    kind = KINDS[name]
+def take(cluster: MiniCluster, kind: Kind, scratch: Path) -> tuple[Path, Rows]:
+    """Runs the job of a kind until its snapshot is taken; where that is, and the rows that it covers."""
     job = submit(cluster, kind, scratch)
     cluster.wait_for_status(job, JobStatus.RUNNING)
     _wait_for_rows(cluster, job)
@@ -194,20 +204,31 @@ def write_snapshot(cluster: MiniCluster, name: str, target: Path, scratch: Path)
         cluster.wait_for_status(job, JobStatus.CANCELED)
     for pending in (scratch / "out").rglob(".*.pending"):  # nobody tells a sink that a plain savepoint is complete
         pending.rename(pending.with_name(pending.name.removeprefix(".").removesuffix(".pending")))
-    before = written(scratch / "out")
-    target.parent.mkdir(parents=True, exist_ok=True)
     taken = Path(found.removeprefix("file://"))
+    has_channel_state = any(state["state"]["inputs"] for state in read_metadata(str(taken)).document["states"])
+    assert has_channel_state == kind.unaligned
+    return taken, written(scratch / "out", kind.tables)
+
+
+def assert_whole(kind: Kind, before: Rows, after: Rows) -> None:
+    """Both parts together are all that the job writes."""
+    whole = whole_output(kind.right_rows_per_source)
+    for table in kind.tables:
+        assert in_order(before[table] + after[table]) == in_order(whole[table]), table
+
+
+def write_snapshot(cluster: MiniCluster, kind: Kind, target: Path, scratch: Path) -> None:
+    """Writes the snapshot of a kind to ``target``, beside it what it continues with."""
+    taken, before = take(cluster, kind, scratch)
+    target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copytree(taken, target)
-    has_channel_state = any(state["state"]["inputs"] for state in read_metadata(str(target)).document["states"])
-    assert has_channel_state == name.startswith("unaligned"), name
     if (taken.parent / "shared").is_dir():
         shutil.copytree(taken.parent / "shared", target / "shared")
     (after,) = restored(cluster, placed(target, scratch / "placed"), kind, scratch / "restored")
     if not kind.drain:  # a drain fires timers early: what comes after is as that version made it
-        for table, rows in whole_output(kind.right_rows_per_source).items():
-            assert in_order(before[table] + after[table]) == in_order(rows), (name, table)
-    (target.parent / f"{name}.json.gz").write_bytes(gzip.compress(json.dumps(after).encode(), mtime=0))
-    print(name, {table: (len(before[table]), len(after[table])) for table in TABLES})
+        assert_whole(kind, before, after)
+    (target.parent / f"{target.name}.json.gz").write_bytes(gzip.compress(json.dumps(after).encode(), mtime=0))
+    print(target.name, {table: (len(before[table]), len(after[table])) for table in kind.tables})
 
 
 def _wait_for_rows(cluster: MiniCluster, job: str) -> None:
@@ -248,7 +269,7 @@ def main(directory: Path, kinds: Iterable[str]) -> None:
     """Writes a set."""
     with tempfile.TemporaryDirectory(prefix="golden-") as scratch, MiniCluster(heartbeat_interval_s=0.1) as cluster:
         for name in kinds:
-            write_snapshot(cluster, name, directory / name, Path(scratch) / name)
+            write_snapshot(cluster, KINDS[name], directory / name, Path(scratch) / name)
     sizes = Counter({path.name: path.stat().st_size for path in directory.rglob("*") if path.is_file()})
     print(sum(sizes.values()), "bytes", sizes.most_common(5))
 

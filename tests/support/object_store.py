@@ -44,7 +44,7 @@ class _Fault:
 
 @dataclass
 class ObjectStore:
-    """One server. ``requests`` counts what it was asked for, by method and status."""
+    """One server. ``requests`` counts what it was asked for, by method and status; copies within it are a COPY."""
 
     url: str = ""
     honours_conditions: bool = True
@@ -72,7 +72,7 @@ class ObjectStore:
         return [f"<Error><Code>{fault.code}</Code><Message>as the test wants it</Message></Error>".encode()]
 
     def _served(self, environment: dict[str, Any], respond: Callable[..., Any], *, heard: bool) -> Iterable[bytes]:
-        method = environment["REQUEST_METHOD"]
+        method = "COPY" if "HTTP_X_AMZ_COPY_SOURCE" in environment else environment["REQUEST_METHOD"]
 
         def noted(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
             if heard:

@@ -61,6 +61,7 @@ from ckpt_runtime.jobmaster.request_checks import (
     check_backend,
     check_directories,
     check_fits,
+    check_release,
     check_target,
     checkpoint_directory,
     given_configuration,
@@ -305,6 +306,7 @@ class Dispatcher:
         check_directories(configuration)
         if savepoint is not None:
             check_backend(savepoint, configuration, request)
+            check_release(savepoint, request)
         submission = JobSubmission(
             job_id=job_id,
             graph=graph,

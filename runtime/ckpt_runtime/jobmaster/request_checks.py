@@ -25,6 +25,7 @@ from ckpt_runtime.jobmaster.gateway import InvalidRequest, RunRequest, Submissio
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.storage.errors import InvalidLocationError
 from ckpt_runtime.storage.filesystem import check_url
+from ckpt_runtime.version import VERSION
 
 
 def given_configuration(request: RunRequest) -> Configuration:
@@ -74,8 +75,24 @@ def check_backend(savepoint: CompletedCheckpoint, configuration: Configuration, 
         raise SubmissionFailed(
             f"cannot restore from {request.savepoint_path}: its keyed state has the native form of the state backend "
             f"{savepoint.state_backend!r}, and {StateOptions.BACKEND_TYPE.key} is {backend.value!r}; only a savepoint "
-            "in canonical form changes the backend"
+            "in canonical form changes the backend, which 'ckpt snapshot convert' makes of most others"
         )
+
+
+def check_release(savepoint: CompletedCheckpoint, request: RunRequest) -> None:
+    """Data in flight has the form that the release which wrote it had; state has one that later releases read."""
+    written_by = savepoint.written_by
+    in_flight = any(state.has_channel_state for state in savepoint.states.values())
+    if in_flight and written_by is not None and _minor(written_by) != _minor(VERSION):
+        raise SubmissionFailed(
+            f"cannot restore from {request.savepoint_path}: it is an unaligned checkpoint of release {written_by} with "
+            f"data in flight, and this is release {VERSION}; start the job with a release {_minor(written_by)}, take a "
+            "savepoint, and restore from that"
+        )
+
+
+def _minor(release: str) -> str:
+    return release.rpartition(".")[0]
 
 
 def with_recovery_options(request: RunRequest) -> RunRequest:

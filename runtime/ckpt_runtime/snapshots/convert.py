@@ -7,15 +7,17 @@ where its backend keeps it: the one in memory into memory.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from ckpt_runtime.checkpoint.completed_checkpoint import ANY, CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint import ANY, VertexDescriptor
 from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
-from ckpt_runtime.checkpoint.state_handles import KeyedHandle, OperatorSubtaskState, StateFile, SubtaskState
+from ckpt_runtime.checkpoint.state_handles import KeyedHandle, OperatorSubtaskState, SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointType
-from ckpt_runtime.snapshots.copying import discard
+from ckpt_runtime.graph.key_groups import key_group_range
+from ckpt_runtime.snapshots.authoring import discard
 from ckpt_runtime.snapshots.new_files import NewFiles
 from ckpt_runtime.snapshots.rewriting import rewrite
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
@@ -30,7 +32,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ConvertedSnapshot:
-    """Where it lies, and how much state was written."""
+    """Where it lies, and which files it has beside the metadata."""
 
     location: str
     files: int
@@ -52,18 +54,22 @@ def convert_snapshot(
     snapshot = open_snapshot(source)
     backend = _backend_for(snapshot, savepoint_format, backend)
     make_directory(target, exist_ok=False)
+    prefix = f"{secrets.token_hex(4)}-"
     properties = CheckpointProperties(CheckpointType.SAVEPOINT, savepoint_format)
-    conversion = _Conversion(snapshot, NewFiles(target), backend, properties)
+    conversion = _Conversion(snapshot, NewFiles(target, prefix), backend, properties)
     try:
         states = conversion.states(progress)
-    except BaseException:
-        discard(conversion.files.finished, target)
+        converted = replace(
+            snapshot.metadata, directory=target.url, properties=properties, states=states, written_by=VERSION
+        )
+        write_metadata(target, converted.to_json())
+    except AmbiguousWriteError:
         raise
-    converted = replace(
-        snapshot.metadata, directory=target.url, properties=properties, states=states, written_by=VERSION
-    )
-    _publish(converted, conversion.files.finished, target)
-    return ConvertedSnapshot(target.url, len(conversion.files.finished), sum(state.bytes for state in states.values()))
+    except BaseException:
+        discard(target, prefix)
+        raise
+    files = conversion.files.finished
+    return ConvertedSnapshot(target.url, len(files), sum(file.length for file in files))
 
 
 def _backend_for(snapshot: Snapshot, savepoint_format: SavepointFormat, backend: str) -> str:
@@ -84,16 +90,6 @@ def _backend_for(snapshot: Snapshot, savepoint_format: SavepointFormat, backend:
     return backend if written_by == ANY else written_by
 
 
-def _publish(converted: CompletedCheckpoint, files: list[StateFile], target: Location) -> None:
-    try:
-        write_metadata(target, converted.to_json())
-    except AmbiguousWriteError:
-        raise
-    except BaseException:
-        discard(files, target)
-        raise
-
-
 @dataclass(frozen=True, slots=True)
 class _Conversion:
     snapshot: Snapshot
@@ -104,21 +100,28 @@ class _Conversion:
     def states(self, progress: Progress) -> Mapping[SubtaskKey, SubtaskState]:
         """All states, converted."""
         metadata = self.snapshot.metadata
-        max_parallelism = {vertex.id: vertex.max_parallelism for vertex in metadata.vertices}
+        subtasks = [(vertex, index) for vertex in metadata.vertices for index in range(vertex.parallelism)]
         converted: dict[SubtaskKey, SubtaskState] = {}
-        for (vertex, subtask), state in sorted(metadata.states.items()):
+        for done, (vertex, index) in enumerate(subtasks, 1):
+            known = metadata.states.get((vertex.id, index), SubtaskState())
+            lists = {uid: operator.lists for uid, operator in known.operators.items()}
+            keyed = {uid: self._keyed(uid, vertex, index) for uid in vertex.operator_uids}
             operators = {
-                uid: replace(operator, keyed=self._keyed(uid, operator, max_parallelism[vertex]))
-                for uid, operator in state.operators.items()
+                uid: OperatorSubtaskState(keyed[uid], lists.get(uid, ()))
+                for uid in vertex.operator_uids
+                if keyed[uid] or uid in lists
             }
-            handles = (handle for operator in operators.values() for handle in operator.keyed)
-            size = sum(file.length for handle in handles for file in handle.state_files())
-            converted[vertex, subtask] = SubtaskState(operators, size)
-            progress(len(converted), len(metadata.states))
+            if operators or (vertex.id, index) in metadata.states:
+                files = (file for handles in keyed.values() for handle in handles for file in handle.state_files())
+                converted[vertex.id, index] = SubtaskState(operators, sum(file.length for file in files))
+            progress(done, len(subtasks))
         return converted
 
-    def _keyed(self, uid: str, operator: OperatorSubtaskState, max_parallelism: int) -> tuple[KeyedHandle, ...]:
-        if not operator.keyed:
+    def _keyed(self, uid: str, vertex: VertexDescriptor, subtask: int) -> tuple[KeyedHandle, ...]:
+        owned = key_group_range(vertex.max_parallelism, vertex.parallelism, subtask)
+        states = self.snapshot.states(uid)
+        handles = [h for state in states for h in state.keyed if len(h.key_groups.intersection(owned))]
+        if not handles:
             return ()
-        owned = (uid, operator.keyed[0].key_groups, max_parallelism)
-        return tuple(rewrite(self.snapshot, self.backend, owned, operator.keyed, self.properties, self.files))
+        operator = (uid, owned, vertex.max_parallelism)
+        return tuple(rewrite(self.snapshot, self.backend, operator, handles, self.properties, self.files))

@@ -65,14 +65,14 @@ def copy_snapshot(
     try:
         copy_files(snapshot.directory, files, target, progress)
     except BaseException:
-        discard(files, target)
+        _discard(files, target)
         raise
     try:
         publish(target.child(METADATA_NAME), metadata)
     except AmbiguousWriteError:
         raise
     except BaseException:
-        discard(files, target)
+        _discard(files, target)
         raise
     return CopiedSnapshot(target.url, len(files), sum(file.length for file in files) + len(metadata))
 
@@ -133,8 +133,7 @@ def _copy(directory: Location, file: StateFile, target: Location) -> None:
         raise CorruptFileError(message, source.url)
 
 
-def discard(files: list[StateFile], target: Location) -> None:
-    """Deletes the files of a snapshot that has no metadata yet, as far as possible, and its empty directory."""
+def _discard(files: list[StateFile], target: Location) -> None:
     copies = [locate(target, file.path) for file in files]
     for copy in copies:
         with suppress(StorageError):

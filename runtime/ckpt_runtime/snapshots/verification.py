@@ -8,7 +8,7 @@ import numpy as np
 
 from ckpt_runtime.snapshots.keyed_states import StoredState, keyed_states
 from ckpt_runtime.snapshots.snapshot import Problem, Snapshot
-from ckpt_runtime.state.errors import StateError
+from ckpt_runtime.state.errors import StateError, UnsupportedBackendError
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.state.stored_rows import KEY_PREFIX
 
@@ -16,9 +16,10 @@ from ckpt_runtime.state.stored_rows import KEY_PREFIX
 def verify_snapshot(snapshot: Snapshot) -> list[Problem]:
     """What is wrong with it; an empty list says that nothing is.
 
-    Lengths and checksums of all files come first. When they hold, every row is decoded, and its key group compared with
-    that of its key: what forged or mixed-up metadata could make of intact files. Raises :class:`StorageError` while
-    storage is away, which proves no damage.
+    Lengths and checksums of all files come first. When they hold, every row is decoded, and its key group compared
+    with that of its key: what forged or mixed-up metadata could make of intact files. Rows that only a backend reads
+    which is not here are left at that: it is no damage. Raises :class:`StorageError` while storage is away, which
+    proves no damage either.
     """
     problems = snapshot.verify()
     if problems:
@@ -28,6 +29,8 @@ def verify_snapshot(snapshot: Snapshot) -> list[Problem]:
             try:
                 for state in keyed_states(snapshot, uid):
                     problems += _misplaced(state)
+            except UnsupportedBackendError:
+                continue
             except StateError as error:
                 problems.append(Problem(f"operator {uid!r}", str(error)))
     return problems

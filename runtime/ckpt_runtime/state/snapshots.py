@@ -31,11 +31,8 @@ class SnapshotFiles(Protocol):
     def shared(self) -> SnapshotFile:
         """A file that later checkpoints may refer to. In a savepoint, which shares nothing, it is a private one."""
 
-    def duplicate(self, file: StateFile) -> StateFile:
-        """A savepoint's own copy of a file of a completed checkpoint, made by the fastest means there is."""
-
     def duplicate_all(self, files: Mapping[str, StateFile]) -> dict[str, StateFile]:
-        """The same of several at once, by the same names.
+        """A savepoint's own copies of files of completed checkpoints, by the same names, several made at once.
 
         What could not be duplicated is missing, and is to be written anew.
         """

@@ -53,14 +53,6 @@ class NewFiles:
             return self.private()
         return _NewFile(self, self._shared, self._threshold, name_prefix=f"{self.directory.name}-")
 
-    def duplicate(self, file: StateFile) -> StateFile:
-        """Raises :class:`StorageError` when it is not there any more, or cannot be duplicated."""
-        if file.inline is not None:
-            return file
-        duplicate = self._duplicate(resolve(file.path), file)
-        self._sync()
-        return duplicate
-
     def duplicate_all(self, files: Mapping[str, StateFile]) -> dict[str, StateFile]:
         found = {name: file for name, file in files.items() if file.inline is not None}
         # Here and not in the threads: fsspec makes one object for each thread.
@@ -75,7 +67,9 @@ class NewFiles:
         if sources:
             with ThreadPoolExecutor(min(DUPLICATED_AT_ONCE, len(sources)), "ckpt-duplicate") as pool:
                 list(pool.map(duplicated, sources))
-            self._sync()
+            if self.directory.is_local:
+                with naming("write", self.directory):
+                    fsync_directory(self.directory.path)
             by_means = ", ".join(f"{count} by {means}" for means, count in self.duplicated.items()) or "none"
             logger.info("%s: files duplicated so far: %s", self.directory.url, by_means)
         return found
@@ -87,11 +81,6 @@ class NewFiles:
             self.duplicated_bytes += duplicate.length
             self.duplicated[means] += 1
         return duplicate
-
-    def _sync(self) -> None:
-        if self.directory.is_local:
-            with naming("write", self.directory):
-                fsync_directory(self.directory.path)
 
     def discard(self) -> None:
         """Deletes them; what cannot be deleted stays."""

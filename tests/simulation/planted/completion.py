@@ -215,6 +215,19 @@ def _():
     ]
 
 
+@bug("files go while a savepoint duplicates them", "FLIP-203")
+def _():
+    return [(Retention, "pin", nothing)]
+
+
+@bug("files go once a savepoint has all acknowledgements but one", "FLIP-203")
+def _():
+    def extra(self, event, now):
+        self._retention.unpin(event.checkpoint_id)
+
+    return [also(Completion, "on_acknowledged", extra)]
+
+
 @bug("a task builds on files that are gone", "2.2, placeholders")
 def _():
     return [(SharedStateRegistry, "_conflict", lambda self, file, entry, deletable: None)]

@@ -82,6 +82,12 @@ class ProtocolChecker:
                 f"deployment {deployment.number} commits {number}, but deployment {other} started from {base}",
             )
 
+    def duplicated(self, driver: Driver, number: int, sources: tuple[str, ...]) -> None:
+        """What a savepoint has begun to duplicate is there until it has ended."""
+        if driver.leads and number in driver.coordinator.pending_ids:
+            lost = sorted(set(sources) - self._world.files.shared)
+            self.require(not lost, f"{lost} are deleted while savepoint {number} duplicates them")
+
     def snapshot_taken(self, number: int, execution: ExecutionId, path: str) -> None:
         self._snapshots.setdefault((number, *execution.key), set()).add(path)
 

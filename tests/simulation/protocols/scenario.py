@@ -54,7 +54,6 @@ class Scenario(Schedule):
     bounded: bool = False
     lossy: bool = False
     late_timers: bool = False
-    incremental: bool = False
     restored: RecoveryClaimMode | None = None
     strategy: str = "exponential"
     chaos_ms: int = 2_500
@@ -64,7 +63,7 @@ class Scenario(Schedule):
         return [
             f"settings: {self.submitted}",
             f"restored {self.restored}, lossy {self.lossy}, late timers {self.late_timers}",
-            f"incremental {self.incremental}, bounded {self.bounded}",
+            f"bounded {self.bounded}",
             f"vertices {[(vertex.id, vertex.parallelism) for vertex in self.graph.vertices]}",
         ]
 
@@ -127,7 +126,6 @@ def random_scenario(seed: int) -> Scenario:
         bounded=bounded,
         lossy=rng.random() < 0.3,
         late_timers=rng.random() < 0.3,
-        incremental=rng.random() < 0.5,
         restored=rng.choice((None, None, None, RecoveryClaimMode.NO_CLAIM, RecoveryClaimMode.CLAIM)),
         strategy=rng.choice(("exponential",) * 7 + ("fixed", "rate", "none")),
         chaos_ms=chaos_ms,
@@ -145,6 +143,7 @@ def _random_configuration(rng: Random) -> CheckpointConfiguration:
         tolerable_failures=rng.choice((0, 1, 3, 1_000)),
         retained=rng.choice((1, 1, 2, 3)),
         retention=rng.choice(tuple(CheckpointRetention)),
+        incremental=rng.random() < 0.5,
     )
     if rng.random() < 0.15:
         configuration = replace(configuration, interval_during_backlog_ms=rng.choice((0, 500)))

@@ -85,6 +85,12 @@ class FileStore:
             self._wanted[key] = known
         return known
 
+    def is_retained(self, path: str) -> bool:
+        """Whether a checkpoint that a driver may count on refers to the shared file."""
+        checkpoints = [entry.checkpoint for entry in self._ha.pointers.values()]
+        live = (known for known in checkpoints if known.id not in self._ha.stale and not known.is_savepoint)
+        return any(path in self.files_of(checkpoint).shared for checkpoint in live)
+
     def missing(self, checkpoint: CompletedCheckpoint) -> list[str]:
         """Files of it that do not exist."""
         files = self.files_of(checkpoint)

@@ -29,6 +29,8 @@ CAUSE = FailureInfo("SimulatedFailure", "simulated")
 class Subtask:
     """One attempt of one subtask. ``base`` are the shared files of the last checkpoint known to be complete.
 
+    ``sources`` are those of them that a savepoint is duplicating, by its id.
+
     ``may_end``: it has committed for the last time, and only waits for what is upstream to end.
     """
 
@@ -49,6 +51,7 @@ class Subtask:
         "reported",
         "running",
         "shared",
+        "sources",
         "stopping",
         "uploading",
         "upstream_left",
@@ -74,6 +77,7 @@ class Subtask:
         self.uploading: set[int] = set()
         self.base: tuple[str, ...] = ()
         self.shared: dict[int, tuple[str, ...]] = {}
+        self.sources: dict[int, tuple[str, ...]] = {}
 
 
 class Deployment:
@@ -277,6 +281,8 @@ class Deployment:
         if task.end_of_data and task.final_id is None:
             task.final_id = checkpoint_id
         task.uploading.add(checkpoint_id)
+        if options.properties.is_savepoint and options.properties.is_incremental:
+            task.sources[checkpoint_id] = tuple(filter(world.files.is_retained, task.base))
         now = world.loop.now
         slow = choices.fault("upload is slow", 0.05)
         at = now + choices.delay("upload", 1, 400 if slow else 30)
@@ -302,6 +308,7 @@ class Deployment:
             return
         private = self._file(task)
         self.world.files.write(options.directory, private)
+        self.world.checker.duplicated(self.driver, checkpoint_id, task.sources.pop(checkpoint_id, ()))
         shared = self._shared_files(task, checkpoint_id, options)
         files = (StateFile(path, 1, "x") for path in (private, *shared))
         handles = tuple(KeyedStateHandle(task.key_groups, file, ()) for file in files)
@@ -314,10 +321,10 @@ class Deployment:
 
     def _shared_files(self, task: Subtask, checkpoint_id: int, options: CheckpointOptions) -> tuple[str, ...]:
         """Incremental: a new file, and those of the last confirmed checkpoint except for what was compacted away."""
-        if not self.world.scenario.incremental or options.properties.is_savepoint:
+        if not options.properties.incremental or options.properties.is_savepoint:
             return ()
         new = f"/shared/{self._file(task)}-{checkpoint_id}"
-        old = () if options.properties.full else task.base[-2:]
+        old = task.base[-2:] if options.properties.is_incremental else ()
         files = (*old, new)
         self.world.files.shared.add(new)
         task.shared[checkpoint_id] = files
@@ -352,6 +359,7 @@ class Deployment:
         task.shared.pop(checkpoint_id, None)
         task.arrived.pop(checkpoint_id, None)
         task.uploading.discard(checkpoint_id)
+        task.sources.pop(checkpoint_id, None)
         if task.stopping == checkpoint_id:
             self.fail(task)
 

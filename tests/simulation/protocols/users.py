@@ -106,7 +106,8 @@ class Users:
             case "checkpoint":
                 self._trigger(driver, CheckpointProperties(full=value.random() < 0.3))
             case "savepoint":
-                self._trigger(driver, CheckpointProperties(CheckpointType.SAVEPOINT, SavepointFormat.CANONICAL))
+                kind = SavepointFormat.CANONICAL if value.random() < 0.3 else SavepointFormat.NATIVE
+                self._trigger(driver, CheckpointProperties(CheckpointType.SAVEPOINT, kind))
             case "patch":
                 names = value.sample(sorted(_VALUES), value.choice((1, 1, 2)))
                 changes: dict[str, Any] = {name: value.choice(_VALUES[name]) for name in names}

@@ -1,8 +1,9 @@
-"""Which state backend may restore a snapshot: refused before anything is started."""
+"""Which state backend and which release may restore a snapshot: refused before anything is started."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, Ve
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import (
     CanonicalKeyedStateHandle,
+    ChannelStateStream,
     IncrementalKeyedStateHandle,
     KeyedHandle,
     KeyedStateHandle,
@@ -20,7 +22,8 @@ from ckpt_runtime.checkpoint.state_handles import (
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.jobmaster.gateway import RunRequest, SubmissionFailed
-from ckpt_runtime.jobmaster.request_checks import check_backend
+from ckpt_runtime.jobmaster.request_checks import check_backend, check_release
+from ckpt_runtime.version import VERSION
 
 ALL = KeyGroupRange(0, 127)
 FILE = StateFile("f", 1, "c")
@@ -78,3 +81,24 @@ def test_the_metadata_says_who_reads_it() -> None:
         "any",
     ]
     assert snapshot([]).state_backend == "any"
+
+
+def released(written_by: str | None, *, in_flight: bool) -> CompletedCheckpoint:
+    found = replace(snapshot([IN_MEMORY]), written_by=written_by)
+    if not in_flight:
+        return found
+    (key,) = found.states
+    streams = (ChannelStateStream(0, 0, "", ()),)
+    return replace(found, states={key: replace(found.states[key], inputs=streams)})
+
+
+@pytest.mark.parametrize("written_by", ["0.0.9", "9.1.0", VERSION.replace("0.1", "0.10")])
+def test_data_in_flight_is_for_the_release_that_wrote_it(written_by: str) -> None:
+    check_release(released(written_by, in_flight=False), RunRequest("p", savepoint_path="/s"))
+    with pytest.raises(SubmissionFailed, match="unaligned checkpoint of release.*take a savepoint"):
+        check_release(released(written_by, in_flight=True), RunRequest("p", savepoint_path="/s"))
+
+
+@pytest.mark.parametrize("written_by", [VERSION, f"{VERSION.rpartition('.')[0]}.99", None])
+def test_and_its_patches(written_by: str | None) -> None:
+    check_release(released(written_by, in_flight=True), RunRequest("p", savepoint_path="/s"))

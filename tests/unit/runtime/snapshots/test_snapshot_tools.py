@@ -132,7 +132,7 @@ def test_state_that_only_its_backend_reads_is_read_through_it(tmp_path: Path, ba
     assert {state.state: state.keys for state in states_of(snapshot, count=True)} == {"v": 100, "l": 100, "t": 100}
 
 
-def test_a_backend_that_is_unknown_is_named(tmp_path: Path) -> None:
+def test_the_files_of_a_backend_that_is_unknown_are_verified_and_not_read(tmp_path: Path) -> None:
     directory = resolve(tmp_path / "snapshot")
     make_directory(directory)
     handle = IncrementalKeyedStateHandle(KeyGroupRange(0, 127), "theirs", {"one": write_file(directory)})
@@ -140,8 +140,10 @@ def test_a_backend_that_is_unknown_is_named(tmp_path: Path) -> None:
     snapshot = open_snapshot(directory)
     with pytest.raises(UnsupportedBackendError, match="what the state backend 'theirs' wrote only its jobs can read"):
         keyed_states(snapshot)
+    assert verify_snapshot(snapshot) == []
+    Path(directory.path, handle.files["one"].path).write_bytes(b"stat3")
     (problem,) = verify_snapshot(snapshot)
-    assert "'theirs'" in problem.reason
+    assert "its checksum is" in problem.reason
 
 
 # --- copying

@@ -7,8 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.graph.key_groups import KeyGroupRange
@@ -17,44 +15,14 @@ from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
 from ckpt_runtime.snapshots.verification import verify_snapshot
 from ckpt_runtime.state.errors import StateValueError
-from ckpt_runtime.state.stored_rows import descriptor_of
 from ckpt_runtime.storage.errors import AlreadyExistsError, InvalidLocationError
 from ckpt_runtime.storage.filesystem import Location, resolve
 from tests.support.golden import DIRECTORY, placed
+from tests.support.written_states import PREFIX, content, new_state, table, write
 
 pytestmark = pytest.mark.row("203.9")
 
 SAVEPOINT = DIRECTORY / "format-2" / "savepoint"
-KEY = pa.schema([("id", pa.int64())])
-PREFIX = "write-"
-
-
-def new_state(kind: str = "value", max_parallelism: int = 16, user_key: pa.DataType | None = None) -> NewState:
-    fields = [pa.field("key.id", pa.int64())]
-    fields += [pa.field("user_key.name", user_key or pa.string())] if kind == "map" else []
-    fields += [pa.field("value.v", pa.int64()) if kind != "timers" else pa.field("time", pa.int64(), nullable=False)]
-    schema = pa.schema(fields)
-    return NewState("op", "state", descriptor_of(kind, KEY, schema), schema, max_parallelism)
-
-
-def table(state: NewState, rows: list[tuple[Any, ...]]) -> pa.Table:
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(state.schema)
-    return pa.table(
-        [pa.array(column, field.type) for column, field in zip(columns, state.schema, strict=True)], state.schema
-    )
-
-
-def write(
-    target: Location, state: NewState, parts: list[list[tuple[Any, ...]]], base: Snapshot | None = None
-) -> Snapshot:
-    handles = [write_part(target, PREFIX, state, table(state, rows)) for rows in parts]
-    url = publish_savepoint(target, PREFIX, state, [handle for handle in handles if handle], base, 1234)
-    return open_snapshot(url)
-
-
-def content(snapshot: Snapshot, uid: str = "op", name: str = "state") -> list[tuple[Any, ...]]:
-    (state,) = [state for state in keyed_states(snapshot, uid) if state.name == name]
-    return [tuple(row.values()) for _, batch in state.rows(state.key_groups) for row in batch.to_pylist()]
 
 
 def files(target: Location) -> list[Path]:
@@ -139,24 +107,6 @@ def test_the_elements_of_a_list_keep_their_order(tmp_path: Path) -> None:
     snapshot = write(resolve(tmp_path / "new"), state, [[(1, 5), (2, 1), (1, 3)], [(2, 0), (1, 4)]])
     assert [row for row in content(snapshot) if row[0] == 1] == [(1, 5), (1, 3), (1, 4)]
     assert [row for row in content(snapshot) if row[0] == 2] == [(2, 1), (2, 0)]
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    st.lists(st.lists(st.tuples(st.integers(0, 9) | st.none(), st.integers(0, 99)), max_size=12), max_size=5),
-    st.integers(1, 6),
-)
-def test_any_rows_in_any_parts_come_back(
-    tmp_path_factory: pytest.TempPathFactory, parts: list[list[tuple[Any, ...]]], max_parallelism: int
-) -> None:
-    target = resolve(tmp_path_factory.mktemp("written") / "new")
-    snapshot = write(target, new_state("list", max_parallelism), parts)
-    found = content(snapshot) if any(parts) else []
-    given_rows = [row for rows in parts for row in rows]
-    for key in {key for key, _ in given_rows}:
-        assert [row for row in found if row[0] == key] == [row for row in given_rows if row[0] == key]
-    assert len(found) == len(given_rows)
-    assert verify_snapshot(snapshot) == []
 
 
 # --- from a base

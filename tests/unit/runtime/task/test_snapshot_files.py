@@ -192,6 +192,19 @@ def test_small_content_stays_where_it_is(job: Job) -> None:
     assert names(job.root / "chk-3") == []
 
 
+@pytest.mark.row("203.8")
+def test_the_backend_in_memory_writes_all_of_its_state_each_time(job: Job) -> None:
+    backend = create_keyed_backend("hashmap", job.parameters(), (), "", owned=True)
+    state = backend.value_state("s", KEY, VALUE)
+    for key in range(20):
+        state.put((key,), (1,))
+    for number, properties in enumerate((CheckpointProperties(), CheckpointProperties(), SAVEPOINT), 1):
+        written = job.write(number, properties, backend.snapshot(number, properties))
+        backend.notify_complete(number)
+        assert (written.reused_bytes, written.files.duplicated_bytes) == (0, 0)
+        assert written.written_bytes == written.state.bytes > 0
+
+
 class Careless:
     """A snapshot that refers to a file of another one, whatever it was asked for."""
 
