@@ -404,7 +404,7 @@ def test_every_promise_names_tests_that_exist() -> None:
 
 @cache
 def existing_tests(file: str) -> set[str]:
-    """Tests of a file as pytest names them, without parameters."""
+    """Tests of a file as pytest names them, without parameters; with state machines of Hypothesis."""
     path = ROOT / file
     if not path.exists():
         return set()
@@ -415,4 +415,6 @@ def existing_tests(file: str) -> set[str]:
         elif isinstance(node, ast.ClassDef):
             methods = (item for item in node.body if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef))
             found |= {f"{file}::{node.name}::{method.name}" for method in methods}
-    return {name for name in found if name.rpartition("::")[2].startswith("test_")}
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute) and node.value.attr == "TestCase":
+            found |= {f"{file}::{target.id}" for target in node.targets if isinstance(target, ast.Name)}
+    return {name for name in found if name.rpartition("::")[2].startswith(("test_", "Test"))}

@@ -53,7 +53,7 @@ from ckpt_runtime.storage.state_file_writer import StateFileWriter
 VERTEX = VertexDescriptor("v", "v", ("u",), 1, 128)
 NOW = Instant(0, 0)
 SAVEPOINT = CheckpointProperties(CheckpointType.SAVEPOINT, SavepointFormat.NATIVE)
-RETAINED = 3
+RETAINED = 2
 
 
 class Host:
@@ -197,7 +197,21 @@ class Claims(RuleBasedStateMachine):
     @precondition(lambda self: len(self.living) < 3 and self.snapshots)
     @rule(data=st.data(), cluster=st.sampled_from("ab"))
     def claim(self, data: st.DataObject, cluster: str) -> None:
-        snapshot = open_snapshot(str(data.draw(st.sampled_from(self.snapshots)))).metadata
+        self._claim(data.draw(st.sampled_from(self.snapshots)), cluster)
+
+    @precondition(lambda self: self.living)
+    @rule(data=st.data())
+    def upgrade(self, data: st.DataObject) -> None:
+        """As the operators do it: the next version goes on from a checkpoint that the one before has left."""
+        job = data.draw(st.sampled_from(self.living))
+        self.living.remove(job)
+        job.end("CANCELED")
+        left = sorted(path.parent for path in Path(job.storage.location.path).glob("chk-*/_metadata"))
+        if left:
+            self._claim(data.draw(st.sampled_from(left)), "a")
+
+    def _claim(self, path: Path, cluster: str) -> None:
+        snapshot = open_snapshot(str(path)).metadata
         written = [job.storage.location.url for job in self.living]
         job_id = f"{self.started + 1:032x}"
         claimant = Claimant(job_id, cluster, CheckpointStorage(str(self.root), job_id).location.url)
@@ -214,8 +228,10 @@ class Claims(RuleBasedStateMachine):
     @precondition(lambda self: self.living)
     @rule(data=st.data())
     def checkpoint(self, data: st.DataObject) -> None:
+        """Several in a row: a snapshot that was claimed is replaced soon."""
         job = data.draw(st.sampled_from(self.living))
-        job.checkpoint(data.draw(st.sets(st.sampled_from(sorted(job.base)))) if job.base else set())
+        for _ in range(data.draw(st.integers(1, 4))):
+            job.checkpoint(data.draw(st.sets(st.sampled_from(sorted(job.base)), max_size=3)) if job.base else set())
 
     @precondition(lambda self: self.living)
     @rule(data=st.data())
@@ -236,7 +252,7 @@ class Claims(RuleBasedStateMachine):
         job.take_over(job.retention.entries)
 
     @precondition(lambda self: self.living)
-    @rule(data=st.data(), status=st.sampled_from(["CANCELED", "FAILED", "FINISHED"]))
+    @rule(data=st.data(), status=st.sampled_from(["CANCELED", "CANCELED", "FAILED", "FINISHED"]))
     def end(self, data: st.DataObject, status: str) -> None:
         job = data.draw(st.sampled_from(self.living))
         self.living.remove(job)
@@ -265,4 +281,4 @@ class Claims(RuleBasedStateMachine):
 
 
 TestClaims = Claims.TestCase
-TestClaims.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+TestClaims.settings = settings(max_examples=12, stateful_step_count=25, deadline=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import closing
 from random import Random
 from typing import Any
 
@@ -65,15 +66,19 @@ def _row(choice: Random, side: str, keys: list[tuple[str, pa.DataType, Maker]], 
     return row
 
 
+@pytest.mark.parametrize(("backend_type", "examples"), [("hashmap", 100), ("rocksdb", 8)])
 @pytest.mark.parametrize("how", JOIN_TYPES)
-def test_a_join_gives_what_its_definition_says_at_every_moment(how: str) -> None:
+def test_a_join_gives_what_its_definition_says_at_every_moment(how: str, backend_type: str, examples: int) -> None:
     """After every step: exactly the rows that must be out are, and the state holds exactly what may still match."""
 
-    @settings(deadline=None)
+    @settings(deadline=None, max_examples=examples)
     @given(st.integers(0, 2**32), st.integers(1, 3))
     def run(seed: int, parallelism: int) -> None:
         spec, steps = stream(how, seed)
-        job, expected = JoinJob(spec, parallelism), Expected(spec)
+        with closing(JoinJob(spec, parallelism, backend_type)) as job:
+            follow(job, Expected(spec), steps)
+
+    def follow(job: JoinJob, expected: Expected, steps: list[tuple[str, Any]]) -> None:
         seen: Counter[str] = Counter()
         joined: dict[Any, list[str]] = defaultdict(list)
         for kind, content in steps:
@@ -92,7 +97,7 @@ def test_a_join_gives_what_its_definition_says_at_every_moment(how: str) -> None
             assert job.living == expected.living()
             assert job.late_rows == expected.late
             for row in rows if how == "inner" else ():
-                joined[tuple(row[key] for key in spec.left.keys)].append(text(row))
+                joined[tuple(row[key] for key in job.spec.left.keys)].append(text(row))
         if how == "inner":
             assert joined == expected.pairs_by_key
 

@@ -190,7 +190,7 @@ def take(cluster: MiniCluster, kind: Kind, scratch: Path) -> tuple[Path, Rows]:
     """Runs the job of a kind until its snapshot is taken; where that is, and the rows that it covers."""
     job = submit(cluster, kind, scratch)
     cluster.wait_for_status(job, JobStatus.RUNNING)
-    _wait_for_rows(cluster, job)
+    wait_for_rows(cluster, job)
     if kind.right_rows_per_source == 1:
         _wait_for_finished_source(cluster, job)
     if kind.savepoint:
@@ -198,7 +198,7 @@ def take(cluster: MiniCluster, kind: Kind, scratch: Path) -> tuple[Path, Rows]:
             job, scratch / "savepoints", stop=kind.stop, drain=kind.drain, savepoint_format=kind.savepoint_format
         )
     else:
-        found = _checkpoint(cluster, job)
+        found = take_checkpoint(cluster, job)
     if not kind.stop:
         cluster.call(cluster.dispatcher.cancel_job(job))
         cluster.wait_for_status(job, JobStatus.CANCELED)
@@ -231,7 +231,7 @@ def write_snapshot(cluster: MiniCluster, kind: Kind, target: Path, scratch: Path
     print(target.name, {table: (len(before[table]), len(after[table])) for table in kind.tables})
 
 
-def _wait_for_rows(cluster: MiniCluster, job: str) -> None:
+def wait_for_rows(cluster: MiniCluster, job: str) -> None:
     """Until rows have reached every vertex behind the sources; there are more to come then."""
 
     def flowing() -> bool:
@@ -251,11 +251,11 @@ def _wait_for_finished_source(cluster: MiniCluster, job: str) -> None:
         vertices = cluster.call(cluster.dispatcher.job_details(job)).vertices
         return any(vertex.status is ExecutionState.FINISHED for vertex in vertices)
 
-    _checkpoint(cluster, job)
+    take_checkpoint(cluster, job)
     cluster.wait_until(finished, "a source to finish")
 
 
-def _checkpoint(cluster: MiniCluster, job: str) -> str:
+def take_checkpoint(cluster: MiniCluster, job: str) -> str:
     trigger = cluster.call(cluster.dispatcher.trigger_checkpoint(job, CheckpointKind.CONFIGURED, None))
     status = partial(cluster.dispatcher.operation_status, OperationKind.CHECKPOINT, trigger, job)
     cluster.wait_until(lambda: cluster.call(status()).completed, "the checkpoint")

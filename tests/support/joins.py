@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,8 +18,9 @@ from ckpt_runtime.graph.schemas import join_output_schema
 from ckpt_runtime.graph.specs import JoinSide, JoinSpec
 from ckpt_runtime.operators.join import JoinOperator
 from ckpt_runtime.operators.operator import OperatorContext, OperatorStateStore
+from ckpt_runtime.state.backend import BackendParameters
 from ckpt_runtime.state.hashing import hash_columns, split_by_owner
-from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
+from ckpt_runtime.state.registry import create_backend
 from tests.support.inline_snapshots import handles_of, restore
 
 MAX_PARALLELISM = 16
@@ -55,12 +57,15 @@ class Subtask:
     parallelism: int = 1
     handles: tuple[KeyedHandle, ...] = ()
     lists: tuple[OperatorListState, ...] = ()
+    backend_type: str = "hashmap"
     events: list[Any] = field(default_factory=list)
     sent: int | None = None
 
     def __post_init__(self) -> None:
         groups = key_group_range(MAX_PARALLELISM, self.parallelism, self.index)
-        self.backend = MemoryKeyedStateBackend(groups, MAX_PARALLELISM, "join")
+        self.backend = create_backend(
+            self.backend_type, BackendParameters("join", groups, MAX_PARALLELISM, tempfile.mkdtemp)
+        )
         restore(self.backend, self.handles)
         self.context = OperatorContext(
             job_id="j", uid="join", name="join", subtask_index=self.index, parallelism=self.parallelism, attempt=0,
@@ -116,9 +121,11 @@ class Subtask:
 class JoinJob:
     """All subtasks behind a hash exchange, which can be snapshotted, and restored at another parallelism."""
 
-    def __init__(self, spec: JoinSpec, parallelism: int = 1) -> None:
+    def __init__(self, spec: JoinSpec, parallelism: int = 1, backend_type: str = "hashmap") -> None:
         self.spec = spec
-        self.subtasks = [Subtask(spec, index, parallelism) for index in range(parallelism)]
+        self.backend_type = backend_type
+        self.subtasks: list[Subtask] = []
+        self._start(parallelism)
         self.late = 0
 
     def process(self, side: int, rows: list[Row]) -> list[Row]:
@@ -143,7 +150,20 @@ class JoinJob:
         handles = tuple(handle for found, _ in parts for handle in found)
         items = tuple(item for _, lists in parts for state in lists for item in state.items)
         lists = tuple(OperatorListState(s.name, s.mode, items) for s in parts[0][1])
-        self.subtasks = [Subtask(self.spec, index, parallelism, handles, lists) for index in range(parallelism)]
+        self.close()
+        self._start(parallelism, handles, lists)
+
+    def _start(
+        self, parallelism: int, handles: tuple[KeyedHandle, ...] = (), lists: tuple[OperatorListState, ...] = ()
+    ) -> None:
+        self.subtasks = [
+            Subtask(self.spec, index, parallelism, handles, lists, self.backend_type) for index in range(parallelism)
+        ]
+
+    def close(self) -> None:
+        """Local files go."""
+        for subtask in self.subtasks:
+            subtask.backend.close()
 
     @property
     def late_rows(self) -> int:

@@ -59,7 +59,10 @@ class Means(StrEnum):
 
 
 class Duplicator:
-    """Makes files in one directory. Thread-safe. ``copies_only``: no two files share a block on disk."""
+    """Makes files in one directory. Thread-safe. ``copies_only``: no two files share a block on disk.
+
+    A means that was refused once is not tried again.
+    """
 
     def __init__(self, directory: Location, *, copies_only: bool) -> None:
         self._directory = directory
@@ -74,13 +77,14 @@ class Duplicator:
         is left behind then. :class:`CorruptFileError` says that the source is not what it should be.
         """
         target = self._directory.child(str(uuid4()))
-        for means, link in self._links if source.is_local else ():
+        for means, link in tuple(self._links) if source.is_local else ():
             with naming("duplicate", source):
                 try:
                     link(source, target)
                 except OSError as error:
                     if error.errno not in _NO_SUCH_MEANS:
                         raise
+                    self._links = [known for known in self._links if known[0] is not means]
                     continue
             return _checked(target, file, source), means
         if source.is_object_store and same_filesystem(source, target):

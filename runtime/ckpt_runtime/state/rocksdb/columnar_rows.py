@@ -180,7 +180,7 @@ class StoredRowBuffer(RowBuffer):
         """The latest rows are those of this chunk."""
         rows = self._rows.rows
         first = rows - len(positions)
-        size = len(flags) or len(positions)
+        size = max(len(flags), 1 + int(positions.max(initial=0)))  # written anew, a chunk has gaps and no flags
         chunk = self._add_chunk(_Chunk(key_group, number, size, size, len(positions)))
         self._homes[first:rows] = chunk
         self._positions[first:rows] = positions

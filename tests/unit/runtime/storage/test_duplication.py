@@ -64,6 +64,21 @@ def test_a_hard_link_where_blocks_cannot_be_shared(files: Files, monkeypatch: py
     assert copy == StateFile(path.name, len(CONTENT), files.file.checksum)
 
 
+def test_what_was_refused_is_not_tried_again(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[object] = []
+
+    def refused(*arguments: Any) -> None:
+        tried.append(arguments)
+        no_reflinks()
+
+    monkeypatch.setattr(fcntl, "ioctl", refused)
+    duplicator = Duplicator(resolve(str(files.savepoint)), copies_only=False)
+    for _ in range(3):
+        assert duplicator.duplicate(resolve(files.file.path), files.file)[1] is Means.HARD_LINK
+    assert len(tried) == 1
+    assert len(files.left) == 3
+
+
 def test_a_reflink_comes_first(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "ioctl", shares_blocks)
     copy, means = files.duplicate()

@@ -16,7 +16,8 @@ import pytest
 
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
-from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedSection, KeyedStateHandle
+from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedSection, KeyedStateHandle, StateFile
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.connectors.tagged_values import UnreadableValueError, ValueNotCarriedError
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.graph.key_groups import KeyGroupRange
@@ -42,7 +43,10 @@ from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.scheduler.deployment import Deployment, Program, SubtaskDescriptor
 from ckpt_runtime.state.errors import StateSchemaError
 from ckpt_runtime.state.snapshots import SnapshotFiles
+from ckpt_runtime.storage.checksums import checksum_of
+from ckpt_runtime.storage.duplication import Means
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
+from ckpt_runtime.task.snapshot_files import NewFiles
 from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, Snapshot, SnapshotMeasures
 from ckpt_runtime.task.worker import TaskWorker, describe_error
 
@@ -365,11 +369,35 @@ def test_a_heartbeat_tells_how_far_a_snapshot_has_come(driver: Driver, tmp_path:
     assert driver.worker._writing == {}
 
 
+@pytest.mark.parametrize(("option", "copied"), [("FASTEST", False), ("COPY", True)])
+def test_duplicates_are_copies_where_the_options_ask_for_them(
+    driver: Driver, tmp_path: Path, option: str, copied: bool
+) -> None:
+    source, savepoint = tmp_path / "source", tmp_path / "savepoint"
+    source.write_bytes(b"x" * 100)
+    savepoint.mkdir()
+    means: list[Means] = []
+
+    def write(files: SnapshotFiles) -> NoReturn:
+        assert isinstance(files, NewFiles)
+        files.duplicate_all({"table": StateFile(source.as_uri(), 100, checksum_of(source.read_bytes()))})
+        means.extend(files.duplicated)
+        raise OSError("that is all")
+
+    _snapshot_answer(driver, savepoint, write, {CheckpointingOptions.SAVEPOINT_DUPLICATION.key: option})
+    assert (means == [Means.COPY]) is copied
+    assert list(savepoint.iterdir()) == []
+
+
 def _snapshot_answer(
-    driver: Driver, directory: Path, write: Callable[[SnapshotFiles], list[KeyedHandle]]
+    driver: Driver,
+    directory: Path,
+    write: Callable[[SnapshotFiles], list[KeyedHandle]],
+    configuration: dict[str, str] | None = None,
 ) -> DeclineCheckpoint:
     subtask: Any = _Ending(ends_while_writing=True)
     subtask.write = write
+    subtask.deployment.graph.configuration.update(configuration or {})
     barrier = CheckpointBarrier(5, 0, CheckpointOptions(CheckpointProperties(), str(directory)))
     snapshot = Snapshot(barrier, (OperatorSnapshot("s", (), subtask),), InFlight(), SnapshotMeasures(0, 0, 0, 0.0))
     driver.worker._job = subtask

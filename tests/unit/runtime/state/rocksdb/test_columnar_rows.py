@@ -163,6 +163,20 @@ def test_a_snapshot_writes_what_has_changed_alone(make: Make, monkeypatch: pytes
     assert changes(backend, monkeypatch) == ([], [key, flags])
 
 
+def test_a_chunk_that_was_written_anew_takes_flags_after_a_restore(make: Make) -> None:
+    backend = make()
+    buffers: Any = backend.row_buffers([LEFT])
+    batch = pa.RecordBatch.from_pylist([{"k": "a", "t": time, "v": None} for time in range(8)], SCHEMA)
+    buffers.sides[0].append(batch, buffers.slots_of([batch["k"]]), read_only(np.zeros(8, dtype=np.uint8)))
+    for bound, living in ((-1, 8), (4, 3), (5, 2)):
+        buffers.sides[0].expire(bound)
+        handles = written(backend.snapshot(1, CHECKPOINT))
+        backend = make()
+        restore(backend, handles)
+        buffers = backend.row_buffers([LEFT])
+        assert content(buffers) == [{"a": [(row["t"], None, 0) for row in batch.to_pylist()[8 - living :]]}]
+
+
 def test_other_ends_of_rows_are_refused(make: Make) -> None:
     backend = make()
     backend.row_buffers([LEFT])

@@ -1,0 +1,164 @@
+"""Claims of jobs that go on from one another, with real files: who may claim what, and what each one deletes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.state_handles import StateFile
+from ckpt_runtime.jobmaster.snapshot_claims import JobClaims, OwnedElsewhereError, claim_snapshot
+from ckpt_runtime.snapshots.snapshot import open_snapshot
+from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
+from ckpt_runtime.storage.claims import Claimant, ClaimedError, read_claim
+from ckpt_runtime.storage.errors import InvalidLocationError
+from ckpt_runtime.storage.state_file_writer import StateFileWriter
+from tests.support.snapshots import write_snapshot
+
+FIRST, SECOND, THIRD = ("1" * 32, "2" * 32, "3" * 32)
+
+
+class Jobs:
+    """Directories of jobs below one checkpoint directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def storage(self, job_id: str) -> CheckpointStorage:
+        storage = CheckpointStorage(str(self.root), job_id)
+        storage.initialize()
+        return storage
+
+    def shared_file(self, job_id: str, number: int) -> StateFile:
+        with StateFileWriter(self.storage(job_id).shared, 0, f"chk-{number}-") as writer:
+            writer.write(b"state")
+            file = writer.finish()
+        return StateFile(writer.location.url, file.length, file.checksum)
+
+    def checkpoint(self, job_id: str, number: int, *files: StateFile) -> CompletedCheckpoint:
+        directory = self.storage(job_id).initialize_checkpoint(number)
+        return replace(write_snapshot(directory, *files), job_id=job_id, id=number, directory=directory.url)
+
+    def claim(self, snapshot: CompletedCheckpoint, job_id: str, cluster: str = "a", *written: str) -> JobClaims:
+        found = open_snapshot(snapshot.directory).metadata
+        return claim_snapshot(found, Claimant(job_id, cluster, self.storage(job_id).location.url), written)
+
+    def owner(self, job_id: str) -> str | None:
+        claim = read_claim(self.storage(job_id).location)
+        return None if claim is None else claim.owner.job_id
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Jobs:
+    return Jobs(tmp_path)
+
+
+def is_there(file: StateFile) -> bool:
+    return Path(file.path.removeprefix("file://")).exists()
+
+
+def discard(snapshot: CompletedCheckpoint) -> None:
+    open_snapshot(snapshot.directory).disposal().execute()
+
+
+def test_a_claim_deletes_what_no_sibling_needs_and_stays_while_anything_is_left(jobs: Jobs) -> None:
+    both, own = jobs.shared_file(FIRST, 1), jobs.shared_file(FIRST, 2)
+    sibling, claimed = jobs.checkpoint(FIRST, 1, both), jobs.checkpoint(FIRST, 2, both, own)
+    claims = jobs.claim(claimed, SECOND)
+    with pytest.raises(ClaimedError):
+        jobs.claim(sibling, THIRD)
+    discard(claimed)
+    claims.delete([both.path, own.path], 1)
+    assert (is_there(both), is_there(own)) == (True, False)
+    assert open_snapshot(sibling.directory).verify() == []
+    assert jobs.owner(FIRST) == SECOND
+    claims.release()
+    assert jobs.owner(FIRST) is None
+    assert is_there(both)
+    assert jobs.claim(sibling, THIRD).places == (jobs.storage(FIRST).location.url,)
+
+
+def test_a_checkpoint_that_the_owner_has_retained_keeps_its_claim_for_an_heir(jobs: Jobs) -> None:
+    file = jobs.shared_file(FIRST, 1)
+    sibling, claimed = jobs.checkpoint(FIRST, 1, file), jobs.checkpoint(FIRST, 2, file)
+    second = jobs.claim(claimed, SECOND)
+    discard(claimed)
+    retained = jobs.checkpoint(SECOND, 3, file)
+    second.release()
+    assert jobs.owner(FIRST) == SECOND, "its retained checkpoint needs a file there"
+    with pytest.raises(ClaimedError, match=f"claimed by job {SECOND}"):
+        jobs.claim(sibling, THIRD)
+    third = jobs.claim(retained, THIRD)
+    assert jobs.owner(FIRST) == jobs.owner(SECOND) == THIRD
+    discard(retained)
+    discard(sibling)
+    third.delete([file.path], 4)
+    assert not is_there(file)
+    assert not jobs.root.joinpath(FIRST).exists(), "nothing of it is left"
+    third.release()
+    assert jobs.owner(SECOND) is None
+
+
+def test_an_heir_that_never_replaced_its_snapshot_gives_everything_back(jobs: Jobs) -> None:
+    file = jobs.shared_file(FIRST, 1)
+    claimed = jobs.checkpoint(FIRST, 1, file)
+    second = jobs.claim(claimed, SECOND)
+    discard(claimed)
+    retained = jobs.checkpoint(SECOND, 2, file)
+    second.release()
+    jobs.claim(retained, THIRD).release()
+    assert jobs.owner(SECOND) is None
+    assert jobs.owner(FIRST) == SECOND
+    assert open_snapshot(retained.directory).verify() == []
+    assert jobs.claim(retained, THIRD).places
+
+
+def test_what_a_crash_has_left_goes_at_the_end_of_the_job(jobs: Jobs) -> None:
+    file = jobs.shared_file(FIRST, 1)
+    claimed = jobs.checkpoint(FIRST, 1, file)
+    claims = jobs.claim(claimed, SECOND)
+    discard(claimed)
+    claims.release()
+    assert not is_there(file)
+    assert not jobs.root.joinpath(FIRST).exists()
+
+
+def test_only_files_that_the_claim_names_are_deleted(jobs: Jobs, tmp_path: Path) -> None:
+    file, other = jobs.shared_file(FIRST, 1), jobs.shared_file(FIRST, 1)
+    claims = jobs.claim(jobs.checkpoint(FIRST, 1, file), SECOND)
+    claims.delete([other.path], 1)
+    assert is_there(other)
+
+
+def test_a_claim_of_somebody_else_is_respected(jobs: Jobs) -> None:
+    file = jobs.shared_file(FIRST, 1)
+    jobs.claim(jobs.checkpoint(FIRST, 1, file), SECOND)
+    stranger = JobClaims(Claimant(THIRD, "a", "file:///x"), (jobs.storage(FIRST).location.url,))
+    stranger.delete([file.path], 1)
+    stranger.release()
+    assert is_there(file)
+    assert jobs.owner(FIRST) == SECOND
+
+
+@pytest.mark.row("203.12")
+def test_the_checkpoints_of_a_job_that_may_be_running_are_not_claimed(jobs: Jobs) -> None:
+    snapshot = jobs.checkpoint(FIRST, 1, jobs.shared_file(FIRST, 1))
+    storage = jobs.storage(FIRST)
+    with pytest.raises(InvalidLocationError, match="a living job writes to"):
+        jobs.claim(snapshot, SECOND, "a", storage.location.url)
+    storage.claim("s3://ha/other")
+    with pytest.raises(OwnedElsewhereError, match="in the cluster s3://ha/other"):
+        jobs.claim(snapshot, SECOND)
+    assert jobs.owner(FIRST) is None
+
+
+def test_a_forged_snapshot_makes_nothing_elsewhere_deletable(jobs: Jobs, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"x")
+    forged = jobs.checkpoint(FIRST, 1, StateFile(precious.as_uri(), 1, "xxh3-128:" + "0" * 32))
+    with pytest.raises(InvalidLocationError, match="where no job's shared files lie"):
+        jobs.claim(forged, SECOND)
+    assert jobs.owner(FIRST) is None
+    assert not (tmp_path / "claim").exists()
