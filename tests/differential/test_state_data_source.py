@@ -92,6 +92,19 @@ def test_state_is_queried_as_any_table(spark: SparkSession) -> None:
     assert both.count() == 0
 
 
+@pytest.mark.row("203.5")
+def test_files_of_a_canonical_savepoint_are_any_parquet_files(spark: SparkSession) -> None:
+    snapshot = open_snapshot(str(DIRECTORY / "format-2" / "canonical"))
+    for state in keyed_states(snapshot):
+        handles = [
+            handle for found in snapshot.states(state.uid) for handle in found.keyed if handle.name == state.name
+        ]
+        paths = [str(DIRECTORY / "format-2" / "canonical" / handle.file.path) for handle in handles]
+        frame = spark.read.parquet(*paths)
+        assert frame.columns == ["key_group", *state.schema.names]
+        assert frame.count() == sum(batch.num_rows for _, batch in state.rows(state.key_groups)) > 0
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

@@ -99,10 +99,11 @@ def test_list_checkpoint_savepoint_and_dispose(flink: FlinkCommandLine, running:
     assert running.cluster.completed_checkpoints(job_id) == before + 2
 
     directory = running.directory / "savepoints"
-    printed = flink.run("savepoint", "--type", "native", job_id, f"file://{directory}")
+    printed = flink.run("savepoint", job_id, f"file://{directory}")
     location = SAVEPOINT.search(printed)
     assert location is not None, printed
     (taken,) = directory.iterdir()
+    assert list(taken.glob("*.parquet")), "it asks for the canonical form"
     assert location[1].endswith(taken.name)
 
     assert "disposed" in flink.run("savepoint", "--dispose", location[1])

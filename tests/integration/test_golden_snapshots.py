@@ -22,6 +22,7 @@ def test_a_kept_snapshot_is_whole(version: str, name: str, tmp_path: Path) -> No
     assert snapshot.metadata.is_savepoint == KINDS[name].savepoint
 
 
+@pytest.mark.row("203.13")
 @pytest.mark.parametrize(("version", "name"), KEPT)
 def test_jobs_go_on_from_a_kept_snapshot(cluster: MiniCluster, version: str, name: str, tmp_path: Path) -> None:
     snapshot = DIRECTORY / version / name

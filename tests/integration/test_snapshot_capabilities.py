@@ -21,12 +21,15 @@ from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.golden import IN_FILES, PARALLELISM, SOURCES, UNALIGNED, Kind, Rows, assert_whole, restored, take
 
-BACKENDS = ("hashmap", "rocksdb")
+BACKENDS = {
+    "hashmap": {"state.backend.type": "hashmap"},
+    "rocksdb": {"state.backend.type": "rocksdb", "execution.checkpointing.incremental": "true"},
+}
 JOB = Kind(IN_FILES, pipeline="capable", arguments=("same",), tables=("kept", "totals"))
 KINDS = {
     "canonical": replace(JOB, savepoint=True, savepoint_format=SavepointFormat.CANONICAL),
-    "native": replace(JOB, savepoint=True),
-    "aligned": JOB,
+    "native": replace(JOB, savepoint=True, increment=True),
+    "aligned": replace(JOB, increment=True),
     "unaligned": replace(JOB, configuration={**IN_FILES, **UNALIGNED}, rate=0, sleep_ms=10),
 }
 SAVEPOINTS = ("canonical", "native")
@@ -47,7 +50,7 @@ class Taken:
         self, directory: Path, *, backend: str = "", version: str = "same", at: tuple[int, ...] = (PARALLELISM,)
     ) -> None:
         """Jobs that start from it write exactly what is missing."""
-        configuration = {**self.kind.configuration, **({"state.backend.type": backend} if backend else {})}
+        configuration = {**self.kind.configuration, **(BACKENDS[backend] if backend else {})}
         kind = replace(self.kind, configuration=configuration, arguments=(version,))
         for after in restored(self.cluster, self.path, kind, directory, at):
             assert_whole(kind, self.before, after)
@@ -64,7 +67,7 @@ def snapshot(cluster: MiniCluster, tmp_path_factory: pytest.TempPathFactory) -> 
     def taken(name: str, backend: str) -> Taken:
         if (name, backend) not in known:
             kind = KINDS[name]
-            kind = replace(kind, configuration={**kind.configuration, "state.backend.type": backend})
+            kind = replace(kind, configuration={**kind.configuration, **BACKENDS[backend]})
             path, before = take(cluster, kind, tmp_path_factory.mktemp(f"{name}-{backend}"))
             known[name, backend] = Taken(cluster, path, kind, before)
         return known[name, backend]
@@ -73,8 +76,16 @@ def snapshot(cluster: MiniCluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def other(backend: str) -> str:
-    (found,) = set(BACKENDS) - {backend}
+    (found,) = BACKENDS.keys() - {backend}
     return found
+
+
+def test_checkpoints_on_rocksdb_are_increments(snapshot: Take) -> None:
+    metadata = open_snapshot(str(snapshot("aligned", "rocksdb").path)).metadata
+    shared = {
+        resolve(file.path).name for state in metadata.states.values() for file in state.files() if ":" in file.path
+    }
+    assert any(not name.startswith(f"chk-{metadata.id}-") for name in shared)
 
 
 @pytest.mark.row("203.5")

@@ -49,7 +49,10 @@ Rows = dict[str, list[list[int | None]]]
 
 @dataclass(frozen=True)
 class Kind:
-    """How a snapshot comes about. The job stands still, nearly, when its snapshot is taken, or it is held back."""
+    """How a snapshot comes about. The job stands still, nearly, when its snapshot is taken, or it is held back.
+
+    ``increment``: a checkpoint comes before it, on which it may build.
+    """
 
     configuration: Mapping[str, str]
     savepoint: bool = False
@@ -59,6 +62,7 @@ class Kind:
     rate: int = 150
     sleep_ms: float = 0
     savepoint_format: SavepointFormat = SavepointFormat.NATIVE
+    increment: bool = False
     pipeline: str = "golden"
     arguments: tuple[str, ...] = ()
     tables: tuple[str, ...] = tuple(TABLES)
@@ -193,6 +197,8 @@ def take(cluster: MiniCluster, kind: Kind, scratch: Path) -> tuple[Path, Rows]:
     wait_for_rows(cluster, job)
     if kind.right_rows_per_source == 1:
         _wait_for_finished_source(cluster, job)
+    if kind.increment:
+        take_checkpoint(cluster, job)
     if kind.savepoint:
         found = cluster.savepoint(
             job, scratch / "savepoints", stop=kind.stop, drain=kind.drain, savepoint_format=kind.savepoint_format

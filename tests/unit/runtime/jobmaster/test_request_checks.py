@@ -92,6 +92,7 @@ def released(written_by: str | None, *, in_flight: bool) -> CompletedCheckpoint:
     return replace(found, states={key: replace(found.states[key], inputs=streams)})
 
 
+@pytest.mark.row("203.13")
 @pytest.mark.parametrize("written_by", ["0.0.9", "9.1.0", VERSION.replace("0.1", "0.10")])
 def test_data_in_flight_is_for_the_release_that_wrote_it(written_by: str) -> None:
     check_release(released(written_by, in_flight=False), RunRequest("p", savepoint_path="/s"))

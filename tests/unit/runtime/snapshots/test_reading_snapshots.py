@@ -208,6 +208,7 @@ def test_a_stream_is_read_element_by_element(directory: Location) -> None:
         assert reader.read() is None
 
 
+@pytest.mark.row("203.13")
 def test_a_document_says_who_wrote_it_and_how(directory: Location) -> None:
     write_snapshot(directory)
     document = read_metadata(directory).document
