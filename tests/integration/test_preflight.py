@@ -46,10 +46,11 @@ def running(cluster: MiniCluster, tmp_path_factory: pytest.TempPathFactory) -> I
     job.start(parallelism=1, rate=200, configuration=fast(pipeline__max_parallelism="128"))
     job.running()
     job.has_output()
+    known = len(cluster.call(cluster.dispatcher.list_jobs()))
     yield job, cluster.savepoint(job.job_id, job.directory / "savepoints")
     assert cluster.status(job.job_id) is JobStatus.RUNNING
     assert cluster.restarts(job.job_id) == 0
-    assert [line.job_id for line in cluster.call(cluster.dispatcher.list_jobs())] == [job.job_id], "nothing was started"
+    assert len(cluster.call(cluster.dispatcher.list_jobs())) == known, "nothing was started"
     job.end()
 
 
