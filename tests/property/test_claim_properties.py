@@ -17,7 +17,7 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
@@ -280,5 +280,5 @@ class Claims(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
 
-TestClaims = Claims.TestCase
-TestClaims.settings = settings(max_examples=12, stateful_step_count=25, deadline=None)
+def test_no_complete_snapshot_ever_lacks_a_file() -> None:
+    run_state_machine_as_test(Claims, settings=settings(max_examples=12, stateful_step_count=25, deadline=None))

@@ -163,4 +163,4 @@ class RocksDBBesideDicts(RuleBasedStateMachine):
 
 
 TestRocksDBBesideDicts = RocksDBBesideDicts.TestCase
-TestRocksDBBesideDicts.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestRocksDBBesideDicts.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)

@@ -294,4 +294,4 @@ class SharedFilesOfRocksDB(SharedFilesOfCheckpoints):
 TestSharedFilesOfCheckpoints = SharedFilesOfCheckpoints.TestCase
 TestSharedFilesOfCheckpoints.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 TestSharedFilesOfRocksDB = SharedFilesOfRocksDB.TestCase
-TestSharedFilesOfRocksDB.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
+TestSharedFilesOfRocksDB.settings = settings(max_examples=12, stateful_step_count=30, deadline=None)

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,10 +18,7 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
-from ckpt_runtime.configuration.checkpointing_options import (
-    CheckpointingOptions,
-    RecoveryClaimMode,
-)
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions, RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.graph.job_graph import JobVertex
@@ -71,7 +69,6 @@ from ckpt_runtime.jobmaster.request_checks import (
 )
 from ckpt_runtime.jobmaster.restore_preview import PlanPreview
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
-from ckpt_runtime.jobmaster.snapshot_claims import JobClaims, claim_snapshot
 from ckpt_runtime.jobmaster.snapshot_references import References, SnapshotReferences
 from ckpt_runtime.jobmaster.stored_submissions import forget_result, store_job
 from ckpt_runtime.jobmaster.stranded_jobs import StrandedJobs
@@ -79,8 +76,6 @@ from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.snapshots.snapshot import disposal_of, open_snapshot
-from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
-from ckpt_runtime.storage.claims import Claimant, ClaimedError
 from ckpt_runtime.storage.errors import PoolExhaustedError, StorageError, StorageTimeoutError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.ha_store import HaStore
@@ -324,20 +319,17 @@ class Dispatcher:
             record=JobRecord() if self._store is None else DurableRecord(self._store, job_id),
             ended_jobs=self._ended_before(savepoint),
         )
-        in_pool = asyncio.get_running_loop().run_in_executor
         try:
             # Whoever submits names the directory: whether storage answers there is not known yet.
-            await in_pool(self._pools.paths, resolve, checkpoint_directory(submission))
+            directory = checkpoint_directory(submission)
+            await asyncio.get_running_loop().run_in_executor(self._pools.paths, resolve, directory)
             submission = await self._claimed(submission)
-            job = JobMaster(submission, self._slots, self._pools)
-            first_checkpoint_id = await in_pool(self._pools.paths, job.prepare_storage)
+            job, first_checkpoint_id = await self._prepared(submission)
         except (ConfigurationError, CheckpointConfigurationError) as error:
             raise SubmissionFailed(str(error)) from error
         except PoolExhaustedError as error:
             raise NotReady(str(error)) from error
         except StorageError as error:
-            if submission.claims is not None:
-                await in_pool(self._pools.paths, submission.claims.release)
             raise SubmissionFailed(f"the checkpoint directory cannot be used: {error}") from error
         if self._store is not None:
             await self._store_job(self._store, submission, first_checkpoint_id)
@@ -347,30 +339,30 @@ class Dispatcher:
         self._forget_old_jobs()
 
     async def _claimed(self, submission: JobSubmission) -> JobSubmission:
-        """With CLAIM the snapshot is the job's before anything is stored or started. A failure later on leaves it so:
-
-        the same request again renews the claim.
-        """
+        """With CLAIM the snapshot is the job's before anything is stored or started."""
         snapshot = submission.savepoint
         if snapshot is None or submission.claim_mode is not RecoveryClaimMode.CLAIM:
             return submission
-        path = snapshot.directory
-        written = await self._references.check_claimable(path, submission.job_id)
-        storage = CheckpointStorage(checkpoint_directory(submission), submission.job_id)
-
-        def claim() -> JobClaims:
-            claimant = Claimant(submission.job_id, self._cluster, storage.location.real().url)
-            return claim_snapshot(snapshot, claimant, written)
-
+        job_id, directory = submission.job_id, checkpoint_directory(submission)
         try:
-            claims = await asyncio.get_running_loop().run_in_executor(self._pools.paths, claim)
-        except ClaimedError as error:
-            raise self._references.claimed_by(path, "claimed", error, self._cluster) from error
+            claims = await self._references.claim(snapshot, job_id, directory, self._cluster)
         except PoolExhaustedError as error:
             raise NotReady(str(error)) from error
         except StorageError as error:
-            raise SubmissionFailed(f"cannot claim {path}: {error}") from error
+            raise SubmissionFailed(f"cannot claim {snapshot.directory}: {error}") from error
         return replace(submission, savepoint=snapshot.claimed(), claims=claims)
+
+    async def _prepared(self, submission: JobSubmission) -> tuple[JobMaster, int]:
+        """The job, and the first id of its checkpoints. What it has claimed is free again when that fails."""
+        in_pool = asyncio.get_running_loop().run_in_executor
+        try:
+            job = JobMaster(submission, self._slots, self._pools)
+            return job, await in_pool(self._pools.paths, job.prepare_storage)
+        except BaseException:
+            if submission.claims is not None:
+                with suppress(StorageError):
+                    await in_pool(self._pools.paths, submission.claims.release)
+            raise
 
     @property
     def _cluster(self) -> str:

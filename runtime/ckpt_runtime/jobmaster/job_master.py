@@ -230,12 +230,14 @@ class JobMaster:
         The same rescale again while it is in progress is that one, whoever asks.
         Raises as ``DispatcherGateway.update_resource_requirements``.
         """
-        if self._rescaling is None or self._rescaling[0] != bounds or self._rescaling[1].done():
-            rescaling = self._loop.create_task(self._rescale(bounds))
-            if self._rescaling is None or self._rescaling[1].done():
-                self._rescaling = (bounds, rescaling)
-        else:
+        if self._rescaling is not None and self._rescaling[1].done():
+            self._rescaling = None
+        if self._rescaling is not None and self._rescaling[0] == bounds:
             rescaling = self._rescaling[1]
+        else:
+            rescaling = self._loop.create_task(self._rescale(bounds))
+            rescaling.add_done_callback(lambda done: done.cancelled() or done.exception())  # its client may have gone
+            self._rescaling = self._rescaling or (bounds, rescaling)
         await asyncio.shield(rescaling)
 
     async def _rescale(self, bounds: Mapping[str, ParallelismBounds]) -> None:

@@ -10,7 +10,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.gateway import RunRequest, SubmissionFailed
-from ckpt_runtime.jobmaster.request_checks import check_backend, check_fits
+from ckpt_runtime.jobmaster.request_checks import check_backend, check_fits, check_release
 from ckpt_runtime.snapshots.preflight import StateVerdict
 
 
@@ -55,7 +55,11 @@ def preview(
     """Asks the checks of a submission, all of them."""
     judged = tuple(states)
     refused = [f"state {each.state!r} of operator {each.operator!r}: {each.reason}" for each in judged if each.reason]
-    checks = (partial(check_backend, snapshot, configuration, request), partial(check_fits, snapshot, graph, request))
+    checks = (
+        partial(check_backend, snapshot, configuration, request),
+        partial(check_release, snapshot, request),
+        partial(check_fits, snapshot, graph, request),
+    )
     for check in checks:
         try:
             check()

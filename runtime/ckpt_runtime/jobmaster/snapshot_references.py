@@ -10,9 +10,16 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.jobmaster.gateway import NoSnapshot, SnapshotInUse
-from ckpt_runtime.jobmaster.snapshot_claims import OwnedElsewhereError, check_not_written
-from ckpt_runtime.storage.claims import ClaimedError, place_of_snapshot, read_claim
+from ckpt_runtime.jobmaster.snapshot_claims import (
+    JobClaims,
+    OwnedElsewhereError,
+    check_not_written,
+    claim_snapshot,
+)
+from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
+from ckpt_runtime.storage.claims import Claimant, ClaimedError, place_of_snapshot, read_claim
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import Identity, identity, is_directory, resolve
 from ckpt_runtime.storage.snapshot_metadata import has_metadata, snapshot_directory
@@ -63,6 +70,23 @@ class SnapshotReferences:
         self._disposing.append(target.own)
         return target.own
 
+    async def claim(self, snapshot: CompletedCheckpoint, job_id: str, directory: str, cluster: str) -> JobClaims:
+        """Makes a snapshot the job's, whose checkpoints go below ``directory``.
+
+        Raises :class:`SnapshotInUse`, and :class:`StorageError` for a snapshot that cannot be claimed.
+        """
+        path = snapshot.directory
+        written = await self.check_claimable(path, job_id)
+
+        def claim() -> JobClaims:
+            own = CheckpointStorage(directory, job_id).location.real()
+            return claim_snapshot(snapshot, Claimant(job_id, cluster, own.url), written)
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, claim)
+        except ClaimedError as error:
+            raise self._claimed_by(path, "claimed", error, cluster) from error
+
     async def check_claimable(self, path: str, job_id: str) -> tuple[str, ...]:
         """Whether no other living job needs the snapshot that a job is to claim. Raises as :meth:`begin_disposal`.
 
@@ -85,7 +109,7 @@ class SnapshotReferences:
             _check(path, target, job, places, wish)
         return target
 
-    def claimed_by(self, path: str, wish: str, error: ClaimedError, cluster: str) -> SnapshotInUse:
+    def _claimed_by(self, path: str, wish: str, error: ClaimedError, cluster: str) -> SnapshotInUse:
         """What to answer: who has claimed the snapshot, what is known of that job, and what can be done."""
         owner = error.claim.owner
         states = {job.job_id: job.state for job in self._living()}
@@ -108,7 +132,7 @@ class SnapshotReferences:
             raise SnapshotInUse(path, place.name, "known elsewhere", str(error)) from error
         claim = read_claim(place)
         if claim is not None and identity(resolve(claim.snapshot)) == identity(directory):
-            raise self.claimed_by(path, "disposed of", ClaimedError(place, claim), cluster)
+            raise self._claimed_by(path, "disposed of", ClaimedError(place, claim), cluster)
 
     def end_disposal(self, disposed: Identity) -> None:
         self._disposing.remove(disposed)

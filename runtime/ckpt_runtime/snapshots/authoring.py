@@ -17,7 +17,9 @@ from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
 from ckpt_runtime.checkpoint.executions import SubtaskKey
@@ -82,11 +84,10 @@ def write_part(target: Location, prefix: str, state: NewState, rows: pa.Table) -
     """
     if rows.num_rows == 0:
         return None
-    rows = rows.combine_chunks()
     check_unique(state, rows)
     names = [name for name in rows.column_names if name.startswith(KEY_PREFIX)]
-    (batch,) = rows.to_batches()
-    groups = key_groups_of(hash_arrays([batch.column(name) for name in names], names), state.max_parallelism)
+    hashes = [hash_arrays([batch.column(name) for name in names], names) for batch in rows.to_batches()]
+    groups = key_groups_of(np.concatenate(hashes), state.max_parallelism)
     owned = KeyGroupRange(int(groups.min()), int(groups.max()))
     make_directory(target)
     writer = CanonicalWriter(NewFiles(target, prefix), state.uid, owned)
@@ -103,9 +104,7 @@ def check_unique(state: NewState, rows: pa.Table) -> None:
     keys = rows.select(names)
     try:
         counted = keys.group_by(names).aggregate([([], "count_all")])
-        repeated = (
-            counted.filter(pa.compute.greater(counted.column("count_all"), 1)).slice(0, 1).select(names).to_pylist()
-        )
+        repeated = counted.filter(pc.greater(counted.column("count_all"), 1)).slice(0, 1).select(names).to_pylist()
     except pa.ArrowNotImplementedError:  # keys of maps may be nested
         repeated = [row for row, number in Counter(map(str, keys.to_pylist())).most_common(1) if number > 1]
     if repeated:
@@ -212,13 +211,13 @@ class _Keyed:
 
 
 def _rewritten(state: StoredState, files: NewFiles) -> Iterator[CanonicalKeyedStateHandle]:
-    """A state of the base in canonical form, a part for each of its subtasks."""
+    """A state of the base in canonical form, a part for each subtask that has rows: one that had finished has none."""
     vertex = state.vertex
     for subtask in range(vertex.parallelism):
         owned = key_group_range(vertex.max_parallelism, vertex.parallelism, subtask)
         writer = CanonicalWriter(files, state.uid, owned)
         writer.write_batches(state.name, state.descriptor, state.schema, state.rows(owned))
-        yield from writer.handles
+        yield from (handle for handle in writer.handles if handle.row_groups)
 
 
 def _in_order(
@@ -234,7 +233,7 @@ def _in_order(
             owned = key_group_range(state.max_parallelism, parallelism, subtask)
             writer = CanonicalWriter(files, state.uid, owned)
             writer.write_batches(state.name, state.descriptor, state.schema, _merged(reader, state, parts, owned))
-            yield from writer.handles
+            yield from (handle for handle in writer.handles if handle.row_groups)
 
 
 def _merged(

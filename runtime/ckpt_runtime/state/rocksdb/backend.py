@@ -42,6 +42,7 @@ from ckpt_runtime.state.rocksdb.columnar_aggregates import CachedAggregates
 from ckpt_runtime.state.rocksdb.columnar_codec import ColumnarCodec
 from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec, RowsState, StoredRowBuffer, restore_rows
 from ckpt_runtime.state.rocksdb.database import Database
+from ckpt_runtime.state.rocksdb.dirty import CachedState
 from ckpt_runtime.state.rocksdb.keyed_states import StoredLists, StoredMaps, StoredState, StoredTimers, StoredValues
 from ckpt_runtime.state.rocksdb.restore import restored_database
 from ckpt_runtime.state.rocksdb.snapshot import NAME, CanonicalSnapshot, EmptySnapshot, RocksDBSnapshot
@@ -235,8 +236,9 @@ class RocksDBKeyedStateBackend(KeyedStateBackend):
             return EmptySnapshot()
         if self._opened.pending >= MOST_PENDING:
             self._opened.settle()
-        frozen = [state.cache.freeze() for state in self._states.values()]
-        moment = self._opened.freeze([part for part in frozen if part is not None])
+        caches: list[CachedState] = [state.cache for state in self._states.values()]
+        frozen = [part for cache in caches if (part := cache.freeze()) is not None]
+        moment = self._opened.freeze(frozen)
         if properties.savepoint_format is SavepointFormat.CANONICAL:
             states = self._states.items()
             tables = {name: state.new_table for name, state in states if isinstance(state, CachedAggregates)}

@@ -22,8 +22,8 @@ from ckpt_runtime.state.rocksdb.database import Database
 from ckpt_runtime.state.rocksdb.store import BATCH
 from ckpt_runtime.state.states import Key
 
-_WRITES_PER_NEW_KEY = 2
-"""How many rows of the older table go to the database for each key that the younger one gets."""
+_HASTE = 2
+"""How much faster changed rows of the older table go to the database than the younger one becomes full."""
 
 
 class _Generation:
@@ -122,8 +122,9 @@ class CachedAggregates:
             self._fetch(np.arange(known, known + new))
         young.dirty[slots] = 1
         result = young.table.add(slots, batch)
-        if new:
-            self._write_old(_WRITES_PER_NEW_KEY * new)
+        # Behind a snapshot whose writer has not come to it, a write would have to do that work first.
+        if new and not self._database.pending:
+            self._write_old(_HASTE * len(self._unwritten) * new // max(1, self._capacity - known))
         if len(young) >= self._capacity:
             self._age()
         return result

@@ -15,10 +15,10 @@ class FrozenDirty(Protocol):
     """The changed entries of a state as of one moment; they do not change any more."""
 
     def puts(self) -> Iterable[tuple[bytes, bytes]]:
-        """Keys and values as the database has them. Called once, from any thread; encodes in bulk."""
+        """Keys and values as the database has them, from any thread; once more when writing them has failed."""
 
     def deletes(self) -> Iterable[bytes]:
-        """Keys that are no more, none of them in :meth:`puts`. Called once, after it."""
+        """Keys that are no more, none of them in :meth:`puts`. Called as that one is."""
 
     def release(self) -> None:
         """The database has these entries, or will never be asked for them again. Called once, from any thread."""

@@ -175,10 +175,12 @@ class CachedEntries:
         return frozen
 
     def maintain(self, budget: int) -> None:
-        """A step towards the capacity: changed entries beyond it go to the database, unused ones are forgotten."""
+        """Keeps to the capacity: changed entries beyond it go to the database, unused ones are forgotten."""
         self._forget_stored()
-        if len(self._changed) > self._half:
-            oldest = dict(islice(self._changed.items(), max(budget, 1)))
+        excess = len(self._changed) - self._half
+        if excess > 0:
+            # Not by the dozen: a write costs something by itself.
+            oldest = dict(islice(self._changed.items(), max(excess, budget)))
             self.table.database.write(self.table.puts(oldest), self.table.deletes(oldest))
             # What was frozen is in the database before them.
             self._frozen.clear()

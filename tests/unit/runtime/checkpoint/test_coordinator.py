@@ -385,6 +385,7 @@ class TestRetention:
         deleted = [effect.paths for effect in driver.trace if isinstance(effect, out.DeleteSharedFiles)]
         assert deleted == [("/s/1",)]
 
+    @pytest.mark.row("203.12")
     @pytest.mark.parametrize("ends", ["completed", "declined", "expired"])
     def test_shared_files_outlast_the_savepoint_that_may_duplicate_them(self, ends):
         driver = Driver(incremental=True, max_concurrent=2).run()

@@ -31,6 +31,7 @@ from ckpt_runtime.jobmaster.gateway import (
     JobStatus,
     JobTerminated,
     NotReady,
+    RescaleInProgress,
     SavepointFormat,
     UpdateInProgress,
 )
@@ -123,6 +124,21 @@ def test_a_new_driver_goes_on_at_the_parallelism_that_was_stored(tmp_path: Path)
         await recovered.rescale(dict.fromkeys("sk", ParallelismBounds(1, 1)))
         await world.until(lambda: sum(slot.owner is not None for slot in world.slot_pool.all()) == 1)
         assert JobGraph.from_json(driver(tmp_path, 3).jobs.get(JOB).graph).slots == 1
+
+    run(tmp_path, test)
+
+
+@pytest.mark.row("203.14")
+def test_the_same_rescale_again_is_that_one_and_another_one_is_refused(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        job = world.start_job()
+        await world.running(job)
+        same, other = (dict.fromkeys("sk", ParallelismBounds(number, number)) for number in (3, 1))
+        answers = await asyncio.gather(job.rescale(same), job.rescale(same), job.rescale(other), return_exceptions=True)
+        assert [type(answer) for answer in answers] == [type(None), type(None), RescaleInProgress]
+        await world.running(job)
+        await job.rescale(same)
+        assert job.metrics()["numRestarts"] == "1"
 
     run(tmp_path, test)
 

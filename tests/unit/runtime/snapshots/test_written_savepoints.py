@@ -109,6 +109,20 @@ def test_the_elements_of_a_list_keep_their_order(tmp_path: Path) -> None:
     assert [row for row in content(snapshot) if row[0] == 2] == [(2, 1), (2, 0)]
 
 
+def test_a_subtask_without_rows_has_no_state(tmp_path: Path) -> None:
+    """As one that had finished has none."""
+    parts = [[(1, 1)], [(1, 2)], [(1, 3)]]
+    first = write(resolve(tmp_path / "first"), new_state("list"), parts)
+    assert content(first) == [(1, 1), (1, 2), (1, 3)]
+    other = NewState("other", "state", new_state().descriptor, new_state().schema, 16)
+    second = write(resolve(tmp_path / "second"), other, [[(5, 5)]], first)
+    for snapshot in (first, second):
+        states = list(snapshot.states("op"))
+        assert len(states) == 1
+        assert [len(handle.row_groups) for handle in states[0].keyed] == [1]
+    assert content(second) == content(first)
+
+
 # --- from a base
 
 
