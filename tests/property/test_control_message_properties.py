@@ -13,6 +13,7 @@ from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, SavepointFormat
 from ckpt_runtime.checkpoint.state_handles import (
+    CanonicalKeyedStateHandle,
     ChannelStateSegment,
     ChannelStateStream,
     IncrementalKeyedStateHandle,
@@ -21,6 +22,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     OperatorListState,
     OperatorStateMode,
     OperatorSubtaskState,
+    RowGroup,
     StateFile,
     SubtaskState,
 )
@@ -91,6 +93,10 @@ sections = st.builds(
 ranges = st.builds(KeyGroupRange, numbers, numbers)
 keyed = st.one_of(
     st.builds(KeyedStateHandle, ranges, files, st.tuples(sections)),
+    st.builds(
+        CanonicalKeyedStateHandle, ranges, texts, st.dictionaries(texts, texts, max_size=2),
+        st.lists(st.builds(RowGroup, numbers, ranges), max_size=2).map(tuple), files,
+    ),
     st.builds(
         IncrementalKeyedStateHandle, ranges, texts, st.dictionaries(st.sampled_from(["a", "b-1"]), files, max_size=2),
         st.dictionaries(texts, values, max_size=2),
@@ -168,7 +174,7 @@ options = st.builds(
     st.one_of(st.none(), numbers),
     texts,
 )
-metrics = st.builds(CheckpointMetrics, *[st.integers(-1, 1 << 40)] * 8, st.booleans())
+metrics = st.builds(CheckpointMetrics, *[st.integers(-1, 1 << 40)] * 9, st.booleans())
 processes = st.builds(ProcessIdentity, texts, st.integers(1, (1 << 31) - 1), numbers)
 keys = st.lists(st.tuples(texts, numbers), max_size=3).map(tuple)
 ports = st.integers(1, 65_535)
