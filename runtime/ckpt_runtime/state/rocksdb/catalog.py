@@ -16,11 +16,12 @@ from msgspec import Meta, Struct
 from ckpt_runtime.state.errors import CorruptStateError, schema_mismatch
 from ckpt_runtime.state.stored_rows import check_descriptor, schema_from_json
 
+_REMOVED = "\0removed"
 _Id = Annotated[int, Meta(ge=0, lt=1 << 16)]
 
 
 class StateEntry(Struct):
-    """One state: ``descriptors`` by the ids of their schemas, and which of these is the present one."""
+    """One state: ``descriptors`` by the ids of their schemas, in the order of their time, and the id of the present one."""
 
     id: _Id
     descriptors: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=1 << 16)]
@@ -35,14 +36,23 @@ class StateEntry(Struct):
         return str(self.descriptor["kind"])
 
     def schemas(self) -> dict[int, pa.Schema]:
-        """Those of stored rows, by their ids."""
-        return {number: schema_from_json(entry.get("schema")) for number, entry in enumerate(self.descriptors)}
+        """Those of stored rows, by their ids. A field that a later one lacks has a name that no schema has.
+
+        So it stays removed when a field of its name is added again, in entries, too, that were not written meanwhile.
+        """
+        stored = [schema_from_json(entry.get("schema")) for entry in self.descriptors]
+        found, kept = {}, set(stored[-1].names)
+        for number, schema in reversed(list(enumerate(stored))):
+            kept &= set(schema.names)
+            fields = [f if f.name in kept else f.with_name(f"{f.name}{_REMOVED}") for f in schema]
+            found[number] = pa.schema(fields)
+        return found
 
     def schema_id(self, descriptor: dict[str, Any]) -> int:
         """Of this one, which is added if it is new."""
         if descriptor not in self.descriptors:
             self.descriptors.append(descriptor)
-        return self.descriptors.index(descriptor)
+        return len(self.descriptors) - 1 - self.descriptors[::-1].index(descriptor)
 
 
 class Catalog:
@@ -93,7 +103,9 @@ class Catalog:
         elif entry.kind != descriptor["kind"]:
             reason = "the snapshot has another kind of state"
             raise schema_mismatch(self._uid, name, reason, entry.kind, descriptor["kind"])
-        entry.current = entry.schema_id(descriptor)
+        if entry.descriptor != descriptor:
+            entry.descriptors.append(descriptor)
+            entry.current = len(entry.descriptors) - 1
         return entry
 
     def remove(self, name: str) -> StateEntry | None:

@@ -131,6 +131,17 @@ def test_unsafe_evolution_names_state_and_schemas(
         all_snapshots.restored(all_snapshots.of(backend)).value_state("v", int_key, wanted)
 
 
+def test_a_field_that_was_removed_comes_back_empty(all_snapshots: Snapshots, int_key: pa.Schema) -> None:
+    """Whether the entry was touched in between or not."""
+    backend = all_snapshots.backend()
+    backend.value_state("v", int_key, VALUE).put((1,), (5, "old"))
+    backend.value_state("v", int_key, VALUE).put((2,), (6, "old"))
+    narrow = all_snapshots.restored(all_snapshots.of(backend))
+    narrow.value_state("v", int_key, ONE).put((2,), (7,))
+    again = all_snapshots.restored(all_snapshots.of(narrow)).value_state("v", int_key, VALUE)
+    assert (again.get((1,)), again.get((2,))) == ((5, None), (7, None))
+
+
 def test_key_may_not_change(all_snapshots: Snapshots, int_key: pa.Schema) -> None:
     backend = all_snapshots.backend()
     backend.value_state("v", int_key, ONE).put((1,), (5,))
