@@ -21,7 +21,7 @@ _Id = Annotated[int, Meta(ge=0, lt=1 << 16)]
 
 
 class StateEntry(Struct):
-    """One state: ``descriptors`` by the ids of their schemas, in the order of their time, and the id of the present one."""
+    """One state: ``descriptors`` by the ids of their schemas, in the order of time, and the present one's id."""
 
     id: _Id
     descriptors: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=1 << 16)]
