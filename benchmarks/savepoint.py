@@ -39,7 +39,6 @@ ROUNDS = 5
 ROUND_S = 2.0
 """Until enough has changed for the next snapshot; what changes while one is taken is small beside that."""
 FILL_S = 10
-WINDOW_S = 5.0
 FILL_TIMEOUT_S = 600.0
 NEVER = "1 d"
 
@@ -65,6 +64,7 @@ def main() -> None:
     parser.add_argument("--state-mb", type=sizes, default=[1000], help="size of the state; several: one line for each")
     parser.add_argument("--change", type=float, default=0.01, help="share of the keys changed between two snapshots")
     parser.add_argument("--value-bytes", type=positive_int, default=500, help="size of one value")
+    parser.add_argument("--window-s", type=float, default=5.0, help="length of each of the two windows of throughput")
     parser.add_argument("--copies", action="store_true", help="savepoints copy files, though they could link them")
     add_backend_option(parser, default="rocksdb")
     options = parser.parse_args()
@@ -185,7 +185,7 @@ def _throughput(
 ) -> dict[str, float]:
     """As fast as it goes, without checkpoints and with one per second."""
     job = _start(running, options, replace(pace, rows_per_s=0), snapshot.external_path)
-    job.let_run(WINDOW_S)
+    job.let_run(options.window_s)
     rates = []
     for interval_ms in (None, 1000):
         if interval_ms is not None:
@@ -195,7 +195,7 @@ def _throughput(
                 "checkpoints", lambda least=completed: job.checkpoint_statistics().counts.completed > least + 1, 120
             )  # type: ignore[misc]
         before = job.report()
-        job.let_run(WINDOW_S)
+        job.let_run(options.window_s)
         rates.append(job.report().rows_per_s_since(before))
     _check(job)
     job.cancel()

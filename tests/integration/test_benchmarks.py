@@ -64,6 +64,7 @@ def test_keyed_count_measures_and_checks_itself() -> None:
         "checkpoint_ms_max",
         "sync_ms_p99",
         "checkpoint_bytes_p50",
+        "state_bytes_per_key",
     }
     assert document["rows_per_s"] > 0
     assert document["peak_rss_mb"] > 0
@@ -138,6 +139,23 @@ def test_progress_measures_and_checks_itself() -> None:
     assert document["completed_checkpoints"] > 0
     assert document["positions_advanced"] == f"{document['recoveries']} of {document['recoveries']}"
     assert "each has come exactly once" in said
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_savepoint_measures_and_checks_itself() -> None:
+    document, said = measured("benchmarks.savepoint", "--state-mb", "5", "--window-s", "1")
+    times = {"incremental_s", "native_s", "canonical_s"}
+    restores = {"restore_native_s", "restore_canonical_s", "restore_checkpoint_s"}
+    sizes = {"incremental_bytes", "native_bytes_written", "canonical_bytes"}
+    assert set(document) == COMMON_KEYS | times | restores | sizes | {
+        "sync_ms_p99",
+        "rows_per_s_none",
+        "rows_per_s_during",
+    }
+    assert document["canonical_bytes"] > 4_000_000
+    assert "went on from canonical" in said
 
 
 @pytest.mark.parametrize("name", NAMES)

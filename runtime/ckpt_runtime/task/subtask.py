@@ -110,6 +110,7 @@ class Subtask:
         self._drain = True
         self._data_ended = False
         self._end_is_due = False
+        self._final_is_complete = False
         self._finishing = False
         self._behind_the_end: list[CheckpointBarrier] = []
         self._held_back: list[CheckpointBarrier] = []
@@ -247,9 +248,8 @@ class Subtask:
         self.checkpoints.completed(checkpoint_id)
         self.chain.notify_complete(checkpoint_id)
         final = self.checkpoints.final_checkpoint
-        if final is not None and checkpoint_id >= final:
-            self._finishing = True
-            self._finish_when_sent()
+        self._final_is_complete = self._final_is_complete or (final is not None and checkpoint_id >= final)
+        self._finish_behind_inputs()
 
     def notify_aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
         """Heals a lost completion first, then forgets the aborted checkpoint."""
@@ -316,6 +316,7 @@ class Subtask:
             case EndOfPartition():
                 self._open_partitions -= 1
                 self.checkpoints.handle(EndOfPartitionReceived((channel.input_index, channel.index)))
+                self._finish_behind_inputs()
             case BaseException():
                 raise element
 
@@ -412,6 +413,12 @@ class Subtask:
         waiting, self._behind_the_end = self._behind_the_end, []
         for barrier in waiting:
             self.trigger_checkpoint(barrier)
+
+    def _finish_behind_inputs(self) -> None:
+        """Never before its predecessors: a checkpoint in which they run could not be restored without it."""
+        if self._final_is_complete and not self._open_partitions and self.state is TaskState.RUNNING:
+            self._finishing = True
+            self._finish_when_sent()
 
     def _finish_when_sent(self) -> bool:
         """The final checkpoint is committed. What still waits in the output queues belongs to any further one."""

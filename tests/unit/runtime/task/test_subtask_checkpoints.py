@@ -204,16 +204,30 @@ class TestEndOfData:
         bench.put(0, kit.barrier(1), EndOfData(True)).run()
         bench.subtask.notify_complete(1)
         assert bench.host.states == []
-        bench.put(0, two).run()
+        bench.put(0, two, EndOfPartition()).run()
         bench.subtask.notify_complete(2)
         assert bench.host.states == ["FINISHED"]
         assert bench.called("complete") == [(1,), (2,)]
         assert bench.out.elements[-2:] == [two, EndOfPartition()]
         assert bench.called("close") == [()]
 
+    def test_it_never_ends_before_its_inputs(self, kit: TaskKit) -> None:
+        """Or a checkpoint of the moment would have it finished and what sends to it running, which nobody restores."""
+        bench = kit.Bench(channels=2).open()
+        for channel in range(2):
+            bench.put(channel, EndOfData(True), kit.barrier(1))
+        bench.put(0, EndOfPartition()).run()
+        bench.subtask.notify_complete(1)
+        assert bench.called("complete") == [(1,)]
+        bench.put(1, kit.barrier(2)).run()
+        assert bench.host.snapshot_ids == [1, 2]
+        assert bench.host.states == []
+        bench.put(1, EndOfPartition()).run()
+        assert bench.host.states == ["FINISHED"]
+
     def test_a_later_completion_covers_the_final_checkpoint(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
-        bench.put(0, EndOfData(True), kit.barrier(2), kit.barrier(3)).run()
+        bench.put(0, EndOfData(True), kit.barrier(2), kit.barrier(3), EndOfPartition()).run()
         bench.subtask.notify_aborted(2, None)
         assert bench.host.states == []
         bench.subtask.notify_complete(3)
@@ -223,7 +237,8 @@ class TestEndOfData:
     def test_of_three_pending_checkpoints_the_middle_one_ends_it(self, kit: TaskKit) -> None:
         """Whatever is notified first ends it; what comes later finds nothing to do."""
         bench = kit.Bench().open()
-        bench.put(0, kit.rows(1), EndOfData(True), kit.barrier(42), kit.barrier(43), kit.barrier(44)).run()
+        bench.put(0, kit.rows(1), EndOfData(True), kit.barrier(42), kit.barrier(43), kit.barrier(44))
+        bench.put(0, EndOfPartition()).run()
         assert bench.host.snapshot_ids == [42, 43, 44]
         assert bench.subtask.state is TaskState.RUNNING
         bench.subtask.notify_complete(43)
@@ -238,7 +253,7 @@ class TestEndOfData:
 
     def test_an_abort_that_heals_the_final_completion_ends_it(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
-        bench.put(0, EndOfData(True), kit.barrier(2)).run()
+        bench.put(0, EndOfData(True), kit.barrier(2), EndOfPartition()).run()
         bench.subtask.notify_aborted(3, 2)
         assert bench.host.states == ["FINISHED"]
         assert bench.called("aborted") == []
@@ -301,7 +316,7 @@ class TestSynchronousSavepoint:
         bench = kit.Bench(channels=2).open()
         savepoint = kit.barrier(4, CheckpointType.SYNC_SAVEPOINT)
         for channel in range(2):
-            bench.put(channel, EndOfData(False), savepoint)
+            bench.put(channel, EndOfData(False), savepoint, EndOfPartition())
         bench.run()
         assert bench.out.elements == [EndOfData(False), savepoint]
         assert bench.called("finish") == []

@@ -303,6 +303,7 @@ class TestEnd:
     def test_it_waits_until_all_that_was_overtaken_has_left(self, kit: TaskKit) -> None:
         wire = kit.Wire()
         bench = self.ended(kit, wire)
+        bench.put(0, EndOfPartition()).run()
         assert outputs(bench, kit) == {0: [[1]]}
         assert bench.host.snapshots[0][2].finished_operators
         assert bench.subtask.state is TaskState.RUNNING
@@ -336,6 +337,7 @@ class TestEnd:
     def test_a_lost_connection_is_reported_while_it_waits(self, kit: TaskKit) -> None:
         wire = kit.Wire()
         bench = self.ended(kit, wire)
+        bench.put(0, EndOfPartition()).run()
         wire.error = ConnectionError("gone")
         assert bench.subtask.has_work
         with pytest.raises(ConnectionError, match="gone"):
