@@ -75,7 +75,7 @@ def test_readers_and_writers_of_structured_streaming_run_unchanged_through_kills
     for number, fault in enumerate(("write", "kill", "snapshot", "commit", "kill")):
         (tmp_path / "limit").write_text(str(LIMIT // 2 + number * LIMIT // 10))
         if fault == "kill":
-            os.kill(choice.choice(cluster.worker_pids()), signal.SIGKILL)
+            os.kill(choice.choice(cluster.worker_pids(job)), signal.SIGKILL)
         else:
             _inject(cluster, faults / f"{fault}-raise")
         restarts = number + 1

@@ -65,7 +65,7 @@ class FileBackedJob:
 
     def kill_a_worker(self) -> None:
         restarts = self.cluster.restarts(self.job_id)
-        os.kill(self.cluster.worker_pids()[0], signal.SIGKILL)
+        os.kill(self.cluster.worker_pids(self.job_id)[0], signal.SIGKILL)
         self.cluster.wait_until(lambda: self.cluster.restarts(self.job_id) > restarts, "the restart")
 
     def assert_exact(self) -> None:

@@ -31,7 +31,7 @@ def test_joins_are_exact_through_a_killed_worker_and_a_change_of_parallelism(
 
     job = submit(2)
     cluster.wait_for_checkpoints(job, 2)
-    os.kill(cluster.worker_pids()[0], signal.SIGKILL)
+    os.kill(cluster.worker_pids(job)[0], signal.SIGKILL)
     cluster.wait_until(
         lambda: int(cluster.call(cluster.dispatcher.job_metrics(job))["numRestarts"]) >= 1, "the restart"
     )

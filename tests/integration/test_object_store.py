@@ -82,7 +82,7 @@ def test_a_job_lives_in_an_object_store(
     assert HaStore(f"{bucket}/ha").jobs.get(job_id).checkpoint_overrides is not None
     cluster.wait_for_checkpoints(job_id, 2)
     assert any(key.startswith(f"{job_id}/chk-") for key in keys(f"{bucket}/checkpoints"))
-    os.kill(cluster.worker_pids()[0], signal.SIGKILL)
+    os.kill(cluster.worker_pids(job_id)[0], signal.SIGKILL)
     job.restarted(1)
     cluster.wait_for_checkpoints(job_id, 1)
     savepoint = cluster.savepoint(job_id, f"{bucket}/savepoints")
@@ -113,7 +113,7 @@ def test_data_in_flight_lies_in_an_object_store(cluster: MiniCluster, bucket: st
     snapshots = f"{bucket}/unaligned/{job_id}"
     cluster.wait_until(lambda: any(key.startswith("shared/chk-") for key in keys(snapshots)), "data in flight")
     cluster.wait_for_checkpoints(job_id, 1)
-    os.kill(cluster.worker_pids()[0], signal.SIGKILL)
+    os.kill(cluster.worker_pids(job_id)[0], signal.SIGKILL)
     job.restarted(1)
     cluster.wait_for_checkpoints(job_id, 2)
     cluster.savepoint(job_id, f"{bucket}/savepoints", stop=True)

@@ -68,7 +68,7 @@ class SharingJob:
 
     def kill_a_worker(self) -> None:
         restarts = self.cluster.restarts(self.job_id)
-        os.kill(self.cluster.worker_pids()[0], signal.SIGKILL)
+        os.kill(self.cluster.worker_pids(self.job_id)[0], signal.SIGKILL)
         self.cluster.wait_until(lambda: self.cluster.restarts(self.job_id) > restarts, "the restart")
 
     def finished(self) -> None:

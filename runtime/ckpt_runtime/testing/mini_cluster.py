@@ -198,11 +198,16 @@ class MiniCluster:
         entries = self.call(self.dispatcher.exception_history(job_id, 1)).entries
         return entries[0].failure.stack_trace if entries else ""
 
-    def worker_pids(self) -> list[int]:
-        """Process ids of the active workers, in slot order."""
+    def worker_pids(self, job_id: str | None = None) -> list[int]:
+        """Process ids of the active workers, in slot order; of a job, those that run it."""
 
         async def pids() -> list[int]:
-            return [slot.worker.pid for slot in self.cluster.slots.all() if slot.worker is not None]
+            slots = list(self.cluster.slots.all())
+            if job_id is not None:
+                details = await self.dispatcher.job_details(job_id)
+                used = {subtask.slot_agent_id for vertex in details.vertices for subtask in vertex.subtasks}
+                slots = [slot for slot in slots if slot.slot_id in used]
+            return [slot.worker.pid for slot in slots if slot.worker is not None]
 
         return self.call(pids())
 
