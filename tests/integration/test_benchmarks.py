@@ -142,6 +142,7 @@ def test_progress_measures_and_checks_itself() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(240)
 def test_savepoint_measures_and_checks_itself() -> None:

@@ -41,9 +41,8 @@ class JobSlots:
             self.held = []
             self._tell(SlotsFailed(attempt, FailureInfo("NoResourceAvailableException", str(error))))
             return
-        surplus = [slot for slot in self.held if slot not in slots]
-        self._reserved = [slot for slot in self._reserved if slot not in slots]
-        self.held = slots
+        surplus = [slot for slot in (*self.held, *self._reserved) if slot not in slots]
+        self.held, self._reserved = slots, []
         self._release(surplus)
         self._tell(SlotsAcquired(attempt))
 
