@@ -159,12 +159,15 @@ def test_a_savepoint_duplicates_files_of_checkpoints_and_outlives_them(job: File
     cluster = job.cluster
     job.start(2, rate=2500)
     cluster.wait_for_checkpoints(job.job_id, 5)
-    first = cluster.savepoint(job.job_id, tmp_path / "savepoints", stop=True)
-    job.start(2, rate=10, savepoint=first)  # hardly anything changes from here on
-    cluster.wait_for_checkpoints(job.job_id, 2)
     savepoint = cluster.savepoint(job.job_id, tmp_path / "savepoints", stop=True)
-    taken = cluster.call(cluster.dispatcher.checkpoint_statistics(job.job_id)).latest_savepoint
-    assert taken is not None
+    for _ in range(10):  # a database that has just merged all of its files has none that a checkpoint holds
+        job.start(2, rate=10, savepoint=savepoint)  # hardly anything changes from here on
+        cluster.wait_for_checkpoints(job.job_id, 2)
+        savepoint = cluster.savepoint(job.job_id, tmp_path / "savepoints", stop=True)
+        taken = cluster.call(cluster.dispatcher.checkpoint_statistics(job.job_id)).latest_savepoint
+        assert taken is not None
+        if taken.is_incremental:
+            break
     assert taken.is_incremental
     assert 0 < taken.reused_size <= taken.state_size
     saved = CompletedCheckpoint.from_json(read_metadata(savepoint).document)

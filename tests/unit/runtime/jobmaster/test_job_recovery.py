@@ -309,6 +309,7 @@ class TestHistory:
             job = world.submit_durably(driver(tmp_path), execution__checkpointing__num_retained="2")
             await world.running(job)
             ids = [await checkpoint(job) for _ in range(3)]
+            await world.until(lambda: job.checkpoint_statistics().history[-1].discarded)
             before = {stats.id: stats for stats in job.checkpoint_statistics().history}
             await crash(job)
             recovered = await taken_over(world, driver(tmp_path, 2))
