@@ -68,6 +68,7 @@ class SharingJob:
 
     def kill_a_worker(self) -> None:
         restarts = self.cluster.restarts(self.job_id)
+        self.cluster.wait_until(lambda: self.cluster.worker_pids(self.job_id) != [], "the job's workers")
         os.kill(self.cluster.worker_pids(self.job_id)[0], signal.SIGKILL)
         self.cluster.wait_until(lambda: self.cluster.restarts(self.job_id) > restarts, "the restart")
 
