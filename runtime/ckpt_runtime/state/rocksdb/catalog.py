@@ -14,14 +14,14 @@ import pyarrow as pa
 from msgspec import Meta, Struct
 
 from ckpt_runtime.state.errors import CorruptStateError, schema_mismatch
-from ckpt_runtime.state.stored_rows import check_descriptor, schema_from_json
+from ckpt_runtime.state.stored_rows import check_descriptor, schema_from_json, schema_to_json
 
 _REMOVED = "\0removed"
 _Id = Annotated[int, Meta(ge=0, lt=1 << 16)]
 
 
 class StateEntry(Struct):
-    """One state: ``descriptors`` by the ids of their schemas, in the order of time, and the present one's id."""
+    """One state: ``descriptors`` by the ids of their schemas, and which of these is the present one."""
 
     id: _Id
     descriptors: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=1 << 16)]
@@ -36,23 +36,32 @@ class StateEntry(Struct):
         return str(self.descriptor["kind"])
 
     def schemas(self) -> dict[int, pa.Schema]:
-        """Those of stored rows, by their ids. A field that a later one lacks has a name that no schema has.
-
-        So it stays removed when a field of its name is added again, in entries, too, that were not written meanwhile.
-        """
-        stored = [schema_from_json(entry.get("schema")) for entry in self.descriptors]
-        found, kept = {}, set(stored[-1].names)
-        for number, schema in reversed(list(enumerate(stored))):
-            kept &= set(schema.names)
-            fields = [f if f.name in kept else f.with_name(f"{f.name}{_REMOVED}") for f in schema]
-            found[number] = pa.schema(fields)
-        return found
+        """Those of stored rows, by their ids."""
+        return {number: schema_from_json(entry.get("schema")) for number, entry in enumerate(self.descriptors)}
 
     def schema_id(self, descriptor: dict[str, Any]) -> int:
         """Of this one, which is added if it is new."""
         if descriptor not in self.descriptors:
             self.descriptors.append(descriptor)
-        return len(self.descriptors) - 1 - self.descriptors[::-1].index(descriptor)
+        return self.descriptors.index(descriptor)
+
+    def make_current(self, descriptor: dict[str, Any]) -> None:
+        """Entries are written with this one from now on. What it lacks is removed from all others for good.
+
+        Entries are not written again for that: a removed field gets a name that no schema has, so that one of its name
+        that is added later does not show what the old one held.
+        """
+        names = set(schema_from_json(descriptor.get("schema")).names)
+        self.descriptors = [_without(entry, names) for entry in self.descriptors]
+        self.current = self.schema_id(descriptor)
+
+
+def _without(descriptor: dict[str, Any], kept: set[str]) -> dict[str, Any]:
+    schema = schema_from_json(descriptor.get("schema"))
+    if kept.issuperset(schema.names):
+        return descriptor
+    fields = [f if f.name in kept or f.name.endswith(_REMOVED) else f.with_name(f.name + _REMOVED) for f in schema]
+    return {**descriptor, "schema": schema_to_json(pa.schema(fields))}
 
 
 class Catalog:
@@ -103,9 +112,7 @@ class Catalog:
         elif entry.kind != descriptor["kind"]:
             reason = "the snapshot has another kind of state"
             raise schema_mismatch(self._uid, name, reason, entry.kind, descriptor["kind"])
-        if entry.descriptor != descriptor:
-            entry.descriptors.append(descriptor)
-            entry.current = len(entry.descriptors) - 1
+        entry.make_current(descriptor)
         return entry
 
     def remove(self, name: str) -> StateEntry | None:

@@ -131,15 +131,26 @@ def test_unsafe_evolution_names_state_and_schemas(
         all_snapshots.restored(all_snapshots.of(backend)).value_state("v", int_key, wanted)
 
 
-def test_a_field_that_was_removed_comes_back_empty(all_snapshots: Snapshots, int_key: pa.Schema) -> None:
-    """Whether the entry was touched in between or not."""
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_field_that_was_removed_comes_back_empty(all_snapshots: Snapshots, int_key: pa.Schema, parts: int) -> None:
+    """Whether the entry was touched in between or not, and whether its subtask's state was put beside another's."""
     backend = all_snapshots.backend()
-    backend.value_state("v", int_key, VALUE).put((1,), (5, "old"))
-    backend.value_state("v", int_key, VALUE).put((2,), (6, "old"))
-    narrow = all_snapshots.restored(all_snapshots.of(backend))
-    narrow.value_state("v", int_key, ONE).put((2,), (7,))
-    again = all_snapshots.restored(all_snapshots.of(narrow)).value_state("v", int_key, VALUE)
-    assert (again.get((1,)), again.get((2,))) == ((5, None), (7, None))
+    state = backend.value_state("v", int_key, VALUE)
+    for key in range(20):
+        state.put((key,), (key, "old"))
+    handles = all_snapshots.of(backend)
+    for schema in (ONE, VALUE):
+        written: list[Any] = []
+        for index in range(parts):
+            owned = key_group_range(128, parts, index)
+            part = all_snapshots.restored(handles, owned.first, owned.last)
+            state = part.value_state("v", int_key, schema)
+            if schema is ONE and state.get((2,)) is not None:
+                state.put((2,), (7,))
+            written += all_snapshots.of(part)
+        handles = written
+    again = all_snapshots.restored(handles).value_state("v", int_key, VALUE)
+    assert [again.get((key,)) for key in range(20)] == [(7 if key == 2 else key, None) for key in range(20)]
 
 
 def test_key_may_not_change(all_snapshots: Snapshots, int_key: pa.Schema) -> None:
