@@ -185,6 +185,8 @@ class World:
             if not driver.leads:
                 self.ha.stale.add(number)
             self.ha.pointers[number] = entry
+        elif driver.leads and self.ha.pointers[number] == entry:
+            self.ha.stale.discard(number)  # two drivers restored the same snapshot: now the leader counts on it
         return True
 
     def remove_pointer(self, driver: Driver, number: int, disposal: str | None) -> bool:
