@@ -43,7 +43,9 @@ from ckpt_runtime.state.rocksdb.columnar_codec import ColumnarCodec
 from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec, RowsState, StoredRowBuffer, restore_rows
 from ckpt_runtime.state.rocksdb.database import Database
 from ckpt_runtime.state.rocksdb.dirty import CachedState
-from ckpt_runtime.state.rocksdb.keyed_states import StoredLists, StoredMaps, StoredState, StoredTimers, StoredValues
+from ckpt_runtime.state.rocksdb.key_filter import KeyFilter
+from ckpt_runtime.state.rocksdb.keyed_collections import StoredLists, StoredMaps
+from ckpt_runtime.state.rocksdb.keyed_states import StoredState, StoredTimers, StoredValues
 from ckpt_runtime.state.rocksdb.restore import restored_database
 from ckpt_runtime.state.rocksdb.snapshot import NAME, CanonicalSnapshot, EmptySnapshot, RocksDBSnapshot
 from ckpt_runtime.state.rocksdb.store import Store, StoreMemory
@@ -57,6 +59,8 @@ from ckpt_runtime.state.stored_rows import schema_from_json
 S = TypeVar("S", bound=StoredState)
 
 MAINTENANCE_BUDGET = 4_000
+FILTER_SHARE = 8
+"""Which part of RocksDB's memory the filter of new keys has, beside that memory, once keys leave a state's cache."""
 MOST_PENDING = 4
 """Snapshots that wait for their writer before the subtask itself brings their entries to the database."""
 
@@ -76,6 +80,7 @@ class RocksDBKeyedStateBackend(KeyedStateBackend):
         self.uid = parameters.uid
         configuration = Configuration(parameters.configuration)
         self._cached_keys = configuration.get(RocksDBOptions.CACHE_KEYS)
+        self._filter_bytes = configuration.get(RocksDBOptions.MEMORY) // FILTER_SHARE
         self._memory = _memory(
             configuration.get(RocksDBOptions.MEMORY), configuration.get(RocksDBOptions.WRITE_BUFFER_RATIO)
         )
@@ -125,12 +130,14 @@ class RocksDBKeyedStateBackend(KeyedStateBackend):
             if not isinstance(known, CachedAggregates) or not known.is_like(table):
                 raise schema_mismatch(self.uid, name, "it is in use otherwise", known.stored_schema(), list(columns))
             return known
-        if name in self._catalog and self._catalog[name].kind == "aggregate":
+        is_new = name not in self._catalog
+        if not is_new and self._catalog[name].kind == "aggregate":
             for descriptor in self._catalog[name].descriptors:
                 table.check_compatible(descriptor)
         entry = self._catalog.add(name, table.descriptor())
         codec = ColumnarCodec(name, entry.id, entry.schemas(), entry.current, self.key_groups, self.max_parallelism)
-        state = CachedAggregates(table, entry, codec, self._database, self._cached_keys)
+        forgotten = KeyFilter(self._filter_bytes) if is_new else None
+        state = CachedAggregates(table, entry, codec, self._database, self._cached_keys, forgotten)
         self._states[name] = state
         return state
 
@@ -223,7 +230,7 @@ class RocksDBKeyedStateBackend(KeyedStateBackend):
     def prefetch(self, keys: Iterable[Key]) -> None:
         keys = list(keys)
         for state in self._states.values():
-            state.cache.prefetch(keys)
+            state.prefetch(keys)
 
     def maintain(self) -> None:
         for state in self._states.values():
