@@ -116,6 +116,8 @@ class TestCheckpointSettings:
         texts = {
             CheckpointingOptions.UNALIGNED.key: "true",
             CheckpointingOptions.INCREMENTAL.key: "true",
+            CheckpointingOptions.RESCUE_ENABLED.key: "true",
+            CheckpointingOptions.RESCUE_MIN_PROGRESS.key: "43",
             CheckpointingOptions.CHECKPOINTS_AFTER_TASKS_FINISH.key: "false",
             CheckpointingOptions.EXTERNALIZED_RETENTION.key: "NO_EXTERNALIZED_CHECKPOINTS",
         }
