@@ -97,7 +97,13 @@ class KeyedLists(KeyedState, Protocol):
     value_schema: pa.Schema
 
     def get(self, key: Key) -> list[Value]:
-        """The live elements; do not change the list."""
+        """The live elements, all in memory; do not change the list."""
+
+    def elements(self, key: Key) -> Iterator[Value]:
+        """The live elements as they are now, whatever is done to the list meanwhile; some of them in memory."""
+
+    def exists(self, key: Key) -> bool:
+        """Whether there are any."""
 
     def put(self, key: Key, elements: list[Value]) -> None:
         """Replaces the list."""
@@ -107,13 +113,20 @@ class KeyedLists(KeyedState, Protocol):
 
 
 class KeyedMaps(KeyedState, Protocol):
-    """A map from tuple to tuple per key, in order of first insertion; an empty map is no map."""
+    """A map from tuple to tuple per key; an empty map is no map. A small one is in order of first insertion, and every
+    one in the same order at each time."""
 
     user_key_schema: pa.Schema
     value_schema: pa.Schema
 
     def get(self, key: Key) -> Map:
-        """The live entries; do not change the dict."""
+        """The live entries, all in memory; do not change the dict."""
+
+    def items(self, key: Key) -> Iterator[tuple[Value, Value]]:
+        """The live entries as they are now, whatever is done to the map meanwhile; some of them in memory."""
+
+    def exists(self, key: Key) -> bool:
+        """Whether there are any."""
 
     def get_value(self, key: Key, name: Value) -> Value | None:
         """One entry's value, or None."""

@@ -44,7 +44,8 @@ from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec, RowsState, Stor
 from ckpt_runtime.state.rocksdb.database import Database
 from ckpt_runtime.state.rocksdb.dirty import CachedState
 from ckpt_runtime.state.rocksdb.key_filter import KeyFilter
-from ckpt_runtime.state.rocksdb.keyed_states import StoredLists, StoredMaps, StoredState, StoredTimers, StoredValues
+from ckpt_runtime.state.rocksdb.keyed_collections import StoredLists, StoredMaps
+from ckpt_runtime.state.rocksdb.keyed_states import StoredState, StoredTimers, StoredValues
 from ckpt_runtime.state.rocksdb.restore import restored_database
 from ckpt_runtime.state.rocksdb.snapshot import NAME, CanonicalSnapshot, EmptySnapshot, RocksDBSnapshot
 from ckpt_runtime.state.rocksdb.store import Store, StoreMemory
@@ -229,7 +230,7 @@ class RocksDBKeyedStateBackend(KeyedStateBackend):
     def prefetch(self, keys: Iterable[Key]) -> None:
         keys = list(keys)
         for state in self._states.values():
-            state.cache.prefetch(keys)
+            state.prefetch(keys)
 
     def maintain(self) -> None:
         for state in self._states.values():

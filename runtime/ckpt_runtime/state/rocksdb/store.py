@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice, starmap
+from itertools import islice, starmap, takewhile
 from pathlib import Path
 
 from rocksdict import (
@@ -104,14 +104,12 @@ class Store:
             self._database.write(batch, self._unlogged)
 
     def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """The entries whose keys have the prefix, from ``start`` on, as of the first one's reading, in key order.
+        """The entries whose keys have the prefix, from ``start`` on, as of this call, in key order.
 
         Without bounds inside RocksDB: rocksdict keeps none of the memory that a bound lies in.
         """
-        for key, value in self._database.items(from_key=max(prefix, start)):
-            if not key.startswith(prefix):
-                return
-            yield key, value
+        entries = self._database.items(from_key=max(prefix, start))
+        return takewhile(lambda entry: entry[0].startswith(prefix), entries)
 
     def delete_range(self, begin: bytes, end: bytes) -> None:
         """Removes the keys from ``begin`` to before ``end`` in constant time; their space comes back bit by bit."""
