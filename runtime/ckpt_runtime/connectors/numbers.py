@@ -27,6 +27,8 @@ _NO_LIMIT = (1 << 63) - 1
 class NumbersSource(SourceOperator):
     """The operator behind format ``numbers``. ``rowsPerSecond`` is the rate of all subtasks together."""
 
+    requires_final_checkpoint = False
+
     def __init__(self, spec: SourceSpec) -> None:
         assert isinstance(spec.format, str)
         options = source_options(spec.format, spec.options)

@@ -40,6 +40,8 @@ class VerifySink(Operator):
     the subtasks add up modulo 2**64.
     """
 
+    requires_final_checkpoint = False
+
     def __init__(self, spec: SinkSpec) -> None:
         assert isinstance(spec.format, str)
         options = sink_options(spec.format, spec.options)

@@ -37,6 +37,8 @@ _NO_TIMES: AnyArray = np.empty(0, dtype=np.int64)
 class JoinOperator(Operator):
     """Built from a :class:`JoinSpec`; gates of the left side come first. The watermark is state, as late rows are."""
 
+    requires_final_checkpoint = False
+
     def __init__(self, spec: JoinSpec) -> None:
         self._spec = spec
         self._result = JoinOutput(spec)
