@@ -16,6 +16,7 @@ from ckpt_runtime.rest.handlers import (
     checkpoints,
     cluster,
     dashboard,
+    health,
     jobs,
     pipelines,
     rescaling,
@@ -66,7 +67,18 @@ def create_app(
     app.state.gateway = gateway
     app.state.max_upload_bytes = max_upload_bytes
     # checkpoint_config comes before checkpoints, whose ":triggerid" would match "configuration"
-    for room in (cluster, dashboard, pipelines, jobs, rescaling, vertices, checkpoint_config, checkpoints, savepoints):
+    for room in (
+        cluster,
+        dashboard,
+        health,
+        pipelines,
+        jobs,
+        rescaling,
+        vertices,
+        checkpoint_config,
+        checkpoints,
+        savepoints,
+    ):
         app.include_router(room.router)
     install_error_handlers(app)
     install_openapi(app, authenticated=token is not None)
