@@ -100,7 +100,7 @@ def _():
 # --- settings
 
 
-@bug("a patch is settled twice", "571.6")
+@bug("a patch is settled twice", "571.6", seed=147)
 def _():
     def settle(self, outcome, message):
         patch, self._patch = self._patch, None
@@ -120,7 +120,7 @@ def _():
     return [(SettingsUpdate, "requested", requested)]
 
 
-@bug("a patch is applied that was not stored", "571.5")
+@bug("a patch is applied that was not stored", "571.5", seed=114)
 def _():
     original = JobCore._on_overrides_answer
 
@@ -186,7 +186,7 @@ def _():
     return [(JobCore, "_acquire_slots", JobCore._emit), (JobCore, "_on_attempt_recorded", recorded)]
 
 
-@bug("a configuration is replaced while the job is being stopped", "530, a stop goes first")
+@bug("a configuration is replaced while the job is being stopped", "530, a stop goes first", seed=106)
 def _():
     return [(job_core, "check_replaceable", nothing)]
 
@@ -321,7 +321,7 @@ def _():
     return [(JobCore, "_give_up_rescale", give_up)]
 
 
-@bug("half of a rescale is stored", "203.14, a later driver runs the old or the new")
+@bug("half of a rescale is stored", "203.14, a later driver runs the old or the new", seed=93)
 def _():
     original = Rescale.checkpoint_taken
 
@@ -339,7 +339,7 @@ def _():
     return [(DurableChange, "failed", lambda self, *, unknown, final=False: Next.GIVE_UP)]
 
 
-@bug("a rescale is in force before it is stored", "203.14, persist, then apply")
+@bug("a rescale is in force before it is stored", "203.14, persist, then apply", seed=213)
 def _():
     original = JobCore._store_rescale
 
