@@ -22,7 +22,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     KeyedHandle,
 )
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.state_options import RocksDBOptions
+from ckpt_runtime.configuration.state_options import RocksDBOptions, rocksdb_metrics
 from ckpt_runtime.state import values
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
 from ckpt_runtime.state.canonical.reader import canonical_states
@@ -84,6 +84,7 @@ class RocksDBKeyedStateBackend(KeyedStateBackend):
         self._memory = _memory(
             configuration.get(RocksDBOptions.MEMORY), configuration.get(RocksDBOptions.WRITE_BUFFER_RATIO)
         )
+        self._metrics = [name for name, option in rocksdb_metrics().items() if configuration.get(option)]
         self._root = Path(parameters.make_directory())
         self._shared = SharedFiles()
         self._catalog = Catalog(self.uid)
@@ -262,6 +263,11 @@ class RocksDBKeyedStateBackend(KeyedStateBackend):
 
     def notify_aborted(self, checkpoint_id: int) -> None:
         self._shared.aborted(checkpoint_id)
+
+    def metrics(self) -> dict[str, int]:
+        opened = self._opened
+        figures = {} if opened is None else {name: opened.figure(name) for name in self._metrics}
+        return {f"rocksdb.{name}": figure for name, figure in figures.items() if figure is not None}
 
     def close(self) -> None:
         self._states.clear()
