@@ -65,6 +65,12 @@ class RocksDBOptions:
         "Keys of each state that stay in memory in front of RocksDB, with what is kept for them; changes reach RocksDB "
         "with checkpoints, or when there are more.",
     )
+    TRANSFER_THREADS = ConfigOption(
+        "state.backend.rocksdb.checkpoint.transfer.thread.num",
+        IntegerType(minimum=1, maximum=64),
+        4,
+        "Files that each operator's database sends to the storage, or fetches from there, at the same time.",
+    )
     BLOCK_CACHE_USAGE = _metric("block-cache-usage", "bytes in the block cache that all databases of a worker share")
     BLOCK_CACHE_PINNED = _metric("block-cache-pinned-usage", "bytes of these that cannot be evicted now")
     MEM_TABLES = _metric("cur-size-all-mem-tables", "bytes of changes that are in no file yet")

@@ -84,6 +84,7 @@ class RocksDBKeyedStateBackend(KeyedStateBackend):
         self._memory = _memory(
             configuration.get(RocksDBOptions.MEMORY), configuration.get(RocksDBOptions.WRITE_BUFFER_RATIO)
         )
+        self._threads = configuration.get(RocksDBOptions.TRANSFER_THREADS)
         self._metrics = [name for name, option in rocksdb_metrics().items() if configuration.get(option)]
         self._root = Path(parameters.make_directory())
         self._shared = SharedFiles()
@@ -110,7 +111,7 @@ class RocksDBKeyedStateBackend(KeyedStateBackend):
         if canonical:
             self._load(canonical, reader)
             return
-        restored = restored_database(self.uid, own, reader, self._root, self._memory, self.key_groups)
+        restored = restored_database(self.uid, own, reader, self._root, self._memory, self.key_groups, self._threads)
         self._opened = Database(self._root, restored.store, self.key_groups)
         self._catalog = restored.catalog
         if owned:
@@ -255,7 +256,7 @@ class RocksDBKeyedStateBackend(KeyedStateBackend):
                 self.uid, moment, description, self.key_groups, self.max_parallelism, self._memory, tables
             )
         return RocksDBSnapshot(
-            moment, self._catalog.to_json(), self.key_groups, self._shared, checkpoint_id, properties
+            moment, self._catalog.to_json(), self.key_groups, self._shared, checkpoint_id, properties, self._threads
         )
 
     def notify_complete(self, checkpoint_id: int) -> None:
