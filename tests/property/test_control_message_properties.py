@@ -200,9 +200,9 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     DeploymentFailed: st.builds(DeploymentFailed, numbers, failures),
     Canceled: st.builds(Canceled, numbers, st.booleans()),
     TaskStateChanged: st.builds(TaskStateChanged, numbers, texts, numbers, st.sampled_from(TaskState), failures),
-    EndOfDataReached: st.builds(EndOfDataReached, numbers, texts, numbers),
+    EndOfDataReached: st.builds(EndOfDataReached, numbers, texts, numbers, st.booleans()),
     AcknowledgeCheckpoint: st.builds(
-        AcknowledgeCheckpoint, numbers, texts, numbers, numbers, texts, subtask_states, metrics, st.booleans()
+        AcknowledgeCheckpoint, numbers, texts, numbers, numbers, texts, subtask_states, metrics
     ),
     DeclineCheckpoint: st.builds(DeclineCheckpoint, numbers, texts, numbers, numbers, reasons, texts),
 }
@@ -322,7 +322,7 @@ def test_measureless_announcements_are_refused_at_once(door: Door[Any], body: by
     ],
 )
 def test_a_wrong_acknowledgement_is_told_by_what_is_wrong(change: dict[str, Any], told: str) -> None:
-    right = AcknowledgeCheckpoint(1, "v", 0, 7, "file:///c", SubtaskState(), CheckpointMetrics(), False)
+    right = AcknowledgeCheckpoint(1, "v", 0, 7, "file:///c", SubtaskState(), CheckpointMetrics())
     document = msgspec.msgpack.decode(encode(right))
     assert FROM_WORKER.decode(msgspec.msgpack.encode(document)) == right
     with pytest.raises(

@@ -42,7 +42,7 @@ def assert_same_trace_under_any_hash_seed(module: str, seeds: int) -> None:
     assert len(traces) == 1
 
 
-def plant(bugs: list[PlantedBug], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def plant(bugs: list[PlantedBug], name: str, monkeypatch: pytest.MonkeyPatch) -> PlantedBug:
     planted = next(known for known in bugs if known.name == name)
     for owner, attribute, replacement in planted.patches():
         if isinstance(owner, dict):
@@ -53,10 +53,13 @@ def plant(bugs: list[PlantedBug], name: str, monkeypatch: pytest.MonkeyPatch) ->
             known = hasattr(owner, attribute) or isinstance(replacement, property)
             assert known, f"{owner} has no {attribute}: the bug would not be one"
             monkeypatch.setattr(owner, attribute, replacement, raising=False)
+    return planted
 
 
-def assert_found(simulation: Simulation[S], enough: int) -> None:
-    assert simulation.first_failing(range(enough)) is not None, f"not found within {enough} seeds"
+def assert_found(simulation: Simulation[S], enough: int, first: int = 0) -> None:
+    """Within ``enough`` seeds, beginning with ``first``."""
+    seeds = [*range(first, enough), *range(first)]
+    assert simulation.first_failing(seeds) is not None, f"not found within {enough} seeds"
 
 
 def assert_shrinks(simulation: Simulation[S], enough: int, most: int) -> Failure[S]:

@@ -72,7 +72,7 @@ class Completion:
             reason = Reason.CHECKPOINT_BASE_REPLACED if replaced else Reason.CHECKPOINT_ASYNC_EXCEPTION
             self._failures.abort(pending, reason, now, str(conflict))
             return
-        pending.acknowledge(event.execution, event.state, event.finished_operators)
+        pending.acknowledge(event.execution, event.state)
         self._report_subtask(event, now)
 
     def _on_late_acknowledgement(self, event: on.Acknowledged) -> None:
@@ -125,14 +125,9 @@ class Completion:
                 continue
             if properties.notifies_and_subsumes and (behind_stop or self._pending.is_finalizing):
                 continue
-            vertex = pending.partly_finished_union_state()
-            if vertex is None:
-                pending.state = PendingState.WRITING
-                self._emit(out.CancelTimer(TimerId(TimerKind.CANCELLER, pending.id)))
-                self._emit(out.WriteMetadata(pending.complete(self._job_id, now.abs_ms)))
-            else:
-                detail = f"only some subtasks of {vertex!r}, which has union list state, have finished"
-                self._failures.abort(pending, Reason.CHECKPOINT_DECLINED_TASK_CLOSING, now, detail)
+            pending.state = PendingState.WRITING
+            self._emit(out.CancelTimer(TimerId(TimerKind.CANCELLER, pending.id)))
+            self._emit(out.WriteMetadata(pending.complete(self._job_id, now.abs_ms)))
 
     def _finalizing(self, checkpoint_id: int, state: PendingState) -> PendingCheckpoint:
         pending = self._pending.get(checkpoint_id)

@@ -260,7 +260,7 @@ class CheckpointCoordinator:
             self._triggering.request_final(now)
 
     def _on_end_of_data(self, event: on.EndOfDataReached, now: Instant) -> None:
-        if self._executions.end_of_data(event.execution):
+        if self._executions.end_of_data(event.execution, event.waits):
             self._triggering.request_final(now)
 
     def _on_periodic_stopped(self, event: on.PeriodicTriggerStopped, now: Instant) -> None:
@@ -269,6 +269,7 @@ class CheckpointCoordinator:
     def _on_periodic_started(self, event: on.PeriodicTriggerStarted, now: Instant) -> None:
         if not self._schedule.is_running:
             self._schedule.start(now)
+            self._triggering.request_final(now)
 
     def _on_trigger_requested(self, event: on.TriggerRequested, now: Instant) -> None:
         if self._state in _ENDING:

@@ -16,7 +16,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, Ed
 from ckpt_runtime.checkpoint.execution_view import CheckpointPlan
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.checkpoint.request_decider import TriggerRequest
-from ckpt_runtime.checkpoint.state_handles import OperatorStateMode, SubtaskState
+from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, SubtaskStats
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 
@@ -54,7 +54,6 @@ class PendingCheckpoint:
     state: PendingState = PendingState.LOCATING
     directory: str | None = None
     acknowledged: dict[ExecutionId, SubtaskState] = field(default_factory=dict)
-    finished_operators: set[ExecutionId] = field(default_factory=set)
     awaited: set[ExecutionId] = field(init=False)
     completed: CompletedCheckpoint | None = None
     resolve_attempts: int = 0
@@ -83,30 +82,10 @@ class PendingCheckpoint:
             return AckResult.SUCCESS
         return AckResult.DUPLICATE if execution in self.acknowledged else AckResult.UNKNOWN
 
-    def acknowledge(self, execution: ExecutionId, state: SubtaskState, finished_operators: bool) -> None:
+    def acknowledge(self, execution: ExecutionId, state: SubtaskState) -> None:
         """Only for an awaited attempt."""
         self.awaited.remove(execution)
         self.acknowledged[execution] = state
-        if finished_operators:
-            self.finished_operators.add(execution)
-
-    def partly_finished_union_state(self) -> str | None:
-        """Names a vertex whose union list state is incomplete because only some of its subtasks finished, if any.
-
-        Union state is restored from all subtasks together, so a snapshot without some of them is wrong.
-        """
-        for vertex in self.plan.graph.vertices:
-            keys = {(vertex.id, index) for index in range(vertex.parallelism)}
-            called_finish = {execution.key for execution in self.finished_operators} & keys
-            ended = keys & self.plan.finished
-            partly = 0 < len(ended) < len(keys) or 0 < len(called_finish | ended) < len(keys)
-            if partly and any(
-                _has_union_state(state)
-                for execution, state in self.acknowledged.items()
-                if execution.vertex_id == vertex.id
-            ):
-                return vertex.name
-        return None
 
     def complete(self, job_id: str, now_abs: int) -> CompletedCheckpoint:
         """The metadata of this checkpoint; of finished subtasks it has a marker, and in-flight data if there is any."""
@@ -228,9 +207,3 @@ class PendingCheckpoints:
 
 def _in_flight_only(state: SubtaskState) -> SubtaskState:
     return SubtaskState(bytes=state.in_flight_bytes, inputs=state.inputs, outputs=state.outputs)
-
-
-def _has_union_state(state: SubtaskState) -> bool:
-    return any(
-        entry.mode is OperatorStateMode.UNION for operator in state.operators.values() for entry in operator.lists
-    )

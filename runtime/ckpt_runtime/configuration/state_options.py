@@ -59,3 +59,10 @@ class RocksDBOptions:
         "Keys of each state that stay in memory in front of RocksDB, with what is kept for them; changes reach RocksDB "
         "with checkpoints, or when there are more.",
     )
+    CACHE_ROWS = ConfigOption(
+        "state.backend.rocksdb.cache.max-rows",
+        IntegerType(minimum=1),
+        500_000,
+        "Rows of a join, or gathered for a trigger, that stay in memory in each subtask; when there are more, those of "
+        "keys that have not come lately go to RocksDB.",
+    )

@@ -153,11 +153,12 @@ class TaskStateChanged(Message, frozen=True):
 
 
 class EndOfDataReached(Message, frozen=True):
-    """The subtask has no more data and waits for its final checkpoint."""
+    """The subtask has no more data. It ends behind its inputs, if it ``waits`` not before its final checkpoint."""
 
     deployment: int
     vertex_id: str
     subtask: NonNegative
+    waits: bool = True
 
 
 class AcknowledgeCheckpoint(Message, frozen=True):
@@ -170,7 +171,6 @@ class AcknowledgeCheckpoint(Message, frozen=True):
     directory: str
     state: SubtaskState
     metrics: CheckpointMetrics
-    finished_operators: bool
 
     def __post_init__(self) -> None:
         """Here already at the sender, where it costs one checkpoint instead of the worker."""

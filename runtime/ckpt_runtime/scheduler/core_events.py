@@ -13,7 +13,7 @@ from enum import Enum
 from ckpt_runtime.checkpoint import effects as checkpoint_effects
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
-from ckpt_runtime.checkpoint.events import CoordinatorEvent
+from ckpt_runtime.checkpoint.events import CoordinatorEvent, TriggerRequested
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.state_handles import ChannelStateStream, OperatorSubtaskState
@@ -59,6 +59,16 @@ class ConfigurationRequested:
     base: JobPlan
     restarts: bool
     strategy: RestartStrategy | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointBeforeCancel:
+    """A savepoint, behind which the job is cancelled: until then, or its failure, no checkpoint commits anything.
+
+    Answered as ``trigger`` is; who asked cancels.
+    """
+
+    trigger: TriggerRequested
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +338,7 @@ JobInput = (
     | PatchRequested
     | RescaleRequested
     | ConfigurationRequested
+    | SavepointBeforeCancel
     | LeadershipLost
     | AttemptRecorded
     | AttemptNotRecorded

@@ -159,6 +159,11 @@ class OperatorChain:
             self.operators[position].open(self.contexts[position], self._outputs[position])
 
     @property
+    def requires_final_checkpoint(self) -> bool:
+        """Whether an operator does."""
+        return any(operator.requires_final_checkpoint for operator in self.operators)
+
+    @property
     def has_work_left(self) -> bool:
         """Whether an operator still works off its input by timers."""
         return any(operator.has_work_left for operator in self.operators)

@@ -28,6 +28,7 @@ from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.storage import disposal
 from ckpt_runtime.storage.errors import NotFoundError
 from ckpt_runtime.task import restore, restored_input, subtask_checkpoints
+from ckpt_runtime.task.chain import OperatorChain
 from ckpt_runtime.task.in_flight import PersistedBuffers
 from ckpt_runtime.task.output import LocalSubpartition, ResultPartition
 from ckpt_runtime.task.restored_input import RestoredInput
@@ -577,6 +578,16 @@ def _():
         original(self, effect)
 
     return [(JobCore, "_all_tasks_running", running)]
+
+
+@bug("no subtask waits for a final checkpoint", "147.3")
+def _():
+    return [(OperatorChain, "requires_final_checkpoint", property(lambda self: False))]
+
+
+@bug("a subtask ends alone where checkpoints end with it", "147.7")
+def _():
+    return [(SubtaskCheckpoints, "_covers_the_end", lambda self, barrier: True)]
 
 
 @bug("the end of a job is not tried again when it could not be stored", "the wiring")

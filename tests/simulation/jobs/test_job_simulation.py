@@ -91,8 +91,8 @@ def test_the_reference_results() -> None:
     "name", [pytest.param(bug.name, marks=[pytest.mark.long] if bug.name in RARE else []) for bug in BUGS]
 )
 def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(BUGS, name, monkeypatch)
-    assert_found(JOBS, ENOUGH)
+    planted = plant(BUGS, name, monkeypatch)
+    assert_found(JOBS, ENOUGH, planted.seed)
 
 
 def test_a_failing_seed_shrinks(monkeypatch: pytest.MonkeyPatch) -> None:

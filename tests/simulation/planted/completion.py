@@ -73,8 +73,8 @@ def _():
 def _():
     original = PendingCheckpoint.acknowledge
 
-    def acknowledge(self, execution, state, finished_operators):
-        original(self, execution, state, finished_operators)
+    def acknowledge(self, execution, state):
+        original(self, execution, state)
         if len(self.awaited) == 1 and len(self.acknowledged) > 1:
             self.awaited.clear()
 

@@ -6,6 +6,8 @@ from dataclasses import replace
 from functools import partial
 
 from ckpt_runtime.checkpoint import events as checkpoint_on
+from ckpt_runtime.checkpoint.execution_view import ExecutionView
+from ckpt_runtime.checkpoint.triggering import Triggering
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster import job_record
 from ckpt_runtime.scheduler import core_events as core
@@ -44,6 +46,17 @@ def _():
             original(self, event)
 
     return [(JobCore, "_on_end_of_data", reached)]
+
+
+@bug("a subtask that waits for no checkpoint is not waited with", "147.3")
+def _():
+    return [(ExecutionView, "_is_held_up", lambda self, key, known: False)]
+
+
+@bug("a checkpoint does not say that it is the last one", "147.7")
+def _():
+    original = Triggering._options
+    return [(Triggering, "_options", lambda self, *rest: replace(original(self, *rest), final=False))]
 
 
 # --- attempts

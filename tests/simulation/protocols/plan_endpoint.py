@@ -177,7 +177,8 @@ class PlanEndpoint:
         if state.is_terminal:
             return
         same = shape(graph) == self.shape
-        busy = self._wish is not None or self._world.checker.clients.is_storing or (self._is_due and not same)
+        patched = driver.leads and self._world.checker.clients.is_storing
+        busy = self._wish is not None or patched or (self._is_due and not same)
         stale = event.base.own != driver.plan.plan.own or event.base.graph is not self._graph
         allowed, before = driver.plan.may_replace(), driver.plan.seen()
         if not busy:

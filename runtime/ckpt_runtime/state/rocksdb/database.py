@@ -125,6 +125,12 @@ class Database:
                 if next(self.scan(prefix), None) is not None:
                     self._store.delete_range(prefix, state_prefix(group, state_id + 1))
 
+    def delete_range(self, begin: bytes, end: bytes) -> None:
+        """Removes many entries at once, as of now; moments keep them. It costs every later read there."""
+        with self._order:
+            self._settle(None)
+            self._store.delete_range(begin, end)
+
     def left(self) -> None:
         """The backend or a moment needs the database no more."""
         with self._users_lock:
