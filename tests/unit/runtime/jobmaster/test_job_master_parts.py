@@ -138,7 +138,7 @@ class TestCheckpointSettings:
         fields = {item.name for item in dataclasses.fields(CheckpointConfiguration)}
         assert fields - {item.field for item in CHECKPOINT_SETTINGS} == {"interval_during_backlog_ms"}
         live = {item.field for item in CHECKPOINT_SETTINGS if item.option.changeability is Changeability.LIVE}
-        assert live == {item.field for item in PATCHABLE.values()}
+        assert live == {item.field for item in PATCHABLE.values()} | {"retained", "retention"}
 
     def test_what_is_no_live_setting_cannot_be_overridden(self) -> None:
         assert not CheckpointOverrides(timeout_ms=None).given
