@@ -16,6 +16,7 @@ from ckpt_runtime.configuration.value_types import (
 )
 
 MINIMAL_CHECKPOINT_TIME_MS = 10
+_WHAT_IT_BEGAN_WITH = "it says what the job began with"
 
 
 class CheckpointingMode(StrEnum):
@@ -131,6 +132,8 @@ class CheckpointingOptions:
         EnumType(CheckpointingMode),
         CheckpointingMode.EXACTLY_ONCE,
         "The guarantee for state. AT_LEAST_ONCE does not align barriers.",
+        changeability=Changeability.NEVER,
+        fixed_because="this version has one mode only",
     )
     UNALIGNED = ConfigOption(
         "execution.checkpointing.unaligned.enabled",
@@ -160,7 +163,9 @@ class CheckpointingOptions:
         NON_EMPTY_STRING,
         None,
         "Directory (path or URL) under which checkpoints are written, as `<dir>/<job id>/chk-<n>`.",
+        changeability=Changeability.NEVER,
         fallback_keys=("state.checkpoints.dir",),
+        fixed_because="a job's checkpoints stay in the directory that it began with, whose files they share",
     )
     SAVEPOINT_DIRECTORY = ConfigOption(
         "execution.checkpointing.savepoint-dir",
@@ -175,6 +180,7 @@ class CheckpointingOptions:
         IntegerType(minimum=1),
         1,
         "Completed checkpoints that are kept.",
+        changeability=Changeability.LIVE,
         fallback_keys=("state.checkpoints.num-retained",),
     )
     EXTERNALIZED_RETENTION = ConfigOption(
@@ -183,6 +189,7 @@ class CheckpointingOptions:
         CheckpointRetention.DELETE_ON_CANCELLATION,
         "What becomes of the retained checkpoints when the job is cancelled or fails. Unlike in Flink, the default "
         "keeps them when it fails.",
+        changeability=Changeability.LIVE,
     )
     CHECKPOINTS_AFTER_TASKS_FINISH = ConfigOption(
         "execution.checkpointing.checkpoints-after-tasks-finish",
@@ -204,6 +211,7 @@ class StateRecoveryOptions:
         changeability=Changeability.NEVER,
         fallback_keys=("execution.savepoint.path",),
         default_equals_absence=True,
+        fixed_because=_WHAT_IT_BEGAN_WITH,
     )
     CLAIM_MODE = ConfigOption(
         "execution.state-recovery.claim-mode",
@@ -213,6 +221,7 @@ class StateRecoveryOptions:
         changeability=Changeability.NEVER,
         fallback_keys=("execution.savepoint-restore-mode",),
         default_equals_absence=True,
+        fixed_because=_WHAT_IT_BEGAN_WITH,
     )
     IGNORE_UNCLAIMED_STATE = ConfigOption(
         "execution.state-recovery.ignore-unclaimed-state",
@@ -222,4 +231,5 @@ class StateRecoveryOptions:
         changeability=Changeability.NEVER,
         fallback_keys=("execution.savepoint.ignore-unclaimed-state",),
         default_equals_absence=True,
+        fixed_because=_WHAT_IT_BEGAN_WITH,
     )

@@ -24,7 +24,7 @@ from tests.simulation.protocols import driver as simulated_driver
 # --- deadlines and settings
 
 
-@bug("an old canceller kills an extended checkpoint", "571.3")
+@bug("an old canceller kills an extended checkpoint", "571.3", seed=151)
 def _():
     def expire(self, checkpoint_id, generation, now):
         pending = self._pending.get(checkpoint_id)
@@ -205,7 +205,7 @@ def _():
     return [(PeriodicTrigger, "completed", nothing)]
 
 
-@bug("ticks of earlier schedules live on", "protocols 10.14")
+@bug("ticks of earlier schedules live on", "protocols 10.14", seed=147)
 def _():
     def careless(self, generation, now):
         due = self.is_running and self.has_tick

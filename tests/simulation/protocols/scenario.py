@@ -28,7 +28,7 @@ USER_ACTIONS = (
     ("stop", 6),
     ("cancel", 1),
     ("rescale", 10),
-    ("replace the configuration", 4),
+    ("replace the configuration", 9),
     ("replace the restart strategy", 3),
     ("fail a task", 12),
     ("cut a connection", 8),
