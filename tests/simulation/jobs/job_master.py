@@ -22,6 +22,7 @@ from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.job_host import Cancellable, Pool, Result
@@ -40,8 +41,9 @@ from ckpt_runtime.scheduler.core_events import (
     PatchRequested,
     RescaleRequested,
 )
-from ckpt_runtime.scheduler.job_core import JobCore, JobPlan
+from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_machine import JobMachine
+from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds, subtasks_of
 from ckpt_runtime.scheduler.restart_strategies import Backoff, FixedDelay
@@ -216,7 +218,7 @@ class SimulatedRecord(JobRecord):
             raise AmbiguousWriteError("simulated", "job")
         return text
 
-    def store_graph(self, graph: JobGraph) -> None:
+    def store_plan(self, graph: JobGraph, own: OwnConfiguration) -> None:
         self._may_fail("a graph is not stored", 0.1)
         if self._world.choices.fault("graph unknown and not stored", 0.1):
             raise AmbiguousWriteError("simulated", "job")
@@ -224,7 +226,7 @@ class SimulatedRecord(JobRecord):
         if self._world.choices.fault("graph unknown", 0.1):
             raise AmbiguousWriteError("simulated", "job")
 
-    def settle_graph(self, graph: JobGraph) -> bool:
+    def settle_plan(self, graph: JobGraph, own: OwnConfiguration) -> bool:
         self._may_fail("a graph is not settled", 0.3)
         return self._master.stored_graph == graph
 
@@ -303,8 +305,8 @@ class JobMaster:
             JobSubmission(
                 job_id=self.job_id,
                 graph=graph,
-                configuration=_NO_OPTIONS,
-                given=_NO_OPTIONS,
+                defaults=_NO_OPTIONS,
+                own=OwnConfiguration(_NO_OPTIONS),
                 archive=b"",
                 program_id="",
                 entry="",

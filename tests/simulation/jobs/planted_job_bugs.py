@@ -500,10 +500,10 @@ def _():
     def reserved(self, event):
         """Nothing is to be stored before that."""
         original(self, event)
-        if self._rescale.needs_running_job and self._rescale.concerns(event.request_id):
-            (order,) = self._rescale.checkpoint_taken()
+        if self._change.needs_running_job and self._change.concerns(event.request_id):
+            (order,) = self._change.checkpoint_taken()
             self._follow([order])
-            self._tell(core.GraphStored(event.request_id))
+            self._tell(core.PlanStored(event.request_id))
 
     return [(JobCore, "_on_slots_reserved", reserved)]
 
@@ -527,18 +527,18 @@ def _():
 
 @bug("a rescale that failed is deployed with the next restart", "203.14", seed=37)
 def _():
-    original = JobCore._give_up_rescale
+    original = JobCore._give_up_change
 
     def give_up(self, reason):
         self._next_plan = replace(self._next_plan, graph=self.wanted_graph)
         original(self, reason)
 
-    return [(JobCore, "_give_up_rescale", give_up)]
+    return [(JobCore, "_give_up_change", give_up)]
 
 
 @bug("one vertex of a rescale keeps its parallelism", "203.14, half of it is deployed")
 def _():
-    original = JobCore._on_graph_stored
+    original = JobCore._on_plan_stored
 
     def stored(self, event):
         wanted = self.wanted_graph
@@ -547,7 +547,7 @@ def _():
         if self._next_plan.graph is wanted:
             self._next_plan = replace(self._next_plan, graph=wanted.with_parallelism(kept))
 
-    return [(JobCore, "_on_graph_stored", stored)]
+    return [(JobCore, "_on_plan_stored", stored)]
 
 
 # --- the shell
