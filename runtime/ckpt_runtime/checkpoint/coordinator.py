@@ -269,12 +269,16 @@ class CheckpointCoordinator:
     def _on_periodic_started(self, event: on.PeriodicTriggerStarted, now: Instant) -> None:
         if not self._schedule.is_running:
             self._schedule.start(now)
+            self._triggering.request_final(now)
 
     def _on_trigger_requested(self, event: on.TriggerRequested, now: Instant) -> None:
         if self._state in _ENDING:
             self._failures.fail_request(event.request_id, Reason.CHECKPOINT_COORDINATOR_SHUTDOWN)
         elif self._state is not CoordinatorState.RUNNING:
             self._failures.tasks_not_running(event.request_id)
+        elif not self._schedule.is_running and not event.properties.is_synchronous:
+            # Behind the savepoint of a stop sources count as finished that have only been stopped.
+            self._failures.fail_request(event.request_id, Reason.CHECKPOINT_COORDINATOR_SUSPEND)
         else:
             self._triggering.request(event, now)
 

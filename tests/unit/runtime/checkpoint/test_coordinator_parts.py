@@ -154,6 +154,7 @@ class TestSchedule:
 
     def test_the_last_checkpoint_is_claimed_once_in_a_deployment(self):
         parts = Parts().deploy()
+        parts.schedule.start(NOW)
         assert not parts.schedule.claim_final()
         parts.view.end_of_data(SOURCE)
         parts.view.end_of_data(SINK)
