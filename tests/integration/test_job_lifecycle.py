@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from ckpt_runtime.jobmaster.gateway import JobStatus
-from tests.support.jobs import SequenceJob, fast
+from tests.support.jobs import PIPELINES, SequenceJob, fast
 from tests.support.outputs import assert_sequence, hidden, visible
 
 ROWS = 4000
@@ -20,6 +20,38 @@ def test_a_bounded_job_commits_everything_without_periodic_checkpoints(job: Sequ
     job.finished()
     assert_sequence(job.out, ROWS)
     assert job.cluster.completed_checkpoints(job.job_id) == 1
+
+
+@pytest.mark.row("147.7")
+@pytest.mark.parametrize("interval", [None, "250ms"])
+def test_it_does_so_with_checkpoints_behind_the_first_end_switched_off(job: SequenceJob, interval: str | None) -> None:
+    off = {"execution__checkpointing__checkpoints_after_tasks_finish": "false"}
+    job.start(rows=ROWS, rate=0, configuration=fast(execution__checkpointing__interval=interval, **off))
+    job.finished()
+    assert_sequence(job.out, ROWS)
+
+
+@pytest.mark.row("147.3")
+def test_a_job_that_commits_nothing_takes_no_checkpoint_at_its_end(job: SequenceJob) -> None:
+    job.job_id = job.cluster.submit(PIPELINES, entry="bounded:pipeline", arguments=["--rows", "10"], parallelism=2)
+    job.finished()
+    counts = job.cluster.call(job.cluster.dispatcher.checkpoint_statistics(job.job_id)).counts
+    assert (counts.total, counts.failed) == (0, 0)
+
+
+@pytest.mark.row("147.8")
+def test_a_savepoint_restored_beside_its_job_commits_what_was_pending_once(job: SequenceJob) -> None:
+    """Both hold the same files as pending; which of them commits first makes no difference."""
+    job.start(configuration=fast(execution__checkpointing__interval=None))
+    job.running()
+    job.has_rows()
+    savepoint = job.cluster.savepoint(job.job_id, job.directory / "savepoints")
+    beside = SequenceJob(job.cluster, job.directory)
+    beside.start(rows=30_000, rate=0, savepoint=savepoint)
+    beside.finished()
+    job.canceled()
+    job.cluster.wait_until(lambda: hidden(job.out) == [], "the sinks to give up their files")
+    assert_sequence(job.out, 30_000)
 
 
 @pytest.mark.row("147.1")

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from ckpt_runtime.checkpoint.properties import SavepointFormat
+from ckpt_runtime.cli.exit_codes import ExitCode
+from ckpt_runtime.cli.main import main
 from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
-from ckpt_runtime.jobmaster.gateway import JobStatus
-from ckpt_runtime.storage.filesystem import resolve
+from ckpt_runtime.jobmaster.gateway import JobStatus, SnapshotInUse
+from ckpt_runtime.snapshots.copying import copy_snapshot
+from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
+from ckpt_runtime.storage.filesystem import read_bytes, resolve
 from ckpt_runtime.storage.ha_store import HaStore
+from ckpt_runtime.storage.publish import replace
+from ckpt_runtime.storage.state_file_reader import locate
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.driver_processes import Sessions
+from tests.support.golden import take_checkpoint
 from tests.support.jobs import PIPELINES, SequenceJob, fast
 from tests.support.object_store import ObjectStore, keys, object_store
-from tests.support.outputs import assert_sequence, visible
+from tests.support.outputs import assert_sequence
 from tests.support.spark_sessions import wait_until
 
 ROWS = 20_000
@@ -218,48 +229,181 @@ def test_a_killed_driver_s_job_goes_on_from_an_object_store(store: ObjectStore, 
         sessions.end()
 
 
-@pytest.mark.row("203.4")
-@pytest.mark.slow
-def test_an_incremental_savepoint_is_copied_within_the_store(
-    cluster: MiniCluster, client: CkptClient, store: ObjectStore, bucket: str, tmp_path: Path
-) -> None:
-    """The job goes on from it elsewhere in the store, without any of the checkpoints that its files came from."""
-    out = tmp_path / "out"
-    configuration = fast(
-        execution__checkpointing__dir=f"{bucket}/incremental",
+@dataclass(frozen=True)
+class Stopped:
+    """A job on RocksDB, stopped with a native savepoint; ``asked`` is what the store was asked for meanwhile."""
+
+    job: SequenceJob
+    checkpoint: Snapshot
+    savepoint: Snapshot
+    asked: list[tuple[str, str, str]]
+
+
+@pytest.fixture(scope="module")
+def stopped(
+    cluster: MiniCluster, store: ObjectStore, bucket: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stopped]:
+    job = SequenceJob(cluster, tmp_path_factory.mktemp("rocksdb"))
+    try:
+        job_id = job.start(rows=ROWS, rate=200, configuration=rocksdb(f"{bucket}/rocksdb"))
+        job.running()
+        job.has_rows()
+        for _ in range(3):
+            taken = take_checkpoint(cluster, job_id)
+        checkpoint = open_snapshot(taken)
+        before = len(store.log)
+        savepoint = cluster.savepoint(job_id, f"{bucket}/savepoints", stop=True)
+        asked = store.log[before:]
+        job.finished()
+        wait_for_clean_up(cluster, bucket, job_id)
+        yield Stopped(job, checkpoint, open_snapshot(savepoint), asked)
+    finally:
+        job.end()
+
+
+def rocksdb(directory: str, **changes: str) -> dict[str, str]:
+    """Checkpoints when they are asked for."""
+    return fast(
+        execution__checkpointing__dir=directory,
+        execution__checkpointing__interval="1h",
         execution__checkpointing__incremental="true",
+        execution__checkpointing__tolerable_failed_checkpoints="1000",
+        state__backend__type="rocksdb",
         state__storage__fs__memory_threshold="0b",
         pipeline__max_parallelism="64",
+        **changes,
     )
 
-    def start(rate: str, savepoint: str | None = None) -> str:
-        return cluster.submit(
-            PIPELINES,
-            entry="file_backed:pipeline",
-            arguments=[str(out), str(ROWS), rate],
-            configuration=configuration,
-            parallelism=2,
-            savepoint=savepoint,
-        )
 
-    job_id = start("500")
-    cluster.wait_for_checkpoints(job_id, 5)
-    first = cluster.savepoint(job_id, f"{bucket}/savepoints", stop=True)
-    job_id = start("10", savepoint=first)  # hardly anything changes from here on
-    cluster.wait_for_checkpoints(job_id, 2)
-    copies = store.requests["COPY", "200"]
-    savepoint = cluster.savepoint(job_id, f"{bucket}/savepoints", stop=True)
-    taken = client.checkpoint_statistics(job_id).latest_savepoint
+def files_of(snapshot: Snapshot) -> dict[str, str]:
+    """Path in the server by file, of all files of a snapshot, each with its checksum."""
+    files = [file for state in snapshot.metadata.states.values() for file in state.files()]
+    return {f"/{locate(snapshot.directory, file.path).path}": file.checksum for file in files}
+
+
+@pytest.mark.row("203.2")
+@pytest.mark.row("203.3")
+@pytest.mark.slow
+def test_an_incremental_savepoint_is_copied_within_the_store(client: CkptClient, stopped: Stopped) -> None:
+    """No byte of the files that checkpoints have passes through a worker or the driver."""
+    shared = files_of(stopped.checkpoint)
+    earlier = [name for path in shared if (name := path.rpartition("/")[2]).startswith(("chk-1-", "chk-2-"))]
+    assert earlier, "the checkpoint refers to files of those before it"
+    copied = {target: source for method, target, source in stopped.asked if method == "COPY"}
+    own = files_of(stopped.savepoint)
+    assert copied
+    assert copied.keys() < own.keys()
+    assert {target: own[target] for target in copied} == {
+        target: shared[f"/{source.lstrip('/')}"] for target, source in copied.items()
+    }
+    touched = {path for method, path, _ in stopped.asked if method in ("GET", "PUT")}
+    assert not touched & copied.keys()
+    assert not touched & {f"/{source.lstrip('/')}" for source in copied.values()}
+    taken = client.checkpoint_statistics(stopped.job.job_id).latest_savepoint
     assert taken is not None
     assert taken.incremental
     assert 0 < taken.reused_size <= taken.state_size
-    assert store.requests["COPY", "200"] > copies
-    cluster.wait_until(lambda: keys(f"{bucket}/incremental") == [], "the end of the checkpoints")
-    location = resolve(savepoint)
-    for name in keys(savepoint):
-        location.filesystem.mv(f"{location.path}/{name}", f"{location.path}-moved/{name}")
-    job_id = start("5000", savepoint=f"{savepoint}-moved")
-    cluster.wait_for_status(job_id, JobStatus.FINISHED)
-    seen = visible(out / "seen")
-    assert len(seen) == ROWS
-    assert (seen.seen == seen.n % 200 + 1).all(), "keyed state lost or repeated rows"
+
+
+@pytest.mark.row("203.10")
+@pytest.mark.slow
+def test_the_tools_work_in_an_object_store(
+    cluster: MiniCluster, client: CkptClient, bucket: str, stopped: Stopped, capsys: pytest.CaptureFixture[str]
+) -> None:
+    savepoint, copy, canonical = stopped.savepoint.directory.url, f"{bucket}/tools/copy", f"{bucket}/tools/canonical"
+
+    def run(*command: str) -> Any:
+        capsys.readouterr()
+        assert main(["snapshot", *command]) == 0
+        return json.loads(capsys.readouterr().out) if "--json" in command else None
+
+    assert run("show", savepoint, "--json")["state_backend"] == "rocksdb"
+    run("copy", savepoint, copy)
+    run("convert", savepoint, canonical, "--format", "canonical")
+    listed = run("list", f"{bucket}/tools", "--json")
+    assert {entry["location"]: entry["format"] for entry in listed} == {copy: "NATIVE", canonical: "CANONICAL"}
+    for url in (savepoint, copy, canonical):
+        run("verify", url)
+    lost = next(iter(files_of(open_snapshot(copy))))
+    location = resolve(f"s3:/{lost}")
+    whole = read_bytes(location, 1 << 20)
+    replace(location, bytes([*whole[:-1], whole[-1] ^ 1]))
+    assert main(["snapshot", "verify", copy]) == ExitCode.FAILED
+    assert location.name in capsys.readouterr().out
+    for url in (copy, canonical):
+        client.wait_for_operation("savepoint-disposal", client.dispose_savepoint(url), timeout_s=30)
+    assert keys(f"{bucket}/tools") == []
+    assert keys(savepoint)
+
+
+@pytest.mark.row("203.5")
+@pytest.mark.row("203.6")
+@pytest.mark.slow
+def test_a_claimed_savepoint_in_an_object_store(
+    cluster: MiniCluster, store: ObjectStore, bucket: str, stopped: Stopped
+) -> None:
+    """One job claims it, restores it file by file, and in the end deletes it; its state goes on in memory."""
+    place = f"{bucket}/claimed"
+    copy_snapshot(stopped.savepoint.directory, resolve(place))
+    files = files_of(open_snapshot(place))
+    claiming = rocksdb(f"{bucket}/heir", execution__state_recovery__claim_mode="CLAIM")
+    job = stopped.job
+    before = len(store.log)
+    job_id = job.start(rows=ROWS, rate=200, savepoint=place, configuration=claiming)
+    assert "claim" in keys(place)
+    rival = SequenceJob(cluster, job.directory / "rival")
+    with pytest.raises(SnapshotInUse, match=job_id):
+        rival.start(savepoint=place, configuration=claiming)
+    job.running()
+    assert {path for method, path, _ in store.log[before:] if method == "GET"} >= files.keys()
+    inherited = files_of(open_snapshot(take_checkpoint(cluster, job_id))).keys() & files.keys()
+    assert inherited, "it stands upon files of the savepoint"
+    before = len(store.log)
+    os.kill(cluster.worker_pids(job_id)[0], signal.SIGKILL)
+    job.restarted(1)
+    assert {path for method, path, _ in store.log[before:] if method == "GET"} >= inherited
+    take_checkpoint(cluster, job_id)
+    cluster.wait_until(lambda: "_metadata" not in keys(place), "the end of the savepoint as one")
+    canonical = cluster.savepoint(job_id, f"{bucket}/savepoints", stop=True, savepoint_format=SavepointFormat.CANONICAL)
+    job.finished()
+    cluster.wait_until(lambda: keys(place) == [], "the last of its files, and the claim, to go")
+    wait_for_clean_up(cluster, bucket, job_id)
+    in_memory = fast(execution__checkpointing__dir=f"{bucket}/memory", state__backend__type="hashmap")
+    job.start(rows=ROWS, rate=0, parallelism=3, savepoint=canonical, configuration=in_memory)
+    job.finished()
+    assert_sequence(job.out, rows=ROWS)
+
+
+@pytest.mark.row("203.2")
+@pytest.mark.slow
+def test_what_cannot_be_stored_fails_by_name_and_leaves_nothing(
+    store: ObjectStore, cluster: MiniCluster, client: CkptClient, bucket: str, job: SequenceJob
+) -> None:
+    """The first files are written all the same, and nobody hears of it."""
+    place = f"{bucket}/failing"
+    job_id = job.start(configuration=rocksdb(f"{place}/checkpoints"))
+    job.running()
+    first = open_snapshot(take_checkpoint(cluster, job_id))
+
+    def puts(method: str, path: str) -> bool:
+        return method == "PUT" and "/failing/" in path
+
+    with store.failing(puts, times=3, takes_effect=True), store.failing(puts):
+        assert take_checkpoint(cluster, job_id) == first.directory.url, "it is still the latest one"
+        with pytest.raises(AssertionError, match="as the test wants it"):
+            cluster.savepoint(job_id, f"{place}/savepoints")
+    assert cluster.status(job_id) is JobStatus.RUNNING
+    assert cluster.restarts(job_id) == 0
+    statistics = client.checkpoint_statistics(job_id)
+    assert statistics.counts.failed == 2, "the checkpoint and the savepoint"
+    assert statistics.latest_failed is not None
+    assert "as the test wants it" in (statistics.latest_failed.failure_message or "")
+    assert keys(f"{place}/savepoints") == []
+    second = open_snapshot(take_checkpoint(cluster, job_id))
+    assert files_of(second).keys() & files_of(first).keys(), "a failed checkpoint does not end the row of increments"
+    assert second.verify() == []
+    cluster.savepoint(job_id, f"{place}/savepoints", stop=True)
+    job.finished()
+    wait_for_clean_up(cluster, bucket, job_id)
+    assert keys(f"{place}/checkpoints") == []
+    assert_sequence(job.out)

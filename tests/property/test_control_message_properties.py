@@ -151,7 +151,14 @@ deployments = st.builds(
 
 failures = st.builds(TaskFailure, st.builds(FailureInfo, texts, texts, texts), st.booleans(), st.booleans())
 durations = st.floats(0, 1e18)
-measures = st.builds(SubtaskMeasures, texts, *[numbers] * 6, *[durations] * 3, st.one_of(st.none(), numbers))
+measures = st.builds(
+    SubtaskMeasures,
+    texts,
+    *[numbers] * 6,
+    *[durations] * 3,
+    st.one_of(st.none(), numbers),
+    st.dictionaries(texts, numbers, max_size=3),
+)
 subtask_states = st.builds(
     SubtaskState,
     st.dictionaries(texts, states, max_size=2),
@@ -200,9 +207,9 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     DeploymentFailed: st.builds(DeploymentFailed, numbers, failures),
     Canceled: st.builds(Canceled, numbers, st.booleans()),
     TaskStateChanged: st.builds(TaskStateChanged, numbers, texts, numbers, st.sampled_from(TaskState), failures),
-    EndOfDataReached: st.builds(EndOfDataReached, numbers, texts, numbers),
+    EndOfDataReached: st.builds(EndOfDataReached, numbers, texts, numbers, st.booleans()),
     AcknowledgeCheckpoint: st.builds(
-        AcknowledgeCheckpoint, numbers, texts, numbers, numbers, texts, subtask_states, metrics, st.booleans()
+        AcknowledgeCheckpoint, numbers, texts, numbers, numbers, texts, subtask_states, metrics
     ),
     DeclineCheckpoint: st.builds(DeclineCheckpoint, numbers, texts, numbers, numbers, reasons, texts),
 }
@@ -322,7 +329,7 @@ def test_measureless_announcements_are_refused_at_once(door: Door[Any], body: by
     ],
 )
 def test_a_wrong_acknowledgement_is_told_by_what_is_wrong(change: dict[str, Any], told: str) -> None:
-    right = AcknowledgeCheckpoint(1, "v", 0, 7, "file:///c", SubtaskState(), CheckpointMetrics(), False)
+    right = AcknowledgeCheckpoint(1, "v", 0, 7, "file:///c", SubtaskState(), CheckpointMetrics())
     document = msgspec.msgpack.decode(encode(right))
     assert FROM_WORKER.decode(msgspec.msgpack.encode(document)) == right
     with pytest.raises(

@@ -87,9 +87,15 @@ def test_key_index_gives_slots_in_order_and_keys_back(drawn: list[Any], repeats:
     names = [str(index) for index in range(len(arrays))]
     index = key_index(pa.schema([(name, array.type) for name, array in zip(names, arrays, strict=True)]))
     known: dict[Any, int] = {}
+    half = [array[: len(rows) // 2] for array in arrays]
+    if repeats > 1 and rows[: len(rows) // 2]:
+        index.slots_of(half)
+        reference.slots_of([canonical(row) for row in rows[: len(rows) // 2]], known)
+        assert index.find(arrays).tolist() == [known.get(canonical(row), -1) for row in rows]
     for _ in range(repeats):
         expected = reference.slots_of([canonical(row) for row in rows], known)
         assert index.slots_of(arrays).tolist() == expected
+        assert index.find(arrays).tolist() == expected
     frozen = index.freeze()
     restored = [canonical(row) for row in zip(*[array.to_pylist() for array in frozen.arrays()], strict=True)]
     assert restored == list(known)

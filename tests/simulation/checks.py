@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.planted.registry import PlantedBug
-from tests.simulation.schedules.runner import run_seeds
 from tests.simulation.schedules.shrink import explain, shrink
 from tests.simulation.schedules.simulation import Failure, S, Simulation
 
@@ -19,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def assert_holds(simulation: Simulation[S], first: int, count: int = 1) -> None:
     """Runs the seeds; shows the first that fails, shrunk."""
-    failed = sorted(seed for _, found in run_seeds(simulation, first, count) for seed in found)
+    failed = simulation.failing_seeds(range(first, first + count))
     if failed:
         report = explain(simulation, failed[0]).report()
         raise AssertionError(f"{len(failed)} seeds fail, {failed[:20]}; the first:\n{report}")
@@ -42,7 +41,7 @@ def assert_same_trace_under_any_hash_seed(module: str, seeds: int) -> None:
     assert len(traces) == 1
 
 
-def plant(bugs: list[PlantedBug], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def plant(bugs: list[PlantedBug], name: str, monkeypatch: pytest.MonkeyPatch) -> PlantedBug:
     planted = next(known for known in bugs if known.name == name)
     for owner, attribute, replacement in planted.patches():
         if isinstance(owner, dict):
@@ -53,10 +52,13 @@ def plant(bugs: list[PlantedBug], name: str, monkeypatch: pytest.MonkeyPatch) ->
             known = hasattr(owner, attribute) or isinstance(replacement, property)
             assert known, f"{owner} has no {attribute}: the bug would not be one"
             monkeypatch.setattr(owner, attribute, replacement, raising=False)
+    return planted
 
 
-def assert_found(simulation: Simulation[S], enough: int) -> None:
-    assert simulation.first_failing(range(enough)) is not None, f"not found within {enough} seeds"
+def assert_found(simulation: Simulation[S], enough: int, first: int = 0) -> None:
+    """Within ``enough`` seeds, beginning with ``first``."""
+    seeds = [*range(first, enough), *range(first)]
+    assert simulation.first_failing(seeds) is not None, f"not found within {enough} seeds"
 
 
 def assert_shrinks(simulation: Simulation[S], enough: int, most: int) -> Failure[S]:

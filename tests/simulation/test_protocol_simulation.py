@@ -87,8 +87,8 @@ def test_the_same_seed_gives_the_same_trace_under_any_hash_seed() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", [planted.name for planted in BUGS])
 def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(BUGS, name, monkeypatch)
-    assert_found(PROTOCOLS, ENOUGH)
+    planted = plant(BUGS, name, monkeypatch)
+    assert_found(PROTOCOLS, ENOUGH, planted.seed)
 
 
 def test_a_failing_seed_shrinks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,12 +142,16 @@ class SequenceJob:
     def stopped(self) -> int:
         """Ends a job that runs until everything has happened, however long that takes. Returns its rows, all exact."""
         self.running()
-        self.cluster.wait_until(self._has_rows, "a row to come through")
+        self.has_rows()
         self.cluster.savepoint(self.job_id, self.directory / "savepoints", stop=True)
         self.finished()
         rows = assert_sequence(self.out)
         assert rows > 0
         return rows
+
+    def has_rows(self) -> None:
+        """Waits until a row has come through."""
+        self.cluster.wait_until(self._has_rows, "a row to come through")
 
     def _all_run(self) -> bool:
         tasks = self.cluster.call(self.cluster.dispatcher.job_details(self.job_id)).overview.tasks_by_state

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 from uuid import uuid4
 
 import pytest
@@ -39,16 +41,21 @@ class _Fault:
     code: str
     takes_effect: bool
     silent: bool
+    cut: bool
     met: int = 0
 
 
 @dataclass
 class ObjectStore:
-    """One server. ``requests`` counts what it was asked for, by method and status; copies within it are a COPY."""
+    """One server. ``requests`` counts what it was asked for, by method and status; copies within it are a COPY.
+
+    ``log`` has the method and path of each request that it has answered, and of a COPY what was copied.
+    """
 
     url: str = ""
     honours_conditions: bool = True
     requests: Counter[tuple[str, str]] = field(default_factory=Counter)
+    log: list[tuple[str, str, str]] = field(default_factory=list)
     _application: Application = field(default_factory=lambda: DomainDispatcherApplication(create_backend_app))
     _faults: list[_Fault] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -60,6 +67,8 @@ class ObjectStore:
         if not self.honours_conditions:
             environment.pop("HTTP_IF_NONE_MATCH", None)
         fault = self._next_fault(method, path)
+        if fault is not None and fault.cut:
+            return self._cut_off(environment, respond, takes_effect=fault.takes_effect)
         if fault is None or fault.takes_effect:
             answer = self._served(environment, respond, heard=fault is None)
             if fault is None:
@@ -69,14 +78,17 @@ class ObjectStore:
             self._patience.wait(READ_TIMEOUT_S * 4)
         self._count(method, str(fault.status))
         respond(f"{fault.status} {fault.code}", [("Content-Type", "application/xml")])
-        return [f"<Error><Code>{fault.code}</Code><Message>as the test wants it</Message></Error>".encode()]
+        text = f"<Error><Code>{fault.code}</Code><Message>as the test wants it</Message></Error>"
+        return [] if method == "HEAD" else [text.encode()]
 
     def _served(self, environment: dict[str, Any], respond: Callable[..., Any], *, heard: bool) -> Iterable[bytes]:
-        method = "COPY" if "HTTP_X_AMZ_COPY_SOURCE" in environment else environment["REQUEST_METHOD"]
+        source = unquote(environment.get("HTTP_X_AMZ_COPY_SOURCE", ""))
+        method = "COPY" if source else environment["REQUEST_METHOD"]
 
         def noted(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
             if heard:
                 self._count(method, status.partition(" ")[0])
+                self.log.append((method, environment["PATH_INFO"], source))
                 return respond(status, headers, *more)
             return lambda _: None
 
@@ -84,6 +96,17 @@ class ObjectStore:
             with self._conditional:  # moto looks first and writes then
                 return list(self._application(environment, noted))
         return list(self._application(environment, noted))
+
+    def _cut_off(
+        self, environment: dict[str, Any], respond: Callable[..., Any], *, takes_effect: bool
+    ) -> Iterable[bytes]:
+        """The connection ends without an answer, or in the middle of the body of one."""
+        if takes_effect:
+            (body,) = self._served(environment, respond, heard=True)
+            yield body[: len(body) // 2]
+        with suppress(OSError):
+            environment["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+        raise ConnectionAbortedError("as the test wants it")
 
     def _next_fault(self, method: str, path: str) -> _Fault | None:
         with self._lock:
@@ -107,9 +130,13 @@ class ObjectStore:
         code: str = "ServiceUnavailable",
         takes_effect: bool = False,
         silent: bool = False,
+        cut: bool = False,
     ) -> Iterator[_Fault]:
-        """Answers requests with an error: those that took effect as well, and at once unless it is ``silent``."""
-        fault = _Fault(wanted, times, status, code, takes_effect, silent)
+        """Answers requests with an error: those that took effect as well, and at once unless it is ``silent``.
+
+        ``cut``: the connection ends instead of an answer, or in the middle of it when the request takes effect.
+        """
+        fault = _Fault(wanted, times, status, code, takes_effect, silent, cut)
         with self._lock:
             self._faults.append(fault)
         try:

@@ -72,7 +72,7 @@ class Completion:
             reason = Reason.CHECKPOINT_BASE_REPLACED if replaced else Reason.CHECKPOINT_ASYNC_EXCEPTION
             self._failures.abort(pending, reason, now, str(conflict))
             return
-        pending.acknowledge(event.execution, event.state, event.finished_operators)
+        pending.acknowledge(event.execution, event.state)
         self._report_subtask(event, now)
 
     def _on_late_acknowledgement(self, event: on.Acknowledged) -> None:
@@ -96,6 +96,7 @@ class Completion:
     def on_progress(self, event: on.ProgressReported, now: Instant) -> None:
         pending = self._pending.get(event.checkpoint_id)
         if pending is not None and event.execution in pending.awaited:
+            pending.persisted[event.execution] = event.metrics.checkpointed_size + event.metrics.reused_size
             self._report_subtask(event, now)
 
     def _report_subtask(self, event: on.Acknowledged | on.ProgressReported, now: Instant) -> None:
@@ -114,25 +115,17 @@ class Completion:
         """Starts what is complete: plain savepoints at once, all others one at a time and oldest first.
 
         One at a time, because a later checkpoint whose pointer came first would make completed ids fall, and because
-        nothing may be added to the store while the fate of an earlier pointer is unknown. For the same reason what was
-        triggered behind a stop's savepoint, which no checkpoint subsumes, waits until that is complete or aborted.
+        nothing may be added to the store while the fate of an earlier pointer is unknown.
         """
-        behind_stop = False
         for pending in self._pending.abortable():
             properties = pending.request.properties
             if pending.state is not PendingState.PENDING or pending.awaited:
-                behind_stop = behind_stop or properties.is_synchronous
                 continue
-            if properties.notifies_and_subsumes and (behind_stop or self._pending.is_finalizing):
+            if properties.notifies_and_subsumes and self._pending.is_finalizing:
                 continue
-            vertex = pending.partly_finished_union_state()
-            if vertex is None:
-                pending.state = PendingState.WRITING
-                self._emit(out.CancelTimer(TimerId(TimerKind.CANCELLER, pending.id)))
-                self._emit(out.WriteMetadata(pending.complete(self._job_id, now.abs_ms)))
-            else:
-                detail = f"only some subtasks of {vertex!r}, which has union list state, have finished"
-                self._failures.abort(pending, Reason.CHECKPOINT_DECLINED_TASK_CLOSING, now, detail)
+            pending.state = PendingState.WRITING
+            self._emit(out.CancelTimer(TimerId(TimerKind.CANCELLER, pending.id)))
+            self._emit(out.WriteMetadata(pending.complete(self._job_id, now.abs_ms)))
 
     def _finalizing(self, checkpoint_id: int, state: PendingState) -> PendingCheckpoint:
         pending = self._pending.get(checkpoint_id)

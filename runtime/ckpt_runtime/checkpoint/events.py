@@ -66,9 +66,13 @@ class SubtaskFinished:
 
 @dataclass(frozen=True, slots=True)
 class EndOfDataReached:
-    """A subtask called ``finish()`` at the natural end of its input and waits for a last checkpoint (FLIP-147)."""
+    """A subtask has no more input, and ends behind its predecessors (FLIP-147).
+
+    ``waits``: not before a checkpoint that covers this has completed.
+    """
 
     execution: ExecutionId
+    waits: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,17 +183,13 @@ class TriggerFailed:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """A subtask took its snapshot. ``directory`` repeats the one in the checkpoint's options.
-
-    ``finished_operators``: the subtask had already called ``finish()`` on its operators.
-    """
+    """A subtask took its snapshot. ``directory`` repeats the one in the checkpoint's options."""
 
     checkpoint_id: int
     execution: ExecutionId
     directory: str
     state: SubtaskState
     metrics: CheckpointMetrics = CheckpointMetrics()
-    finished_operators: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ckpt_runtime.checkpoint.events import JobRunning
@@ -31,7 +31,7 @@ class ExecutionView:
         self._graph = graph
         self._executions: dict[SubtaskKey, ExecutionId] = {}
         self._finished: set[SubtaskKey] = set()
-        self._at_end_of_data: set[SubtaskKey] = set()
+        self._at_end_of_data: dict[SubtaskKey, bool] = {}
         self._finished_on_restore: frozenset[str] = frozenset()
 
     def replace_graph(self, graph: JobGraph) -> None:
@@ -51,14 +51,14 @@ class ExecutionView:
             raise ValueError(f"executions {sorted(executions)} are not the subtasks {sorted(expected)}")
         self._executions = executions
         self._finished = {execution.key for execution in event.finished}
-        self._at_end_of_data = set()
+        self._at_end_of_data = {}
         self._finished_on_restore = event.finished_on_restore
 
     def gone(self) -> None:
         """All tasks of the deployment are stopping."""
         self._executions = {}
         self._finished = set()
-        self._at_end_of_data = set()
+        self._at_end_of_data = {}
 
     def is_running(self, execution: ExecutionId) -> bool:
         return self._executions.get(execution.key) == execution and execution.key not in self._finished
@@ -70,22 +70,42 @@ class ExecutionView:
         self._finished.add(execution.key)
         return True
 
-    def end_of_data(self, execution: ExecutionId) -> bool:
-        """Notes that a subtask waits for its last checkpoint; returns False for one that is not running."""
+    def end_of_data(self, execution: ExecutionId, waits: bool = True) -> bool:
+        """Notes that a subtask has no more data, and whether it waits for its last checkpoint.
+
+        Returns False for one that is not running.
+        """
         if not self.is_running(execution):
             return False
-        self._at_end_of_data.add(execution.key)
+        self._at_end_of_data[execution.key] = waits
         return True
 
     @property
     def all_wait_for_final_checkpoint(self) -> bool:
-        """Whether every subtask has ended or waits for a last checkpoint, and at least one waits."""
-        waiting = self._at_end_of_data - self._finished
-        return bool(waiting) and len(waiting) + len(self._finished) == len(self._executions)
+        """Whether every subtask has ended or waits for a last checkpoint, at least one for its own.
+
+        One that needs none waits as long as something in front of it does; else it is about to end.
+        """
+        running = self._executions.keys() - self._finished
+        waiting = {key for key in running if self._at_end_of_data.get(key, False)}
+        if not waiting or not running <= self._at_end_of_data.keys():
+            return False
+        held_up = dict.fromkeys(waiting, True)
+        return all(self._is_held_up(key, held_up) for key in running)
+
+    def _is_held_up(self, key: SubtaskKey, known: dict[SubtaskKey, bool]) -> bool:
+        if key not in known:
+            known[key] = any(
+                (edge.source, index) not in self._finished and self._is_held_up((edge.source, index), known)
+                for edge in self._graph.inputs(key[0])
+                for index in _predecessors(edge, key[1], self._graph)
+            )
+        return known[key]
 
     @property
     def any_finished(self) -> bool:
-        return bool(self._finished)
+        """Whether a subtask has ended since the deployment began; what had before is no work of it."""
+        return any(vertex_id not in self._finished_on_restore for vertex_id, _ in self._finished)
 
     def plan(self) -> CheckpointPlan:
         """For the present moment; nothing to wait for when no subtask runs."""
@@ -118,6 +138,11 @@ def calculate_plan(
             if not any(_has_running_predecessor(edge, index, running_vertices) for edge in inputs):
                 to_trigger.append(execution)
     return CheckpointPlan(graph, tuple(to_trigger), tuple(to_wait_for), finished, finished_on_restore)
+
+
+def _predecessors(edge: JobEdge, index: int, graph: JobGraph) -> Iterable[int]:
+    """Subtasks of the edge's source that send to that subtask of its target."""
+    return (index,) if edge.partitioning is Partitioning.FORWARD else range(graph.vertex(edge.source).parallelism)
 
 
 def _has_running_predecessor(edge: JobEdge, index: int, running: Mapping[str, list[int]]) -> bool:

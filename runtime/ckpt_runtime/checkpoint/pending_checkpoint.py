@@ -16,7 +16,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, Ed
 from ckpt_runtime.checkpoint.execution_view import CheckpointPlan
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.checkpoint.request_decider import TriggerRequest
-from ckpt_runtime.checkpoint.state_handles import OperatorStateMode, SubtaskState
+from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, SubtaskStats
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 
@@ -42,7 +42,11 @@ class AckResult(Enum):
 
 @dataclass(slots=True)
 class PendingCheckpoint:
-    """``timestamp`` is the wall clock of the trigger; ``started_at`` the monotonic moment its timeout was armed."""
+    """``timestamp`` is the wall clock of the trigger; ``started_at`` the monotonic moment its timeout was armed.
+
+    ``persisted`` are the bytes that subtasks have reported to be in storage. ``extension_ms`` is what the rescue policy
+    has added to the timeout so far, ``progress_at_extension`` how far it had come then.
+    """
 
     id: int
     request: TriggerRequest
@@ -54,10 +58,12 @@ class PendingCheckpoint:
     state: PendingState = PendingState.LOCATING
     directory: str | None = None
     acknowledged: dict[ExecutionId, SubtaskState] = field(default_factory=dict)
-    finished_operators: set[ExecutionId] = field(default_factory=set)
     awaited: set[ExecutionId] = field(init=False)
     completed: CompletedCheckpoint | None = None
     resolve_attempts: int = 0
+    persisted: dict[ExecutionId, int] = field(default_factory=dict)
+    extension_ms: int = 0
+    progress_at_extension: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         self.awaited = set(self.plan.to_wait_for)
@@ -66,6 +72,11 @@ class PendingCheckpoint:
     def can_abort(self) -> bool:
         """Finalising ones can only be ended by the answer of the storage."""
         return self.state not in (PendingState.WRITING, PendingState.STORING)
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Subtasks that have acknowledged, and bytes of all that are persisted."""
+        return len(self.acknowledged), sum(self.persisted.values())
 
     @property
     def deadline_timestamp(self) -> int:
@@ -83,30 +94,10 @@ class PendingCheckpoint:
             return AckResult.SUCCESS
         return AckResult.DUPLICATE if execution in self.acknowledged else AckResult.UNKNOWN
 
-    def acknowledge(self, execution: ExecutionId, state: SubtaskState, finished_operators: bool) -> None:
+    def acknowledge(self, execution: ExecutionId, state: SubtaskState) -> None:
         """Only for an awaited attempt."""
         self.awaited.remove(execution)
         self.acknowledged[execution] = state
-        if finished_operators:
-            self.finished_operators.add(execution)
-
-    def partly_finished_union_state(self) -> str | None:
-        """Names a vertex whose union list state is incomplete because only some of its subtasks finished, if any.
-
-        Union state is restored from all subtasks together, so a snapshot without some of them is wrong.
-        """
-        for vertex in self.plan.graph.vertices:
-            keys = {(vertex.id, index) for index in range(vertex.parallelism)}
-            called_finish = {execution.key for execution in self.finished_operators} & keys
-            ended = keys & self.plan.finished
-            partly = 0 < len(ended) < len(keys) or 0 < len(called_finish | ended) < len(keys)
-            if partly and any(
-                _has_union_state(state)
-                for execution, state in self.acknowledged.items()
-                if execution.vertex_id == vertex.id
-            ):
-                return vertex.name
-        return None
 
     def complete(self, job_id: str, now_abs: int) -> CompletedCheckpoint:
         """The metadata of this checkpoint; of finished subtasks it has a marker, and in-flight data if there is any."""
@@ -210,6 +201,13 @@ class PendingCheckpoints:
         pending.generation += 1
         self._stats.report_deadline(pending.id, pending.deadline_timestamp)
 
+    def extend(self, pending: PendingCheckpoint, deadline: int) -> None:
+        """By the rescue policy."""
+        pending.extension_ms += deadline - pending.deadline
+        pending.progress_at_extension = pending.progress
+        self.move_deadline(pending, deadline)
+        self._stats.report_extension(pending.id, pending.extension_ms)
+
     def completed(self, pending: PendingCheckpoint) -> None:
         del self._pending[pending.id]
         self._stats.report_completed(pending.id, pending.metadata.directory)
@@ -228,9 +226,3 @@ class PendingCheckpoints:
 
 def _in_flight_only(state: SubtaskState) -> SubtaskState:
     return SubtaskState(bytes=state.in_flight_bytes, inputs=state.inputs, outputs=state.outputs)
-
-
-def _has_union_state(state: SubtaskState) -> bool:
-    return any(
-        entry.mode is OperatorStateMode.UNION for operator in state.operators.values() for entry in operator.lists
-    )

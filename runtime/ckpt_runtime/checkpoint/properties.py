@@ -56,7 +56,8 @@ class CheckpointOptions:
 
     ``directory`` is where the tasks write; a task names it again in its acknowledgement. ``shared_directory`` takes the
     files that later checkpoints may refer to (empty for savepoints, which share nothing). ``unaligned`` and
-    ``aligned_timeout_ms`` are the alignment policy of this one checkpoint (savepoints are always aligned).
+    ``aligned_timeout_ms`` are the alignment policy of this one checkpoint (savepoints are always aligned). ``final``:
+    when it was triggered every subtask had ended, or seen the end of its data.
     """
 
     properties: CheckpointProperties
@@ -65,3 +66,4 @@ class CheckpointOptions:
     aligned_timeout_ms: int = 0
     max_inflight_data_bytes: int | None = None
     shared_directory: str = ""
+    final: bool = False

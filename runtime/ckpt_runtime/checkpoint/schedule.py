@@ -111,9 +111,8 @@ class CheckpointSchedule:
     # --- the last checkpoint
 
     def claim_final(self) -> bool:
-        """Whether the last checkpoint is to be requested now: once in a deployment, and not during a stop."""
-        wanted = self.is_running and self._executions.all_wait_for_final_checkpoint
-        if self._final_requested or not wanted:
+        """Whether the last checkpoint is to be requested now: once in a deployment, none behind a stop's savepoint."""
+        if self._final_requested or not self.is_running or not self._executions.all_wait_for_final_checkpoint:
             return False
         self._final_requested = True
         return True

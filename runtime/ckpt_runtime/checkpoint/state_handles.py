@@ -22,7 +22,10 @@ _FileName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9._-]{0,254}\Z"
 
 
 class OperatorStateMode(StrEnum):
-    """How a list state is spread when the parallelism changes (Flink's SPLIT_DISTRIBUTE, UNION, BROADCAST)."""
+    """How a list state is spread when the parallelism changes (Flink's SPLIT_DISTRIBUTE, UNION, BROADCAST).
+
+    Whoever declares UNION must do without what finished subtasks had: a snapshot does not wait for it (FLIP-147).
+    """
 
     SPLIT = "SPLIT"
     UNION = "UNION"

@@ -21,6 +21,7 @@ from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.pending_checkpoint import PendingCheckpoint, PendingCheckpoints, PendingState
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.request_decider import CheckpointRequestDecider, Load, TriggerRequest, Verdict
+from ckpt_runtime.checkpoint.rescue import rescued_until
 from ckpt_runtime.checkpoint.retention import Retention
 from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
 
@@ -142,6 +143,9 @@ class Triggering:
             return
         if now.rel_ms < pending.deadline:
             self._schedule_canceller(pending)
+        elif (until := rescued_until(pending, self._configuration, now.rel_ms)) is not None:
+            self._pending.extend(pending, until)
+            self._schedule_canceller(pending)
         else:
             self._failures.abort(pending, Reason.CHECKPOINT_EXPIRED, now)
 
@@ -210,6 +214,7 @@ class Triggering:
             self._configuration.aligned_timeout_ms,
             self._configuration.max_inflight_data_bytes,
             location.shared_directory,
+            self._executions.all_wait_for_final_checkpoint,
         )
 
     def on_location_failed(self, event: on.LocationFailed, now: Instant) -> None:

@@ -11,6 +11,8 @@ from ckpt_runtime.operators.operator import Operator
 class BlackholeSink(Operator):
     """The operator behind format ``noop``. Keeps no state."""
 
+    requires_final_checkpoint = False
+
     def __init__(self, spec: SinkSpec) -> None:
         """``spec`` has no options."""
 

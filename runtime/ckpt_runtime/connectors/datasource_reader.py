@@ -50,6 +50,7 @@ class EnumeratorOperator(SourceOperator):
         super().open(context, output)
         begin_task(0, context.attempt)
         self._planner = new_planner(self._source, self._options, self._schema, self._available_now)
+        self.requires_final_checkpoint = self._planner.commits
         self._values = values_of(self._source, self._planner.reader)
         restored = checked_items(context.uid, context.operator_state.restored(_OFFSET))
         if restored:

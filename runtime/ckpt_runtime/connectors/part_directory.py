@@ -11,6 +11,7 @@ import os
 from typing import Any
 
 from ckpt_runtime.connectors.part_names import PartName, parse_hidden
+from ckpt_runtime.storage.errors import NotFoundError
 from ckpt_runtime.storage.filesystem import Location, delete_file, exists, list_names, make_directory, naming, resolve
 
 
@@ -45,9 +46,12 @@ class PartDirectory:
     def commit(self, part: PartName) -> bool:
         """Pending -> visible. True when it is visible now, also when it was before; False when both are missing."""
         pending, visible = self.location.child(part.pending), self.location.child(part.visible)
-        if exists(pending):
-            self._rename(part.pending, part.visible)
-            return True
+        try:
+            if exists(pending):
+                self._rename(part.pending, part.visible)
+                return True
+        except NotFoundError:
+            pass  # another job that was started from the same savepoint has just committed it
         return exists(visible)
 
     def delete(self, name: str) -> None:

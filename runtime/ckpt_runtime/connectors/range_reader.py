@@ -77,6 +77,8 @@ class RangeReaderOperator(Operator):
     when everything pending is read.
     """
 
+    requires_final_checkpoint = False
+
     def __init__(self, spec: RangeReaderSpec) -> None:
         assert isinstance(spec.format, type)
         self._source = spec.format

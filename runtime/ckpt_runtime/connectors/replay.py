@@ -29,6 +29,8 @@ _Chunks = Iterator[tuple[int, pa.RecordBatch]]
 class ReplaySource(SourceOperator):
     """The operator behind format ``replay``. ``rowsPerSecond`` is the rate of all subtasks together."""
 
+    requires_final_checkpoint = False
+
     def __init__(self, spec: SourceSpec) -> None:
         assert isinstance(spec.format, str)
         options = source_options(spec.format, spec.options)

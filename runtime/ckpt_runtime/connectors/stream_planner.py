@@ -35,6 +35,11 @@ class StreamPlanner(Protocol):
     reader: Any
     ends_by_itself: bool
 
+    @property
+    def commits(self) -> bool:
+        """Whether the reader has a ``commit`` of its own."""
+        ...
+
     def initial_offset(self) -> Offset: ...
 
     def next_range(self, start: Offset) -> PlannedRange | None:
@@ -74,6 +79,12 @@ class _PartitionPlanner:
         if self._with_start:
             self._limit = _read_limit(reader, available_now and not self.ends_by_itself)
 
+    @property
+    def commits(self) -> bool:
+        from pyspark.sql.datasource import DataSourceStreamReader
+
+        return type(self.reader).commit is not DataSourceStreamReader.commit
+
     def initial_offset(self) -> Offset:
         return _offset(self.reader.initialOffset(), "initialOffset")
 
@@ -101,6 +112,12 @@ class _SimplePlanner:
         self.reader = reader
         self._schema = schema
         self.ends_by_itself = available_now and _prepare_available_now(reader)
+
+    @property
+    def commits(self) -> bool:
+        from pyspark.sql.datasource import SimpleDataSourceStreamReader
+
+        return type(self.reader).commit is not SimpleDataSourceStreamReader.commit
 
     def initial_offset(self) -> Offset:
         return _offset(self.reader.initialOffset(), "initialOffset")

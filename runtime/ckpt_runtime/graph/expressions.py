@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from ckpt_runtime.graph.errors import PlanError
 
@@ -21,6 +20,8 @@ def expression_type(expression: object, schema: pa.Schema, field: str) -> pa.Dat
         raise PlanError(
             field, f"expected a pyarrow.compute expression such as pc.field('x') > 1, not {kind_text(expression)}"
         )
+    import pyarrow.dataset as ds  # imports pandas, see ckpt_runtime.graph.schemas
+
     try:
         columns: Any = {"value": expression}
         projected = ds.dataset(schema.empty_table()).scanner(columns=columns).projected_schema

@@ -2,12 +2,15 @@
 
 Pure derivation: the plan is checked with it and the operators promise it. Raises :class:`SchemaDerivationError` naming
 the column, its type and what is allowed.
+
+Arrow's engine is imported where it is used: pandas comes with it, which is most of the start of a process that plans.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pyarrow as pa
-from pyarrow import acero
 
 from ckpt_runtime.graph.specs import (
     Aggregate,
@@ -18,6 +21,9 @@ from ckpt_runtime.graph.specs import (
     ProjectSpec,
     WatermarkSpec,
 )
+
+if TYPE_CHECKING:
+    from pyarrow import acero
 
 AGGREGATE_FUNCTIONS = ("count", "sum", "min", "max", "avg")
 JOIN_TYPES = ("inner", "left_outer", "right_outer", "full_outer", "left_semi")
@@ -76,6 +82,8 @@ def project_output_schema(input_schema: pa.Schema, spec: ProjectSpec) -> pa.Sche
     """One column per expression."""
     if not spec.columns:
         raise SchemaDerivationError("a projection needs at least one column")
+    from pyarrow import acero
+
     names = [name for name, _ in spec.columns]
     _check_unique(names, "projection")
     options = acero.ProjectNodeOptions([expression for _, expression in spec.columns], names)
@@ -89,6 +97,8 @@ def project_output_schema(input_schema: pa.Schema, spec: ProjectSpec) -> pa.Sche
 
 def filter_output_schema(input_schema: pa.Schema, spec: FilterSpec) -> pa.Schema:
     """The input's schema, after checking that the predicate fits it."""
+    from pyarrow import acero
+
     try:
         _bind(input_schema, acero.Declaration("filter", acero.FilterNodeOptions(spec.predicate)))
     except (pa.ArrowException, ValueError, TypeError) as error:
@@ -209,6 +219,8 @@ def _event_time_type(side: JoinSide, name: str) -> pa.DataType:
 
 
 def _bind(input_schema: pa.Schema, node: acero.Declaration) -> pa.Schema:
+    from pyarrow import acero
+
     source = acero.Declaration("table_source", acero.TableSourceNodeOptions(input_schema.empty_table()))
     return acero.Declaration.from_sequence([source, node]).to_table(use_threads=False).schema
 

@@ -59,6 +59,7 @@ from ckpt_runtime.scheduler.core_events import (
     LeadershipLost,
     PatchRequested,
     RescaleRequested,
+    SavepointBeforeCancel,
 )
 from ckpt_runtime.scheduler.job_core import JobCore, JobPlan
 from ckpt_runtime.scheduler.job_machine import JobMachine
@@ -155,7 +156,7 @@ class JobMaster:
     ) -> OperationStatus:
         """Raises OperationFailed; the job goes on then."""
         properties = CheckpointProperties(CheckpointType.SAVEPOINT, savepoint_format)
-        done = await self._trigger(properties, directory)
+        done = await self._trigger(properties, directory, cancels=cancel_job)
         try:
             await self._loop.run_in_executor(
                 self._pools.own, self._submission.record.keep_savepoint, done.checkpoint_id
@@ -167,10 +168,11 @@ class JobMaster:
         return OperationStatus(True, location=done.external_path)
 
     async def _trigger(
-        self, properties: CheckpointProperties, directory: str | None
+        self, properties: CheckpointProperties, directory: str | None, *, cancels: bool = False
     ) -> checkpoint_out.RequestCompleted:
         request_id = uuid.uuid4().hex
-        answer = await self._ask(request_id, TriggerRequested(request_id, properties, directory))
+        trigger = TriggerRequested(request_id, properties, directory)
+        answer = await self._ask(request_id, SavepointBeforeCancel(trigger) if cancels else trigger)
         if isinstance(answer, checkpoint_out.RequestCompleted):
             return answer
         assert isinstance(answer, checkpoint_out.RequestFailed)

@@ -356,16 +356,11 @@ class JobShell:
             case TaskStateChanged():
                 self._task_state(execution, message)
             case EndOfDataReached():
-                self.tell(checkpoint_on.EndOfDataReached(execution))
+                self.tell(checkpoint_on.EndOfDataReached(execution, message.waits))
             case AcknowledgeCheckpoint():
                 self.tell(
                     checkpoint_on.Acknowledged(
-                        message.checkpoint_id,
-                        execution,
-                        message.directory,
-                        message.state,
-                        message.metrics,
-                        message.finished_operators,
+                        message.checkpoint_id, execution, message.directory, message.state, message.metrics
                     )
                 )
             case DeclineCheckpoint():

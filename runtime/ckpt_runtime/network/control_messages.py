@@ -20,6 +20,9 @@ from ckpt_runtime.scheduler.job_events import FailureInfo
 Duration = Annotated[float, Meta(ge=0, le=1e18)]
 """Milliseconds; neither infinite nor NaN, which no integer could be made of."""
 
+StateMetrics = Annotated[dict[str, NonNegative], Meta(max_length=1000)]
+"""What state backends say of themselves, by operator and name."""
+
 
 # --- driver to worker
 
@@ -99,6 +102,7 @@ class SubtaskMeasures(Struct, frozen=True):
     idle_ms: Duration
     backpressured_ms: Duration
     debloated_buffer_size: NonNegative | None = None
+    state: StateMetrics = {}
 
 
 class SnapshotProgress(Struct, frozen=True):
@@ -153,11 +157,12 @@ class TaskStateChanged(Message, frozen=True):
 
 
 class EndOfDataReached(Message, frozen=True):
-    """The subtask has no more data and waits for its final checkpoint."""
+    """The subtask has no more data. It ends behind its inputs, if it ``waits`` not before its final checkpoint."""
 
     deployment: int
     vertex_id: str
     subtask: NonNegative
+    waits: bool = True
 
 
 class AcknowledgeCheckpoint(Message, frozen=True):
@@ -170,7 +175,6 @@ class AcknowledgeCheckpoint(Message, frozen=True):
     directory: str
     state: SubtaskState
     metrics: CheckpointMetrics
-    finished_operators: bool
 
     def __post_init__(self) -> None:
         """Here already at the sender, where it costs one checkpoint instead of the worker."""

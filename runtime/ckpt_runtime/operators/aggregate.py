@@ -21,6 +21,8 @@ class AggregateOperator(Operator):
     passes the restored state on unchanged).
     """
 
+    requires_final_checkpoint = False
+
     def __init__(self, spec: AggregateSpec, input_schema: pa.Schema | None = None) -> None:
         self._spec = spec
         self._input_schema = input_schema

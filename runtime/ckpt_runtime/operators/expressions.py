@@ -15,6 +15,8 @@ from ckpt_runtime.operators.operator import Operator
 class _NodeOperator(Operator):
     """Emits the non-empty batches that a node makes of a batch; rows keep their order. Never blocks."""
 
+    requires_final_checkpoint = False
+
     def __init__(self, node: acero.Declaration) -> None:
         self._node = node
 

@@ -37,6 +37,8 @@ _NO_TIMES: AnyArray = np.empty(0, dtype=np.int64)
 class JoinOperator(Operator):
     """Built from a :class:`JoinSpec`; gates of the left side come first. The watermark is state, as late rows are."""
 
+    requires_final_checkpoint = False
+
     def __init__(self, spec: JoinSpec) -> None:
         self._spec = spec
         self._result = JoinOutput(spec)
@@ -144,10 +146,10 @@ class JoinOperator(Operator):
         self.output.emit_watermark(timestamp_ms if at_end else timestamp_ms - self._held_back_ms)
 
     def _forget(self, side: _Side, bound: int) -> None:
-        rows = side.buffer.expire(bound)
-        if side.outer and len(rows):
-            columns = side.buffer.take(rows, range(len(side.spec.schema)))
-            self.output.emit(self._result.unmatched(side.number, columns))
+        for rows in side.buffer.expired(bound):
+            if side.outer and len(rows):
+                columns = side.buffer.take(rows, range(len(side.spec.schema)))
+                self.output.emit(self._result.unmatched(side.number, columns))
 
     def snapshot(self, checkpoint_id: int) -> None:
         """Keeps the watermark, but not the one of the end of data: a job started from a drained savepoint goes on."""

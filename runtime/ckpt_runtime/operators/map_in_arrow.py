@@ -21,6 +21,7 @@ class MapInArrowOperator(Operator):
     def __init__(self, spec: MapInArrowSpec) -> None:
         self._function = spec.func
         self._schema = spec.schema
+        self.requires_final_checkpoint = getattr(spec.func, "requires_final_checkpoint", False) is True
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         result = self._function(iter((batch,)))

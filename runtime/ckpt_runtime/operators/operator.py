@@ -100,6 +100,12 @@ class Operator(ABC):
     context: OperatorContext
     output: Output
 
+    requires_final_checkpoint: bool = True
+    """Whether something is left to do when a checkpoint that covers the end of the data has completed.
+
+    A subtask none of whose operators says so ends with its data (FLIP-147).
+    """
+
     late_rows_dropped: int = 0
     """Rows dropped since ``open`` because the watermark had reached their event time; read by the heartbeat."""
 

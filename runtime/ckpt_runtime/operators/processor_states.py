@@ -125,11 +125,11 @@ class HostedListState(HostedState, ListState):
         self._copy = row_copier(table.value_schema)
 
     def exists(self) -> bool:
-        return bool(self._table.get(self._cursor.require()))
+        return bool(self._table.exists(self._cursor.require()))
 
     def get(self) -> Iterator[Value]:
-        elements = tuple(self._table.get(self._cursor.require()))
-        return iter(elements) if self._copy is None else map(self._copy, elements)
+        elements: Iterator[Value] = self._table.elements(self._cursor.require())
+        return elements if self._copy is None else map(self._copy, elements)
 
     def put(self, newState: list[Value]) -> None:
         self._table.put(self._cursor.require(), self._elements(newState))
@@ -155,7 +155,7 @@ class HostedListState(HostedState, ListState):
 
 
 class HostedMapState(HostedState, MapState):
-    """A map from tuple to tuple per key. Iterates in order of first insertion, over a copy."""
+    """A map from tuple to tuple per key. What is iterated over is the map as it was when that began."""
 
     def __init__(self, cursor: KeyCursor, table: KeyedMaps) -> None:
         self._cursor = cursor
@@ -168,7 +168,7 @@ class HostedMapState(HostedState, MapState):
         self._new_row: Callable[[Value], Row] = partial(tuple.__new__, row_class(table.value_schema.names))
 
     def exists(self) -> bool:
-        return bool(self._table.get(self._cursor.require()))
+        return bool(self._table.exists(self._cursor.require()))
 
     def getValue(self, key: Value) -> Row | None:
         value = self._table.get_value(self._cursor.require(), self._user_key(key))
@@ -181,14 +181,17 @@ class HostedMapState(HostedState, MapState):
         self._table.put(self._cursor.require(), self._user_key(key), self._coerce(value))
 
     def iterator(self) -> Iterator[tuple[Value, Value]]:
-        entries = list(self._table.get(self._cursor.require()).items())
-        return ((self._copy_key(key), self._copy(value)) for key, value in entries)
+        return ((self._copy_key(key), self._copy(value)) for key, value in self._entries())
 
     def keys(self) -> Iterator[Value]:
-        return map(self._copy_key, list(self._table.get(self._cursor.require())))
+        return (self._copy_key(key) for key, _ in self._entries())
 
     def values(self) -> Iterator[Value]:
-        return map(self._copy, list(self._table.get(self._cursor.require()).values()))
+        return (self._copy(value) for _, value in self._entries())
+
+    def _entries(self) -> Iterator[tuple[Value, Value]]:
+        entries: Iterator[tuple[Value, Value]] = self._table.items(self._cursor.require())
+        return entries
 
     def removeKey(self, key: Value) -> None:
         self._table.remove(self._cursor.require(), self._user_key(key))

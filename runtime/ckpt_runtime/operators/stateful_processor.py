@@ -57,6 +57,7 @@ class StatefulProcessorOperator(Operator):
         if self._time_mode not in TIME_MODES:
             raise ProcessorUsageError(f"timeMode {spec.time_mode!r}, allowed are None, ProcessingTime and EventTime")
         self._processor = _own_copy(spec.processor)
+        self.requires_final_checkpoint = getattr(self._processor, "requires_final_checkpoint", False) is True
         self._cursor = KeyCursor()
         self._handle: HostedHandle | None = None
         self._groups = RowGroups(spec.keys)

@@ -25,6 +25,8 @@ class WatermarkOperator(Operator):
     end of all time is no state: a job that is started from a drained savepoint goes on.
     """
 
+    requires_final_checkpoint = False
+
     def __init__(self, spec: WatermarkSpec) -> None:
         self._column = spec.column
         self._delay_ms = spec.delay_ms

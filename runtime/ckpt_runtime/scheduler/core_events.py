@@ -13,7 +13,7 @@ from enum import Enum
 from ckpt_runtime.checkpoint import effects as checkpoint_effects
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
-from ckpt_runtime.checkpoint.events import CoordinatorEvent
+from ckpt_runtime.checkpoint.events import CoordinatorEvent, TriggerRequested
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.state_handles import ChannelStateStream, OperatorSubtaskState
@@ -51,6 +51,16 @@ class ConfigurationReplaced:
 
     configuration: Configuration
     settings: CheckpointConfiguration
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointBeforeCancel:
+    """A savepoint, behind which the job is cancelled: until then, or its failure, no checkpoint commits anything.
+
+    Answered as ``trigger`` is; who asked cancels.
+    """
+
+    trigger: TriggerRequested
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +326,7 @@ JobInput = (
     | PatchRequested
     | RescaleRequested
     | ConfigurationReplaced
+    | SavepointBeforeCancel
     | LeadershipLost
     | AttemptRecorded
     | AttemptNotRecorded

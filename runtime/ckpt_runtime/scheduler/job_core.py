@@ -22,6 +22,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointConfigurationError
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator, CoordinatorState
 from ckpt_runtime.checkpoint.executions import ExecutionId
+from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
@@ -85,9 +86,10 @@ class JobCore:
         self._savepoint_id = savepoint_id
         self._lineage = lineage or plan.savepoint
         self._restored: RestoredState | None = None
-        self._at_end_of_data: list[ExecutionId] = []
+        self._at_end_of_data: list[checkpoint_on.EndOfDataReached] = []
         self._savepoint_requests: set[str] = set()
         self._stop_request: str | None = None
+        self._cancel_request: str | None = None
         self._untold: list[JobOutput] = []
         self._end_is_stored = False
         self._result_attempts = 0
@@ -118,6 +120,7 @@ class JobCore:
             core.ResultStored: self._on_result_stored,
             core.ResultNotStored: self._on_result_not_stored,
             core.ConfigurationReplaced: self._on_configuration_replaced,
+            core.SavepointBeforeCancel: self._on_savepoint_before_cancel,
             core.LeadershipLost: self._on_leadership_lost,
         }
         self._routes: dict[type[Any], Callable[[Any], None]] = {
@@ -300,9 +303,11 @@ class JobCore:
         """The coordinator knows no tasks while they are being deployed: what came early follows."""
         finished_vertices = frozenset[str]() if self._restored is None else self._restored.finished_vertices
         self._tell(checkpoint_on.JobRunning(effect.executions, effect.finished, finished_vertices))
+        if self._cancel_request is not None:
+            self._tell(checkpoint_on.PeriodicTriggerStopped())
         waiting, self._at_end_of_data = self._at_end_of_data, []
-        for execution in waiting:
-            self._tell(checkpoint_on.EndOfDataReached(execution))
+        for event in waiting:
+            self._tell(event)
 
     def _tasks_leave_running(self, effect: job_out.TasksLeaveRunning) -> None:
         self._at_end_of_data = []
@@ -314,7 +319,7 @@ class JobCore:
         if self.machine.state is not JobState.DEPLOYING:
             self._to_coordinator(event)
         elif event.execution in self.machine.tasks.alive:
-            self._at_end_of_data.append(event.execution)
+            self._at_end_of_data.append(event)
 
     def _on_task_finished(self, event: job_on.TaskFinished) -> None:
         """The coordinator first: the machine may end the job with it, and then nothing more is asked of checkpoints."""
@@ -353,7 +358,19 @@ class JobCore:
 
     # --- requested checkpoints and savepoints
 
+    def _on_savepoint_before_cancel(self, event: core.SavepointBeforeCancel) -> None:
+        if self._cancel_request is None and self.coordinator.state is CoordinatorState.RUNNING:
+            self._cancel_request = event.trigger.request_id
+            self._to_coordinator(checkpoint_on.PeriodicTriggerStopped())
+        self._on_trigger_requested(event.trigger)
+
     def _on_trigger_requested(self, event: checkpoint_on.TriggerRequested) -> None:
+        if self._cancel_request not in (None, event.request_id):
+            message = "The job is being cancelled with a savepoint."
+            self._request_failed(
+                checkpoint_out.RequestFailed(event.request_id, Reason.CHECKPOINT_COORDINATOR_SUSPEND, message)
+            )
+            return
         if event.properties.is_savepoint and not event.properties.is_synchronous:
             self._savepoint_requests.add(event.request_id)
         self._to_coordinator(event)
@@ -378,6 +395,10 @@ class JobCore:
 
     def _request_failed(self, effect: checkpoint_out.RequestFailed) -> None:
         self._savepoint_requests.discard(effect.request_id)
+        if effect.request_id == self._cancel_request:
+            self._cancel_request = None
+            if self.machine.state is JobState.RUNNING:
+                self._start_periodic_trigger(job_out.StartPeriodicTrigger())
         if effect.request_id == self._stop_request:
             self._tell(job_on.SavepointFailed(effect.request_id, effect.message, effect.reached_tasks))
         elif self._rescale.awaits_checkpoint(effect.request_id):

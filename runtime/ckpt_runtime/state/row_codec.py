@@ -45,6 +45,11 @@ def _is_fixed(kind: pa.DataType) -> bool:
     return columns.is_integer_like(kind) or pa.types.is_floating(kind)
 
 
+def alike_bytes(kind: pa.DataType) -> int:
+    """How many bytes before a value of this type tell nothing of it: that there is one, and how long it is."""
+    return 1 if _is_fixed(kind) else 5
+
+
 def encode_rows(
     arrays: Sequence[pa.Array], names: Sequence[str], *, header: int = 0, keys: bool = False
 ) -> tuple[AnyArray, AnyArray]:

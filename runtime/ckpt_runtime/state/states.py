@@ -97,7 +97,13 @@ class KeyedLists(KeyedState, Protocol):
     value_schema: pa.Schema
 
     def get(self, key: Key) -> list[Value]:
-        """The live elements; do not change the list."""
+        """The live elements, all in memory; do not change the list."""
+
+    def elements(self, key: Key) -> Iterator[Value]:
+        """The live elements as they are now, whatever is done to the list meanwhile; some of them in memory."""
+
+    def exists(self, key: Key) -> bool:
+        """Whether there are any."""
 
     def put(self, key: Key, elements: list[Value]) -> None:
         """Replaces the list."""
@@ -107,13 +113,20 @@ class KeyedLists(KeyedState, Protocol):
 
 
 class KeyedMaps(KeyedState, Protocol):
-    """A map from tuple to tuple per key, in order of first insertion; an empty map is no map."""
+    """A map from tuple to tuple per key; an empty map is no map. A small one is in order of first insertion, and every
+    one in the same order at each time."""
 
     user_key_schema: pa.Schema
     value_schema: pa.Schema
 
     def get(self, key: Key) -> Map:
-        """The live entries; do not change the dict."""
+        """The live entries, all in memory; do not change the dict."""
+
+    def items(self, key: Key) -> Iterator[tuple[Value, Value]]:
+        """The live entries as they are now, whatever is done to the map meanwhile; some of them in memory."""
+
+    def exists(self, key: Key) -> bool:
+        """Whether there are any."""
 
     def get_value(self, key: Key, name: Value) -> Value | None:
         """One entry's value, or None."""
@@ -180,8 +193,11 @@ class KeyedRowBuffer(Protocol):
     def mark_found(self, slots: AnyArray, times: AnyArray, lower: int, upper: int, found: AnyArray) -> None:
         """As :meth:`matches`, only setting ``found``."""
 
-    def expire(self, bound: int) -> AnyArray:
-        """Forgets rows whose event time is at or before ``bound`` (own unit); the numbers of those without a match."""
+    def expired(self, bound: int) -> Iterator[AnyArray]:
+        """Forgets rows whose event time is at or before ``bound`` (own unit); the numbers of those without a match.
+
+        They come some at a time, and hold until the next ones are asked for; so do slots.
+        """
 
     def take(self, rows: AnyArray, wanted: Sequence[int]) -> list[pa.Array]:
         """The columns at the positions ``wanted`` of rows by number."""
@@ -199,8 +215,8 @@ class KeyedRows(Protocol):
     def slots_of(self, keys: list[pa.Array]) -> AnyArray:
         """The slot of each row's key; what the state has for these keys is at hand from here on."""
 
-    def take_all(self) -> list[pa.RecordBatch]:
-        """The rows of all sides, one side after the other, in order. Nothing is left."""
+    def take_all(self) -> Iterator[pa.RecordBatch]:
+        """The rows of all sides, one side after the other, in order, in parts that split no key. Nothing is left."""
 
     def compact_if_due(self) -> None:
-        """Removes what has been forgotten when it is worth it: constant work per row."""
+        """Removes what has been forgotten when it is worth it: constant work per row. Call it behind each batch."""

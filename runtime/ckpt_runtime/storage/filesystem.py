@@ -20,6 +20,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from ckpt_runtime.storage.errors import AlreadyExistsError, InvalidLocationError, NotFoundError, StorageError
+from ckpt_runtime.storage.retrying import read_again, settle_layers
 
 SCHEMES = ("file", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "hdfs", "webhdfs", "oss")
 """Schemes that snapshots may lie on; a file system that the process itself has registered with fsspec works as well.
@@ -30,7 +31,8 @@ What fsspec brings along beyond these is refused, even when something has loaded
 _VOLATILE = "memory"
 _volatile_allowed = False
 
-_OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss")
+_S3 = ("s3", "s3a")
+_OBJECT_STORES = (*_S3, "gs", "gcs", "abfs", "abfss", "az", "oss")
 """Schemes of stores that know no directories: one is there as long as something lies below its path."""
 
 MAX_URL_LENGTH = 4_096
@@ -203,6 +205,7 @@ def _remote(text: str, scheme: str) -> Location:
         raise InvalidLocationError(f"{text}: {error}", text) from error
     except Exception as error:
         raise StorageError(f"{text}: cannot be reached: {error}", text, error) from error
+    settle_layers(filesystem)
     path = path.rstrip("/")
     if not path and scheme in _OBJECT_STORES:
         raise _invalid(text, f"a URL with a bucket, {scheme}://bucket/path")
@@ -291,13 +294,18 @@ def read_beginning(location: Location, length: int) -> bytes:
             with opened_regular(location.path) as descriptor:
                 return read_descriptor(descriptor, 0, min(length, os.fstat(descriptor).st_size))
         try:
-            return bytes(location.filesystem.cat_file(location.path, start=0, end=length))
+            return _read_remotely(location, 0, length)
         except Exception as error:
             # Over HTTP an empty file has no range that could be asked for.
-            ranges = location.is_object_store and getattr(error, "errno", None) in (None, errno.EINVAL)
-            if ranges and location.filesystem.size(location.path) == 0:
+            if _may_lack_ranges(location, error) and location.filesystem.size(location.path) == 0:
                 return b""
             raise
+
+
+def _may_lack_ranges(location: Location, error: Exception) -> bool:
+    """By what s3fs makes of the answer; of other stores' errors less is known."""
+    kinds = (errno.EINVAL,) if location.scheme in _S3 else (errno.EINVAL, None)
+    return location.is_object_store and getattr(error, "errno", None) in kinds
 
 
 def read_range(location: Location, offset: int, length: int) -> bytes:
@@ -308,7 +316,11 @@ def read_range(location: Location, offset: int, length: int) -> bytes:
         if location.is_local:
             with opened_regular(location.path) as descriptor:
                 return read_descriptor(descriptor, offset, length)
-        return bytes(location.filesystem.cat_file(location.path, start=offset, end=offset + length))
+        return _read_remotely(location, offset, length)
+
+
+def _read_remotely(location: Location, offset: int, length: int) -> bytes:
+    return read_again(lambda: bytes(location.filesystem.cat_file(location.path, start=offset, end=offset + length)))
 
 
 def open_regular(path: str) -> int:

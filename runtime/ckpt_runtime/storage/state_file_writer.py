@@ -7,6 +7,7 @@ One thread writes; another may read :attr:`StateFileWriter.bytes_written`. Nothi
 from __future__ import annotations
 
 import io
+import logging
 import os
 from contextlib import suppress
 from types import TracebackType
@@ -17,8 +18,11 @@ from fsspec.spec import AbstractBufferedFile
 
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.storage.checksums import RunningChecksum
+from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import Location, delete_file, naming, open_private
 from ckpt_runtime.storage.publish import fsync_directory
+
+logger = logging.getLogger(__name__)
 
 _BUFFER_BYTES = 1 << 20
 DEFAULT_MEMORY_THRESHOLD = 20 << 10
@@ -29,7 +33,8 @@ class StateFileWriter:
 
     Content up to ``memory_threshold`` bytes is returned inside the handle. The file's name is unique, so that a
     subtask which writes the same checkpoint again never meets its own remains; only a copy is given one, by ``name``.
-    Used as a context manager it aborts unless it was finished. Not thread-safe.
+    Used as a context manager it aborts unless it was finished; an error inside is told, whatever becomes of the file.
+    Not thread-safe.
     """
 
     def __init__(
@@ -123,7 +128,12 @@ class StateFileWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.abort()
+        try:
+            self.abort()
+        except StorageError as kept:
+            if error is None:
+                raise
+            logger.warning("a file that was given up stays: %s", kept)
 
 
 class _WriterStream(io.RawIOBase):

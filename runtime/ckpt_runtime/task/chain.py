@@ -159,6 +159,11 @@ class OperatorChain:
             self.operators[position].open(self.contexts[position], self._outputs[position])
 
     @property
+    def requires_final_checkpoint(self) -> bool:
+        """Whether an operator does."""
+        return any(operator.requires_final_checkpoint for operator in self.operators)
+
+    @property
     def has_work_left(self) -> bool:
         """Whether an operator still works off its input by timers."""
         return any(operator.has_work_left for operator in self.operators)
@@ -171,6 +176,15 @@ class OperatorChain:
         """End of data, head first: what an operator emits while it finishes still reaches the ones behind it."""
         for operator in self.operators:
             operator.finish()
+
+    def state_metrics(self) -> dict[str, int]:
+        """What the operators' state backends say of themselves, behind their uids; from any thread."""
+        return {
+            f"{context.uid}.{name}": figure
+            for context in self.contexts
+            if context.keyed_state is not None
+            for name, figure in context.keyed_state.metrics().items()
+        }
 
     @property
     def _notified(self) -> list[Operator | KeyedStateBackend]:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from ckpt_runtime.api.entry_point import load_plan
 from ckpt_runtime.checkpoint.executions import SubtaskKey
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.cluster_options import TaskManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
@@ -157,6 +158,8 @@ class DeployedJob:
             finished_on_restore=descriptor.finished,
             restored=restored,
         )
+        after_finish = self._configuration.get(CheckpointingOptions.CHECKPOINTS_AFTER_TASKS_FINISH)
+        subtask.checkpoints.end_with_all = not after_finish
         local = [channel.local for channel in descriptor.inputs]
         subtask.debloating = input_debloating(self._configuration, self._gates[key].channels, local)
         holder.append(subtask)

@@ -54,11 +54,14 @@ class SubtaskHost(Protocol):
 
     def state_changed(self, subtask: Subtask, error: BaseException | None = None) -> None: ...
 
-    def end_of_data(self, subtask: Subtask) -> None:
-        """The subtask has no more data and waits for its final checkpoint."""
+    def end_of_data(self, subtask: Subtask, waits: bool) -> None:
+        """The subtask has no more data. It ends behind its inputs, if it ``waits`` not before its final checkpoint."""
 
     def write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
-        """Takes over the asynchronous part, which ends in an acknowledgement or a decline."""
+        """Takes over the asynchronous part, which ends in an acknowledgement or a decline.
+
+        Behind that it mails :meth:`Subtask.snapshot_written`.
+        """
 
     def decline(self, subtask: Subtask, checkpoint_id: int, reason: str, message: str) -> None: ...
 
@@ -110,7 +113,9 @@ class Subtask:
         self._drain = True
         self._data_ended = False
         self._end_is_due = False
-        self._final_is_complete = False
+        self._stops = False
+        self._may_end = False
+        self._flushes = False
         self._finishing = False
         self._behind_the_end: list[CheckpointBarrier] = []
         self._held_back: list[CheckpointBarrier] = []
@@ -183,7 +188,8 @@ class Subtask:
         if self._mails or self.gate.has_announcements or self.checkpoints.has_settled_outputs:
             return True
         if self._finishing:
-            return self.chain.end.is_empty or self.chain.end.error is not None
+            end = self.chain.end
+            return (end.is_empty and not self._waits_for_writes) or end.error is not None
         if not self.chain.end.has_room:
             return self.chain.end.error is not None
         if self._source is not None:
@@ -231,6 +237,7 @@ class Subtask:
             self._held_back.append(barrier)
             return
         if barrier.options.properties.is_synchronous and not self._data_ended and not self._open_data:
+            self._stops = True
             self._end_data(barrier.options.properties.drain)
             if not self._data_ended:
                 self._behind_the_end.append(barrier)
@@ -248,8 +255,13 @@ class Subtask:
         self.checkpoints.completed(checkpoint_id)
         self.chain.notify_complete(checkpoint_id)
         final = self.checkpoints.final_checkpoint
-        self._final_is_complete = self._final_is_complete or (final is not None and checkpoint_id >= final)
+        if final is not None and checkpoint_id >= final:
+            self._may_end, self._flushes = True, False
         self._finish_behind_inputs()
+
+    def snapshot_written(self, checkpoint_id: int) -> None:
+        """The host has reported a snapshot that it took over, or has failed to write it."""
+        self.checkpoints.written(checkpoint_id)
 
     def notify_aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
         """Heals a lost completion first, then forgets the aborted checkpoint."""
@@ -409,28 +421,39 @@ class Subtask:
         self.chain.end.send_control(EndOfData(drain))
         self._data_ended = True
         self._next_timer = None
-        self._host.end_of_data(self)
+        # Of a stop the savepoint is the final checkpoint, whatever the operators need.
+        waits = not drain or self._stops or self.checkpoints.end_with_all or self.chain.requires_final_checkpoint
+        self._host.end_of_data(self, waits)
         waiting, self._behind_the_end = self._behind_the_end, []
         for barrier in waiting:
             self.trigger_checkpoint(barrier)
+        self._may_end = self._flushes = self._may_end or not waits
+        self._finish_behind_inputs()
 
     def _finish_behind_inputs(self) -> None:
         """Never before its predecessors: a checkpoint in which they run could not be restored without it."""
-        if self._final_is_complete and not self._open_partitions and self.state is TaskState.RUNNING:
+        if self._may_end and not self._open_partitions and self.state is TaskState.RUNNING:
             self._finishing = True
             self._finish_when_sent()
 
     def _finish_when_sent(self) -> bool:
-        """The final checkpoint is committed. What still waits in the output queues belongs to any further one."""
+        """Only what checkpoints that have begun still need is waited for: what is left in the output queues."""
         self.chain.end.check()
         if not self.chain.end.is_empty:
             self.backpressured = True
             return False
         self.checkpoints.settle_outputs()
+        if self._waits_for_writes:
+            return False
         self._finishing = False
         self.chain.end.send_control(EndOfPartition())
         self._close(TaskState.FINISHED)
         return True
+
+    @property
+    def _waits_for_writes(self) -> bool:
+        """Whether it leaves a checkpoint that needs its snapshot. None does when the end is committed."""
+        return self._flushes and self.checkpoints.is_writing
 
     def _fire_timers(self) -> None:
         now = self._host.now_ms()

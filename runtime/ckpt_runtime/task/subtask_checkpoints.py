@@ -53,17 +53,13 @@ class OperatorSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotMeasures:
-    """Times in ms, sizes in bytes, as Flink's checkpoint statistics name them.
-
-    ``finished_operators``: the operators had seen the end of their data when the snapshot was taken.
-    """
+    """Times in ms, sizes in bytes, as Flink's checkpoint statistics name them."""
 
     start_delay_ms: int
     alignment_ms: int
     processed_bytes: int
     sync_ms: float
     unaligned: bool = False
-    finished_operators: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +119,13 @@ class _OpenSnapshot:
 
 
 class SubtaskCheckpoints:
-    """One subtask's. ``persisted`` knows which queued buffers earlier checkpoints hold already."""
+    """One subtask's. ``persisted`` knows which queued buffers earlier checkpoints hold already.
+
+    ``final_checkpoint`` is the first whose completion may end the subtask. With ``end_with_all`` none is taken once a
+    subtask has ended: then it is the job's last one, which covers the end of all.
+    """
+
+    end_with_all = False
 
     def __init__(self, subtask: CheckpointedSubtask) -> None:
         channels = [(channel, _key(channel)) for channel in subtask.gate.channels]
@@ -135,6 +137,7 @@ class SubtaskCheckpoints:
         self._latest = -1
         self._aborted: set[int] = set()
         self._alignments: dict[int, int] = {}
+        self._writing: set[int] = set()
         self.final_checkpoint: int | None = None
         self.persisted = PersistedBuffers()
         self.records = False
@@ -232,8 +235,17 @@ class SubtaskCheckpoints:
         self._take(barrier, 0, {}, set(), unaligned=False)
         self._all_barriers(barrier.checkpoint_id, 0)
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a snapshot lacks in-flight data, or has been handed over and not been reported yet."""
+        return bool(self._writing or self._open)
+
+    def written(self, checkpoint_id: int) -> None:
+        self._writing.discard(checkpoint_id)
+
     def completed(self, checkpoint_id: int) -> None:
         self._aborted = {known for known in self._aborted if known > checkpoint_id}
+        self._writing = {known for known in self._writing if known > checkpoint_id}
         self.persisted.completed(checkpoint_id)
 
     def aborted(self, checkpoint_id: int) -> None:
@@ -241,6 +253,7 @@ class SubtaskCheckpoints:
         if checkpoint_id > self._latest:
             self._aborted.add(checkpoint_id)
         self.persisted.aborted(checkpoint_id)
+        self._writing.discard(checkpoint_id)
         self._discard(checkpoint_id)
         self.handle(AbortedByCoordinator(checkpoint_id))
 
@@ -284,7 +297,7 @@ class SubtaskCheckpoints:
             self._aborted.discard(checkpoint_id)
             chain.end.send_control(CancelCheckpoint(checkpoint_id))
             return
-        if self._subtask.data_ended and self.final_checkpoint is None:
+        if self._subtask.data_ended and self.final_checkpoint is None and self._covers_the_end(barrier):
             self.final_checkpoint = checkpoint_id
         now, start = self._subtask.now(), self._subtask.monotonic_ms()
         chain.prepare_snapshot(checkpoint_id)
@@ -306,7 +319,6 @@ class SubtaskCheckpoints:
             processed_bytes=0,
             sync_ms=self._subtask.monotonic_ms() - start,
             unaligned=unaligned,
-            finished_operators=self._subtask.data_ended,
         )
         turnable = _may_overtake(barrier) and not overtaking and chain.end.holds_barrier(checkpoint_id)
         self._open[checkpoint_id] = _OpenSnapshot(
@@ -318,6 +330,9 @@ class SubtaskCheckpoints:
             waits_for_outputs=turnable,
         )
         self.records = self.records or bool(recording)
+
+    def _covers_the_end(self, barrier: CheckpointBarrier) -> bool:
+        return not self.end_with_all or barrier.options.final or barrier.options.properties.is_synchronous
 
     def _rest_of(self, index: int) -> CapturedChannel:
         """A channel's capture, which begins with what is left of its buffer in work."""
@@ -384,6 +399,7 @@ class SubtaskCheckpoints:
             )
             if not in_flight.is_empty:
                 self.persisted.begun(checkpoint_id)
+            self._writing.add(checkpoint_id)
             self._subtask.write(replace(snapshot.snapshot, in_flight=in_flight, measures=measures))
 
     def _discard(self, checkpoint_id: int) -> bool:

@@ -233,9 +233,9 @@ class TaskWorker:
         if (sender := self._sender(subtask)) is not None:
             self._report(TaskStateChanged(*sender, subtask.state, failure))
 
-    def end_of_data(self, subtask: Subtask) -> None:
+    def end_of_data(self, subtask: Subtask, waits: bool) -> None:
         if (sender := self._sender(subtask)) is not None:
-            self._report(EndOfDataReached(*sender))
+            self._report(EndOfDataReached(*sender, waits))
 
     def decline(self, subtask: Subtask, checkpoint_id: int, reason: str, message: str) -> None:
         if (sender := self._sender(subtask)) is not None:
@@ -249,7 +249,16 @@ class TaskWorker:
         return job.deployment.deployment, subtask.vertex_id, subtask.index
 
     def write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
-        self._snapshots.submit(self._write_snapshot, subtask, snapshot)
+        self._snapshots.submit(self._write_and_tell, subtask, snapshot)
+
+    def _write_and_tell(self, subtask: Subtask, snapshot: Snapshot) -> None:
+        """The subtask may have waited with its end, which the driver has to hear of behind the acknowledgement."""
+        try:
+            self._write_snapshot(subtask, snapshot)
+        finally:
+            job, checkpoint_id = self._job, snapshot.barrier.checkpoint_id
+            if job is not None and _runs(job, subtask):
+                job.mail((subtask.vertex_id, subtask.index), lambda task: task.snapshot_written(checkpoint_id))
 
     def _write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
         job = self._job
@@ -282,11 +291,7 @@ class TaskWorker:
         async_ms = round((time.monotonic() - start) * 1000)
         metrics, directory = _metrics(measures, written, async_ms), barrier.options.directory
         try:
-            self._report(
-                AcknowledgeCheckpoint(
-                    *sender, barrier.checkpoint_id, directory, written.state, metrics, measures.finished_operators
-                )
-            )
+            self._report(AcknowledgeCheckpoint(*sender, barrier.checkpoint_id, directory, written.state, metrics))
         except ValueError as error:  # the state has what no document can hold, or is too large
             written.files.discard()
             self._decline_failed(subtask, barrier.checkpoint_id, error)
@@ -385,6 +390,7 @@ def _measures(subtask: Subtask) -> SubtaskMeasures:
         idle_ms=metrics.idle_ns / 1e6,
         backpressured_ms=metrics.backpressured_ns / 1e6,
         debloated_buffer_size=metrics.debloated_buffer_size,
+        state=subtask.chain.state_metrics(),
     )
 
 

@@ -70,7 +70,10 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an operator sits. ``probe`` is None unless it heads a chain with inputs."""
+    """Where an operator sits. ``probe`` is None unless it heads a chain with inputs.
+
+    ``waits``: it requires a final checkpoint, as sinks always do.
+    """
 
     world: Surroundings
     sources: tuple[SourceRows, ...]
@@ -78,6 +81,7 @@ class Place:
     cost_ms: float = 0.0
     probe: Probe | None = None
     source: int = 0
+    waits: bool = False
 
 
 class SimulatedOperator(Operator):
@@ -85,6 +89,7 @@ class SimulatedOperator(Operator):
 
     def __init__(self, place: Place) -> None:
         self._place = place
+        self.requires_final_checkpoint = place.waits
         self._last: dict[tuple[int, int, int, int], tuple[int, int]] = {}
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
@@ -248,10 +253,14 @@ class EnrichOperator(SimulatedOperator):
 
 
 class SinkOperator(SimulatedOperator):
-    """Two-phase commit: rows between two barriers are one transaction, committed when a checkpoint covers it."""
+    """Two-phase commit: rows between two barriers are one transaction, committed when a checkpoint covers it.
+
+    One that ``waits`` opens transactions behind ``finish`` as well, of which the last ones never get any rows.
+    """
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
+        self.requires_final_checkpoint = True
         self._rows: list[Row] = []
         self._pending: list[tuple[str, int, list[Row]]] = []
         for name, checkpoint_id, rows in context.operator_state.restored("pending"):
@@ -263,7 +272,7 @@ class SinkOperator(SimulatedOperator):
     def snapshot(self, checkpoint_id: int) -> None:
         super().snapshot(checkpoint_id)
         context = self.context
-        if self._rows:
+        if self._rows or self._place.waits:
             name = f"{context.job_id[-4:]}/{context.subtask_index}/{context.attempt}/{checkpoint_id}"
             self._pending.append((name, checkpoint_id, self._rows))
             self._rows = []
@@ -282,6 +291,7 @@ class RowSource(SourceOperator):
 
     def __init__(self, place: Place, batch_rows: int) -> None:
         self._place = place
+        self.requires_final_checkpoint = place.waits
         self._batch_rows = batch_rows
         self._rows = place.sources[place.source]
 

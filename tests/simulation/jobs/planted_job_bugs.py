@@ -32,6 +32,7 @@ from ckpt_runtime.state.shared_files import SharedFiles
 from ckpt_runtime.storage import disposal
 from ckpt_runtime.storage.errors import NotFoundError
 from ckpt_runtime.task import restore, restored_input, subtask_checkpoints
+from ckpt_runtime.task.chain import OperatorChain
 from ckpt_runtime.task.in_flight import PersistedBuffers
 from ckpt_runtime.task.output import LocalSubpartition, ResultPartition
 from ckpt_runtime.task.restored_input import RestoredInput
@@ -197,7 +198,7 @@ def _():
     return [(InputChannel, "queued_before", queued)]
 
 
-@bug("the schema of a recorded channel is that of the moment of the snapshot", "rows that nobody can read")
+@bug("the schema of a recorded channel is that of the moment of the snapshot", "rows that nobody can read", seed=54)
 def _():
     original = SubtaskCheckpoints._stop_recording
 
@@ -214,7 +215,7 @@ def _():
 # --- barriers and channels
 
 
-@bug("a channel stays blocked after the coordinator aborted", "mutant 15")
+@bug("a channel stays blocked after the coordinator aborted", "mutant 15", seed=41)
 def _():
     def abort(self, checkpoint_id):
         self._pending.pop(checkpoint_id, None)
@@ -317,7 +318,7 @@ def _():
     ]
 
 
-@bug("credit comes back for the window, not for the capacity of a local channel", "a deadlock")
+@bug("credit comes back for the window, not for the capacity of a local channel", "a deadlock", seed=49)
 def _():
     original = LocalSubpartition.__init__
 
@@ -378,13 +379,13 @@ def _():
     return [(Subtask, "unread_restored", lambda self: [])]
 
 
-@bug("of restored rows in work nothing is part of the next checkpoint", "76.7")
+@bug("of restored rows in work nothing is part of the next checkpoint", "76.7", seed=90)
 def _():
     original = RestoredInput.unread
     return [(RestoredInput, "unread", lambda self, edge, rest: original(self, edge, None))]
 
 
-@bug("restored rows in work are whole in the next checkpoint", "FLINK-40016, mutant 18")
+@bug("restored rows in work are whole in the next checkpoint", "FLINK-40016, mutant 18", seed=90)
 def _():
     def unread(self):
         work = self._work
@@ -394,7 +395,7 @@ def _():
     return [(Subtask, "unread_restored", unread)]
 
 
-@bug("restored rows are not clipped to the key groups of their new owner", "mutant 23")
+@bug("restored rows are not clipped to the key groups of their new owner", "mutant 23", seed=56)
 def _():
     return [(restored_input, "_clip", lambda batch, edge, own: batch)]
 
@@ -424,7 +425,7 @@ def _():
     return [(assignment, "_origins", origins)]
 
 
-@bug("broadcast data in flight comes from another copy than the state", "FLINK-22815")
+@bug("broadcast data in flight comes from another copy than the state", "FLINK-22815", seed=37)
 def _():
     original = assignment.broadcast_origin
 
@@ -482,7 +483,7 @@ def _():
 # --- storage that is away
 
 
-@bug("a file that is missing counts as damaged", "one host that lost its mount failed the job for good")
+@bug("a file that is missing counts as damaged", "one host that lost its mount failed the job for good", seed=89)
 def _():
     return [(restore, "_DAMAGED", (*restore._DAMAGED, NotFoundError))]
 
@@ -560,7 +561,7 @@ def _():
     return [(JobSlots, "release_reserve", nothing)]
 
 
-@bug("a rescale that failed is deployed with the next restart", "203.14")
+@bug("a rescale that failed is deployed with the next restart", "203.14", seed=37)
 def _():
     original = JobCore._give_up_rescale
 
@@ -604,7 +605,7 @@ def _():
     return [(JobCore, "_patch_coordinator", nothing)]
 
 
-@bug("an early end of data is forgotten", "FLIP-147, the wiring")
+@bug("an early end of data is forgotten", "FLIP-147, the wiring", seed=116)
 def _():
     original = JobCore._all_tasks_running
 
@@ -613,6 +614,16 @@ def _():
         original(self, effect)
 
     return [(JobCore, "_all_tasks_running", running)]
+
+
+@bug("no subtask waits for a final checkpoint", "147.3")
+def _():
+    return [(OperatorChain, "requires_final_checkpoint", property(lambda self: False))]
+
+
+@bug("a subtask ends alone where checkpoints end with it", "147.7")
+def _():
+    return [(SubtaskCheckpoints, "_covers_the_end", lambda self, barrier: True)]
 
 
 @bug("the end of a job is not tried again when it could not be stored", "the wiring")

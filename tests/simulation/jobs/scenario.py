@@ -54,7 +54,7 @@ class Scenario(Schedule):
     """``parallelism`` by group of vertices. ``weights`` say how often what moves: subtasks, frames, messages, storage.
 
     ``slow`` are vertices that rarely get their turn, ``late_slots`` workers that hear late of the driver, ``skew_ms``
-    the wall clocks of the slots against the driver's.
+    the wall clocks of the slots against the driver's. ``waits`` are operators by uid that require a final checkpoint.
     """
 
     topology: Topology
@@ -67,6 +67,7 @@ class Scenario(Schedule):
     late_slots: frozenset[int] = frozenset()
     skew_ms: tuple[int, ...] = (0, 0, 0)
     step_ms: float = 0.2
+    waits: frozenset[str] = frozenset()
 
     @property
     def shares(self) -> bool:
@@ -74,7 +75,7 @@ class Scenario(Schedule):
         return self.submitted.incremental
 
     def describe(self) -> list[str]:
-        lines = [f"settings: {self.submitted}", f"options: {self.options}"]
+        lines = [f"settings: {self.submitted}", f"options: {self.options}", f"wait at the end: {sorted(self.waits)}"]
         for vertex in self.topology.vertices:
             cost = f", {vertex.cost_ms} ms a row" if vertex.cost_ms else ""
             slow = ", slow" if vertex.name in self.slow else ""
@@ -110,6 +111,7 @@ def random_scenario(seed: int) -> Scenario:
         actions=_random_actions(rng),
         fault_scale=rng.choice((0.0, 0.5, 1.0, 2.0)),
     )
+    scenario = _ending(scenario, Random(f"the end of {seed}"))
     scenario = _crowded(scenario) if seed % _CROWDED == 2 else scenario
     return _sharing(scenario, seed) if seed % _SHARES == 1 else scenario
 
@@ -144,6 +146,20 @@ def _sharing(scenario: Scenario, seed: int) -> Scenario:
         late_slots=frozenset({rng.randrange(2)}) if rng.random() < 0.6 else frozenset(),
         slow=frozenset({rng.choice(topology.vertices).name}) if rng.random() < 0.5 else frozenset(),
         actions=tuple(actions),
+    )
+
+
+def _ending(scenario: Scenario, rng: Random) -> Scenario:
+    """Which operators wait at their end, and whether there are checkpoints behind the first one's."""
+    uids = [vertex.uid(kind) for vertex in scenario.topology.vertices for kind in vertex.operators]
+    likely = rng.choice((0.0, 0.0, 0.3, 1.0))
+    scenario = replace(scenario, waits=frozenset(uid for uid in uids if rng.random() < likely))
+    if rng.random() < 0.8:
+        return scenario
+    return replace(
+        scenario,
+        submitted=replaced(scenario.submitted, checkpoints_after_tasks_finish=False),
+        options=scenario.options | {"execution.checkpointing.checkpoints-after-tasks-finish": "false"},
     )
 
 

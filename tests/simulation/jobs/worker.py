@@ -154,7 +154,8 @@ class SimulatedJob(DeployedJob):
         ordered = tuple(world.keeps_order(name, gate) for gate in range(gates))
         probe = self._probes[self._key] if head and gates else None
         cost = vertex.cost_ms if head else 0.0
-        place = Place(world, topology.sources, ordered, cost, probe, vertex.source)
+        waits = uid in world.scenario.waits
+        place = Place(world, topology.sources, ordered, cost, probe, vertex.source, waits)
         if kind == "source":
             return RowSource(place, world.scenario.source_rows)
         return OPERATORS[kind](place)
@@ -273,9 +274,9 @@ class SimulatedWorker:
         if (sender := self._sender(subtask)) is not None:
             self._report(TaskStateChanged(*sender, subtask.state, failure))
 
-    def end_of_data(self, subtask: Subtask) -> None:
+    def end_of_data(self, subtask: Subtask, waits: bool) -> None:
         if (sender := self._sender(subtask)) is not None:
-            self._report(EndOfDataReached(*sender))
+            self._report(EndOfDataReached(*sender, waits))
 
     def decline(self, subtask: Subtask, checkpoint_id: int, reason: str, message: str) -> None:
         if (sender := self._sender(subtask)) is not None:
@@ -287,13 +288,21 @@ class SimulatedWorker:
         self.world.note("snapshot %s of %s", snapshot.barrier.checkpoint_id, subtask.name)
         slow = snapshot.barrier.options.properties.is_savepoint and self.world.scenario.shares
         steps = self.world.choices.delay("a savepoint is slow", 0, 40) if slow else 0
-        self.world.asynchronously("snapshot", self._write_snapshot, subtask, snapshot, steps, owner=self)
+        self.world.asynchronously("snapshot", self._write_and_tell, subtask, snapshot, steps, owner=self)
 
-    def _write_snapshot(self, subtask: Subtask, snapshot: Snapshot, steps: int = 0) -> None:
+    def _write_and_tell(self, subtask: Subtask, snapshot: Snapshot, steps: int = 0) -> None:
         """``steps`` are how often it is put off before."""
         if steps and self.alive and self.world.choices.chaos:
-            self.world.asynchronously("snapshot", self._write_snapshot, subtask, snapshot, steps - 1, owner=self)
+            self.world.asynchronously("snapshot", self._write_and_tell, subtask, snapshot, steps - 1, owner=self)
             return
+        try:
+            self._write_snapshot(subtask, snapshot)
+        finally:
+            job, key = self.job, (subtask.vertex_id, subtask.index)
+            if job is not None and job.subtasks.get(key) is subtask:
+                job.mail(key, lambda task: task.snapshot_written(snapshot.barrier.checkpoint_id))
+
+    def _write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
         job = self.job
         current = job is not None and job.subtasks.get((subtask.vertex_id, subtask.index)) is subtask
         if job is None or not current or subtask.state is not TaskState.RUNNING:
@@ -317,8 +326,8 @@ class SimulatedWorker:
         )
         sender = self._sender(subtask)
         if sender is not None:
-            where, state, finished = barrier.options.directory, written.state, measures.finished_operators
-            self._report(AcknowledgeCheckpoint(*sender, barrier.checkpoint_id, where, state, metrics, finished))
+            where, state = barrier.options.directory, written.state
+            self._report(AcknowledgeCheckpoint(*sender, barrier.checkpoint_id, where, state, metrics))
 
     def _sender(self, subtask: Subtask) -> tuple[int, str, int] | None:
         """None for a subtask of an earlier deployment, whose snapshot may still be written."""

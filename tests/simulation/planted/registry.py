@@ -11,23 +11,27 @@ Patches = list[tuple[Any, str, Any]]
 
 @dataclass(frozen=True)
 class PlantedBug:
-    """``like`` names where something like it happened, or the rule that it breaks."""
+    """``like`` names where something like it happened, or the rule that it breaks.
+
+    Few schedules show some of them: ``seed`` is one that did when it was written here, where the search begins.
+    """
 
     name: str
     like: str
     patches: Callable[[], Patches]
+    seed: int = 0
 
 
 BUGS: list[PlantedBug] = []
 
 
 def bug(
-    name: str, like: str, bugs: list[PlantedBug] = BUGS
+    name: str, like: str, bugs: list[PlantedBug] = BUGS, *, seed: int = 0
 ) -> Callable[[Callable[[], Patches]], Callable[[], Patches]]:
     """Adds it to a list; by default that of the protocols."""
 
     def add(patches: Callable[[], Patches]) -> Callable[[], Patches]:
-        bugs.append(PlantedBug(name, like, patches))
+        bugs.append(PlantedBug(name, like, patches, seed))
         return patches
 
     return add

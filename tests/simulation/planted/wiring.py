@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckpt_runtime.checkpoint import events as checkpoint_on
+from ckpt_runtime.checkpoint.execution_view import ExecutionView
+from ckpt_runtime.checkpoint.triggering import Triggering
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler import job_core, rescale
 from ckpt_runtime.scheduler import job_events as job_on
@@ -42,6 +44,17 @@ def _():
             original(self, event)
 
     return [(JobCore, "_on_end_of_data", reached)]
+
+
+@bug("a subtask that waits for no checkpoint is not waited with", "147.3")
+def _():
+    return [(ExecutionView, "_is_held_up", lambda self, key, known: False)]
+
+
+@bug("a checkpoint does not say that it is the last one", "147.7")
+def _():
+    original = Triggering._options
+    return [(Triggering, "_options", lambda self, *rest: replace(original(self, *rest), final=False))]
 
 
 # --- attempts
@@ -87,7 +100,7 @@ def _():
 # --- settings
 
 
-@bug("a patch is settled twice", "571.6")
+@bug("a patch is settled twice", "571.6", seed=147)
 def _():
     def settle(self, outcome, message):
         patch, self._patch = self._patch, None
@@ -107,7 +120,7 @@ def _():
     return [(SettingsUpdate, "requested", requested)]
 
 
-@bug("a patch is applied that was not stored", "571.5")
+@bug("a patch is applied that was not stored", "571.5", seed=114)
 def _():
     original = JobCore._on_overrides_answer
 
@@ -173,7 +186,7 @@ def _():
     return [(JobCore, "_acquire_slots", JobCore._emit), (JobCore, "_on_attempt_recorded", recorded)]
 
 
-@bug("a configuration is replaced while the job is being stopped", "530, a stop goes first")
+@bug("a configuration is replaced while the job is being stopped", "530, a stop goes first", seed=106)
 def _():
     return [(job_core, "check_replaceable", nothing)]
 
@@ -308,7 +321,7 @@ def _():
     return [(JobCore, "_give_up_rescale", give_up)]
 
 
-@bug("half of a rescale is stored", "203.14, a later driver runs the old or the new")
+@bug("half of a rescale is stored", "203.14, a later driver runs the old or the new", seed=93)
 def _():
     original = Rescale.checkpoint_taken
 
@@ -326,7 +339,7 @@ def _():
     return [(DurableChange, "failed", lambda self, *, unknown, final=False: Next.GIVE_UP)]
 
 
-@bug("a rescale is in force before it is stored", "203.14, persist, then apply")
+@bug("a rescale is in force before it is stored", "203.14, persist, then apply", seed=213)
 def _():
     original = JobCore._store_rescale
 

@@ -301,7 +301,7 @@ class Driver:
 
     def end_of_data(self, deployment: Deployment, task: Subtask) -> None:
         if deployment is self.deployment and not self.shut_down:
-            self.tell(on.EndOfDataReached(task.execution))
+            self.tell(on.EndOfDataReached(task.execution, waits=deployment.waits(task)))
 
     def task_running(self, deployment: Deployment, task: Subtask) -> None:
         if deployment is self.deployment:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
@@ -45,7 +46,8 @@ class Scenario(Schedule):
     """``lossy``: messages may be lost, repeated and swapped, which TCP excludes, but the coordinator has to stand.
 
     ``calm``: the settings under which the job must make progress when the faults have ended. ``restored`` is the mode
-    in which the job was started from a snapshot of another job; None for a fresh one.
+    in which the job was started from a snapshot of another job; None for a fresh one. ``waits`` are vertices whose
+    subtasks need a final checkpoint, as sinks always do.
     """
 
     graph: JobGraph
@@ -55,6 +57,7 @@ class Scenario(Schedule):
     lossy: bool = False
     late_timers: bool = False
     restored: RecoveryClaimMode | None = None
+    waits: frozenset[str] = frozenset()
     strategy: str = "exponential"
     chaos_ms: int = 2_500
     calm_ms: int = 2_200
@@ -63,7 +66,7 @@ class Scenario(Schedule):
         return [
             f"settings: {self.submitted}",
             f"restored {self.restored}, lossy {self.lossy}, late timers {self.late_timers}",
-            f"bounded {self.bounded}",
+            f"bounded {self.bounded}, wait at the end: {sorted(self.waits)}",
             f"vertices {[(vertex.id, vertex.parallelism) for vertex in self.graph.vertices]}",
         ]
 
@@ -119,9 +122,12 @@ def random_scenario(seed: int) -> Scenario:
         submitted = replace(submitted, interval_ms=None, timeout_ms=500, tolerable_failures=1_000)
         triggers = ("patch", "replace the configuration", "checkpoint", "stop")
         actions = tuple(action for action in actions if action.kind not in triggers)
+    end = Random(f"the end of {seed}")
+    likely = end.choice((0.0, 0.5, 1.0))
     return Scenario(
         graph=graph,
-        submitted=submitted,
+        submitted=replace(submitted, checkpoints_after_tasks_finish=end.random() < 0.8, **_random_rescue(seed)),
+        waits=frozenset(vertex.id for vertex in graph.vertices if end.random() < likely),
         calm=calm,
         bounded=bounded,
         lossy=rng.random() < 0.3,
@@ -150,6 +156,19 @@ def _random_configuration(rng: Random) -> CheckpointConfiguration:
     if rng.random() < 0.15:
         configuration = replace(configuration, unaligned_enabled=True)
     return configuration
+
+
+def _random_rescue(seed: int) -> dict[str, Any]:
+    """The policy that extends timeouts; off in most jobs, as it is by default."""
+    rng = Random(f"the rescue of {seed}")
+    if rng.random() < 0.6:
+        return {}
+    return {
+        "rescue_enabled": True,
+        "rescue_min_progress": rng.choice((1, 50, 90, 100)),
+        "rescue_extension_ms": rng.choice((10, 60, 300)),
+        "rescue_max_extension_ms": rng.choice((10, 100, 1_000)),
+    }
 
 
 def _random_actions(rng: Random, chaos_ms: int) -> tuple[Action, ...]:

@@ -99,6 +99,16 @@ class Deployment:
         self._sinks = {vertex.id for vertex in graph.vertices} - {edge.source for edge in graph.edges}
         self.data_ended_at: int | None = None
 
+    def waits(self, task: Subtask) -> bool:
+        """Whether it ends with a checkpoint only."""
+        vertex_id, scenario = task.execution.vertex_id, self.world.scenario
+        return (
+            vertex_id in self._sinks
+            or vertex_id in scenario.waits
+            or task.stopping is not None
+            or not scenario.submitted.checkpoints_after_tasks_finish
+        )
+
     def lives(self, index: int) -> bool:
         """Whether the worker does, as far as its connection tells."""
         return self._lives[index]
@@ -201,6 +211,8 @@ class Deployment:
         if task.ended or task.stopping is not None:
             return
         task.end_of_data = True
+        if not self.waits(task):
+            self.world.loop.at(self.world.loop.now, None, self._finish, task)
         if all(other.end_of_data or other.ended for other in self.tasks.values()):
             self.data_ended_at = self.world.loop.now
         self.report(task.execution.subtask, self.driver.end_of_data, self, task)
@@ -230,9 +242,12 @@ class Deployment:
             self.report(task.execution.subtask, self.driver.task_canceled, self, task)
 
     def _finish(self, task: Subtask) -> None:
-        """Behind everything upstream, as a gate that has to see the end of each of its channels."""
+        """Behind everything upstream, as a gate that has to see the end of each of its channels.
+
+        One that waits for no checkpoint leaves none that needs its snapshot.
+        """
         task.may_end = True
-        if task.ended or task.expected:
+        if task.ended or task.expected or (task.uploading and not self.waits(task)):
             return
         task.ended = True
         self.report(task.execution.subtask, self.driver.task_finished, self, task)
@@ -278,7 +293,8 @@ class Deployment:
             return
         if options.properties.is_synchronous:
             task.stopping = checkpoint_id
-        if task.end_of_data and task.final_id is None:
+        covers = world.scenario.submitted.checkpoints_after_tasks_finish or options.final
+        if task.end_of_data and task.final_id is None and covers:
             task.final_id = checkpoint_id
         task.uploading.add(checkpoint_id)
         if options.properties.is_savepoint and options.properties.is_incremental:
@@ -305,6 +321,7 @@ class Deployment:
         task.uploading.discard(checkpoint_id)
         if self.world.choices.fault("upload fails", 0.008):
             self._decline(task, checkpoint_id, Reason.CHECKPOINT_ASYNC_EXCEPTION)
+            self._finish_if_due(task)
             return
         private = self._file(task)
         self.world.files.write(options.directory, private)
@@ -313,11 +330,14 @@ class Deployment:
         files = (StateFile(path, 1, "x") for path in (private, *shared))
         handles = tuple(KeyedStateHandle(task.key_groups, file, ()) for file in files)
         state = SubtaskState({task.execution.vertex_id: OperatorSubtaskState(handles)}, 1)
-        event = on.Acknowledged(
-            checkpoint_id, task.execution, options.directory, state, finished_operators=task.end_of_data
-        )
+        event = on.Acknowledged(checkpoint_id, task.execution, options.directory, state)
         self.world.checker.snapshot_taken(checkpoint_id, task.execution, private)
         self.report(task.execution.subtask, self.driver.checkpoint_message, self, event, checkpointing=True)
+        self._finish_if_due(task)
+
+    def _finish_if_due(self, task: Subtask) -> None:
+        if task.may_end:
+            self._finish(task)
 
     def _shared_files(self, task: Subtask, checkpoint_id: int, options: CheckpointOptions) -> tuple[str, ...]:
         """Incremental: a new file, and those of the last confirmed checkpoint except for what was compacted away."""
@@ -362,6 +382,8 @@ class Deployment:
         task.sources.pop(checkpoint_id, None)
         if task.stopping == checkpoint_id:
             self.fail(task)
+        else:
+            self._finish_if_due(task)
 
 
 _DECLINES = (

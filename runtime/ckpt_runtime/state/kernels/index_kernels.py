@@ -65,6 +65,24 @@ def find_or_insert_int64(
     counters[KEYS] = size
 
 
+@kernel((IN_I64, IN_U8, INT64, U32, I64, INT64, I64))
+def find_int64(keys: Any, bitmap: Any, bit_offset: Any, table: Any, slot_keys: Any, null_slot: Any, slots: Any) -> None:
+    """The slot of each row's integer key, or -1; as :func:`find_or_insert_int64` for keys that are known."""
+    mask = np.uint64(table.size - 1)
+    for row in range(keys.size):
+        slots[row] = np.int64(table[hash_of_int64(keys[row]) & mask]) - 1
+    for row in range(keys.size):
+        if bitmap.size and not is_valid(bitmap, bit_offset + row):
+            slots[row] = null_slot
+            continue
+        key = keys[row]
+        if slots[row] >= 0 and slot_keys[slots[row]] != key:
+            bucket = ((hash_of_int64(key) & mask) + _ONE) & mask
+            while table[bucket] != 0 and slot_keys[np.int64(table[bucket]) - 1] != key:
+                bucket = (bucket + _ONE) & mask
+            slots[row] = np.int64(table[bucket]) - 1
+
+
 @kernel((IN_I64, INT64, INT64, U32))
 def rehash_int64(slot_keys: Any, size: Any, null_slot: Any, table: Any) -> None:
     """Fills an empty, larger table."""
@@ -137,6 +155,20 @@ def find_or_insert_direct(
     return inside
 
 
+@kernel((IN_I64, IN_U8, INT64, INT64, U32, INT64, I64))
+def find_direct(keys: Any, bitmap: Any, bit_offset: Any, first: Any, table: Any, null_slot: Any, slots: Any) -> None:
+    """The slot of each row's integer key in a direct table, or -1."""
+    length = np.uint64(table.size)
+    for row in range(keys.size):
+        place = np.uint64(keys[row] - first)
+        if bitmap.size and not is_valid(bitmap, bit_offset + row):
+            slots[row] = null_slot
+        elif place < length:
+            slots[row] = np.int64(table[place]) - 1
+        else:
+            slots[row] = -1
+
+
 @kernel((IN_I64, INT64, INT64, INT64, U32))
 def fill_direct(slot_keys: Any, size: Any, null_slot: Any, first: Any, table: Any) -> None:
     """Fills an empty direct table, in whose range all keys lie."""
@@ -199,6 +231,30 @@ def find_or_insert_bytes(
                 break
             bucket = (bucket + _ONE) & mask
     counters[KEYS] = size
+
+
+@kernel((IN_U64, IN_I64, IN_U8, U32, U64, I64, U8, I64))
+def find_bytes(
+    hashes: Any, offsets: Any, data: Any, table: Any, slot_hashes: Any, slot_offsets: Any, arena: Any, slots: Any
+) -> None:
+    """The slot of each row's encoded key, or -1."""
+    mask = np.uint64(table.size - 1)
+    for row in range(hashes.size):
+        start = offsets[row]
+        length = offsets[row + 1] - start
+        bucket = hashes[row] & mask
+        slots[row] = -1
+        while table[bucket] != 0:
+            slot = np.int64(table[bucket]) - 1
+            known = slot_offsets[slot]
+            if (
+                slot_hashes[slot] == hashes[row]
+                and slot_offsets[slot + 1] - known == length
+                and _same_bytes(arena, known, data, start, length)
+            ):
+                slots[row] = slot
+                break
+            bucket = (bucket + _ONE) & mask
 
 
 @kernel((IN_U64, INT64, U32))

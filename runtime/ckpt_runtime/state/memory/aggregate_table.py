@@ -16,7 +16,7 @@ from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import stored_rows
 from ckpt_runtime.state.columns import AnyArray, plain
 from ckpt_runtime.state.errors import CorruptStateError, schema_mismatch
-from ckpt_runtime.state.hashing import key_groups_of
+from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.memory.accumulators import Accumulator, accumulator_for
 from ckpt_runtime.state.memory.frozen_columns import FrozenColumns
@@ -64,6 +64,18 @@ class AggregateTable:
             for accumulator in self._accumulators:
                 accumulator.make_room(size, before)
         return read_only(slots)
+
+    def find(self, keys: list[pa.Array]) -> AnyArray:
+        """The slot of each row's key as int64, -1 for one that is not there."""
+        return self._index.find(keys)
+
+    def hashes(self) -> AnyArray:
+        """The stable hash of each slot's key."""
+        return self._index.freeze().hashes()
+
+    def hashes_of(self, keys: list[pa.Array]) -> AnyArray:
+        """The stable hash of each row's key."""
+        return hash_arrays(keys, self.key_schema.names)
 
     def _keep(self, slots: AnyArray) -> None:
         """These slots are about to change: frozen columns keep what they hold."""

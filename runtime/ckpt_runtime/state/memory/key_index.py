@@ -22,6 +22,9 @@ from ckpt_runtime.state.kernels.index_kernels import (
     KEYS,
     NULL_SLOT,
     fill_direct,
+    find_bytes,
+    find_direct,
+    find_int64,
     find_or_insert_bytes,
     find_or_insert_direct,
     find_or_insert_int64,
@@ -66,6 +69,10 @@ class KeyIndex(ABC):
     @abstractmethod
     def slots_of(self, arrays: list[pa.Array]) -> AnyArray:
         """The uint32 slot of each row; unknown keys get new slots."""
+
+    @abstractmethod
+    def find(self, arrays: list[pa.Array]) -> AnyArray:
+        """The slot of each row as int64, -1 for an unknown key."""
 
     @abstractmethod
     def freeze(self) -> FrozenKeys:
@@ -168,6 +175,16 @@ class Int64KeyIndex(KeyIndex):
             self._replace_table(key)
         return slots
 
+    def find(self, arrays: list[pa.Array]) -> AnyArray:
+        key = fixed_key(columns.plain(arrays[0]))
+        slots = np.empty(len(key.values), dtype=np.int64)
+        given, null_slot = (key.values, key.bitmap, key.bit_offset), int(self._counters[NULL_SLOT])
+        if self._direct is not None:
+            find_direct(*given, self._direct.first, self._direct.entries, null_slot, slots)
+        else:
+            find_int64(*given, self._table, self._keys, null_slot, slots)
+        return slots
+
     def _find_or_insert(self, key: columns.FixedColumn, slots: AnyArray) -> bool:
         """Whether the table could take all keys."""
         given = (key.values, key.bitmap, key.bit_offset)
@@ -250,6 +267,14 @@ class BytesKeyIndex(KeyIndex):
             self._counters,
             slots,
         )
+        return slots
+
+    def find(self, arrays: list[pa.Array]) -> AnyArray:
+        hashes = hash_arrays(arrays, self.schema.names)
+        offsets, data = encode_rows(arrays, self.schema.names, keys=True)
+        slots = np.empty(len(hashes), dtype=np.int64)
+        given = (read_only(hashes), read_only(offsets), read_only(data))
+        find_bytes(*given, self._table, self._hashes, self._offsets, self._arena, slots)
         return slots
 
     def _make_room(self, rows: int, data_bytes: int) -> None:

@@ -6,7 +6,7 @@ place, unless a snapshot still shows them: then the first change copies them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -68,6 +68,14 @@ class ListStateTable(KeyedState):
             return stored
         now = self.ttl.now_ms()
         return [value[:-1] for value in stored if value[-1] > now]
+
+    def elements(self, key: Key) -> Iterator[Value]:
+        """The live elements as they are now."""
+        return iter(tuple(self.get(key)))
+
+    def exists(self, key: Key) -> bool:
+        """Whether there are any."""
+        return bool(self.get(key))
 
     def put(self, key: Key, elements: list[Value]) -> None:
         """Replaces the list."""
@@ -137,6 +145,14 @@ class MapStateTable(KeyedState):
             return stored
         now = self.ttl.now_ms()
         return {name: value[:-1] for name, value in stored.items() if value[-1] > now}
+
+    def items(self, key: Key) -> Iterator[tuple[Value, Value]]:
+        """The live entries as they are now."""
+        return iter(tuple(self.get(key).items()))
+
+    def exists(self, key: Key) -> bool:
+        """Whether there are any."""
+        return bool(self.get(key))
 
     def get_value(self, key: Key, name: Value) -> Value | None:
         """One entry's value, or None."""

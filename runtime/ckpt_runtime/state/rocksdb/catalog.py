@@ -24,7 +24,7 @@ class StateEntry(Struct):
     """One state: ``descriptors`` by the ids of their schemas, and which of these is the present one."""
 
     id: _Id
-    descriptors: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=1 << 16)]
+    descriptors: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=(1 << 16) - 1)]
     current: _Id = 0
 
     @property

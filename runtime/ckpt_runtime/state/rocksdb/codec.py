@@ -5,6 +5,10 @@ lies behind a key is the id of a schema, two bytes, and then the rows of the ent
 map or timers, each the columns behind the key in the state's stored form (``stored_rows``). Columns are MessagePack, in
 the one form that ``msgspec`` gives equal values; they are decoded by the types of their schema and by nothing else.
 
+A list or a map of many rows is *split*: :class:`Split` lies behind its key, and its rows lie in *elements*, whose keys
+begin with that one and go on with a *tail*: the number of a part of a list, or a map's own key, in MessagePack. No key
+is the beginning of another one otherwise, so elements follow their key in the database, and parts of a list each other.
+
 An entry keeps the schema with which it was written, and is read in the one that its state has now.
 """
 
@@ -14,7 +18,7 @@ import datetime as dt
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from types import GenericAlias
-from typing import Any, TypeAlias, get_args
+from typing import Annotated, Any, NamedTuple, TypeAlias, get_args
 
 import msgspec
 import pyarrow as pa
@@ -34,6 +38,41 @@ PREFIX_BYTES = 2 * ID_BYTES
 _DAMAGED = (msgspec.MsgspecError, UnicodeDecodeError, ValueError, OverflowError)
 
 _encode = msgspec.msgpack.Encoder().encode
+
+SPLIT = b"\xff\xff"
+"""Where other entries have the id of a schema. No state has that many schemas."""
+_NUMBER, _PAIR = b"\xcf", b"\x92"
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_split_decoder = msgspec.msgpack.Decoder(tuple[_Count, _Count])
+
+
+class Split(NamedTuple):
+    """Lies behind a key instead of rows: how many elements there are, and which number the next part of a list gets."""
+
+    elements: int
+    next: int
+
+    def encode(self) -> bytes:
+        """As an entry."""
+        return SPLIT + _encode((self.elements, self.next))
+
+    @classmethod
+    def decode(cls, encoded: bytes) -> Split:
+        """The inverse. Raises CorruptStateError."""
+        try:
+            return cls(*_split_decoder.decode(memoryview(encoded)[ID_BYTES:]))
+        except _DAMAGED as error:
+            raise CorruptStateError(f"an entry cannot be read: {error}") from error
+
+
+def number_tail(number: int) -> bytes:
+    """The tail of a part of a list; they are ordered as numbers are."""
+    return _NUMBER + number.to_bytes(8, "big")
+
+
+def elements_of(key: bytes) -> tuple[bytes, bytes]:
+    """Between which keys the elements of one lie: no tail begins with these bytes."""
+    return key + b"\0", key + b"\xff"
 
 
 def group_prefix(key_group: int) -> bytes:
@@ -60,6 +99,7 @@ class KeyCodec:
         self._max_parallelism = max_parallelism
         self._has_floats = any(pa.types.is_floating(field.type) for field in schema)
         self._decoder = msgspec.msgpack.Decoder(_row_type(schema))
+        self._element_decoder = msgspec.msgpack.Decoder(tuple[_row_type(schema), msgspec.Raw])  # type: ignore[misc]
 
     def __len__(self) -> int:
         return len(self._schema)
@@ -89,6 +129,40 @@ class KeyCodec:
             return values.canonical_key(self._decoder.decode(memoryview(encoded)[PREFIX_BYTES:]))
         except _DAMAGED as error:
             raise CorruptStateError(f"the key {encoded!r} cannot be read: {error}") from error
+
+    def decode_element(self, encoded: bytes) -> tuple[Key, bytes]:
+        """The key, and the tail if it is an element's, or nothing."""
+        try:
+            return self.decode(encoded), b""
+        except CorruptStateError:
+            try:
+                key, tail = self._element_decoder.decode(_PAIR + encoded[PREFIX_BYTES:])
+            except _DAMAGED as error:
+                raise CorruptStateError(f"the key {encoded!r} cannot be read: {error}") from error
+            return values.canonical_key(key), bytes(tail)
+
+
+class TailCodec:
+    """Tails of a map's own keys of one schema: equal ones have the same, nested ones as well."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._has_floats = any(_has_floats(field.type) for field in schema)
+
+    def encode(self, name: Row) -> bytes:
+        return _encode(_without_signs(name) if self._has_floats else name)
+
+
+def _has_floats(kind: pa.DataType) -> bool:
+    if pa.types.is_nested(kind):
+        return any(_has_floats(kind.field(index).type) for index in range(kind.num_fields))
+    return bool(pa.types.is_floating(kind))
+
+
+def _without_signs(part: Any) -> Any:
+    """0.0 and -0.0 are one key."""
+    if isinstance(part, (list, tuple)):
+        return [_without_signs(entry) for entry in part]
+    return part + 0.0 if type(part) is float else part
 
 
 class RowsCodec:

@@ -3,7 +3,8 @@
 The cache is two tables. The younger one takes all updates; keys that it does not have come out of the older one, or all
 together by one call out of the database. When it holds as many as shall be at hand, it becomes the older one, and what
 nobody has asked for since then is forgotten: changed rows have gone to the database by then, some with each batch, so
-that no batch waits for all of them. The subtask's thread owns it.
+that no batch waits for all of them. A filter of what was forgotten knows most keys that are new, and which the database
+need not be asked for. The subtask's thread owns it.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from ckpt_runtime.state.memory.key_index import capacity_for, grown
 from ckpt_runtime.state.rocksdb.catalog import StateEntry
 from ckpt_runtime.state.rocksdb.columnar_codec import ColumnarCodec
 from ckpt_runtime.state.rocksdb.database import Database
+from ckpt_runtime.state.rocksdb.key_filter import KeyFilter
 from ckpt_runtime.state.rocksdb.store import BATCH
 from ckpt_runtime.state.states import Key
 
 _HASTE = 2
 """How much faster changed rows of the older table go to the database than the younger one becomes full."""
+_PATIENCE = 1.5
+"""How many times its keys the younger table may hold before it waits for snapshots that nobody has written yet."""
 
 
 class _Generation:
@@ -79,10 +83,19 @@ class FrozenAggregates:
 
 
 class CachedAggregates:
-    """The state ``entry`` of a database; The ``capacity`` keys used last stay at hand, and up to as many more."""
+    """The state ``entry`` of a database; the ``capacity`` keys used last stay at hand, and up to twice as many more.
+
+    ``forgotten`` is an empty filter when the database has no rows of the state yet.
+    """
 
     def __init__(
-        self, table: AggregateTable, entry: StateEntry, codec: ColumnarCodec, database: Database, capacity: int
+        self,
+        table: AggregateTable,
+        entry: StateEntry,
+        codec: ColumnarCodec,
+        database: Database,
+        capacity: int,
+        forgotten: KeyFilter | None = None,
     ) -> None:
         self._descriptors = entry.descriptors
         self._current = entry.descriptor
@@ -91,7 +104,7 @@ class CachedAggregates:
         self._capacity = capacity
         self._young = _Generation(table)
         self._old: _Generation | None = None
-        self._old_keys = 0
+        self._forgotten = forgotten
         self._unwritten: AnyArray = np.empty(0, dtype=np.int64)
 
     def new_table(self) -> AggregateTable:
@@ -125,7 +138,8 @@ class CachedAggregates:
         # Behind a snapshot whose writer has not come to it, a write would have to do that work first.
         if new and not self._database.pending:
             self._write_old(_HASTE * len(self._unwritten) * new // max(1, self._capacity - known))
-        if len(young) >= self._capacity:
+        keys = len(young)
+        if keys >= self._capacity and (not self._database.pending or keys >= _PATIENCE * self._capacity):
             self._age()
         return result
 
@@ -134,26 +148,22 @@ class CachedAggregates:
         young = self._young
         young.table.load_nothing()
         keys = young.table.keys_of(new)
+        absent = np.ones(len(new), dtype=np.bool_)
         if self._old is not None:
             absent = self._move_from(self._old, keys, new)
-            keys = [key.filter(pa.array(absent)) for key in keys]
-        if not len(keys[0]):
+        if self._forgotten is not None:
+            absent &= self._forgotten.may_hold(young.table.hashes_of(keys))
+        if not absent.any():
             return
-        encoded = self._codec.keys(keys)
         # In the order of the database neighbours are read together.
-        order = np.array(sorted(range(len(encoded)), key=encoded.__getitem__), dtype=np.int64)
-        found = self._database.multi_get([encoded[place] for place in order.tolist()])
-        ordered = pa.array(order)
-        for schema_id, rows in self._codec.rows([key.take(ordered) for key in keys], found):
+        keys, encoded = self._codec.ordered_keys([key.filter(pa.array(absent)) for key in keys])
+        for schema_id, rows in self._codec.rows(keys, self._database.multi_get(encoded)):
             young.table.load(self._descriptors[schema_id], rows)
 
     def _move_from(self, old: _Generation, keys: list[pa.Array], new: AnyArray) -> AnyArray:
-        """Takes over what the older table has; which keys it does not have.
-
-        It is asked by adding keys to it, which get slots behind those with rows.
-        """
-        slots = old.table.slots_of(keys)
-        absent = slots >= self._old_keys
+        """Takes over what the older table has; which keys it does not have."""
+        slots = old.table.find(keys)
+        absent = slots < 0
         moved = slots[~absent]
         if len(moved):
             self._young.table.load(self._current, old.table.rows(moved))
@@ -165,7 +175,9 @@ class CachedAggregates:
         """The younger table becomes the older one, once the database has all that this one had."""
         self._write_old(len(self._unwritten))
         self._database.settle()
-        self._old, self._old_keys = self._young, len(self._young)
+        if self._old is not None and self._forgotten is not None:
+            self._forgotten.add(self._old.table.hashes())
+        self._old = self._young
         self._unwritten = np.flatnonzero(self._old.dirty)
         self._young = _Generation(self.new_table())
 

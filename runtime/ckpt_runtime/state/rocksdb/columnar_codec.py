@@ -7,7 +7,7 @@ the id of a schema, two bytes, and the other columns. Columns have the form of `
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,8 @@ from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.errors import CorruptStateError
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.state.kernels.compiler import read_only
-from ckpt_runtime.state.row_codec import check_encoded, decode_rows, encode_rows
+from ckpt_runtime.state.kernels.key_codec_kernels import order_words
+from ckpt_runtime.state.row_codec import alike_bytes, check_encoded, decode_rows, encode_rows
 from ckpt_runtime.state.stored_rows import KEY_PREFIX, check_owned
 
 ID_BYTES = 2
@@ -43,9 +44,19 @@ class ColumnarCodec:
         self._owned = owned
         self._max_parallelism = max_parallelism
         self._key_fields = [field for field in schemas[current] if field.name.startswith(KEY_PREFIX)]
+        self._alike = alike_bytes(self._key_fields[0].type)
 
-    def keys(self, arrays: Sequence[pa.Array]) -> list[bytes]:
-        """Keys by their columns. Raises CorruptStateError for those of another subtask."""
+    def ordered_keys(self, arrays: Sequence[pa.Array]) -> tuple[list[pa.Array], list[bytes]]:
+        """Keys by their columns, about in the order of the database: the columns, and the keys as they are there.
+
+        Raises CorruptStateError for those of another subtask.
+        """
+        offsets, data = self._encoded_keys(arrays)
+        order = self._order(offsets, data)
+        taken = pa.array(order)
+        return [array.take(taken) for array in arrays], _pieces(offsets, data, order)
+
+    def _encoded_keys(self, arrays: Sequence[pa.Array]) -> tuple[AnyArray, AnyArray]:
         names = [field.name for field in self._key_fields]
         groups = key_groups_of(hash_arrays(arrays, names), self._max_parallelism)
         check_owned(self._name, groups, self._owned)
@@ -53,16 +64,27 @@ class ColumnarCodec:
         starts = offsets[:-1]
         for byte, part in enumerate((groups >> 8, groups & 255, self._id >> 8, self._id & 255)):
             data[starts + byte] = part
-        return _pieces(offsets, data)
+        return offsets, data
+
+    def _order(self, offsets: AnyArray, data: AnyArray) -> AnyArray:
+        """About that of the database: by key group and the first six bytes behind what all keys have alike.
+
+        It saves RocksDB most of the way from one entry to the next, and costs a tenth of sorting the bytes.
+        """
+        words = np.empty(len(offsets) - 1, dtype=np.uint64)
+        order_words(read_only(data), read_only(offsets), PREFIX_BYTES, self._alike, words)
+        return np.argsort(words)
 
     def entries(self, rows: pa.RecordBatch) -> Iterator[tuple[bytes, bytes]]:
-        """Stored rows in the current schema."""
+        """Stored rows in the current schema, about in the order of the database."""
         keys = len(self._key_fields)
         names = rows.schema.names[keys:]
         offsets, data = encode_rows(rows.columns[keys:], names, header=ID_BYTES)
         starts = offsets[:-1]
         data[starts], data[starts + 1] = self._current >> 8, self._current & 255
-        return zip(self.keys(rows.columns[:keys]), _pieces(offsets, data), strict=True)
+        key_offsets, key_data = self._encoded_keys(rows.columns[:keys])
+        order = self._order(key_offsets, key_data)
+        return zip(_pieces(key_offsets, key_data, order), _pieces(offsets, data, order), strict=True)
 
     def rows(self, keys: Sequence[pa.Array], found: Sequence[bytes | None]) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Stored rows of those keys that were found, by schema. Raises CorruptStateError."""
@@ -115,7 +137,12 @@ def _joined(parts: Sequence[bytes]) -> tuple[AnyArray, AnyArray]:
     return offsets, np.frombuffer(b"".join(parts), dtype=np.uint8)
 
 
-def _pieces(offsets: AnyArray, data: AnyArray) -> list[bytes]:
-    """The inverse."""
+def _pieces(offsets: AnyArray, data: AnyArray, order: AnyArray) -> list[bytes]:
+    """The inverse, in this order."""
+    lengths = np.diff(offsets)
+    if len(lengths) and lengths[0] and (lengths == lengths[0]).all():  # NumPy makes the bytes, six times as fast
+        alike = data.reshape(len(lengths), lengths[0])[order]
+        pieces = alike.view(np.dtype((np.void, lengths[0]))).ravel().tolist()
+        return cast(list[bytes], pieces)
     whole, ends = data.tobytes(), offsets.tolist()
-    return [whole[start:end] for start, end in pairwise(ends)]
+    return [whole[ends[place] : ends[place + 1]] for place in order.tolist()]

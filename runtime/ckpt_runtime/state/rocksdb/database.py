@@ -83,6 +83,7 @@ class Database:
         self._users_lock = threading.Lock()
         self.multi_get = store.multi_get
         self.scan = store.scan
+        self.figure = store.figure
 
     def freeze(self, parts: Sequence[FrozenDirty]) -> Moment:
         """The content at this moment, of which ``parts`` are what is not in the database yet. Does not wait."""
@@ -124,6 +125,12 @@ class Database:
                 # A range that was deleted costs every later read: none where nothing was.
                 if next(self.scan(prefix), None) is not None:
                     self._store.delete_range(prefix, state_prefix(group, state_id + 1))
+
+    def delete_range(self, begin: bytes, end: bytes) -> None:
+        """Removes many entries at once, as of now; moments keep them. It costs every later read there."""
+        with self._order:
+            self._settle(None)
+            self._store.delete_range(begin, end)
 
     def left(self) -> None:
         """The backend or a moment needs the database no more."""

@@ -21,12 +21,13 @@ _UNKNOWN: Any = object()
 
 
 class StoredEntry(NamedTuple):
-    """One entry of the database, and whether it has the present schema."""
+    """One entry of the database, and whether it has the present schema; an element's has a tail."""
 
     encoded_key: bytes
     key: Key
     entry: Any
     is_current: bool
+    tail: bytes = b""
 
 
 class EntryTable:
@@ -48,14 +49,26 @@ class EntryTable:
         self._to_rows = to_rows
         self._from_rows = from_rows
 
+    def encoded(self, keys: Sequence[Any], *, to_write: bool = False) -> list[bytes]:
+        """Keys as the database has them."""
+        return self._keys.encode(self._id, keys, to_write=to_write)
+
+    def to_bytes(self, entry: Any) -> bytes:
+        """What lies behind a key."""
+        return self._rows.encode(self._to_rows(entry))
+
+    def from_bytes(self, value: bytes) -> Any:
+        """The inverse. Raises CorruptStateError."""
+        return self._from_rows(self._rows.decode(value))
+
     def read(self, keys: Sequence[Key]) -> list[tuple[Key, Any]]:
         """The keys with their entries, or None."""
-        encoded = self._keys.encode(self._id, keys)
+        encoded = self.encoded(keys)
         # In the order of the database neighbours are read together.
         order = sorted(range(len(encoded)), key=encoded.__getitem__)
         found = self.database.multi_get([encoded[place] for place in order])
         return [
-            (keys[place], None if value is None else self._from_rows(self._rows.decode(value)))
+            (keys[place], None if value is None else self.from_bytes(value))
             for place, value in zip(order, found, strict=True)
         ]
 
@@ -63,19 +76,18 @@ class EntryTable:
         """What the database has to hold."""
         kept = ((key, entry) for key, entry in changed.items() if entry is not None)
         while chunk := list(islice(kept, BATCH)):
-            keys = self._keys.encode(self._id, [key for key, _ in chunk], to_write=True)
+            keys = self.encoded([key for key, _ in chunk], to_write=True)
             for key, (_, entry) in zip(keys, chunk, strict=True):
-                yield key, self._rows.encode(self._to_rows(entry))
+                yield key, self.to_bytes(entry)
 
     def deletes(self, changed: dict[Key, Any]) -> list[bytes]:
         """What it has to forget."""
-        return self._keys.encode(self._id, [key for key, entry in changed.items() if entry is None], to_write=True)
+        return self.encoded([key for key, entry in changed.items() if entry is None], to_write=True)
 
     def scan(self, key_group: int, start: bytes = b"") -> Iterator[StoredEntry]:
         """The entries of a key group from the encoded key ``start`` on."""
         for encoded, value in self.database.scan(state_prefix(key_group, self._id), start):
-            entry = self._from_rows(self._rows.decode(value))
-            yield StoredEntry(encoded, self._keys.decode(encoded), entry, self._rows.is_current(value))
+            yield StoredEntry(encoded, self._keys.decode(encoded), self.from_bytes(value), self._rows.is_current(value))
 
 
 class FrozenEntries:

@@ -1,7 +1,8 @@
-"""Value, list and map state and timers whose entries lie in the database: the states of the backend in memory, with
-entries that come and go.
+"""Value state and timers whose entries lie in the database: the states of the backend in memory, with entries that come
+and go; and what they share with lists and maps.
 
-An entry is everything under one key, read and written as a whole. Timers are found by their time through an index in
+An entry is everything under one key, read and written as a whole, but for long lists and large maps
+(``keyed_collections.py``). Timers are found by their time through an index in
 memory, made anew when their state is restored; what they are is in the database. A time to live ends entries as it
 does in memory; what has outlived it is found by going through the database, once per time to live.
 """
@@ -16,14 +17,14 @@ from itertools import islice
 from typing import Any
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.state import values
 from ckpt_runtime.state.memory.keyed_state import KeyedState
-from ckpt_runtime.state.memory.keyed_states import ListStateTable, MapStateTable, ValueStateTable
+from ckpt_runtime.state.memory.keyed_states import ValueStateTable
 from ckpt_runtime.state.memory.timers import TimerQueue
 from ckpt_runtime.state.rocksdb.catalog import StateEntry
 from ckpt_runtime.state.rocksdb.codec import KeyCodec, Row, RowsCodec, without_key
 from ckpt_runtime.state.rocksdb.database import Database
-from ckpt_runtime.state.rocksdb.entries import CachedEntries, EntryTable
+from ckpt_runtime.state.rocksdb.dirty import CachedState
+from ckpt_runtime.state.rocksdb.entries import CachedEntries, EntryTable, StoredEntry
 from ckpt_runtime.state.states import Key
 
 SWEEP_STEP = 100
@@ -45,15 +46,22 @@ class StoredState(KeyedState):
             entry.current,
             self._fresh_stamp,
         )
-        table = EntryTable(database, entry.id, keys, rows, self.to_rows, self.from_rows)
-        self._entries.attach(table, capacity)
+        self.attach_entries(database, entry.id, keys, rows, capacity)
         self._groups = groups
         self._sweep_group, self._sweep_key = groups.last + 1, b""
         self._next_sweep = 0
 
+    def attach_entries(self, database: Database, state_id: int, keys: KeyCodec, rows: RowsCodec, capacity: int) -> None:
+        """Gives the cache its table."""
+        self._entries.attach(EntryTable(database, state_id, keys, rows, self.to_rows, self.from_rows), capacity)
+
     @property
-    def cache(self) -> CachedEntries:
+    def cache(self) -> CachedState:
         return self._entries
+
+    def prefetch(self, keys: Iterable[Key]) -> None:
+        """Reads what is not at hand in one call."""
+        self._entries.prefetch(keys)
 
     def _fresh_stamp(self) -> int:
         assert self.ttl is not None
@@ -90,14 +98,18 @@ class StoredState(KeyedState):
         """One step. No iterator is kept: it would keep files that are no more."""
         step = list(islice(self._entries.table.scan(self._sweep_group, self._sweep_key), SWEEP_STEP))
         for found in step:
-            if any(row[-1] <= now for row in self.to_rows(found.entry)):
-                self.expire(found.key, now)
-            elif not found.is_current:  # its end was made up when it was read
-                self._entries.writable(found.key, copy)
+            self.look_at(found, now)
         if len(step) < SWEEP_STEP:
             self._sweep_group, self._sweep_key = self._sweep_group + 1, b""
         else:
             self._sweep_key = step[-1].encoded_key + b"\0"
+
+    def look_at(self, found: StoredEntry, now: int) -> None:
+        """Removes what has expired."""
+        if any(row[-1] <= now for row in self.to_rows(found.entry)):
+            self.expire(found.key, now)
+        elif not found.is_current:  # its end was made up when it was read
+            self._entries.writable(found.key, copy)
 
 
 class StoredValues(StoredState, ValueStateTable):
@@ -110,28 +122,6 @@ class StoredValues(StoredState, ValueStateTable):
         return rows[0]
 
 
-class StoredLists(StoredState, ListStateTable):
-    """A list of tuples per key."""
-
-    def to_rows(self, entry: Any) -> Iterable[Row]:
-        return entry  # type: ignore[no-any-return]
-
-    def from_rows(self, rows: list[Row]) -> Any:
-        return rows
-
-
-class StoredMaps(StoredState, MapStateTable):
-    """A map from tuple to tuple per key."""
-
-    def to_rows(self, entry: Any) -> Iterable[Row]:
-        return [(*name, *value) for name, value in entry.items()]
-
-    def from_rows(self, rows: list[Row]) -> Any:
-        width = len(self.user_key_schema)
-        make_key = values.user_key_maker(self.user_key_schema)
-        return {make_key(row[:width]): row[width:] for row in rows}
-
-
 class StoredTimers(StoredState, TimerQueue):
     """A priority queue of (time, key)."""
 
@@ -141,8 +131,10 @@ class StoredTimers(StoredState, TimerQueue):
     def from_rows(self, rows: list[Row]) -> Any:
         return tuple([time for (time,) in rows])
 
-    def restore_index(self) -> None:
-        """Finds all timers."""
+    def attach(
+        self, database: Database, entry: StateEntry, keys: KeyCodec, groups: KeyGroupRange, capacity: int
+    ) -> None:
+        super().attach(database, entry, keys, groups, capacity)
         for key, times in self.stored_entries():
             for time in times:
                 self._pushes += 1

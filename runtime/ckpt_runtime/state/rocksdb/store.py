@@ -7,11 +7,13 @@ others are forked from may open a database; nothing here is imported before the 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, starmap, takewhile
 from pathlib import Path
 
 from rocksdict import (
+    BlockBasedIndexType,
     BlockBasedOptions,
     Cache,
     Checkpoint,
@@ -30,6 +32,7 @@ BATCH = 10_000
 """Entries of one write: larger batches are no faster, and keep other writers waiting."""
 
 _BLOOM_BITS = 10
+_METADATA_BLOCK = 4096
 
 
 class StoreMemory:
@@ -49,6 +52,11 @@ def _options(memory: StoreMemory) -> Options:
     table.set_cache_index_and_filter_blocks(True)
     table.set_pin_l0_filter_and_index_blocks_in_cache(True)
     table.set_bloom_filter(_BLOOM_BITS, False)
+    # In pieces: whole ones of a large file are larger than a shard of the cache, which is to say read for each key.
+    table.set_index_type(BlockBasedIndexType.two_level_index_search())
+    table.set_partition_filters(True)
+    table.set_metadata_block_size(_METADATA_BLOCK)
+    table.set_pin_top_level_index_and_filter(True)
     table.set_format_version(5)
     options = Options(raw_mode=True)
     options.create_if_missing(True)
@@ -88,8 +96,7 @@ class Store:
         entries, keys = iter(puts), iter(deletes)
         while True:
             batch = WriteBatch(raw_mode=True)
-            for key, value in islice(entries, BATCH):
-                batch.put(key, value)
+            deque(starmap(batch.put, islice(entries, BATCH)), maxlen=0)  # a loop without the interpreter
             for key in islice(keys, BATCH):
                 batch.delete(key)
             if batch.is_empty():
@@ -97,14 +104,12 @@ class Store:
             self._database.write(batch, self._unlogged)
 
     def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """The entries whose keys have the prefix, from ``start`` on, as of the first one's reading, in key order.
+        """The entries whose keys have the prefix, from ``start`` on, as of this call, in key order.
 
         Without bounds inside RocksDB: rocksdict keeps none of the memory that a bound lies in.
         """
-        for key, value in self._database.items(from_key=max(prefix, start)):
-            if not key.startswith(prefix):
-                return
-            yield key, value
+        entries = self._database.items(from_key=max(prefix, start))
+        return takewhile(lambda entry: entry[0].startswith(prefix), entries)
 
     def delete_range(self, begin: bytes, end: bytes) -> None:
         """Removes the keys from ``begin`` to before ``end`` in constant time; their space comes back bit by bit."""
@@ -138,6 +143,14 @@ class Store:
         What is not in files yet is written while the interpreter stands still: :meth:`flush` first.
         """
         Checkpoint(self._database).create_checkpoint(str(directory))
+
+    def figure(self, name: str) -> int | None:
+        """What RocksDB says of the property ``rocksdb.<name>``; None when it has none, or is closed."""
+        try:
+            figure: int | None = self._database.property_int_value(f"rocksdb.{name}")
+        except Exception:  # rocksdict has no class of its own; it is being closed by another thread
+            return None
+        return figure
 
     def close(self) -> None:
         """Calls that come later raise; a scan that has begun goes on."""

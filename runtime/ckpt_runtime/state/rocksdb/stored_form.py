@@ -6,7 +6,7 @@ That is how state comes from other backends and goes to them, in canonical form.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import Any, Protocol, TypeAlias
 
@@ -18,12 +18,14 @@ from ckpt_runtime.state import values
 from ckpt_runtime.state.errors import StateSchemaError
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable
 from ckpt_runtime.state.rocksdb.catalog import StateEntry
-from ckpt_runtime.state.rocksdb.codec import KeyCodec, Row, RowsCodec, without_key
+from ckpt_runtime.state.rocksdb.codec import SPLIT, KeyCodec, Row, RowsCodec, Split, TailCodec, number_tail, without_key
 from ckpt_runtime.state.rocksdb.columnar_codec import ColumnarCodec
 from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec, ChunksForm
+from ckpt_runtime.state.rocksdb.elements import MOST_ROWS
+from ckpt_runtime.state.rocksdb.row_runs import RunCodec
 from ckpt_runtime.state.rocksdb.store import BATCH
 from ckpt_runtime.state.states import Key
-from ckpt_runtime.state.stored_rows import schema_from_json
+from ckpt_runtime.state.stored_rows import USER_KEY_PREFIX, schema_from_json, without_prefix
 
 Entry: TypeAlias = tuple[bytes, bytes]
 NewTable: TypeAlias = Callable[[], AggregateTable]
@@ -45,7 +47,8 @@ def stored_form(
     """``new_table`` makes the table of an aggregate that somebody has asked for."""
     if entry.kind == "rows":
         chunks = ChunkCodec(name, entry.id, entry.schemas(), entry.current)
-        return ChunksForm(name, chunks, owned, max_parallelism)
+        runs = RunCodec(name, entry.id, entry.schemas(), entry.current, owned, max_parallelism)
+        return ChunksForm(name, chunks, runs, owned, max_parallelism)
     if entry.kind == "aggregate":
         codec = ColumnarCodec(name, entry.id, entry.schemas(), entry.current, owned, max_parallelism)
         return _AggregateForm(name, entry, codec, new_table)
@@ -63,9 +66,17 @@ class _RowsForm:
         self._rows = RowsCodec(
             {number: without_key(schema) for number, schema in schemas.items()}, entry.current, _no_stamp_yet
         )
+        self._kind = entry.kind
+        self._tails = TailCodec(without_prefix(self._schema, USER_KEY_PREFIX))
+        self._user_key = sum(name.startswith(USER_KEY_PREFIX) for name in self._schema.names)
 
     def batches(self, entries: Iterable[Entry]) -> Iterator[pa.RecordBatch]:
-        rows = ((*self._keys.decode(key), *row) for key, encoded in entries for row in self._rows.decode(encoded))
+        rows = (
+            (*self._keys.decode_element(key)[0], *row)
+            for key, encoded in entries
+            if not encoded.startswith(SPLIT)
+            for row in self._rows.decode(encoded)
+        )
         while piece := list(islice(rows, BATCH)):
             columns = zip(zip(*piece, strict=True), self._schema, strict=True)
             arrays = [values.to_arrow(column, field.type) for column, field in columns]
@@ -73,11 +84,33 @@ class _RowsForm:
 
     def entries(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Entry]:
         rows = (row for batch in batches for row in self._rows_of(batch))
-        by_key = ((key, [row for _, row in together]) for key, together in groupby(rows, itemgetter(0)))
-        while piece := list(islice(by_key, BATCH)):
-            encoded = self._keys.encode(self._id, [key for key, _ in piece], to_write=True)
-            for key, (_, together) in zip(encoded, piece, strict=True):
-                yield key, self._rows.encode(together)
+        short: list[tuple[Key, list[Row]]] = []
+        for key, found in groupby(rows, itemgetter(0)):
+            together = (row for _, row in found)
+            first = list(islice(together, MOST_ROWS + 1))
+            if len(first) > MOST_ROWS and self._kind in ("list", "map"):
+                yield from self._split(key, chain(first, together))
+                continue
+            short.append((key, [*first, *together]))
+            if len(short) == BATCH:
+                yield from self._whole(short)
+                short = []
+        yield from self._whole(short)
+
+    def _whole(self, short: list[tuple[Key, list[Row]]]) -> Iterator[Entry]:
+        encoded = self._keys.encode(self._id, [key for key, _ in short], to_write=True)
+        for key, (_, together) in zip(encoded, short, strict=True):
+            yield key, self._rows.encode(together)
+
+    def _split(self, key: Key, rows: Iterator[Row]) -> Iterator[Entry]:
+        (prefix,) = self._keys.encode(self._id, [key], to_write=True)
+        elements = 0
+        is_list = self._kind == "list"
+        while part := list(islice(rows, MOST_ROWS if is_list else 1)):
+            tail = number_tail(elements) if is_list else self._tails.encode(part[0][: self._user_key])
+            yield prefix + tail, self._rows.encode(part)
+            elements += 1
+        yield prefix, Split(elements, elements).encode()
 
     def _rows_of(self, batch: pa.RecordBatch) -> Iterator[tuple[Key, Row]]:
         """Each row's key, and what lies behind it."""

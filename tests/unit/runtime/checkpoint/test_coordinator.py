@@ -15,6 +15,7 @@ from ckpt_runtime.checkpoint.coordinator import CoordinatorState
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.state_assignment import assign_states
 from ckpt_runtime.checkpoint.state_handles import (
     ChannelStateSegment,
     ChannelStateStream,
@@ -312,29 +313,6 @@ class TestSavepoints:
         assert driver.one(out.RequestFailed).reached_tasks
         assert driver.one(out.FailJob).reason is Reason.TASK_CHECKPOINT_FAILURE
         assert driver.one(out.FailJob).times == 0
-
-    def test_what_was_triggered_behind_a_stop_is_stored_behind_its_savepoint(self):
-        """All data may end while the savepoint is pending, which asks for a last checkpoint that may be faster."""
-        driver = Driver(max_concurrent=2).run()
-        driver.trigger("stop", SYNC_SAVEPOINT)
-        driver.trigger("behind")
-        driver.ack_all(2)
-        assert driver.of(out.WriteMetadata) == []
-        driver.ack_all(1)
-        assert driver.one(out.WriteMetadata).checkpoint.id == 1
-        driver.publish(1)
-        assert driver.one(out.WriteMetadata).checkpoint.id == 2
-        driver.publish(2)
-        assert driver.coordinator.latest_checkpoint is not None
-        assert driver.coordinator.latest_checkpoint.id == 2
-
-    def test_what_was_triggered_behind_a_stop_does_not_wait_for_a_savepoint_that_failed(self):
-        driver = Driver(max_concurrent=2, tolerable_failures=9).run()
-        driver.trigger("stop", SYNC_SAVEPOINT)
-        driver.trigger("behind")
-        driver.ack_all(2)
-        driver.step(on.Declined(1, driver.executions[0], Reason.TASK_CHECKPOINT_FAILURE))
-        assert driver.one(out.WriteMetadata).checkpoint.id == 2
 
     def test_a_savepoint_does_not_delay_the_publishing_of_a_checkpoint(self):
         driver = Driver(max_concurrent=2).run()
@@ -640,6 +618,66 @@ class TestFinishedTasks:
         assert metadata.fully_finished_vertices == {"v-source"}
         assert set(metadata.states) == {("v-sink", 0), ("v-sink", 1)}
 
+    @pytest.mark.row("147.7")
+    def test_the_last_one_says_so_and_covers_the_end_of_all(self):
+        """With checkpoints after the end of a subtask switched off it is what all of them end by."""
+        driver = Driver(checkpoints_after_tasks_finish=False).run()
+        assert not driver.locate(driver.request()).options.final
+        driver.ack_all(1)
+        driver.publish(1)
+        for execution in driver.executions:
+            driver.step(on.EndOfDataReached(execution))
+        assert driver.locate(2).options.final
+        driver.ack_all(2)
+        assert driver.one(out.WriteMetadata).checkpoint.fully_finished_vertices == set()
+
+    @pytest.mark.row("147.3")
+    def test_subtasks_that_need_no_last_checkpoint_are_not_awaited_by_it(self):
+        """They are about to end, unless what sends to them waits itself."""
+        driver = Driver().run()
+        *sources, one, other = driver.executions
+        for execution in (one, other):
+            driver.step(on.EndOfDataReached(execution))
+        for execution in sources:
+            assert driver.step(on.EndOfDataReached(execution, waits=False)) == []
+        assert driver.step(on.SubtaskFinished(sources[0])) == []
+        driver.step(on.SubtaskFinished(sources[1]))
+        assert driver.locate(driver.one(out.InitializeLocation).checkpoint_id).tasks == (one, other)
+
+    @pytest.mark.row("147.3")
+    def test_what_waits_upstream_holds_up_what_needs_no_last_checkpoint(self):
+        driver = Driver().run()
+        *sources, one, other = driver.executions
+        for execution in (one, other):
+            driver.step(on.EndOfDataReached(execution, waits=False))
+        driver.step(on.EndOfDataReached(sources[0]))
+        assert driver.step(on.EndOfDataReached(sources[1], waits=False)) == []
+        driver.step(on.SubtaskFinished(sources[1]))
+        driver.locate(driver.one(out.InitializeLocation).checkpoint_id)
+
+    @pytest.mark.row("147.3")
+    def test_a_job_that_needs_no_last_checkpoint_takes_none(self):
+        driver = Driver().run()
+        for execution in driver.executions:
+            assert driver.step(on.EndOfDataReached(execution, waits=False)) == []
+
+    @pytest.mark.row("147.7")
+    def test_none_is_taken_behind_the_savepoint_of_a_stop(self):
+        driver = Driver().run()
+        driver.step(on.PeriodicTriggerStopped())
+        for execution in driver.executions:
+            assert driver.step(on.EndOfDataReached(execution)) == []
+        driver.step(on.PeriodicTriggerStarted())
+        driver.one(out.InitializeLocation)
+
+    @pytest.mark.row("147.7")
+    def test_what_had_finished_before_the_deployment_switches_nothing_off(self):
+        """A job may start from a snapshot in which something had finished, and its sinks wait for a last checkpoint."""
+        driver = Driver(checkpoints_after_tasks_finish=False)
+        sources = driver.executions[:2]
+        driver.run(finished_on_restore=frozenset({"v-source"}), finished=frozenset(sources))
+        assert driver.locate(driver.request()).tasks == driver.executions[2:]
+
     def test_switched_off(self):
         driver = Driver(checkpoints_after_tasks_finish=False).run()
         driver.step(on.SubtaskFinished(driver.executions[0]))
@@ -655,10 +693,11 @@ class TestFinishedTasks:
         assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_DECLINED_TASK_CLOSING
         assert driver.of(out.FailJob) == []
 
-    @pytest.mark.row("147.6")
-    def test_union_state_of_a_partly_finished_vertex_is_refused(self):
+    @pytest.mark.row("147.6", "147.7")
+    def test_union_state_of_a_partly_finished_vertex_is_that_of_the_others(self):
+        """Or the last subtasks of a vertex would wait for a checkpoint that never completes."""
         union = SubtaskState(
-            {"source": OperatorSubtaskState(lists=(OperatorListState("u", OperatorStateMode.UNION, (1,)),))}
+            {"source": OperatorSubtaskState(lists=(OperatorListState("u", OperatorStateMode.UNION, (7,)),))}
         )
         driver = Driver().run()
         driver.step(on.SubtaskFinished(driver.executions[0]))
@@ -666,14 +705,10 @@ class TestFinishedTasks:
         driver.ack(1, driver.executions[1], state=union)
         driver.ack(1, driver.executions[2])
         driver.ack(1, driver.executions[3])
-        assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_DECLINED_TASK_CLOSING
-        driver.step(on.CleanupDone(1))
-        driver = Driver().run()
-        driver.trigger()
-        driver.ack(1, driver.executions[0], state=union, finished_operators=True)
-        for execution in driver.executions[1:]:
-            driver.ack(1, execution)
-        assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_DECLINED_TASK_CLOSING
+        checkpoint = driver.one(out.WriteMetadata).checkpoint
+        assert set(checkpoint.states) == {("v-source", 1), ("v-sink", 0), ("v-sink", 1)}
+        restored = assign_states(checkpoint, driver.graph).subtasks
+        assert [restored["v-source", index]["source"].lists[0].items for index in range(2)] == [(7,), (7,)]
 
     @pytest.mark.row("76.3")
     def test_in_flight_data_of_a_finished_subtask_is_kept_beside_its_marker(self):
@@ -683,7 +718,7 @@ class TestFinishedTasks:
         stream = ChannelStateStream(0, 1, "schema", (ChannelStateSegment(file, 2, 7),))
         operators = {"source": OperatorSubtaskState()}
         first, *others = driver.executions
-        driver.ack(1, first, state=SubtaskState(operators, 11, outputs=(stream,)), finished_operators=True)
+        driver.ack(1, first, state=SubtaskState(operators, 11, outputs=(stream,)))
         for execution in others:
             driver.ack(1, execution)
         checkpoint = driver.one(out.WriteMetadata).checkpoint

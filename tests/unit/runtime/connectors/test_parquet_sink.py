@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ckpt_runtime.checkpoint.sink_state import PENDING, SINK_ID, SinkLineage
 from ckpt_runtime.connectors.parquet_sink import ParquetSink
-from ckpt_runtime.connectors.part_directory import CommitError
+from ckpt_runtime.connectors.part_directory import CommitError, PartDirectory
 from ckpt_runtime.graph.specs import SinkSpec
 from ckpt_runtime.storage.errors import InvalidLocationError, NotFoundError
 from tests.unit.runtime.connectors.harness import JOB, SINK, context, opened, redistributed, snapshot_of
@@ -150,6 +150,7 @@ def test_only_leftovers_of_earlier_attempts_of_the_same_sink_are_removed(tmp_pat
     assert {file.name for file in tmp_path.iterdir()} == {".part-of-somebody.parquet.pending", ".hidden"}
 
 
+@pytest.mark.row("147.8")
 def test_two_jobs_from_one_savepoint_publish_its_files_once(tmp_path: Path) -> None:
     """A savepoint notifies nobody: the running job commits the file later, and the restored job commits it, too."""
     running = sink(tmp_path)
@@ -163,6 +164,28 @@ def test_two_jobs_from_one_savepoint_publish_its_files_once(tmp_path: Path) -> N
     assert (visible(tmp_path), hidden(tmp_path)) == ([0, 1, 2], [])
 
 
+@pytest.mark.row("147.8")
+def test_two_jobs_that_commit_the_same_file_at_once_publish_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one renames it between the look for the pending file and the renaming of it."""
+    writer = sink(tmp_path)
+    opened(writer, context())
+    writer.process_batch(rows(0, 3), 0)
+    state = snapshot_of(writer, 5)
+    rename = PartDirectory._rename
+
+    def slow(directory: PartDirectory, source: str, target: str) -> None:
+        monkeypatch.setattr(PartDirectory, "_rename", rename)
+        opened(sink(tmp_path), context(job_id="f" * 32, state=state, restored=5))
+        rename(directory, source, target)
+
+    monkeypatch.setattr(PartDirectory, "_rename", slow)
+    writer.notify_complete(5)
+    assert (visible(tmp_path), hidden(tmp_path)) == ([0, 1, 2], [])
+
+
+@pytest.mark.row("147.8")
 def test_a_resumed_job_removes_what_an_ended_one_left_behind_its_snapshot(tmp_path: Path) -> None:
     """The driver of the first job was killed: nobody cleaned up. The sink is the same, the job is another."""
     state = crashed_attempt(tmp_path)

@@ -183,7 +183,7 @@ class FakeWorker:
                 state = SubtaskState({"count": OperatorSubtaskState((handle,))}, 5)
             self.peer.send(
                 AcknowledgeCheckpoint(
-                    self.number, vertex_id, subtask, message.checkpoint_id, directory, state, CheckpointMetrics(), False
+                    self.number, vertex_id, subtask, message.checkpoint_id, directory, state, CheckpointMetrics()
                 )
             )
 

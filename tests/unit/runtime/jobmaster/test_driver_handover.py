@@ -306,7 +306,7 @@ def shared_state(directory: Path) -> Callable[[FakeWorker, WorkerCommand], bool]
                 state = SubtaskState({"count": OperatorSubtaskState((handle,))}, 5)
             about = message.checkpoint_id, message.options.directory
             metrics = CheckpointMetrics()
-            worker.peer.send(AcknowledgeCheckpoint(worker.number, vertex_id, subtask, *about, state, metrics, False))
+            worker.peer.send(AcknowledgeCheckpoint(worker.number, vertex_id, subtask, *about, state, metrics))
         return True
 
     return acknowledge

@@ -126,6 +126,78 @@ def test_an_early_end_of_data_of_a_task_that_has_gone_is_nothing():
     assert job.each(job_on.TaskRunning).last == []
 
 
+class TestCancelWithSavepoint:
+    """Between the savepoint and the end of the job nothing may commit what the savepoint does not cover (FLIP-147)."""
+
+    SAVEPOINT = on.TriggerRequested("sp", CheckpointProperties(CheckpointType.SAVEPOINT), "dir")
+
+    def taken(self, job: Job) -> None:
+        job.step(on.LocationReady(1, "sp-1"))
+        for index in range(2):
+            job.step(on.Acknowledged(1, job.task(index), "sp-1", SubtaskState()))
+        job.step(on.MetadataWritten(1))
+        assert job.one(out.RequestCompleted).request_id == "sp"
+
+    def ticks(self, job: Job) -> bool:
+        """Whether a periodic checkpoint is due at some time, as far as the last step says."""
+        timers = [e for e in job.last if isinstance(e, out.ScheduleTimer | out.CancelTimer)]
+        return isinstance(next(e for e in reversed(timers) if e.timer.kind is TimerKind.PERIODIC), out.ScheduleTimer)
+
+    @pytest.mark.row("147.7")
+    def test_no_checkpoint_comes_between_the_two(self):
+        job = Job().run()
+        tick = job.one(out.ScheduleTimer)
+        job.step(core.SavepointBeforeCancel(self.SAVEPOINT))
+        assert job.last[0] == out.CancelTimer(TimerId(TimerKind.PERIODIC))
+        self.taken(job)
+        assert job.step(on.TimerFired(tick.timer, tick.generation), 5_000) == []
+        job.step(on.TriggerRequested("late", CheckpointProperties()))
+        assert job.one(out.RequestFailed).message == "The job is being cancelled with a savepoint."
+        for index in range(2):
+            assert job.step(on.EndOfDataReached(job.task(index))) == []
+        job.step(job_on.TaskFailed(job.task(0), CAUSE))
+        job.step(job_on.TaskCanceled(job.task(1)))
+        job.step(job_on.RestartTimerFired(1), 100)
+        job.again()
+        assert not self.ticks(job)
+        job.step(job_on.CancelRequested())
+        assert job.machine.state is JobState.CANCELLING
+
+    @pytest.mark.row("147.7")
+    def test_when_the_savepoint_fails_checkpoints_go_on(self):
+        job = Job().run()
+        job.step(core.SavepointBeforeCancel(self.SAVEPOINT))
+        job.step(on.LocationFailed(1, "no"))
+        assert job.one(out.RequestFailed).request_id == "sp"
+        assert self.ticks(job)
+        job.step(on.TriggerRequested("late", CheckpointProperties()))
+        assert job.one(out.InitializeLocation)
+
+    def test_a_failure_meanwhile_ends_it(self):
+        job = Job().run()
+        job.step(core.SavepointBeforeCancel(self.SAVEPOINT))
+        job.step(job_on.TaskFailed(job.task(0), CAUSE))
+        assert job.one(out.RequestFailed).request_id == "sp"
+        job.step(job_on.TaskCanceled(job.task(1)))
+        job.step(job_on.RestartTimerFired(1), 100)
+        job.again()
+        assert self.ticks(job)
+
+    def test_a_stop_meanwhile_goes_first(self):
+        job = Job().run()
+        job.step(core.SavepointBeforeCancel(self.SAVEPOINT))
+        job.step(job_on.StopRequested("stop", False, "dir"))
+        assert job.one(out.RequestFailed).request_id == "sp"
+        assert not self.ticks(job)
+        assert job.one(out.InitializeLocation).properties.is_synchronous
+
+    def test_a_job_that_does_not_run_takes_none(self):
+        job = Job().deploy()
+        job.step(core.SavepointBeforeCancel(self.SAVEPOINT))
+        assert job.one(out.RequestFailed).reason is CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING
+        assert self.ticks(job.each(job_on.TaskRunning))
+
+
 def test_state_that_cannot_be_recorded_fails_the_attempt():
     job = Job().restore()
     job.step(core.AttemptNotRecorded(0, CAUSE))
@@ -331,6 +403,7 @@ INPUTS: tuple[Any, ...] = (
     on.GraphReplaced(graph_of(1)),
     on.BacklogChanged(True),
     on.TriggerRequested("a", CheckpointProperties()),
+    core.SavepointBeforeCancel(on.TriggerRequested("a", CheckpointProperties())),
     on.TimerFired(TimerId(TimerKind.PERIODIC), 1),
     on.LocationReady(1, "chk-1"),
     on.LocationFailed(1, "m"),

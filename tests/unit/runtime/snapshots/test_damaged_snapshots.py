@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -17,8 +18,11 @@ from ckpt_runtime.snapshots.convert import convert_snapshot
 from ckpt_runtime.snapshots.snapshot import Problem, Snapshot, open_snapshot
 from ckpt_runtime.snapshots.verification import verify_snapshot
 from ckpt_runtime.state.backend import BackendParameters
+from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.storage.filesystem import resolve
+from ckpt_runtime.storage.metadata import encode
+from ckpt_runtime.storage.snapshot_metadata import read_metadata
 from ckpt_runtime.task.restore import StateRestoreError, StateUnavailableError, create_keyed_backend
 from tests.support.golden import DIRECTORY
 from tests.support.snapshots import write_keyed_state
@@ -128,16 +132,17 @@ def test_every_flipped_bit_of_the_metadata_is_found(savepoint: Path) -> None:
 
 def _forged(savepoint: Path, change: Callable[[dict], None]) -> list[Problem]:
     """What verifying says when the document was changed, and stored with valid checksums."""
-    from ckpt_runtime.storage.metadata import encode
-    from ckpt_runtime.storage.snapshot_metadata import read_metadata
+    _forge(savepoint, change)
+    return verify_snapshot(open_snapshot(str(savepoint)))
 
+
+def _forge(savepoint: Path, change: Callable[[dict], None]) -> None:
     document = read_metadata(str(savepoint)).document
     for entry in document["states"]:
         for operator in entry["state"]["operators"].values():
             for handle in operator["keyed"]:
                 change(handle)
     (savepoint / "_metadata").write_bytes(encode(document))
-    return verify_snapshot(open_snapshot(str(savepoint)))
 
 
 def test_rows_that_forged_metadata_puts_into_other_key_groups_are_found(savepoint: Path) -> None:
@@ -173,3 +178,91 @@ def test_unknown_descriptors_are_found(savepoint: Path, descriptor: dict) -> Non
             section["descriptor"] = descriptor
 
     assert len(_forged(savepoint, change)) == 3
+
+
+# --- databases that strangers have made
+
+
+def _named(handle: dict, kind: str) -> list[str]:
+    return sorted(name for name in handle["files"] if name.startswith(kind) or name.endswith(kind))
+
+
+def _content(savepoint: Path, handle: dict, name: str, content: bytes) -> None:
+    """A file of other content, which its handle describes."""
+    file = handle["files"][name]
+    (savepoint / file["path"]).write_bytes(content)
+    file |= {"length": len(content), "checksum": checksum_of(content)}
+
+
+def _garbage(savepoint: Path, handle: dict, kind: str) -> None:
+    name = _named(handle, kind)[0]
+    _content(savepoint, handle, name, random.Random(1).randbytes(handle["files"][name]["length"]))
+
+
+def _half(savepoint: Path, handle: dict) -> None:
+    name = _named(handle, ".sst")[0]
+    content = (savepoint / handle["files"][name]["path"]).read_bytes()
+    _content(savepoint, handle, name, content[: len(content) // 2])
+
+
+def _renamed(handle: dict, kind: str, name: str) -> None:
+    handle["files"][name] = handle["files"].pop(_named(handle, kind)[0])
+
+
+def _absurd(handle: dict) -> None:
+    handle["files"][_named(handle, ".sst")[0]]["length"] = (1 << 63) - 1
+
+
+def _elsewhere(handle: dict, path: str) -> None:
+    handle["files"][_named(handle, ".sst")[0]]["path"] = path
+
+
+HOSTILE: dict[str, Callable[[Path, dict], None]] = {
+    "a table of garbage": lambda savepoint, handle: _garbage(savepoint, handle, ".sst"),
+    "a manifest of garbage": lambda savepoint, handle: _garbage(savepoint, handle, "MANIFEST"),
+    "half a table": _half,
+    "an empty table": lambda savepoint, handle: _content(savepoint, handle, _named(handle, ".sst")[0], b""),
+    "no manifest": lambda _, handle: handle["files"].pop(_named(handle, "MANIFEST")[0]),
+    "a second manifest": lambda _, handle: handle["files"].update(
+        {"MANIFEST-999999": handle["files"][_named(handle, "MANIFEST")[0]]}
+    ),
+    "a table less": lambda _, handle: handle["files"].pop(_named(handle, ".sst")[0]),
+    "a table by another number": lambda _, handle: _renamed(handle, ".sst", "999999.sst"),
+    "options": lambda _, handle: _renamed(handle, ".sst", "OPTIONS-000007"),
+    "a file outside": lambda _, handle: _elsewhere(handle, "../outside"),
+    "a file of the system": lambda _, handle: _elsewhere(handle, "/etc/passwd"),
+    "an absurd length": lambda _, handle: _absurd(handle),
+    "no catalog": lambda _, handle: handle.update(description={}),
+}
+
+
+@pytest.mark.parametrize("change", HOSTILE)
+def test_a_forged_database_is_found_and_never_restored(forms: dict[str, Path], change: str, tmp_path: Path) -> None:
+    """Every checksum is right: what is wrong is the database."""
+    savepoint = Path(shutil.copytree(forms["rocksdb"], tmp_path / "savepoint"))
+    _forge(savepoint, partial(HOSTILE[change], savepoint))
+    snapshot = open_snapshot(str(savepoint))
+    assert verify_snapshot(snapshot)
+    with pytest.raises((StateRestoreError, StateUnavailableError), match="operator 'counts'"):
+        _restore(snapshot, "rocksdb", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../outside", "a/b", "/etc/passwd", "..", "", "CURRENT\n", "000001.sst\0", "x" * 256])
+def test_names_that_are_no_plain_file_names_are_refused_with_the_metadata(
+    forms: dict[str, Path], name: str, tmp_path: Path
+) -> None:
+    savepoint = Path(shutil.copytree(forms["rocksdb"], tmp_path / "savepoint"))
+    _forge(savepoint, lambda handle: _renamed(handle, ".sst", name))
+    with pytest.raises(CorruptFileError, match="_metadata"):
+        open_snapshot(str(savepoint))
+
+
+@pytest.mark.parametrize("version", [0, 2, -1, 1 << 62, "1", None])
+@pytest.mark.parametrize("form", FORMS)
+def test_handles_of_unknown_versions_are_refused_with_the_metadata(
+    forms: dict[str, Path], form: str, version: object, tmp_path: Path
+) -> None:
+    savepoint = Path(shutil.copytree(forms[form], tmp_path / "savepoint"))
+    _forge(savepoint, lambda handle: handle.update(version=version))
+    with pytest.raises(CorruptFileError, match="_metadata"):
+        open_snapshot(str(savepoint))

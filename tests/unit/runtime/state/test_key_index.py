@@ -26,8 +26,11 @@ class Model:
     def add(self, keys: Iterable[int | None]) -> None:
         """A batch; every row must get its key's slot, in order of first appearance."""
         batch = list(keys)
+        column = [pa.array(batch, self.kind)]
+        assert self.index.find(column).tolist() == [self.slots.get(key, -1) for key in batch]
         expected = [self.slots.setdefault(key, len(self.slots)) for key in batch]
-        assert self.index.slots_of([pa.array(batch, self.kind)]).tolist() == expected
+        assert self.index.slots_of(column).tolist() == expected
+        assert self.index.find(column).tolist() == expected
         assert self.index.size == len(self.slots)
 
     def keys(self) -> list[int | None]:

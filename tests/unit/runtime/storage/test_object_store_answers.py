@@ -6,12 +6,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace as changed
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
+from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
+from ckpt_runtime.storage.duplication import Duplicator
 from ckpt_runtime.storage.errors import (
     AlreadyExistsError,
     AmbiguousWriteError,
@@ -23,6 +27,7 @@ from ckpt_runtime.storage.filesystem import (
     Location,
     check_bucket,
     delete_empty_directory,
+    delete_file,
     delete_tree,
     exists,
     list_names,
@@ -34,6 +39,7 @@ from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.job_store import StoredJob
 from ckpt_runtime.storage.leader_store import NotLeaderError
 from ckpt_runtime.storage.publish import publish, replace
+from ckpt_runtime.storage.retrying import ATTEMPTS
 from ckpt_runtime.storage.state_file_writer import StateFileWriter
 from tests.support.object_store import ObjectStore, Wanted, keys, unfinished_uploads
 
@@ -49,6 +55,10 @@ def directory(bucket: str) -> Location:
 
 def puts(name: str) -> Wanted:
     return lambda method, path: method == "PUT" and name in path
+
+
+def gets(name: str) -> Wanted:
+    return lambda method, path: method == "GET" and name in path
 
 
 def everything(name: str) -> Wanted:
@@ -138,6 +148,113 @@ def test_a_refusal_after_a_lost_answer_is_no_refusal(s3: ObjectStore, directory:
     ):
         publish(file, b"content")
     assert read_bytes(file, 100) == b"content"
+
+
+def test_a_refusal_after_attempts_without_an_answer_is_no_refusal(s3: ObjectStore, directory: Location) -> None:
+    file = directory.child("file")
+    with (
+        s3.failing(puts("file"), times=1, takes_effect=True, silent=True),
+        s3.failing(everything("file"), status=403, code="ExpiredToken"),
+        pytest.raises(AmbiguousWriteError),
+    ):
+        publish(file, b"content")
+    assert read_bytes(file, 100) == b"content"
+
+
+# --- what is repeated, and what is not
+
+REPEATED: dict[str, dict[str, Any]] = {
+    "500": {"status": 500, "code": "InternalError"},
+    "503": {},
+    "throttled": {"status": 503, "code": "SlowDown"},
+    "too many": {"status": 429, "code": "TooManyRequests"},
+    "no answer": {"silent": True},
+    "reset": {"cut": True},
+}
+
+
+def _written(directory: Location) -> None:
+    with StateFileWriter(directory.child("written"), 0) as writer:
+        writer.write(b"state")
+        writer.finish()
+
+
+def _copied(directory: Location) -> None:
+    file = directory.child("file")
+    Duplicator(directory.child("copies"), copies_only=False).duplicate(file, StateFile(file.url, 7, ""))
+
+
+ACTIONS: dict[str, Callable[[Location], object]] = {
+    "read": lambda directory: read_bytes(directory.child("file"), 100),
+    "list": list_names,
+    "look": lambda directory: exists(directory.child("file")),
+    "delete": lambda directory: delete_file(directory.child("another")),
+    "write": _written,
+    "copy": _copied,
+}
+
+
+def _its_requests(action: str) -> Wanted:
+    """A write that has failed deletes what may have been written all the same."""
+    return puts("/") if action == "write" else everything("/")
+
+
+@pytest.mark.parametrize("fault", REPEATED)
+def test_a_passing_fault_is_not_noticed(s3: ObjectStore, directory: Location, fault: str) -> None:
+    publish(directory.child("file"), b"content")
+    with s3.failing(everything("/"), times=1, **REPEATED[fault]) as met:
+        assert read_bytes(directory.child("file"), 100) == b"content"
+    assert met.met == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "action"),
+    [*((fault, "read") for fault in REPEATED), *(("503", action) for action in ACTIONS if action != "read")],
+)
+def test_a_lasting_fault_is_told_after_as_many_attempts_as_the_client_library_makes(
+    s3: ObjectStore, directory: Location, fault: str, action: str
+) -> None:
+    """No other layer repeats what it has given up on."""
+    publish(directory.child("file"), b"content")
+    with s3.failing(_its_requests(action), **REPEATED[fault]) as met, pytest.raises(StorageError, match=directory.url):
+        ACTIONS[action](directory)
+    attempts = int(os.environ["AWS_MAX_ATTEMPTS"])
+    # A request on a connection that was kept open is sent once more by the HTTP client, which cannot know it was read.
+    assert attempts <= met.met <= (2 * attempts if fault == "reset" else attempts)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "action"),
+    [
+        *((403, "AccessDenied", action) for action in ACTIONS),
+        *((404, "NoSuchBucket", action) for action in ("read", "list", "delete", "write")),
+    ],
+)
+def test_a_refusal_is_not_asked_for_again(
+    s3: ObjectStore, directory: Location, status: int, code: str, action: str
+) -> None:
+    publish(directory.child("file"), b"content")
+    with s3.failing(_its_requests(action), status=status, code=code) as met, suppress(StorageError):
+        ACTIONS[action](directory)
+    assert met.met == 1
+
+
+@pytest.mark.parametrize("times", [1, ATTEMPTS - 1])
+def test_an_answer_that_breaks_off_is_read_again(s3: ObjectStore, directory: Location, times: int) -> None:
+    publish(directory.child("file"), bytes(MIB))
+    with s3.failing(gets("file"), times=times, takes_effect=True, cut=True) as met:
+        assert read_bytes(directory.child("file"), MIB) == bytes(MIB)
+    assert met.met == times
+
+
+def test_answers_that_always_break_off_are_told(s3: ObjectStore, directory: Location) -> None:
+    publish(directory.child("file"), bytes(MIB))
+    with (
+        s3.failing(gets("file"), takes_effect=True, cut=True) as met,
+        pytest.raises(StorageError, match="cannot read s3://"),
+    ):
+        read_bytes(directory.child("file"), MIB)
+    assert met.met == ATTEMPTS
 
 
 # --- the high-availability directory
@@ -267,6 +384,13 @@ def test_a_state_file_given_up_is_never_seen_and_leaves_no_upload(directory: Loc
         assert keys(directory.url) == []
     assert unfinished_uploads(directory) == []
     assert keys(directory.url) == []
+
+
+def test_a_state_file_that_can_neither_be_written_nor_deleted_tells_the_first(
+    s3: ObjectStore, directory: Location
+) -> None:
+    with s3.failing(everything("/")), pytest.raises(StorageError, match="cannot write s3://"):
+        _written(directory)
 
 
 def test_a_small_state_file_given_up_is_never_put(s3: ObjectStore, directory: Location) -> None:

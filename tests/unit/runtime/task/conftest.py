@@ -234,6 +234,7 @@ class Host:
         self.states: list[str] = []
         self.errors: list[BaseException] = []
         self.ends_of_data = 0
+        self.waits: bool | None = None
         self.declined: list[tuple[int, str]] = []
         self.snapshots: list[tuple[int, list[OperatorSnapshot], SnapshotMeasures]] = []
         self.written: list[Snapshot] = []
@@ -249,8 +250,9 @@ class Host:
         if error is not None:
             self.errors.append(error)
 
-    def end_of_data(self, subtask: Subtask) -> None:
+    def end_of_data(self, subtask: Subtask, waits: bool) -> None:
         self.ends_of_data += 1
+        self.waits = waits
 
     def decline(self, subtask: Subtask, checkpoint_id: int, reason: str, message: str) -> None:
         self.declined.append((checkpoint_id, reason))

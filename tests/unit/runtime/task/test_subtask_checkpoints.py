@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.network.elements import CancelCheckpoint, EndOfData, EndOfPartition, Watermark
+from ckpt_runtime.network.elements import CancelCheckpoint, CheckpointBarrier, EndOfData, EndOfPartition, Watermark
 from ckpt_runtime.operators.operator import MAX_WATERMARK, SourceStatus
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
 from tests.unit.runtime.task.conftest import TaskKit
@@ -251,6 +254,38 @@ class TestEndOfData:
         assert [call[1:] for call in bench.calls if call[1] in ("complete", "close", "abort")] == calls
         assert bench.out.elements[-1] == EndOfPartition()
 
+    @pytest.mark.row("147.7")
+    def test_a_sink_may_open_transactions_behind_its_finish(self, kit: TaskKit) -> None:
+        """42 and 43 are committed, 44 is aborted when the subtask closes; that 44 completes later harms nothing."""
+        bench = kit.Bench().open()
+        sink = bench.head
+        transactions: dict[int, str] = {}
+        current = [42]
+
+        def snapshot() -> None:
+            transactions[current[0]] = "pending"
+            current[0] += 1
+            transactions[current[0]] = "open"
+
+        def complete() -> None:
+            for number in [n for n in transactions if n <= bench.called("complete")[-1][0]]:
+                transactions[number] = "committed"
+
+        def close() -> None:
+            for number in [n for n in transactions if transactions[n] != "committed"]:
+                transactions[number] = "aborted"
+
+        sink.at |= {"snapshot": snapshot, "complete": complete, "close": close}
+        bench.put(0, kit.rows(1), EndOfData(True), kit.barrier(42), kit.barrier(43), kit.barrier(44))
+        bench.put(0, EndOfPartition()).run()
+        assert bench.called("finish") == [()]
+        assert transactions == {42: "pending", 43: "pending", 44: "pending", 45: "open"}
+        bench.subtask.notify_complete(43)
+        ended = {42: "committed", 43: "committed", 44: "aborted", 45: "aborted"}
+        assert (bench.subtask.state, transactions) == (TaskState.FINISHED, ended)
+        bench.subtask.notify_complete(44)
+        assert (bench.host.errors, transactions) == ([], ended)
+
     def test_an_abort_that_heals_the_final_completion_ends_it(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         bench.put(0, EndOfData(True), kit.barrier(2), EndOfPartition()).run()
@@ -288,6 +323,101 @@ class TestEndOfData:
         bench = kit.Bench(channels=2).open()
         bench.put(0, kit.barrier(1)).put(1, EndOfData(True), EndOfPartition()).run()
         assert bench.host.snapshot_ids == [1]
+
+
+class TestNoFinalCheckpoint:
+    """FLIP-147: a subtask whose operators all need none."""
+
+    def bench(self, kit: TaskKit, *needs: bool, **more: Any) -> Any:
+        bench = kit.Bench(operators=len(needs), **more)
+        for operator, need in zip(bench.operators, needs, strict=True):
+            operator.requires_final_checkpoint = need
+        return bench.open()
+
+    @pytest.mark.row("147.3")
+    def test_it_ends_with_its_data(self, kit: TaskKit) -> None:
+        bench = self.bench(kit, False, False, source=[kit.rows(1), SourceStatus.END_OF_INPUT]).run()
+        assert bench.host.states == ["FINISHED"]
+        assert bench.host.waits is False
+        assert bench.called("finish") == bench.called("close") == [(), ()]
+        assert bench.out.elements == [[1], Watermark(MAX_WATERMARK), EndOfData(True), EndOfPartition()]
+
+    @pytest.mark.row("147.3")
+    def test_one_operator_that_needs_it_is_enough(self, kit: TaskKit) -> None:
+        bench = self.bench(kit, False, True, source=[SourceStatus.END_OF_INPUT]).run()
+        assert (bench.host.states, bench.host.waits) == ([], True)
+
+    @pytest.mark.row("147.3")
+    def test_it_ends_behind_its_inputs(self, kit: TaskKit) -> None:
+        bench = self.bench(kit, False, channels=2)
+        bench.put(0, EndOfData(True), EndOfPartition()).put(1, EndOfData(True)).run()
+        assert (bench.host.states, bench.host.waits) == ([], False)
+        bench.put(1, kit.barrier(1)).run()
+        bench.subtask.snapshot_written(1)
+        bench.put(1, EndOfPartition()).run()
+        assert bench.host.states == ["FINISHED"]
+
+    @pytest.mark.row("147.3")
+    @pytest.mark.parametrize("how", ["written", "aborted", "completed"])
+    def test_a_checkpoint_that_needs_its_snapshot_has_it_first(self, kit: TaskKit, how: str) -> None:
+        bench = self.bench(kit, False)
+        bench.put(0, kit.rows(1), kit.barrier(1), EndOfData(True), EndOfPartition()).run()
+        assert (bench.host.snapshot_ids, bench.host.states) == ([1], [])
+        assert not bench.subtask.has_work
+        match how:
+            case "written":
+                bench.subtask.snapshot_written(1)
+            case "aborted":
+                bench.subtask.notify_aborted(1, None)
+            case "completed":
+                bench.subtask.notify_complete(1)
+        bench.run()
+        assert bench.host.states == ["FINISHED"]
+
+    @pytest.mark.row("147.3")
+    def test_one_that_waits_for_its_output_to_leave_takes_part_meanwhile(self, kit: TaskKit) -> None:
+        wire = kit.Wire()
+        bench = self.bench(kit, False, wires=[wire], channels=1)
+        two = kit.unaligned(2, timeout_ms=60_000)
+        bench.put(0, kit.rows(1), two, EndOfData(True), EndOfPartition()).run()
+        assert (bench.host.snapshot_ids, bench.host.states) == ([], [])
+        wire.grant(1)
+        bench.run()
+        assert (bench.host.snapshot_ids, bench.host.states) == ([2], [])
+        bench.subtask.snapshot_written(2)
+        bench.run()
+        assert bench.host.states == ["FINISHED"]
+
+    @pytest.mark.row("147.3", "147.5")
+    @pytest.mark.parametrize("drain", [True, False])
+    def test_of_a_stop_it_waits_for_the_savepoint(self, kit: TaskKit, drain: bool) -> None:
+        """Were it gone when the savepoint fails, the job could not go on from what it had done."""
+        bench = self.bench(kit, False, source=[kit.rows(1)])
+        bench.subtask.trigger_checkpoint(kit.barrier(4, CheckpointType.SYNC_SAVEPOINT, drain=drain))
+        bench.subtask.snapshot_written(4)
+        bench.run()
+        assert (bench.host.states, bench.host.waits) == ([], True)
+        bench.subtask.notify_complete(4)
+        assert bench.host.states == ["FINISHED"]
+
+    @pytest.mark.row("147.3")
+    def test_behind_sources_that_stop_without_draining_it_waits_too(self, kit: TaskKit) -> None:
+        bench = self.bench(kit, False)
+        bench.put(0, EndOfData(False), EndOfPartition()).run()
+        assert (bench.host.states, bench.host.waits) == ([], True)
+
+    @pytest.mark.row("147.7")
+    def test_where_checkpoints_end_with_the_first_one_all_end_by_the_last(self, kit: TaskKit) -> None:
+        bench = kit.Bench()
+        bench.head.requires_final_checkpoint = False
+        bench.subtask.checkpoints.end_with_all = True
+        bench.open().put(0, EndOfData(True), kit.barrier(1), EndOfPartition()).run()
+        bench.subtask.notify_complete(1)
+        assert (bench.host.states, bench.host.waits) == ([], True)
+        last = replace(kit.barrier(2).options, final=True)
+        bench.subtask.trigger_checkpoint(CheckpointBarrier(2, 0, last))
+        bench.subtask.notify_complete(2)
+        assert bench.host.states == ["FINISHED"]
 
 
 class TestSynchronousSavepoint:

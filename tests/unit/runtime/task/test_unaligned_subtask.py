@@ -305,7 +305,6 @@ class TestEnd:
         bench = self.ended(kit, wire)
         bench.put(0, EndOfPartition()).run()
         assert outputs(bench, kit) == {0: [[1]]}
-        assert bench.host.snapshots[0][2].finished_operators
         assert bench.subtask.state is TaskState.RUNNING
         assert not bench.subtask.has_work
         wire.grant(1)
@@ -320,7 +319,6 @@ class TestEnd:
         bench.put(0, kit.unaligned(2)).run()
         assert bench.host.snapshot_ids == [1, 2]
         assert outputs(bench, kit, 1) == {0: [[1]]}
-        assert bench.host.snapshots[1][2].finished_operators
 
     def test_one_whose_barrier_leaves_last_is_handed_over_before_the_end(self, kit: TaskKit) -> None:
         wire = kit.Wire()
@@ -342,14 +340,6 @@ class TestEnd:
         assert bench.subtask.has_work
         with pytest.raises(ConnectionError, match="gone"):
             bench.run()
-
-    def test_operators_that_end_after_the_snapshot_had_not_finished_in_it(self, kit: TaskKit) -> None:
-        bench = kit.Bench(channels=2).open()
-        bench.put(0, kit.unaligned(1), EndOfData(True)).run()
-        bench.put(1, EndOfData(True)).run()
-        assert bench.subtask.data_ended
-        bench.put(1, kit.unaligned(1)).run()
-        assert [measures.finished_operators for _, _, measures in bench.host.snapshots] == [False]
 
 
 class TestAbort:

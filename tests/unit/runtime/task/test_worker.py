@@ -251,8 +251,8 @@ class TestDeployment:
         earlier, present = Stub(1), Stub(2)
         driver.worker._job = present  # type: ignore[assignment]
         try:
-            driver.worker.end_of_data(earlier)  # type: ignore[arg-type]
-            driver.worker.end_of_data(present)  # type: ignore[arg-type]
+            driver.worker.end_of_data(earlier, True)  # type: ignore[arg-type]
+            driver.worker.end_of_data(present, True)  # type: ignore[arg-type]
         finally:
             driver.worker._job = None
         assert driver.receive(EndOfDataReached) == EndOfDataReached(2, VERTEX, 0)
@@ -291,7 +291,7 @@ def test_a_subtask_that_has_ended_leaves_no_snapshot_behind(
     driver.worker._job = subtask
     try:
         driver.worker._write_snapshot(subtask, snapshot)
-        driver.worker.end_of_data(subtask)
+        driver.worker.end_of_data(subtask, waits=True)
     finally:
         driver.worker._job = None
     driver.receive(EndOfDataReached)

@@ -1,0 +1,58 @@
+"""Reads again what broke off on its way from an object store.
+
+A request that gets no answer, 5xx or is throttled is repeated by the client library alone, with backoff, as its own
+settings say: two layers that repeat the same failures would multiply the time until one is told. What no library
+repeats is an answer whose body ends too early, or never; that is read again here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from http.client import IncompleteRead
+from typing import Any, TypeVar
+
+from tenacity import retry, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
+
+T = TypeVar("T")
+
+ATTEMPTS = 5
+_PATIENCE_S = 30
+"""No attempt begins later than this after the first one."""
+
+_LONGEST_WAIT_S = 2
+_BROKEN_BODIES: Mapping[str, tuple[str, ...]] = {
+    "aiohttp": ("ClientPayloadError",),
+    "botocore.exceptions": ("IncompleteReadError", "ResponseStreamingError"),
+}
+"""By the modules of client libraries, which are looked at if they are loaded."""
+
+
+def settle_layers(filesystem: Any) -> None:
+    """Leaves requests to one layer: s3fs would repeat five times what botocore has given up on."""
+    if "s3" in filesystem.protocol and hasattr(filesystem, "retries"):
+        filesystem.retries = 1
+
+
+def is_broken_body(error: BaseException) -> bool:
+    """Whether an answer began and did not end. Nothing that the store has said is."""
+    if getattr(error.__cause__, "response", None) is not None:
+        return False
+    if isinstance(error, ConnectionError | TimeoutError | IncompleteRead):
+        return True
+    for module, names in _BROKEN_BODIES.items():
+        loaded = sys.modules.get(module)
+        if loaded is not None and isinstance(error, tuple(getattr(loaded, name) for name in names)):
+            return True
+    return False
+
+
+@retry(
+    retry=retry_if_exception(is_broken_body),
+    stop=stop_after_attempt(ATTEMPTS) | stop_after_delay(_PATIENCE_S),
+    wait=wait_random_exponential(multiplier=0.1, max=_LONGEST_WAIT_S),
+    reraise=True,
+)
+def read_again(read: Callable[[], T]) -> T:
+    """The result of a read, which has no effect and may be repeated. Raises what its last attempt has raised."""
+    return read()

@@ -1,0 +1,104 @@
+"""Lists and maps that are larger than one entry: what they keep in memory, and what earlier versions wrote as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ckpt_runtime.state.rocksdb import keyed_collections
+from ckpt_runtime.state.rocksdb.codec import Split
+from ckpt_runtime.state.states import TimeToLive
+from tests.unit.runtime.state.conftest import Snapshots
+
+KEY = pa.schema([("k", pa.int64())])
+ONE = pa.schema([("n", pa.int64())])
+NUMBERS = [(number,) for number in range(2_000)]
+
+
+@pytest.fixture
+def rocksdb(tmp_path: Path) -> Iterator[Snapshots]:
+    made = Snapshots("rocksdb", tmp_path, **{"state.backend.rocksdb.cache.max-keys": "200"})
+    yield made
+    made.close()
+
+
+def at_hand(state: Any) -> int:
+    """Rows in memory."""
+    known = (state._elements._young, state._elements._old, state._elements._changed)
+    places = {place: rows for layer in known for place, rows in layer.items()}
+    return sum(len(rows) for rows in places.values() if rows is not None)
+
+
+def test_what_lies_under_one_key_may_be_larger_than_the_cache(rocksdb: Snapshots) -> None:
+    backend = rocksdb.backend()
+    values, entries = backend.list_state("l", KEY, ONE), backend.map_state("m", KEY, ONE, ONE)
+    for number in NUMBERS:
+        values.append((1,), [number])
+        entries.put((1,), number, number)
+        backend.maintain()
+        assert at_hand(values) <= 2 * 200
+        assert at_hand(entries) <= 2 * 200
+    assert values.get((1,)) == NUMBERS
+    assert entries.get((1,)) == dict(zip(NUMBERS, NUMBERS, strict=True))
+    assert at_hand(values) + at_hand(entries) <= 4 * 200, "reading brings nothing into the cache"
+
+
+def test_long_entries_of_earlier_versions_are_split_when_they_change(
+    rocksdb: Snapshots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = rocksdb.backend()
+    with monkeypatch.context() as patch:
+        patch.setattr(keyed_collections, "MOST_ROWS", 1 << 60)
+        before.list_state("l", KEY, ONE).put((1,), NUMBERS)
+        for number in NUMBERS:
+            before.map_state("m", KEY, ONE, ONE).put((1,), number, number)
+        handles = rocksdb.of(before)
+    backend = rocksdb.restored(handles)
+    values, entries = backend.list_state("l", KEY, ONE), backend.map_state("m", KEY, ONE, ONE)
+    assert values.get((1,)) == NUMBERS
+    values.append((1,), [(-1,)])
+    entries.remove((1,), NUMBERS[0])
+    entries.put((1,), NUMBERS[1], (-1,))
+    again = rocksdb.restored(rocksdb.of(backend))
+    values, entries = again.list_state("l", KEY, ONE), again.map_state("m", KEY, ONE, ONE)
+    assert type(values._entries.get((1,))) is type(entries._entries.get((1,))) is Split
+    assert values.get((1,)) == [*NUMBERS, (-1,)]
+    assert entries.get((1,)) == {name: (-1,) if name == (1,) else name for name in NUMBERS[1:]}
+
+
+def test_what_is_removed_bit_by_bit_leaves_nothing_behind(rocksdb: Snapshots) -> None:
+    backend = rocksdb.backend()
+    entries = backend.map_state("m", KEY, ONE, ONE)
+    for number in NUMBERS[:200]:
+        entries.put((1,), number, number)
+    rocksdb.of(backend)
+    for number in NUMBERS[:200]:
+        entries.remove((1,), number)
+    rocksdb.of(backend)
+    assert [entry for group in range(128) for entry in entries._entries.table.scan(group)] == []
+
+
+def test_long_lists_and_large_maps_that_have_ended_leave_the_database(rocksdb: Snapshots) -> None:
+    now = 1000
+    backend = rocksdb.backend()
+    values = backend.list_state("l", KEY, ONE, TimeToLive(100, lambda: now))
+    entries = backend.map_state("m", KEY, ONE, ONE, TimeToLive(100, lambda: now))
+    for number in NUMBERS[:300]:
+        now += number[0] == 150 and 50
+        values.append((1,), [number])
+        entries.put((1,), number, number)
+    rocksdb.of(backend)
+    for now, left in ((1100, NUMBERS[150:300]), (1200, [])):  # noqa: B007
+        assert values.get((1,)) == left
+        assert entries.get((1,)) == dict(zip(left, left, strict=True))
+        assert (values.exists((1,)), entries.exists((1,))) == (bool(left), bool(left))
+        for _ in range(300):
+            backend.maintain()
+        rocksdb.of(backend)
+        found = dict(values.stored_entries())
+        assert found == ({(1,): [(*number, 1150) for number in left]} if left else {})
+        assert len(dict(entries.stored_entries()).get((1,), ())) == len(left)
