@@ -42,6 +42,7 @@ BACKENDS: Mapping[str, Mapping[str, str]] = {
         "state.backend.type": "rocksdb",
         "execution.checkpointing.incremental": "true",
         "state.backend.rocksdb.cache.max-keys": "16",
+        "state.backend.rocksdb.cache.max-rows": "64",
         "state.backend.rocksdb.memory.fixed-per-slot": "4 mb",
     },
 }

@@ -69,13 +69,16 @@ def _row(choice: Random, side: str, keys: list[tuple[str, pa.DataType, Maker]], 
 @pytest.mark.parametrize(("backend_type", "examples"), [("hashmap", 100), ("rocksdb", 8)])
 @pytest.mark.parametrize("how", JOIN_TYPES)
 def test_a_join_gives_what_its_definition_says_at_every_moment(how: str, backend_type: str, examples: int) -> None:
-    """After every step: exactly the rows that must be out are, and the state holds exactly what may still match."""
+    """After every step: exactly the rows that must be out are, and the state holds exactly what may still match.
+
+    RocksDB has memory for 1 to 8 rows.
+    """
 
     @settings(deadline=None, max_examples=examples)
     @given(st.integers(0, 2**32), st.integers(1, 3))
     def run(seed: int, parallelism: int) -> None:
         spec, steps = stream(how, seed)
-        with closing(JoinJob(spec, parallelism, backend_type)) as job:
+        with closing(JoinJob(spec, parallelism, backend_type, 1 + seed % 8)) as job:
             follow(job, Expected(spec), steps)
 
     def follow(job: JoinJob, expected: Expected, steps: list[tuple[str, Any]]) -> None:

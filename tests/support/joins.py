@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -58,13 +58,14 @@ class Subtask:
     handles: tuple[KeyedHandle, ...] = ()
     lists: tuple[OperatorListState, ...] = ()
     backend_type: str = "hashmap"
+    options: Mapping[str, str] = field(default_factory=dict)
     events: list[Any] = field(default_factory=list)
     sent: int | None = None
 
     def __post_init__(self) -> None:
         groups = key_group_range(MAX_PARALLELISM, self.parallelism, self.index)
         self.backend = create_backend(
-            self.backend_type, BackendParameters("join", groups, MAX_PARALLELISM, tempfile.mkdtemp)
+            self.backend_type, BackendParameters("join", groups, MAX_PARALLELISM, tempfile.mkdtemp, self.options)
         )
         restore(self.backend, self.handles)
         self.context = OperatorContext(
@@ -121,9 +122,12 @@ class Subtask:
 class JoinJob:
     """All subtasks behind a hash exchange, which can be snapshotted, and restored at another parallelism."""
 
-    def __init__(self, spec: JoinSpec, parallelism: int = 1, backend_type: str = "hashmap") -> None:
+    def __init__(
+        self, spec: JoinSpec, parallelism: int = 1, backend_type: str = "hashmap", rows_in_memory: int = 1000
+    ) -> None:
         self.spec = spec
         self.backend_type = backend_type
+        self.options = {"state.backend.rocksdb.cache.max-rows": str(rows_in_memory)}
         self.subtasks: list[Subtask] = []
         self._start(parallelism)
         self.late = 0
@@ -157,7 +161,8 @@ class JoinJob:
         self, parallelism: int, handles: tuple[KeyedHandle, ...] = (), lists: tuple[OperatorListState, ...] = ()
     ) -> None:
         self.subtasks = [
-            Subtask(self.spec, index, parallelism, handles, lists, self.backend_type) for index in range(parallelism)
+            Subtask(self.spec, index, parallelism, handles, lists, self.backend_type, self.options)
+            for index in range(parallelism)
         ]
 
     def close(self) -> None:

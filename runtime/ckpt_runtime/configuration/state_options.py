@@ -65,6 +65,13 @@ class RocksDBOptions:
         "Keys of each state that stay in memory in front of RocksDB, with what is kept for them; changes reach RocksDB "
         "with checkpoints, or when there are more.",
     )
+    CACHE_ROWS = ConfigOption(
+        "state.backend.rocksdb.cache.max-rows",
+        IntegerType(minimum=1),
+        500_000,
+        "Rows of a join, or gathered for a trigger, that stay in memory in each subtask; when there are more, those of "
+        "keys that have not come lately go to RocksDB.",
+    )
     TRANSFER_THREADS = ConfigOption(
         "state.backend.rocksdb.checkpoint.transfer.thread.num",
         IntegerType(minimum=1, maximum=64),

@@ -38,17 +38,15 @@ class GatheredRows:
         batch = conformed(batch, self._schema, self._uid)
         slots = self._buffers.slots_of([batch.column(key) for key in self._keys])
         self._buffers.sides[0].append(batch, slots, np.zeros(batch.num_rows, dtype=np.uint8))
+        self._buffers.compact_if_due()
 
     def take(self) -> Iterator[pa.RecordBatch]:
         """All rows in parts that split no key; nothing is left, from the first part on."""
-        rows = self._buffers.take_all()
-        if not rows:
-            return
-        batch = pa.concat_batches(rows)
-        together = self._groups.together(batch)
-        batch, ends = (batch, range(1, batch.num_rows + 1)) if together is None else together
-        start = 0
-        for end in ends:
-            if end - start >= PART_ROWS or end == batch.num_rows:
-                yield batch.slice(start, end - start)
-                start = end
+        for rows in self._buffers.take_all():
+            together = self._groups.together(rows)
+            batch, ends = (rows, range(1, rows.num_rows + 1)) if together is None else together
+            start = 0
+            for end in ends:
+                if end - start >= PART_ROWS or end == batch.num_rows:
+                    yield batch.slice(start, end - start)
+                    start = end

@@ -146,10 +146,10 @@ class JoinOperator(Operator):
         self.output.emit_watermark(timestamp_ms if at_end else timestamp_ms - self._held_back_ms)
 
     def _forget(self, side: _Side, bound: int) -> None:
-        rows = side.buffer.expire(bound)
-        if side.outer and len(rows):
-            columns = side.buffer.take(rows, range(len(side.spec.schema)))
-            self.output.emit(self._result.unmatched(side.number, columns))
+        for rows in side.buffer.expired(bound):
+            if side.outer and len(rows):
+                columns = side.buffer.take(rows, range(len(side.spec.schema)))
+                self.output.emit(self._result.unmatched(side.number, columns))
 
     def snapshot(self, checkpoint_id: int) -> None:
         """Keeps the watermark, but not the one of the end of data: a job started from a drained savepoint goes on."""

@@ -193,8 +193,11 @@ class KeyedRowBuffer(Protocol):
     def mark_found(self, slots: AnyArray, times: AnyArray, lower: int, upper: int, found: AnyArray) -> None:
         """As :meth:`matches`, only setting ``found``."""
 
-    def expire(self, bound: int) -> AnyArray:
-        """Forgets rows whose event time is at or before ``bound`` (own unit); the numbers of those without a match."""
+    def expired(self, bound: int) -> Iterator[AnyArray]:
+        """Forgets rows whose event time is at or before ``bound`` (own unit); the numbers of those without a match.
+
+        They come some at a time, and hold until the next ones are asked for; so do slots.
+        """
 
     def take(self, rows: AnyArray, wanted: Sequence[int]) -> list[pa.Array]:
         """The columns at the positions ``wanted`` of rows by number."""
@@ -212,8 +215,8 @@ class KeyedRows(Protocol):
     def slots_of(self, keys: list[pa.Array]) -> AnyArray:
         """The slot of each row's key; what the state has for these keys is at hand from here on."""
 
-    def take_all(self) -> list[pa.RecordBatch]:
-        """The rows of all sides, one side after the other, in order. Nothing is left."""
+    def take_all(self) -> Iterator[pa.RecordBatch]:
+        """The rows of all sides, one side after the other, in order, in parts that split no key. Nothing is left."""
 
     def compact_if_due(self) -> None:
-        """Removes what has been forgotten when it is worth it: constant work per row."""
+        """Removes what has been forgotten when it is worth it: constant work per row. Call it behind each batch."""

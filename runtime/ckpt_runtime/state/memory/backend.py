@@ -6,8 +6,8 @@ subtask's thread. Nothing touches files here: a snapshot writes to the stream th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -15,23 +15,18 @@ from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFo
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedStateHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import stored_rows, values
-from ckpt_runtime.state.backend import KeyedStateBackend
 from ckpt_runtime.state.canonical.writer import CanonicalWriter
-from ckpt_runtime.state.errors import StateSchemaError, schema_mismatch
-from ckpt_runtime.state.hashing import check_key_types
+from ckpt_runtime.state.errors import schema_mismatch
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable
 from ckpt_runtime.state.memory.keyed_state import KeyedState, StoredRow
-from ckpt_runtime.state.memory.keyed_states import ListStateTable, MapStateTable, ValueStateTable
 from ckpt_runtime.state.memory.pages import SectionWriter
-from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers, check_ends, check_same_keys, stored_schema
-from ckpt_runtime.state.memory.timers import TimerQueue
+from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers, check_ends, stored_schema
+from ckpt_runtime.state.memory.table_backend import TableBackend
 from ckpt_runtime.state.memory.unclaimed import UnclaimedState, unclaimed_states
 from ckpt_runtime.state.schema_evolution import check_evolution, evolve
 from ckpt_runtime.state.snapshots import KeyedSnapshot, SnapshotFiles, SnapshotReader
-from ckpt_runtime.state.states import AggregateColumn, RowBufferSpec, TimeToLive
+from ckpt_runtime.state.states import AggregateColumn, RowBufferSpec
 from ckpt_runtime.state.stored_rows import StateWriter
-
-S = TypeVar("S", bound=KeyedState)
 
 MAINTENANCE_BUDGET = 4_000
 
@@ -77,7 +72,7 @@ class MemorySnapshot:
         self._frozen = []
 
 
-class MemoryKeyedStateBackend(KeyedStateBackend):
+class MemoryKeyedStateBackend(TableBackend):
     """See the module. ``uid`` is the operator's, for messages."""
 
     def __init__(self, key_groups: KeyGroupRange, max_parallelism: int, uid: str = "") -> None:
@@ -106,36 +101,10 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
         self._states[name] = table
         return table
 
-    def value_state(
-        self, name: str, key_schema: pa.Schema, value_schema: pa.Schema, ttl: TimeToLive | None = None
-    ) -> ValueStateTable:
-        return self._keyed(ValueStateTable, name, key_schema, value_schema, ttl)
-
-    def list_state(
-        self, name: str, key_schema: pa.Schema, value_schema: pa.Schema, ttl: TimeToLive | None = None
-    ) -> ListStateTable:
-        return self._keyed(ListStateTable, name, key_schema, value_schema, ttl)
-
-    def map_state(
-        self,
-        name: str,
-        key_schema: pa.Schema,
-        user_key_schema: pa.Schema,
-        value_schema: pa.Schema,
-        ttl: TimeToLive | None = None,
-    ) -> MapStateTable:
-        return self._keyed(MapStateTable, name, key_schema, user_key_schema, value_schema, ttl)
-
-    def timers(self, name: str, key_schema: pa.Schema) -> TimerQueue:
-        return self._keyed(TimerQueue, name, key_schema)
-
     def row_buffers(self, specs: Sequence[RowBufferSpec]) -> RowBuffers:
-        check_same_keys(self.uid, specs)
+        self.check_rows(specs)
         buffers = RowBuffers(specs)
         for spec, side in zip(specs, buffers.sides, strict=True):
-            known = self._states.get(spec.name)
-            if known is not None:
-                raise schema_mismatch(self.uid, spec.name, "it is in use", known.stored_schema(), stored_schema(spec))
             restored = self._claim(spec.name, "rows")
             if restored is not None:
                 check_ends(self.uid, spec, restored.descriptor)
@@ -175,28 +144,18 @@ class MemoryKeyedStateBackend(KeyedStateBackend):
         self._states.clear()
         self._unclaimed.clear()
 
-    def _keyed(self, make: Callable[..., S], name: str, key_schema: pa.Schema, *arguments: Any) -> S:
-        check_key_types(key_schema, key_schema.names)
-        for schema in (key_schema, *(a for a in arguments if isinstance(a, pa.Schema))):
-            if len(schema) == 0:
-                raise StateSchemaError(f"state {name!r} of operator {self.uid!r}: a schema without fields")
-            values.check_supported(schema, f"state {name!r} of operator {self.uid!r}")
-        state = make(self.uid, name, key_schema, *arguments)
-        known = self._states.get(name)
-        if known is not None:
-            if type(known) is not type(state) or not known.stored_schema().equals(state.stored_schema()):
-                raise schema_mismatch(
-                    self.uid, name, "it is in use otherwise", known.stored_schema(), state.stored_schema()
-                )
-            return known
-        restored = self._claim(name, state.kind)
+    @property
+    def states(self) -> Mapping[str, AggregateTable | KeyedState | RowBuffer]:
+        return self._states
+
+    def open_state(self, state: KeyedState) -> None:
+        restored = self._claim(state.name, state.kind)
         if restored is not None:
             wanted = state.stored_schema()
-            check_evolution(self.uid, name, restored.schema, wanted)
+            check_evolution(self.uid, state.name, restored.schema, wanted)
             for batch in restored.batches():
-                state.load(_rows_of(state, evolve(name, batch, wanted)))
-        self._states[name] = state
-        return state
+                state.load(_rows_of(state, evolve(state.name, batch, wanted)))
+        self._states[state.name] = state
 
     def _claim(self, name: str, kind: str) -> UnclaimedState | None:
         restored = self._unclaimed.get(name)

@@ -71,6 +71,11 @@ class RowBuffer:
         self._clear()
 
     def __len__(self) -> int:
+        return self.at_hand
+
+    @property
+    def at_hand(self) -> int:
+        """Living rows in memory."""
         return self._rows.rows - self.dead
 
     def _clear(self) -> None:
@@ -163,6 +168,10 @@ class RowBuffer:
         self.dead += int(result[kernels.EXPIRED])
         return unmatched[: int(result[kernels.UNMATCHED])]
 
+    def expired(self, bound: int) -> Iterator[AnyArray]:
+        """The same for all that there is, some at a time: numbers hold until the next ones are asked for."""
+        yield self.expire(bound)
+
     def take(self, rows: AnyArray, wanted: Sequence[int]) -> list[pa.Array]:
         """Columns of rows by number. Numbers hold until :meth:`RowBuffers.compact_if_due`."""
         return self._rows.take(rows, wanted)
@@ -232,20 +241,23 @@ class RowBuffers:
         batch, matched = side.loaded(stored)
         side.append(batch, self.slots_of([batch.column(key) for key in side.spec.keys]), matched)
 
-    def take_all(self) -> list[pa.RecordBatch]:
-        """The rows of all sides, one side after the other, in order. Nothing is left."""
-        taken = [batch for side in self.sides for batch, _ in side.living()]
+    def take_all(self) -> Iterator[pa.RecordBatch]:
+        """The rows of all sides, one side after the other, in order, in parts that split no key. Nothing is left."""
+        taken = [[batch for batch, _ in side.living()] for side in self.sides]
         self._index = key_index(self._key_schema)
         for side in self.sides:
             side.refill([], self._index)
-        return taken
+        return (pa.concat_batches(batches) for batches in taken if batches)
 
     def compact_if_due(self) -> None:
         """Removes forgotten rows and keys without rows, when they outnumber the living ones: constant work per row."""
-        living = sum(len(side) for side in self.sides)
+        living = sum(side.at_hand for side in self.sides)
         dead = sum(side.dead for side in self.sides)
         if dead <= living + _SPARE_ROWS and self._index.size <= 2 * living + _SPARE_ROWS:
             return
+        self._compact()
+
+    def _compact(self) -> None:
         self._index = key_index(self._key_schema)
         for side in self.sides:
             side.refill(side.living(), self._index)

@@ -8,10 +8,9 @@ part. All calls but those on a snapshot come from the subtask's thread.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -23,40 +22,39 @@ from ckpt_runtime.checkpoint.state_handles import (
 )
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.state_options import RocksDBOptions, rocksdb_metrics
-from ckpt_runtime.state import values
-from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
+from ckpt_runtime.state.backend import BackendParameters
 from ckpt_runtime.state.canonical.reader import canonical_states
-from ckpt_runtime.state.errors import StateSchemaError, UnsupportedBackendError, schema_mismatch
-from ckpt_runtime.state.hashing import check_key_types
+from ckpt_runtime.state.errors import UnsupportedBackendError, schema_mismatch
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable
+from ckpt_runtime.state.memory.keyed_state import KeyedState
 from ckpt_runtime.state.memory.row_buffer import (
-    RowBuffers,
     check_ends,
-    check_same_keys,
     descriptor_of,
     stored_schema,
 )
+from ckpt_runtime.state.memory.table_backend import TableBackend
 from ckpt_runtime.state.rocksdb.catalog import Catalog
 from ckpt_runtime.state.rocksdb.codec import KeyCodec
 from ckpt_runtime.state.rocksdb.columnar_aggregates import CachedAggregates
 from ckpt_runtime.state.rocksdb.columnar_codec import ColumnarCodec
-from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec, RowsState, StoredRowBuffer, restore_rows
+from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec
 from ckpt_runtime.state.rocksdb.database import Database
 from ckpt_runtime.state.rocksdb.dirty import CachedState
 from ckpt_runtime.state.rocksdb.key_filter import KeyFilter
 from ckpt_runtime.state.rocksdb.keyed_collections import StoredLists, StoredMaps
 from ckpt_runtime.state.rocksdb.keyed_states import StoredState, StoredTimers, StoredValues
 from ckpt_runtime.state.rocksdb.restore import restored_database
+from ckpt_runtime.state.rocksdb.row_runs import RunCodec
 from ckpt_runtime.state.rocksdb.snapshot import NAME, CanonicalSnapshot, EmptySnapshot, RocksDBSnapshot
+from ckpt_runtime.state.rocksdb.spilled_rows import SpilledRows
 from ckpt_runtime.state.rocksdb.store import Store, StoreMemory
 from ckpt_runtime.state.rocksdb.stored_form import stored_form
+from ckpt_runtime.state.rocksdb.stored_row_buffers import RowsState, SpillingRowBuffers, StoredRowBuffer
 from ckpt_runtime.state.schema_evolution import check_evolution
 from ckpt_runtime.state.shared_files import SharedFiles
 from ckpt_runtime.state.snapshots import KeyedSnapshot, SnapshotReader
-from ckpt_runtime.state.states import AggregateColumn, Key, RowBufferSpec, TimeToLive
+from ckpt_runtime.state.states import AggregateColumn, Key, RowBufferSpec
 from ckpt_runtime.state.stored_rows import schema_from_json
-
-S = TypeVar("S", bound=StoredState)
 
 MAINTENANCE_BUDGET = 4_000
 FILTER_SHARE = 8
@@ -71,8 +69,13 @@ def _memory(bytes_in_all: int, write_buffer_ratio: float) -> StoreMemory:
     return StoreMemory(bytes_in_all, write_buffer_ratio)
 
 
-class RocksDBKeyedStateBackend(KeyedStateBackend):
+class RocksDBKeyedStateBackend(TableBackend):
     """See the module."""
+
+    values_class = StoredValues
+    lists_class = StoredLists
+    maps_class = StoredMaps
+    timers_class = StoredTimers
 
     def __init__(self, parameters: BackendParameters) -> None:
         self.key_groups = parameters.key_groups
@@ -80,6 +83,7 @@ class RocksDBKeyedStateBackend(KeyedStateBackend):
         self.uid = parameters.uid
         configuration = Configuration(parameters.configuration)
         self._cached_keys = configuration.get(RocksDBOptions.CACHE_KEYS)
+        self._cached_rows = configuration.get(RocksDBOptions.CACHE_ROWS)
         self._filter_bytes = configuration.get(RocksDBOptions.MEMORY) // FILTER_SHARE
         self._memory = _memory(
             configuration.get(RocksDBOptions.MEMORY), configuration.get(RocksDBOptions.WRITE_BUFFER_RATIO)
@@ -143,16 +147,11 @@ class RocksDBKeyedStateBackend(KeyedStateBackend):
         self._states[name] = state
         return state
 
-    def row_buffers(self, specs: Sequence[RowBufferSpec]) -> RowBuffers:
-        check_same_keys(self.uid, specs)
-        for spec in specs:
-            if (known := self._states.get(spec.name)) is not None:
-                raise schema_mismatch(self.uid, spec.name, "it is in use", known.stored_schema(), stored_schema(spec))
-        buffers = RowBuffers(specs, self._row_buffer)
-        for side in buffers.sides:
-            assert isinstance(side, StoredRowBuffer)
-            restore_rows(buffers, side, self._database, self.key_groups)
-            self._states[side.spec.name] = RowsState(side)
+    def row_buffers(self, specs: Sequence[RowBufferSpec]) -> SpillingRowBuffers:
+        self.check_rows(specs)
+        buffers = SpillingRowBuffers(specs, self._row_buffer, self._database, self._cached_rows)
+        buffers.restore(self.key_groups)
+        self._states |= {side.spec.name: RowsState(side) for side in buffers.sides}
         return buffers
 
     def _row_buffer(self, spec: RowBufferSpec) -> StoredRowBuffer:
@@ -162,57 +161,25 @@ class RocksDBKeyedStateBackend(KeyedStateBackend):
                 stored = schema_from_json(descriptor.get("schema"))
                 check_evolution(self.uid, spec.name, stored, stored_schema(spec))
         entry = self._catalog.add(spec.name, descriptor_of(spec))
-        codec = ChunkCodec(spec.name, entry.id, entry.schemas(), entry.current)
-        return StoredRowBuffer(spec, codec, self.max_parallelism)
+        form = (spec.name, entry.id, entry.schemas(), entry.current)
+        runs = RunCodec(*form, self.key_groups, self.max_parallelism)
+        spilled = SpilledRows(runs, self._database, self.key_groups, is_timed=spec.event_time is not None)
+        return StoredRowBuffer(spec, ChunkCodec(*form), spilled, self.max_parallelism)
 
-    def value_state(
-        self, name: str, key_schema: pa.Schema, value_schema: pa.Schema, ttl: TimeToLive | None = None
-    ) -> StoredValues:
-        return self._keyed(StoredValues, name, key_schema, value_schema, ttl)
+    @property
+    def states(self) -> Mapping[str, StoredState | CachedAggregates | RowsState]:
+        return self._states
 
-    def list_state(
-        self, name: str, key_schema: pa.Schema, value_schema: pa.Schema, ttl: TimeToLive | None = None
-    ) -> StoredLists:
-        return self._keyed(StoredLists, name, key_schema, value_schema, ttl)
-
-    def map_state(
-        self,
-        name: str,
-        key_schema: pa.Schema,
-        user_key_schema: pa.Schema,
-        value_schema: pa.Schema,
-        ttl: TimeToLive | None = None,
-    ) -> StoredMaps:
-        return self._keyed(StoredMaps, name, key_schema, user_key_schema, value_schema, ttl)
-
-    def timers(self, name: str, key_schema: pa.Schema) -> StoredTimers:
-        known = name in self._states
-        timers = self._keyed(StoredTimers, name, key_schema)
-        if not known:
-            timers.restore_index()
-        return timers
-
-    def _keyed(self, make: Callable[..., S], name: str, key_schema: pa.Schema, *arguments: Any) -> S:
-        check_key_types(key_schema, key_schema.names)
-        for schema in (key_schema, *(a for a in arguments if isinstance(a, pa.Schema))):
-            if len(schema) == 0:
-                raise StateSchemaError(f"state {name!r} of operator {self.uid!r}: a schema without fields")
-            values.check_supported(schema, f"state {name!r} of operator {self.uid!r}")
-        state = make(self.uid, name, key_schema, *arguments)
-        wanted = state.stored_schema()
-        known = self._states.get(name)
-        if known is not None:
-            if type(known) is not type(state) or not known.stored_schema().equals(wanted):
-                raise schema_mismatch(self.uid, name, "it is in use otherwise", known.stored_schema(), wanted)
-            return known
+    def open_state(self, state: KeyedState) -> None:
+        assert isinstance(state, StoredState)
+        name = state.name
         if name in self._catalog and self._catalog[name].kind == state.kind:
             for stored in self._catalog[name].schemas().values():
-                check_evolution(self.uid, name, stored, wanted)
+                check_evolution(self.uid, name, stored, state.stored_schema())
         entry = self._catalog.add(name, state.descriptor())
-        keys = KeyCodec(key_schema, self.key_groups, self.max_parallelism)
+        keys = KeyCodec(state.key_schema, self.key_groups, self.max_parallelism)
         state.attach(self._database, entry, keys, self.key_groups, self._cached_keys)
         self._states[name] = state
-        return state
 
     def restored_key_schema(self) -> pa.Schema | None:
         for name in self._catalog:

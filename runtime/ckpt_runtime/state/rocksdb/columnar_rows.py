@@ -1,15 +1,14 @@
-"""Buffered rows whose changes go to the database with snapshots: the state of joins, and rows that are gathered.
+"""Buffered rows as entries of the database. Pure.
 
-The rows themselves stay in memory, as in the backend there (``memory/row_buffer.py``): what a join matches and forgets
-does so at once. The database has them in *chunks*: the rows of one key group that came between two snapshots, in order,
-as one entry, and beside it, once some of them have matched or ended, a byte for each. A chunk without living rows goes,
-and one with less than half of its rows is written anew. So a snapshot writes what has changed, and no more.
+They are in *chunks*: the rows of one key group that came between two snapshots, in order, as one entry, and beside it,
+once some of them have matched or ended, a byte for each. A chunk without living rows goes, and one with less than half
+of its rows is written anew. Rows that do not fit into memory are in runs instead (``row_runs.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
 from typing import TypeAlias
 
 import numpy as np
@@ -20,12 +19,9 @@ from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy
 from ckpt_runtime.state.errors import CorruptStateError
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.state.kernels.row_buffer_kernels import ALIVE, MATCHED
-from ckpt_runtime.state.memory.key_index import KeyIndex, grown
-from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers, to_stored
-from ckpt_runtime.state.rocksdb.codec import ID_BYTES, state_prefix
-from ckpt_runtime.state.rocksdb.database import Database
+from ckpt_runtime.state.rocksdb.codec import ID_BYTES, PREFIX_BYTES, state_prefix
+from ckpt_runtime.state.rocksdb.row_runs import COUNTS, RUNS, RunCodec
 from ckpt_runtime.state.schema_evolution import evolve
-from ckpt_runtime.state.states import Key, RowBufferSpec
 from ckpt_runtime.state.stored_rows import KEY_PREFIX, check_owned
 from ckpt_runtime.state.stored_rows import MATCHED as IS_MATCHED
 
@@ -34,18 +30,7 @@ POSITION = "position"
 
 _NUMBER_BYTES = 8
 _ROWS, _FLAGS = b"\0", b"\1"
-_NEW = -1
-
-
-@dataclass(slots=True)
-class _Chunk:
-    """``size`` counts the rows that it was made with, ``stored`` those in its entry, ``living`` those that are left."""
-
-    key_group: int
-    number: int
-    size: int
-    stored: int
-    living: int
+_RUNS_AT_ONCE = 2_048
 
 
 Decoded: TypeAlias = tuple[int, pa.RecordBatch, AnyArray, AnyArray]
@@ -122,202 +107,28 @@ class ChunkCodec:
         return batch
 
 
-class StoredRowBuffer(RowBuffer):
-    """One side, which knows of each row whether the database has it, and in which chunk."""
-
-    def __init__(self, spec: RowBufferSpec, codec: ChunkCodec, max_parallelism: int) -> None:
-        self.codec = codec
-        self._max_parallelism = max_parallelism
-        self._chunks: dict[int, _Chunk] = {}
-        self._next_chunk = 0
-        self._next_number = 0
-        self._touched: set[int] = set()
-        super().__init__(spec)
-
-    def _clear(self) -> None:
-        super()._clear()
-        rows = len(self._flags)
-        self._groups: AnyArray = np.zeros(rows, dtype=np.int32)
-        self._homes: AnyArray = np.zeros(rows, dtype=np.int32)
-        self._positions: AnyArray = np.zeros(rows, dtype=np.uint32)
-        self._noted: AnyArray = np.zeros(rows, dtype=np.uint8)
-        self._first_new = 0
-
-    def _make_rows(self, rows: int) -> None:
-        used = self._rows.rows
-        super()._make_rows(rows)
-        capacity = len(self._flags)
-        if capacity != len(self._homes):
-            self._groups = grown(self._groups, capacity, used)
-            self._homes = grown(self._homes, capacity, used)
-            self._positions = grown(self._positions, capacity, used)
-            self._noted = grown(self._noted, capacity, used)
-
-    def append(self, batch: pa.RecordBatch, slots: AnyArray, matched: AnyArray) -> None:
-        first = self._rows.rows
-        super().append(batch, slots, matched)
-        last = self._rows.rows
-        hashes = hash_arrays([batch.column(key) for key in self.spec.keys], self.spec.keys)
-        self._groups[first:last] = key_groups_of(hashes, self._max_parallelism)
-        self._homes[first:last] = _NEW
-
-    def refill(self, parts: list[tuple[pa.RecordBatch, AnyArray]], index: KeyIndex) -> None:
-        """Rows that stay in memory keep their places in the database; with no parts, all end."""
-        self._note()
-        living = np.flatnonzero(self._flags[: self._rows.rows] & ALIVE)
-        homes, positions = self._homes[living], self._positions[living]
-        if not parts:
-            self._end(homes)
-            homes, positions = homes[:0], positions[:0]
-        super().refill(parts, index)
-        rows = self._rows.rows
-        self._homes[:rows] = homes
-        self._positions[:rows] = positions
-        self._noted[:rows] = self._flags[:rows]
-        self._first_new = int(np.count_nonzero(homes != _NEW))
-
-    def restore_chunk(self, key_group: int, number: int, positions: AnyArray, flags: AnyArray) -> None:
-        """The latest rows are those of this chunk."""
-        rows = self._rows.rows
-        first = rows - len(positions)
-        size = max(len(flags), 1 + int(positions.max(initial=0)))  # written anew, a chunk has gaps and no flags
-        chunk = self._add_chunk(_Chunk(key_group, number, size, size, len(positions)))
-        self._homes[first:rows] = chunk
-        self._positions[first:rows] = positions
-        self._noted[first:rows] = self._flags[first:rows]
-        self._first_new = rows
-        self._next_number = max(self._next_number, number + 1)
-
-    def _add_chunk(self, chunk: _Chunk) -> int:
-        self._chunks[self._next_chunk] = chunk
-        self._next_chunk += 1
-        return self._next_chunk - 1
-
-    def _note(self) -> None:
-        """Sees which rows that the database has have matched or ended since the last time."""
-        known = self._first_new
-        changed = np.flatnonzero(self._flags[:known] != self._noted[:known])
-        self._touched.update(np.unique(self._homes[changed]).tolist())
-        self._end(self._homes[changed[self._flags[changed] & ALIVE == 0]])
-        self._noted[changed] = self._flags[changed]
-
-    def _end(self, homes: AnyArray) -> None:
-        """Of one row each."""
-        for chunk, rows in zip(*(part.tolist() for part in np.unique(homes, return_counts=True)), strict=True):
-            if chunk != _NEW:
-                self._chunks[chunk].living -= rows
-                self._touched.add(chunk)
-
-    def freeze_changes(self) -> FrozenChunks | None:
-        """What the database has to learn."""
-        self._note()
-        rows, first = self._rows.rows, self._first_new
-        new = first + np.flatnonzero(self._flags[first:rows] & ALIVE)
-        if not len(new) and not self._touched:
-            return None
-        made = self._new_chunks(new)
-        self._noted[first:rows] = self._flags[first:rows]
-        self._first_new = rows
-        frozen = FrozenChunks(
-            self.spec, self.codec, self._rows.segments, self._flags[:rows].copy(), self._homes[:rows],
-            self._positions[:rows], made,
-        )  # fmt: skip
-        for number in sorted(self._touched):
-            chunk = self._chunks[number]
-            if not chunk.living:
-                frozen.ended.append(self._chunks.pop(number))
-            elif 2 * chunk.living < chunk.stored:
-                frozen.rewritten[number] = chunk
-                chunk.stored = chunk.living
-            else:
-                frozen.flagged[number] = chunk
-        self._touched.clear()
-        return frozen
-
-    def _new_chunks(self, new: AnyArray) -> list[tuple[_Chunk, AnyArray]]:
-        """Chunks of rows that the database does not have, each with the numbers of its rows."""
-        made = []
-        for group, numbers in _by(self._groups, new):
-            size = len(numbers)
-            chunk = _Chunk(group, self._next_number, size, size, size)
-            self._homes[numbers] = self._add_chunk(chunk)
-            self._positions[numbers] = np.arange(size)
-            made.append((chunk, numbers))
-        self._next_number += 1
-        return made
-
-
-class FrozenChunks:
-    """What has changed in one side until one moment. ``homes`` and ``positions`` of these rows never change."""
+class ChunksForm:
+    """Chunks and runs as stored rows, and chunks of those, whether somebody has asked for the state or not."""
 
     def __init__(
-        self,
-        spec: RowBufferSpec,
-        codec: ChunkCodec,
-        segments: Sequence[pa.RecordBatch],
-        flags: AnyArray,
-        homes: AnyArray,
-        positions: AnyArray,
-        made: list[tuple[_Chunk, AnyArray]],
+        self, name: str, codec: ChunkCodec, runs: RunCodec, owned: KeyGroupRange, max_parallelism: int
     ) -> None:
-        self._spec = spec
-        self._codec = codec
-        self._segments = segments
-        self._flags = flags
-        self._homes = homes
-        self._positions = positions
-        self._made = [(chunk.key_group, chunk.number, numbers) for chunk, numbers in made]
-        self.ended: list[_Chunk] = []
-        self.rewritten: dict[int, _Chunk] = {}
-        self.flagged: dict[int, _Chunk] = {}
-
-    def puts(self) -> Iterator[tuple[bytes, bytes]]:
-        """Entries for the database."""
-        table = pa.Table.from_batches(self._segments, self._spec.schema)
-        for group, number, rows in self._made:
-            yield self._codec.keys(group, number)[0], self._encoded(table, rows)
-        changed = {**self.rewritten, **self.flagged}
-        rows = np.flatnonzero((self._flags & ALIVE).astype(bool) & np.isin(self._homes, list(changed)))
-        for home, own in _by(self._homes, rows):
-            chunk = changed[home]
-            key, flags_key = self._codec.keys(chunk.key_group, chunk.number)
-            if home in self.rewritten:
-                yield key, self._encoded(table, own)
-            else:
-                flags = np.zeros(chunk.size, dtype=np.uint8)
-                flags[self._positions[own]] = self._flags[own]
-                yield flags_key, self._codec.encode_flags(flags)
-
-    def _encoded(self, table: pa.Table, rows: AnyArray) -> bytes:
-        taken = table.take(arrow_from_numpy(pa.int64(), rows)).combine_chunks().to_batches()
-        batch = taken[0] if len(taken) == 1 else pa.concat_batches(taken)
-        stored = to_stored(self._spec, batch, (self._flags[rows] & MATCHED) >> 1)
-        return self._codec.encode_rows(stored, self._positions[rows])
-
-    def deletes(self) -> Iterator[bytes]:
-        """Keys that are no more."""
-        for chunk in self.ended:
-            yield from self._codec.keys(chunk.key_group, chunk.number)
-        for chunk in self.rewritten.values():
-            yield self._codec.keys(chunk.key_group, chunk.number)[1]
-
-    def release(self) -> None:
-        """The columns go."""
-        self._segments = ()
-
-
-class ChunksForm:
-    """Chunks as stored rows and back, whether somebody has asked for the state or not."""
-
-    def __init__(self, name: str, codec: ChunkCodec, owned: KeyGroupRange, max_parallelism: int) -> None:
         self._name = name
         self._codec = codec
+        self._runs = runs
         self._owned = owned
         self._max_parallelism = max_parallelism
 
     def batches(self, entries: Iterable[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
         """Living rows in the present schema, in the order of the entries."""
-        return (rows for _, rows, _, _ in self._codec.decode(entries))
+        entries = iter(entries)
+        others: list[tuple[bytes, bytes]] = []
+        for _, rows, _, _ in self._codec.decode(chunks_of(entries, others)):
+            yield rows
+        runs = (value for key, value in chain(others, entries) if key[PREFIX_BYTES] == RUNS)
+        while part := list(islice(runs, _RUNS_AT_ONCE)):
+            for _, rows in self._runs.decode(part):
+                yield rows
 
     def entries(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[bytes, bytes]]:
         """Chunks of stored rows in the present schema, in which the rows of a key are in order."""
@@ -326,50 +137,28 @@ class ChunksForm:
             hashes = hash_arrays(batch.columns[: len(names)], names)
             groups = key_groups_of(hashes, self._max_parallelism)
             check_owned(self._name, groups, self._owned)
-            for group, rows in _by(groups, np.arange(batch.num_rows)):
+            for group, rows in rows_by(groups, np.arange(batch.num_rows)):
                 own = batch.take(arrow_from_numpy(pa.int64(), rows))
                 positions = np.arange(len(rows), dtype=np.uint32)
                 yield self._codec.keys(group, number)[0], self._codec.encode_rows(own, positions)
 
 
-def _by(values: AnyArray, rows: AnyArray) -> Iterator[tuple[int, AnyArray]]:
+def chunks_of(
+    entries: Iterator[tuple[bytes, bytes]], others: list[tuple[bytes, bytes]] | None = None
+) -> Iterator[tuple[bytes, bytes]]:
+    """Those of chunks, which come first in a key group; the first one of another kind is added to ``others``."""
+    for entry in entries:
+        if entry[0][PREFIX_BYTES] >= COUNTS:
+            if others is not None:
+                others.append(entry)
+            return
+        yield entry
+
+
+def rows_by(values: AnyArray, rows: AnyArray) -> Iterator[tuple[int, AnyArray]]:
     """The numbers of rows by the rows' values, in order."""
     ordered = rows[np.argsort(values[rows], kind="stable")]
     found, starts = np.unique(values[ordered], return_index=True)
     ends = [*starts[1:].tolist(), len(ordered)]
     for value, start, end in zip(found.tolist(), starts.tolist(), ends, strict=False):
         yield value, ordered[start:end]
-
-
-class RowsState:
-    """One side as a state of the backend."""
-
-    def __init__(self, side: StoredRowBuffer) -> None:
-        self._side = side
-
-    def stored_schema(self) -> pa.Schema:
-        """Schema of stored rows."""
-        return self._side.stored_schema()
-
-    @property
-    def cache(self) -> RowsState:
-        """All of it is at hand."""
-        return self
-
-    def freeze(self) -> FrozenChunks | None:
-        """What has changed since the last call, in the time of a byte per row and of the new rows' order."""
-        return self._side.freeze_changes()
-
-    def prefetch(self, keys: Iterable[Key]) -> None:
-        """Nothing has to be read."""
-
-    def maintain(self, budget: int) -> None:
-        """Joins say themselves when to compact."""
-
-
-def restore_rows(buffers: RowBuffers, side: StoredRowBuffer, database: Database, owned: KeyGroupRange) -> None:
-    """Loads what the database has of one side. Raises CorruptStateError."""
-    for group in range(owned.first, owned.last + 1):
-        for number, rows, positions, flags in side.codec.decode(database.scan(state_prefix(group, side.codec.id))):
-            buffers.load(side, rows)
-            side.restore_chunk(group, number, positions, flags)

@@ -131,8 +131,10 @@ class StoredTimers(StoredState, TimerQueue):
     def from_rows(self, rows: list[Row]) -> Any:
         return tuple([time for (time,) in rows])
 
-    def restore_index(self) -> None:
-        """Finds all timers."""
+    def attach(
+        self, database: Database, entry: StateEntry, keys: KeyCodec, groups: KeyGroupRange, capacity: int
+    ) -> None:
+        super().attach(database, entry, keys, groups, capacity)
         for key, times in self.stored_entries():
             for time in times:
                 self._pushes += 1

@@ -22,6 +22,7 @@ from ckpt_runtime.state.rocksdb.codec import SPLIT, KeyCodec, Row, RowsCodec, Sp
 from ckpt_runtime.state.rocksdb.columnar_codec import ColumnarCodec
 from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec, ChunksForm
 from ckpt_runtime.state.rocksdb.elements import MOST_ROWS
+from ckpt_runtime.state.rocksdb.row_runs import RunCodec
 from ckpt_runtime.state.rocksdb.store import BATCH
 from ckpt_runtime.state.states import Key
 from ckpt_runtime.state.stored_rows import USER_KEY_PREFIX, schema_from_json, without_prefix
@@ -46,7 +47,8 @@ def stored_form(
     """``new_table`` makes the table of an aggregate that somebody has asked for."""
     if entry.kind == "rows":
         chunks = ChunkCodec(name, entry.id, entry.schemas(), entry.current)
-        return ChunksForm(name, chunks, owned, max_parallelism)
+        runs = RunCodec(name, entry.id, entry.schemas(), entry.current, owned, max_parallelism)
+        return ChunksForm(name, chunks, runs, owned, max_parallelism)
     if entry.kind == "aggregate":
         codec = ColumnarCodec(name, entry.id, entry.schemas(), entry.current, owned, max_parallelism)
         return _AggregateForm(name, entry, codec, new_table)
