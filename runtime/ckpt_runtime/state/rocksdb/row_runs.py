@@ -186,13 +186,14 @@ class RunCodec:
         return batch
 
     def _decoded(self, schema: pa.Schema, bodies: list[memoryview], sizes: list[int]) -> list[pa.Array]:
-        lengths = [np.frombuffer(body[: 4 * n], dtype="<u4") for body, n in zip(bodies, sizes, strict=True)]
+        lengths = np.frombuffer(b"".join([b[: 4 * n] for b, n in zip(bodies, sizes, strict=True)]), dtype=np.uint8)
         rows = [body[4 * n :] for body, n in zip(bodies, sizes, strict=True)]
-        for own, n, body in zip(lengths, sizes, rows, strict=True):
-            if len(own) != n or int(own.sum()) != len(body):
-                raise self._corrupt("a run whose rows are not as long as it says")
         offsets = np.zeros(1 + sum(sizes), dtype=np.int64)
-        np.cumsum(np.concatenate(lengths), out=offsets[1:])
+        if len(lengths) == 4 * (len(offsets) - 1):
+            np.cumsum(lengths.view("<u4"), out=offsets[1:])
+        ends = np.cumsum(np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)))
+        if not np.array_equal(offsets[np.cumsum(sizes)], ends):
+            raise self._corrupt("a run whose rows are not as long as it says")
         data = np.frombuffer(b"".join(rows), dtype=np.uint8)
         check_encoded(schema.types, data, read_only(offsets[:-1]), read_only(offsets[1:]))
         return decode_rows(schema.types, data, read_only(offsets[:-1]))
