@@ -117,6 +117,13 @@ class RunCodec:
         """It. Like all entries it begins with a schema, as those are translated when databases are merged."""
         return self._header + rows.to_bytes(8, "big")
 
+    def decode_count(self, value: bytes) -> int:
+        """The inverse. Raises CorruptStateError."""
+        rows = int.from_bytes(value[ID_BYTES:], "big")
+        if len(value) != ID_BYTES + 8 or rows >= 1 << 62:
+            raise self._corrupt(f"the number {rows} of rows in runs")
+        return rows
+
     def time_key(self, key: bytes, least: int) -> bytes:
         """By which a run is found whose earliest event time this is."""
         time = (least + (1 << 63)).to_bytes(_TIME_BYTES, "big")
