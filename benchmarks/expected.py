@@ -13,6 +13,8 @@ from typing import Any
 import numba
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.snapshot import open_snapshot
@@ -73,6 +75,27 @@ def digest(positions: dict[int, int]) -> int:
     return sum(int(_digest_split(split, rows)) for split, rows in positions.items()) % (1 << 64)
 
 
+KEY_FORMS = ("int", "scattered", "string")
+
+
+def scattered(keys: Int64s) -> Int64s:
+    """splitmix64 of each key, as a signed integer."""
+    h = keys.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (h ^ (h >> np.uint64(31))).view(np.int64)
+
+
+def _places(found: Any, form: str, known: pa.Array) -> Int64s:
+    """The numbers of keys that were found, of which ``known`` are all in their order."""
+    if form == "string":
+        found = np.array([int(text, 16) for text in found], dtype=np.uint64).view(np.int64)
+    places = pc.index_in(pa.array(found), known)
+    if places.null_count:
+        raise KeyError(f"there are keys that the generator never makes, {places.null_count} of {len(places)}")
+    return np.asarray(places).astype(np.int64)
+
+
 class Savepoint:
     """A savepoint of one of the benchmarks, or a checkpoint with state in memory, read without restoring it."""
 
@@ -99,11 +122,17 @@ class Savepoint:
             for rows in listed.items
         )
 
-    def totals(self, uid: str, keys: int) -> Totals:
-        """The state of operator ``uid``: a state whose columns are the key, the count and the sum."""
+    def totals(self, uid: str, keys: int, form: str = "int") -> Totals:
+        """The state of operator ``uid``: a state whose columns are the key, the count and the sum.
+
+        Keys have one of the :data:`KEY_FORMS`. Raises KeyError for one that is none of the ``keys``.
+        """
+        known = None if form == "int" else pa.array(scattered(np.arange(keys)))
         totals = Totals(np.zeros(keys, dtype=np.int64), np.zeros(keys, dtype=np.int64))
         for batch in self._batches(uid):
             key, count, total = (np.asarray(column) for column in batch.columns)
+            if known is not None:
+                key = _places(key, form, known)
             totals.counts[key] += count
             totals.sums[key] += total
         return totals

@@ -34,14 +34,16 @@ def measure(pipeline: str, options: argparse.Namespace, more: Mapping[str, str] 
     configuration = {"execution.checkpointing.interval": f"{interval} ms"} if interval else {}
     configuration |= {"restart-strategy.type": "none", **backend_configuration(options.backend), **(more or {})}
     with session(options.parallelism) as running:
-        job = running.run(pipeline, [options.keys], options.parallelism, configuration)
+        form = getattr(options, "key", "int")
+        arguments = [options.keys] if form == "int" else [options.keys, form]
+        job = running.run(pipeline, arguments, options.parallelism, configuration)
         progress("running; warming up")
         job.wait_for_rows()
         job.wait_for_spares()
         job.let_run(min(WARM_UP_S, options.seconds))
         run = _measured(job, options.seconds)
         progress(f"{run.rows_per_s:,.0f} rows/s; draining and checking")
-        check(job, job.drain(), options.keys)
+        check(job, job.drain(), options.keys, form)
         run.peak_rss_mb = running.peak_rss_mb
     return run
 
@@ -61,12 +63,12 @@ def _measured(job: BenchmarkJob, seconds: float) -> KeyedRun:
     return KeyedRun(after.rows_per_s_since(before), checkpoints=inside, sync_ms=sync)
 
 
-def check(job: BenchmarkJob, savepoint_url: str, keys: int) -> None:
+def check(job: BenchmarkJob, savepoint_url: str, keys: int, form: str = "int") -> None:
     """The sink saw every row once, and the state is what the generator's definition says. Raises BenchmarkError."""
     report = job.report()
     savepoint = expected.Savepoint(savepoint_url)
     positions = savepoint.positions("source")
-    state = savepoint.totals("state", keys)
+    state = savepoint.totals("state", keys, form)
     wanted = expected.computed(positions, keys)
     rows = sum(positions.values())
     facts = {

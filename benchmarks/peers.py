@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.backpressure import SLEEPS_MS, policies, sleeps
-from benchmarks.harness import BenchmarkError, parser_for, positive_int, progress, run_main
+from benchmarks.expected import KEY_FORMS
+from benchmarks.harness import (
+    BenchmarkError,
+    add_backend_option,
+    backend_configuration,
+    parser_for,
+    positive_int,
+    progress,
+    run_main,
+)
 from benchmarks.shuffle_run import POLICIES, setting
 from benchmarks.spark_peer import STATE_STORES
 
@@ -48,10 +57,15 @@ def contests(options: argparse.Namespace) -> list[Contest]:
     seconds = ("--seconds", f"{options.seconds:g}", "--interval-ms", str(options.interval_ms))
     spark = ("--seconds", f"{options.seconds:g}", "--files-per-batch", str(options.files_per_batch))
     ckpt = ("--ckpt", f"{options.interval_ms}ms" if options.interval_ms else "off")
+    keys = ("--keys", str(options.keys))
+    form = ("--key", options.key)
+    cache = ("--cached-keys", str(options.cached_keys)) if options.cached_keys else ()
+    backend = ("--backend", options.backend)
+    flink_backend = ("--backend", backend_configuration(options.backend)["state.backend.type"])
     count = Contest(
         "keyed_count",
-        ("keyed_count", *seconds),
-        ("b1/run.sh", "--n", str(options.java_rows), *ckpt),
+        ("keyed_count", *seconds, *keys, *form, *backend, *cache),
+        ("b1/run.sh", "--n", str(options.java_rows), *ckpt, *keys, *form, *flink_backend),
         ("spark_peer", "--what", "count", "--state", options.state, *spark),
     )
     process = Contest(
@@ -97,6 +111,10 @@ def main() -> None:
     parser.add_argument("--interval-ms", type=int, default=1000, help="checkpoint interval; 0 means no checkpoints")
     parser.add_argument("--java-rows", type=positive_int, default=30_000_000, help="rows of a Java job")
     parser.add_argument("--python-rows", type=positive_int, default=1_000_000, help="rows of a PyFlink job")
+    parser.add_argument("--keys", type=positive_int, default=100_000, help="of keyed_count")
+    parser.add_argument("--key", choices=KEY_FORMS, default="int", help="form of keyed_count's keys")
+    parser.add_argument("--cached-keys", type=positive_int, help="keys of keyed_count that ours keeps in memory")
+    add_backend_option(parser, default="memory")
     parser.add_argument("--files-per-batch", type=positive_int, default=2, help="of Spark's micro-batches")
     parser.add_argument("--state", choices=STATE_STORES, default="rocksdb", help="Spark's state store of keyed_count")
     parser.add_argument("--conf", type=setting, action="append", metavar="KEY=VALUE", help="of our side's backpressure")
@@ -105,8 +123,16 @@ def main() -> None:
         parser.error("give --flink-dir DIR, --spark, or both")
     if options.what == "backpressure" and options.spark:
         parser.error("--spark: Spark has no such topology, give --flink-dir only")
+    if (options.spark or options.what != "keyed_count") and _is_special(options):
+        parser.error("--keys, --key, --cached-keys and --backend go with --what keyed_count and --flink-dir alone")
     results = [compare(contest, options) for contest in contests(options)]
     print(json.dumps({"name": NAME, "rounds": options.rounds, "contests": results}), flush=True)
+
+
+def _is_special(options: argparse.Namespace) -> bool:
+    """Whether it asks for what only one pair of benchmarks can do."""
+    given = (options.keys, options.key, options.cached_keys, options.backend)
+    return given != (100_000, "int", None, "memory")
 
 
 def compare(contest: Contest, options: argparse.Namespace) -> dict[str, Any]:

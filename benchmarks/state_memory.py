@@ -20,6 +20,7 @@ import numpy as np
 import psutil  # type: ignore[import-untyped, unused-ignore]
 import pyarrow as pa
 
+from benchmarks.expected import KEY_FORMS, scattered
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.graph.key_groups import KeyGroupRange
@@ -32,19 +33,20 @@ from ckpt_runtime.state.states import AggregateColumn
 BATCH = 65_536
 LEAST_KEYS = 1_000_000
 MAX_PARALLELISM = 128
-KEY = pa.schema([("key", pa.int64())])
 AGGREGATES = [
     AggregateColumn("count", None, "count", None, pa.int64()),
     AggregateColumn("sum", "value", "sum", pa.int64(), pa.int64()),
 ]
 
 
-def bytes_per_key(backend: str, keys: int) -> float:
+def bytes_per_key(backend: str, keys: int, form: str = "int") -> float:
     """Of ``keys`` keys, or a million, in a backend by its name in ``state.backend.type``, while a snapshot is written.
+
+    ``form`` is one of :data:`~benchmarks.expected.KEY_FORMS`.
 
     Fewer keys than that are lost among what a process needs anyway.
     """
-    command = [sys.executable, "-m", "benchmarks.state_memory", backend, str(max(keys, LEAST_KEYS))]
+    command = [sys.executable, "-m", "benchmarks.state_memory", backend, str(max(keys, LEAST_KEYS)), form]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return float(json.loads(done.stdout)["bytes_per_key"])
 
@@ -69,13 +71,16 @@ class _NoFiles:
     shared = private
 
 
-def _add(backend: KeyedStateBackend, first: int, last: int, keys: int) -> None:
+def _add(backend: KeyedStateBackend, first: int, last: int, keys: int, form: str) -> None:
     """Rows whose keys are ``first`` to ``last`` in an order that scatters them over all keys."""
-    table = backend.aggregate_table("aggregates", KEY, AGGREGATES)
+    kind = pa.string() if form == "string" else pa.int64()
+    table = backend.aggregate_table("aggregates", pa.schema([("key", kind)]), AGGREGATES)
     step = next(number for number in range(keys * 5 // 8 | 1, 2 * keys + 2, 2) if np.gcd(number, keys) == 1)
     for start in range(first, last, BATCH):
         numbers = np.arange(start, min(last, start + BATCH)) * step % keys
-        table.update(pa.record_batch({"key": numbers, "value": numbers & 1023}))
+        made = numbers if form == "int" else scattered(numbers)
+        column = pa.array([f"{key:016x}" for key in made.view(np.uint64).tolist()] if form == "string" else made)
+        table.update(pa.record_batch({"key": column, "value": numbers & 1023}))
 
 
 def _snapshot(backend: KeyedStateBackend, checkpoint_id: int) -> tuple[KeyedSnapshot, threading.Thread]:
@@ -85,7 +90,7 @@ def _snapshot(backend: KeyedStateBackend, checkpoint_id: int) -> tuple[KeyedSnap
     return snapshot, writer
 
 
-def measured(name: str, keys: int) -> dict[str, Any]:
+def measured(name: str, keys: int, form: str) -> dict[str, Any]:
     """Fills, takes a snapshot, updates every key while it is written, and says what that has needed at most."""
     warm_up()
     with tempfile.TemporaryDirectory() as directory:
@@ -96,9 +101,9 @@ def measured(name: str, keys: int) -> dict[str, Any]:
 
         def filled(count: int) -> KeyedStateBackend:
             backend = create_backend(name, BackendParameters("state", groups, MAX_PARALLELISM, make_directory))
-            _add(backend, 0, count, count)
+            _add(backend, 0, count, count, form)
             snapshot, writer = _snapshot(backend, 1)
-            _add(backend, 0, count, count)
+            _add(backend, 0, count, count, form)
             writer.join()
             snapshot.release()
             return backend
@@ -115,8 +120,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("backend")
     parser.add_argument("keys", type=int)
+    parser.add_argument("form", choices=KEY_FORMS)
     options = parser.parse_args()
-    print(json.dumps(measured(options.backend, options.keys)))
+    print(json.dumps(measured(options.backend, options.keys, options.form)))
 
 
 if __name__ == "__main__":

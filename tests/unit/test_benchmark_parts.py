@@ -267,6 +267,35 @@ def test_peers_of_backpressure_do_the_same_work() -> None:
         peers.rate_of({"rec_s": 0})
 
 
+def test_peers_of_keyed_count_have_the_same_keys_and_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[peers.Contest] = []
+    monkeypatch.setattr(peers, "compare", lambda contest, _: asked.append(contest))
+    base = ["peers", "--flink-dir", "f", "--backend", "rocksdb", "--keys", "7", "--key", "string"]
+    monkeypatch.setattr(sys, "argv", [*base, "--cached-keys", "4", "--what", "keyed_count"])
+    peers.main()
+    (contest,) = asked
+    assert contest.ours[-8:] == ("--keys", "7", "--key", "string", "--backend", "rocksdb", "--cached-keys", "4")
+    assert contest.flink[-6:] == ("--keys", "7", "--key", "string", "--backend", "rocksdb")
+    monkeypatch.setattr(sys, "argv", base)
+    with pytest.raises(SystemExit):
+        peers.main()
+
+
+@pytest.mark.parametrize("form", expected.KEY_FORMS)
+def test_keys_of_every_form_are_found_in_the_state(form: str) -> None:
+    keys = np.array([4, 0, 2])
+    found: Any = keys if form == "int" else expected.scattered(keys)
+    if form == "string":
+        found = np.array([f"{key:016x}" for key in found.view(np.uint64).tolist()])
+    savepoint = object.__new__(expected.Savepoint)
+    batch = pa.record_batch([pa.array(found), pa.array([1, 2, 3]), pa.array([5, 6, 7])], ["key", "count", "sum"])
+    savepoint._batches = lambda uid: iter([batch])  # type: ignore[method-assign]
+    totals = savepoint.totals("state", 5, form)
+    assert (totals.counts.tolist(), totals.sums.tolist()) == ([2, 0, 3, 0, 1], [6, 0, 7, 0, 5])
+    with pytest.raises(KeyError if form != "int" else IndexError):
+        savepoint.totals("state", 4, form)
+
+
 def test_a_chart_of_one_run_needs_all() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.backpressure", "--plot", "somewhere"],

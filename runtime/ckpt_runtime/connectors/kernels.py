@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckpt_runtime.connectors.splits import SPLITS
-from ckpt_runtime.state.kernels.compiler import I64, IN_I64, INT64, UINT64, inlined, kernel
+from ckpt_runtime.state.kernels.compiler import I64, IN_I32, IN_I64, IN_U8, INT64, U8, UINT64, inlined, kernel
 
 BLOCK = 256
 """Consecutive rows that belong to one split: row ``i`` is in split ``i // BLOCK % SPLITS``."""
@@ -66,6 +66,62 @@ def keyed_values(rows: Int64Array, keys: int, key: Int64Array, value: Int64Array
         mixed = _mix(rows[index])
         key[index] = np.int64(mixed % keys)
         value[index] = np.int64(mixed & _LOW_10_BITS)
+
+
+@inlined
+def _unmix(mixed: Any) -> Any:
+    """The inverse of :func:`_mix`; the factors are the inverses of its factors modulo 2**64."""
+    z = np.uint64(mixed)
+    z = z ^ (z >> np.uint64(31)) ^ (z >> np.uint64(62))
+    z *= np.uint64(0x319642B2D24D8EC3)
+    z = z ^ (z >> np.uint64(27)) ^ (z >> np.uint64(54))
+    z *= np.uint64(0x96DE1B173F119089)
+    z = z ^ (z >> np.uint64(30)) ^ (z >> np.uint64(60))
+    return z - np.uint64(0x9E3779B97F4A7C15)
+
+
+@kernel((I64,))
+def scatter_keys(keys: Int64Array) -> None:
+    """Each key becomes its splitmix64, so that keys lie anywhere between all 64-bit integers."""
+    for index in range(keys.shape[0]):
+        keys[index] = np.int64(_mix(keys[index]))
+
+
+@kernel((IN_I64, I64))
+def gathered_keys(scattered: Int64Array, keys: Int64Array) -> None:
+    """The inverse of :func:`scatter_keys`."""
+    for index in range(keys.shape[0]):
+        keys[index] = np.int64(_unmix(scattered[index]))
+
+
+@kernel((IN_I64, U8))
+def hex_digits(keys: Int64Array, text: Any) -> None:
+    """Each key as 16 lower-case digits of its 64 bits, the highest first."""
+    for index in range(keys.shape[0]):
+        bits = np.uint64(keys[index])
+        for digit in range(16):
+            number = np.uint8((bits >> np.uint64(60 - 4 * digit)) & np.uint64(15))
+            text[16 * index + digit] = number + np.uint8(48 if number < 10 else 87)
+
+
+@kernel((IN_I32, IN_U8, I64))
+def keys_of_digits(offsets: Any, text: Any, keys: Int64Array) -> int:
+    """The inverse of :func:`hex_digits`; the first row that is no such text, or -1."""
+    for index in range(keys.shape[0]):
+        if offsets[index + 1] - offsets[index] != 16:
+            return index
+        bits = np.uint64(0)
+        for place in range(offsets[index], offsets[index + 1]):
+            byte = text[place]
+            if np.uint8(48) <= byte <= np.uint8(57):
+                number = byte - np.uint8(48)
+            elif np.uint8(97) <= byte <= np.uint8(102):
+                number = byte - np.uint8(87)
+            else:
+                return index
+            bits = (bits << np.uint64(4)) | np.uint64(number)
+        keys[index] = np.int64(bits)
+    return -1
 
 
 @kernel((IN_I64, I64, I64))

@@ -1,8 +1,9 @@
 """Format ``numbers``: computes its rows as the job runs, for benchmarks and exactly-once checks.
 
-Row ``i`` (from 0) is ``h = splitmix64(i)``, ``key = h mod keys`` (unsigned), ``value = h & 1023``; with
-``sequence=true`` it is ``(split, number within the split)``, both int64. Rows are dealt in blocks to a fixed number of
-splits whose positions are the state. Never replays prepared batches.
+Row ``i`` (from 0) is ``h = splitmix64(i)``, ``key = h mod keys`` (unsigned), ``value = h & 1023``. With
+``keyForm=scattered`` the key is its splitmix64 as a signed integer, with ``keyForm=string`` the 16 lower-case digits of
+that in hexadecimal; with ``sequence=true`` a row is ``(split, number within the split)``, both int64. Rows are dealt in
+blocks to a fixed number of splits whose positions are the state. Never replays prepared batches.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class NumbersSource(SourceOperator):
         self._schema = source_schema(spec.format, spec.options, spec.schema)
         self._limit = options["rows"] or _NO_LIMIT
         self._keys: Any = np.uint64(options["keys"])
+        self._key_form = str(options["keyForm"])
         self._batch_rows = int(options["batchRows"])
         self._rate = float(options["rowsPerSecond"])
         self._sequence = bool(options["sequence"])
@@ -46,7 +48,7 @@ class NumbersSource(SourceOperator):
         self._splits = read_only(np.array(list(splits), dtype=np.int64))
         self._positions = np.array([int(item.get("position", 0)) for item in splits.values()], dtype=np.int64)
         self._pacer = Pacer(self._rate * len(splits) / SPLITS, context.now_ms)
-        self._columns(np.empty(0, dtype=np.int64))
+        _hex_digits(self._columns(np.empty(0, dtype=np.int64))[0])
 
     def poll(self) -> SourceStatus:
         wanted = min(self._batch_rows, self.most_rows, self._pacer.allowance())
@@ -57,8 +59,11 @@ class NumbersSource(SourceOperator):
         if filled == 0:
             return SourceStatus.END_OF_INPUT
         self._pacer.spend(filled)
-        columns = [arrow_from_numpy(pa.int64(), column) for column in self._columns(rows[:filled])]
-        self.output.emit(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+        columns = self._columns(rows[:filled])
+        arrays = [arrow_from_numpy(pa.int64(), column) for column in columns]
+        if self._key_form == "string":
+            arrays[0] = _hex_digits(columns[0])
+        self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
         return SourceStatus.MORE_AVAILABLE
 
     def idle_ms(self) -> int:
@@ -78,7 +83,16 @@ class NumbersSource(SourceOperator):
             kernels.sequence_numbers(read_only(rows), first, second)
             return [first, second]
         kernels.keyed_values(read_only(rows), self._keys, first, second)
+        if self._key_form != "int":
+            kernels.scatter_keys(first)
         return [first, second, rows][: len(self._schema)]
+
+
+def _hex_digits(keys: kernels.Int64Array) -> pa.Array:
+    text = pa.allocate_buffer(16 * len(keys))
+    kernels.hex_digits(read_only(keys), np.frombuffer(memoryview(text), dtype=np.uint8))
+    offsets = np.arange(0, 16 * len(keys) + 1, 16, dtype=np.int32)
+    return pa.StringArray.from_buffers(len(keys), pa.py_buffer(offsets), text)
 
 
 def _new_column(rows: int) -> kernels.Int64Array:

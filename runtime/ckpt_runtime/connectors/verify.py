@@ -1,9 +1,10 @@
 """Format ``verify``: a sink for benchmarks that counts rows, checks running counts, and reports totals in a file.
 
-Rows are updates ``(key, count[, sum])`` with keys from 0; the count of a key must grow by one from row to row. With
-``row=<column>`` they are row numbers instead, in any order, of which a digest is kept. Each subtask writes
-``<report>/subtask-<index>.json``, replaced as a whole at every completed checkpoint and at the end; with
-``reportIntervalMs`` also with the first rows of an attempt, and with rows that come that long after the last report.
+Rows are updates ``(key, count[, sum])`` with keys from 0, in the ``keyForm`` of format ``numbers``; the count of a key
+must grow by one from row to row. With ``row=<column>`` they are row numbers instead, in any order, of which a digest is
+kept. Each subtask writes ``<report>/subtask-<index>.json``, replaced as a whole at every completed checkpoint and at
+the end; with ``reportIntervalMs`` also with the first rows of an attempt, and with rows that come that long after the
+last report.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ckpt_runtime.connectors import kernels
 from ckpt_runtime.graph.formats import sink_options
 from ckpt_runtime.graph.specs import SinkSpec
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
-from ckpt_runtime.state.columns import NO_BITMAP, AnyArray, int64_column
+from ckpt_runtime.state.columns import NO_BITMAP, AnyArray, bytes_column, int64_column
 from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.kernels.index_kernels import key_bounds
 
@@ -28,6 +29,7 @@ MAX_KEY = 1 << 27
 _ROWS = "rows"
 _DIGEST = "digest"
 _MODULUS = 1 << 64
+_NO_BYTES = read_only(np.empty(0, dtype=np.uint8))
 
 
 class VerifySink(Operator):
@@ -47,6 +49,7 @@ class VerifySink(Operator):
         options = sink_options(spec.format, spec.options)
         self._key, self._count, self._sum = options["key"], options["count"], options["sum"]
         self._row = options["row"]
+        self._key_form = options["keyForm"]
         self._digest = 0
         self._directory = Path(options["report"])
         self._interval_ms = int(options["reportIntervalMs"])
@@ -65,6 +68,9 @@ class VerifySink(Operator):
         empty = read_only(np.empty(0, dtype=np.int64))
         kernels.check_updates(empty, empty, empty, self._last)
         kernels.digest(empty)
+        if self._key_form != "int":
+            kernels.keys_of_digits(read_only(np.zeros(1, dtype=np.int32)), _NO_BYTES, empty.copy())
+            kernels.gathered_keys(empty, empty.copy())
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         if self._row:
@@ -79,7 +85,7 @@ class VerifySink(Operator):
             self._report()
 
     def _check_updates(self, batch: pa.RecordBatch) -> None:
-        key = self._column(batch, self._key)
+        key = self._keys(batch)
         count = self._column(batch, self._count)
         total = self._column(batch, self._sum) if self._sum else count
         self._make_room(key)
@@ -109,6 +115,20 @@ class VerifySink(Operator):
         if column.bitmap.size:
             raise ValueError(f"sink {self.context.uid!r}: column {name!r} holds nulls, updates have none")
         return column.values
+
+    def _keys(self, batch: pa.RecordBatch) -> AnyArray:
+        """The numbers of the keys, from 0."""
+        if self._key_form == "int":
+            return self._column(batch, self._key)
+        keys = np.empty(batch.num_rows, dtype=np.int64)
+        if self._key_form == "scattered":
+            kernels.gathered_keys(self._column(batch, self._key), keys)
+            return read_only(keys)
+        scattered, text = np.empty(batch.num_rows, dtype=np.int64), bytes_column(batch.column(self._key))
+        if text.bitmap.size or kernels.keys_of_digits(text.offsets, text.data, scattered) >= 0:
+            raise ValueError(f"sink {self.context.uid!r}: column {self._key!r} holds other than 16 hexadecimal digits")
+        kernels.gathered_keys(read_only(scattered), keys)
+        return read_only(keys)
 
     def _make_room(self, key: AnyArray) -> None:
         least, greatest = key_bounds(key, NO_BITMAP, 0)

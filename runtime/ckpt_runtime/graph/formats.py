@@ -44,6 +44,7 @@ SPLIT_SCHEMA = pa.schema(_SPLIT_FIELDS)
 reader hands out the rows with the offsets (simple readers): an Arrow IPC stream."""
 
 _BATCH_ROWS = Option("batchRows", int, 8192, minimum=1)
+_KEY_FORM = Option("keyForm", default="int", choices=("int", "scattered", "string"))
 _RATE = Option("rowsPerSecond", float, 0.0, minimum=0)
 
 _DATA_SOURCE = "pyspark.sql.datasource"
@@ -113,11 +114,13 @@ def _numbers_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.S
     if options["sequence"]:
         schema = pa.schema([("source", pa.int64()), ("n", pa.int64())])
     else:
-        schema = pa.schema([("key", pa.int64()), ("value", pa.int64())])
+        key = pa.string() if options["keyForm"] == "string" else pa.int64()
+        schema = pa.schema([("key", key), ("value", pa.int64())])
         if options["rowNumber"]:
             schema = schema.append(pa.field("row", pa.int64()))
     if declared is not None and declared != schema:
-        raise PlanError("schema", f"format 'numbers' emits {schema.names} as int64; leave the schema out")
+        kinds = ", ".join(f"{field.name} {field.type}" for field in schema)
+        raise PlanError("schema", f"format 'numbers' emits {kinds}; leave the schema out")
     return schema
 
 
@@ -144,7 +147,10 @@ def _check_verify(options: dict[str, Any], schema: pa.Schema) -> None:
             continue
         if column not in schema.names:
             raise PlanError(f"option {key!r}", f"no column {column!r}; there are {', '.join(schema.names)}")
-        if not pa.types.is_integer(schema.field(column).type):
+        if key == "key" and options["keyForm"] == "string":
+            if not pa.types.is_string(schema.field(column).type):
+                raise PlanError(f"option {key!r}", f"column {column!r} is {schema.field(column).type}, not a string")
+        elif not pa.types.is_integer(schema.field(column).type):
             raise PlanError(f"option {key!r}", f"column {column!r} is {schema.field(column).type}, not an integer")
 
 
@@ -159,6 +165,7 @@ SOURCE_FORMATS: dict[str, SourceFormat] = {
             (
                 Option("rows", int, 0, minimum=0),
                 Option("keys", int, 100_000, minimum=1),
+                _KEY_FORM,
                 Option("batchRows", int, 32_768, minimum=1),
                 _RATE,
                 Option("rowNumber", bool, False),
@@ -187,6 +194,7 @@ SINK_FORMATS: dict[str, SinkFormat] = {
             "verify",
             (
                 Option("key", default="key"),
+                _KEY_FORM,
                 Option("count", default="count"),
                 Option("sum"),
                 Option("row"),

@@ -40,6 +40,17 @@ def test_rows_are_the_documented_function_of_their_number(keys: int) -> None:
         assert (row["key"], row["value"]) == (mixed % keys, mixed & 1023)
 
 
+@pytest.mark.parametrize("keys", [1, 100_000])
+def test_keys_lie_far_apart_as_numbers_or_as_text(keys: int) -> None:
+    plain, far, text = (source(rows=1000, keys=keys, keyForm=form) for form in ("int", "scattered", "string"))
+    outputs = [opened(numbers, context()) for numbers in (plain, far, text)]
+    assert all(drain(numbers) for numbers in (plain, far, text))
+    keys_of, values_of = ([output.column(name) for output in outputs] for name in ("key", "value"))
+    assert keys_of[2] == [f"{splitmix64(key):016x}" for key in keys_of[0]]
+    assert [key & MASK for key in keys_of[1]] == [int(digits, 16) for digits in keys_of[2]]
+    assert values_of[0] == values_of[1] == values_of[2]
+
+
 def test_batches_have_the_asked_size_and_share_no_memory() -> None:
     numbers = source(rows=0, batchRows=1000)
     output = opened(numbers, context())

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+from benchmarks.expected import scattered
 from ckpt_runtime.connectors.blackhole import BlackholeSink
 from ckpt_runtime.connectors.verify import MAX_KEY, VerifySink
 from ckpt_runtime.graph.specs import SinkSpec
@@ -36,6 +38,31 @@ def test_totals_are_those_of_the_last_update_of_each_key(tmp_path: Path) -> None
     found = report(tmp_path)
     assert (found["rows"], found["keys"], found["count_total"], found["sum_total"]) == (3, 2, 3, 37)
     assert (found["violations"], found["finished"]) == (0, True)
+
+
+@pytest.mark.parametrize("form", ["scattered", "string"])
+def test_keys_in_another_form_are_those_that_it_was_made_of(tmp_path: Path, form: str) -> None:
+    sink = VerifySink(SinkSpec("verify", {"report": str(tmp_path), "sum": "sum", "keyForm": form}))
+    opened(sink, context(uid="check"))
+    keys = scattered(np.array([3, MAX_KEY - 1, 3, 3]))
+    column = pa.array([f"{key:016x}" for key in keys.view(np.uint64).tolist()] if form == "string" else keys)
+    numbers = [pa.array([1, 4, 2, 4]), pa.array([10, 7, 30, 40])]
+    sink.process_batch(pa.record_batch([column, *numbers], ["key", "count", "sum"]), 0)
+    sink.finish()
+    found = report(tmp_path)
+    assert (found["keys"], found["count_total"], found["sum_total"], found["violations"]) == (2, 8, 47, 1)
+    with pytest.raises(ValueError, match="is not between 0 and"):
+        other = ["0123456789abcdef"] if form == "string" else [5]
+        sink.process_batch(pa.record_batch([other, [1], [1]], ["key", "count", "sum"]), 0)
+
+
+@pytest.mark.parametrize("text", ["", "0123456789abcde", "0123456789abcdeF", "0123456789abcdef0", None])
+def test_text_that_is_no_key_is_refused(tmp_path: Path, text: str | None) -> None:
+    sink = VerifySink(SinkSpec("verify", {"report": str(tmp_path), "keyForm": "string"}))
+    opened(sink, context(uid="check"))
+    batch = pa.record_batch([pa.array(["0123456789abcdef", text]), [1, 1]], ["key", "count"])
+    with pytest.raises(ValueError, match="column 'key' holds other than 16 hexadecimal digits"):
+        sink.process_batch(batch, 0)
 
 
 def test_a_repeated_or_skipped_count_is_a_violation(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ def test_the_numbers_schema_follows_the_options() -> None:
     assert source_schema("numbers", {}, None).names == ["key", "value"]
     assert source_schema("numbers", {"rowNumber": "true"}, None).names == ["key", "value", "row"]
     assert source_schema("numbers", {"sequence": "true"}, None).names == ["source", "n"]
+    assert source_schema("numbers", {"keyForm": "scattered"}, None).field("key").type == pa.int64()
+    assert source_schema("numbers", {"keyForm": "string"}, None).field("key").type == pa.string()
     with pytest.raises(PlanError, match="leave the schema out"):
         source_schema("numbers", {}, ROWS)
 
@@ -81,6 +83,11 @@ def test_what_cannot_be_replayed_is_named(tmp_path: Path) -> None:
         ("parquet", {"path": "out"}, "option 'path': 'out' is relative"),
         ("parquet", {"path": "/out", "compression": "rar"}, "option 'compression': 'rar' is not one of"),
         ("verify", {"report": "/r", "key": "name"}, "option 'key': column 'name' is string, not an integer"),
+        (
+            "verify",
+            {"report": "/r", "keyForm": "string", "key": "key"},
+            "option 'key': column 'key' is int64, not a string",
+        ),
         ("verify", {"report": "/r", "sum": "total"}, "option 'sum': no column 'total'"),
         ("verify", {"report": "/r", "row": "name"}, "option 'row': column 'name' is string, not an integer"),
         ("verify", {"report": "r"}, "option 'report': 'r' is not an absolute local directory"),
