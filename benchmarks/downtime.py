@@ -1,8 +1,9 @@
 """Seconds without output of a running job that is changed: from its last row to its first after.
 
-With ``--kind rescale`` it grows to twice its parallelism and shrinks back, again and again; the first time also launches
-a barrier stage, which costs no downtime: the job runs meanwhile. With ``--kind config`` an option of its configuration
-changes that needs a restart, in place. Each change comes when the job has completed a checkpoint since the last one. With ``--state-mb`` there is so much state to be restored, and rows come as fast as they can; without,
+With ``--kind rescale`` it grows to twice its parallelism and shrinks back, again and again; the first time also
+launches a barrier stage, which costs no downtime: the job runs meanwhile. With ``--kind config`` an option of its
+configuration changes that needs a restart, in place. Each change comes when the job has completed a checkpoint since
+the last one. With ``--state-mb`` there is so much state to be restored, and rows come as fast as they can; without,
 they are paced.
 """
 

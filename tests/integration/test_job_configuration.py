@@ -135,6 +135,7 @@ def test_an_option_that_the_pipeline_sets(client: CkptClient, cluster: MiniClust
     client.cancel_job(job_id)
 
 
+@pytest.mark.row("530.11")
 def test_a_pipeline_that_makes_another_plan_of_it_is_refused(
     client: CkptClient, cluster: MiniCluster, tmp_path: Path
 ) -> None:
