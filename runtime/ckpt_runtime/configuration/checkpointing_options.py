@@ -65,6 +65,30 @@ class CheckpointingOptions:
         "A checkpoint that has not completed after this time is aborted.",
         changeability=Changeability.LIVE,
     )
+    RESCUE_ENABLED = ConfigOption(
+        "execution.checkpointing.rescue.enabled",
+        BOOLEAN,
+        False,
+        "Gives a checkpoint that is nearly done when its timeout passes more time, by itself.",
+    )
+    RESCUE_MIN_PROGRESS = ConfigOption(
+        "execution.checkpointing.rescue.min-progress",
+        IntegerType(minimum=1, maximum=100),
+        90,
+        "Percentage of the subtasks that must have acknowledged a checkpoint for it to be nearly done.",
+    )
+    RESCUE_EXTENSION = ConfigOption(
+        "execution.checkpointing.rescue.extension",
+        DurationType(MINIMAL_CHECKPOINT_TIME_MS),
+        60_000,
+        "By how much the timeout is extended at a time; again and again, as long as more has been persisted.",
+    )
+    RESCUE_MAX_EXTENSION = ConfigOption(
+        "execution.checkpointing.rescue.max-extension",
+        DurationType(MINIMAL_CHECKPOINT_TIME_MS),
+        600_000,
+        "How long a checkpoint may take beyond its timeout, whatever its progress.",
+    )
     MIN_PAUSE = ConfigOption(
         "execution.checkpointing.min-pause",
         DURATION,

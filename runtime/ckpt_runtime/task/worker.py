@@ -393,6 +393,7 @@ def _measures(subtask: Subtask) -> SubtaskMeasures:
         idle_ms=metrics.idle_ns / 1e6,
         backpressured_ms=metrics.backpressured_ns / 1e6,
         debloated_buffer_size=metrics.debloated_buffer_size,
+        state=subtask.chain.state_metrics(),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ckpt_runtime.checkpoint import effects as out
@@ -85,6 +86,7 @@ class SimulatedHost:
         self._world = world
         self._master = master
         self._timers: list[_Timer] = []
+        self._first_due = inf
         self._tokens = 0
 
     def now(self) -> Instant:
@@ -100,6 +102,7 @@ class SimulatedHost:
     def call_later(self, delay_ms: float, call: Callable[[], None]) -> Cancellable:
         timer = _Timer(self._world.now + delay_ms, call)
         self._timers.append(timer)
+        self._first_due = min(self._first_due, timer.at)
         return timer
 
     def in_pool(self, pool: Pool, call: Callable[[], T], answer: Callable[[Result[T]], None]) -> None:
@@ -154,12 +157,14 @@ class SimulatedHost:
     def fire_timers(self) -> None:
         """Those that are due, by their time."""
         now = self._world.now
+        if now < self._first_due:
+            return
         due = sorted((timer for timer in self._timers if timer.at <= now), key=lambda timer: timer.at)
-        if due:
-            self._timers = [timer for timer in self._timers if timer.at > now]
-            for timer in due:
-                if not timer.cancelled:
-                    timer.call()
+        self._timers = [timer for timer in self._timers if timer.at > now]
+        self._first_due = min((timer.at for timer in self._timers), default=inf)
+        for timer in due:
+            if not timer.cancelled:
+                timer.call()
 
 
 def _raise(error: Exception) -> Any:

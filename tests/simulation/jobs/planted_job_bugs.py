@@ -194,7 +194,7 @@ def _():
     return [(InputChannel, "queued_before", queued)]
 
 
-@bug("the schema of a recorded channel is that of the moment of the snapshot", "rows that nobody can read")
+@bug("the schema of a recorded channel is that of the moment of the snapshot", "rows that nobody can read", seed=54)
 def _():
     original = SubtaskCheckpoints._stop_recording
 
@@ -211,7 +211,7 @@ def _():
 # --- barriers and channels
 
 
-@bug("a channel stays blocked after the coordinator aborted", "mutant 15")
+@bug("a channel stays blocked after the coordinator aborted", "mutant 15", seed=41)
 def _():
     def abort(self, checkpoint_id):
         self._pending.pop(checkpoint_id, None)
@@ -314,7 +314,7 @@ def _():
     ]
 
 
-@bug("credit comes back for the window, not for the capacity of a local channel", "a deadlock")
+@bug("credit comes back for the window, not for the capacity of a local channel", "a deadlock", seed=49)
 def _():
     original = LocalSubpartition.__init__
 
@@ -375,13 +375,13 @@ def _():
     return [(Subtask, "unread_restored", lambda self: [])]
 
 
-@bug("of restored rows in work nothing is part of the next checkpoint", "76.7")
+@bug("of restored rows in work nothing is part of the next checkpoint", "76.7", seed=90)
 def _():
     original = RestoredInput.unread
     return [(RestoredInput, "unread", lambda self, edge, rest: original(self, edge, None))]
 
 
-@bug("restored rows in work are whole in the next checkpoint", "FLINK-40016, mutant 18")
+@bug("restored rows in work are whole in the next checkpoint", "FLINK-40016, mutant 18", seed=90)
 def _():
     def unread(self):
         work = self._work
@@ -391,7 +391,7 @@ def _():
     return [(Subtask, "unread_restored", unread)]
 
 
-@bug("restored rows are not clipped to the key groups of their new owner", "mutant 23")
+@bug("restored rows are not clipped to the key groups of their new owner", "mutant 23", seed=56)
 def _():
     return [(restored_input, "_clip", lambda batch, edge, own: batch)]
 
@@ -421,7 +421,7 @@ def _():
     return [(assignment, "_origins", origins)]
 
 
-@bug("broadcast data in flight comes from another copy than the state", "FLINK-22815")
+@bug("broadcast data in flight comes from another copy than the state", "FLINK-22815", seed=37)
 def _():
     original = assignment.broadcast_origin
 
@@ -479,7 +479,7 @@ def _():
 # --- storage that is away
 
 
-@bug("a file that is missing counts as damaged", "one host that lost its mount failed the job for good")
+@bug("a file that is missing counts as damaged", "one host that lost its mount failed the job for good", seed=89)
 def _():
     return [(restore, "_DAMAGED", (*restore._DAMAGED, NotFoundError))]
 
@@ -525,7 +525,7 @@ def _():
     return [(JobSlots, "release_reserve", nothing)]
 
 
-@bug("a rescale that failed is deployed with the next restart", "203.14")
+@bug("a rescale that failed is deployed with the next restart", "203.14", seed=37)
 def _():
     original = JobCore._give_up_change
 
@@ -569,7 +569,7 @@ def _():
     return [(JobCore, "_patch_coordinator", nothing)]
 
 
-@bug("an early end of data is forgotten", "FLIP-147, the wiring")
+@bug("an early end of data is forgotten", "FLIP-147, the wiring", seed=116)
 def _():
     original = JobCore._all_tasks_running
 

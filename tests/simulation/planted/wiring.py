@@ -102,7 +102,7 @@ def _():
 # --- settings
 
 
-@bug("a patch is settled twice", "571.6")
+@bug("a patch is settled twice", "571.6", seed=147)
 def _():
     def settle(self, outcome, message):
         patch, self._patch = self._patch, None
@@ -122,7 +122,7 @@ def _():
     return [(SettingsUpdate, "requested", requested)]
 
 
-@bug("a patch is applied that was not stored", "571.5")
+@bug("a patch is applied that was not stored", "571.5", seed=114)
 def _():
     original = JobCore._on_overrides_answer
 
@@ -431,7 +431,7 @@ def _():
     return [(JobCore, "_give_up_change", give_up)]
 
 
-@bug("half of a rescale is stored", "203.14, a later driver runs the old or the new")
+@bug("half of a rescale is stored", "203.14, a later driver runs the old or the new", seed=93)
 def _():
     original = PlanChange.checkpoint_taken
 
@@ -449,7 +449,7 @@ def _():
     return [(DurableChange, "failed", lambda self, *, unknown, final=False: Next.GIVE_UP)]
 
 
-@bug("a rescale is in force before it is stored", "203.14, persist, then apply")
+@bug("a rescale is in force before it is stored", "203.14, persist, then apply", seed=213)
 def _():
     original = JobCore._store_change
 

@@ -21,7 +21,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     KeyedHandle,
 )
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.state_options import RocksDBOptions
+from ckpt_runtime.configuration.state_options import RocksDBOptions, rocksdb_metrics
 from ckpt_runtime.state.backend import BackendParameters
 from ckpt_runtime.state.canonical.reader import canonical_states
 from ckpt_runtime.state.errors import UnsupportedBackendError, schema_mismatch
@@ -88,6 +88,8 @@ class RocksDBKeyedStateBackend(TableBackend):
         self._memory = _memory(
             configuration.get(RocksDBOptions.MEMORY), configuration.get(RocksDBOptions.WRITE_BUFFER_RATIO)
         )
+        self._threads = configuration.get(RocksDBOptions.TRANSFER_THREADS)
+        self._metrics = [name for name, option in rocksdb_metrics().items() if configuration.get(option)]
         self._root = Path(parameters.make_directory())
         self._shared = SharedFiles()
         self._catalog = Catalog(self.uid)
@@ -113,7 +115,7 @@ class RocksDBKeyedStateBackend(TableBackend):
         if canonical:
             self._load(canonical, reader)
             return
-        restored = restored_database(self.uid, own, reader, self._root, self._memory, self.key_groups)
+        restored = restored_database(self.uid, own, reader, self._root, self._memory, self.key_groups, self._threads)
         self._opened = Database(self._root, restored.store, self.key_groups)
         self._catalog = restored.catalog
         if owned:
@@ -221,7 +223,7 @@ class RocksDBKeyedStateBackend(TableBackend):
                 self.uid, moment, description, self.key_groups, self.max_parallelism, self._memory, tables
             )
         return RocksDBSnapshot(
-            moment, self._catalog.to_json(), self.key_groups, self._shared, checkpoint_id, properties
+            moment, self._catalog.to_json(), self.key_groups, self._shared, checkpoint_id, properties, self._threads
         )
 
     def notify_complete(self, checkpoint_id: int) -> None:
@@ -229,6 +231,11 @@ class RocksDBKeyedStateBackend(TableBackend):
 
     def notify_aborted(self, checkpoint_id: int) -> None:
         self._shared.aborted(checkpoint_id)
+
+    def metrics(self) -> dict[str, int]:
+        opened = self._opened
+        figures = {} if opened is None else {name: opened.figure(name) for name in self._metrics}
+        return {f"rocksdb.{name}": figure for name, figure in figures.items() if figure is not None}
 
     def close(self) -> None:
         self._states.clear()

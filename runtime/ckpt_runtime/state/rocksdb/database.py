@@ -83,6 +83,7 @@ class Database:
         self._users_lock = threading.Lock()
         self.multi_get = store.multi_get
         self.scan = store.scan
+        self.figure = store.figure
 
     def freeze(self, parts: Sequence[FrozenDirty]) -> Moment:
         """The content at this moment, of which ``parts`` are what is not in the database yet. Does not wait."""
