@@ -55,6 +55,8 @@ from tests.simulation.schedules.violation import Violation
 
 WALL_MS = 1_700_000_000_000
 CHAOS_STEPS = 1_000
+OUTAGE = 0.0006
+"""How likely it is in each step that storage goes away as a whole."""
 CALM = CheckpointOverrides(interval_ms=120, min_pause_ms=0, timeout_ms=60_000, tolerable_failures=1_000)
 FAIR_ROUNDS = 1_000
 """Rounds in which everything gets its turn; a job whose faults have ended needs less than two hundred."""
@@ -200,7 +202,7 @@ class World:
         """Storage may go away as a whole, and comes back after a while."""
         if self.files.away:
             self.files.away = self.steps < self._back_at
-        elif self.choices.fault("storage goes away", 0.0006):
+        elif self.choices.fault("storage goes away", OUTAGE):
             self.note("storage is away")
             self.files.away = True
             self._back_at = self.steps + self.choices.delay("storage is away", 20, 200)
