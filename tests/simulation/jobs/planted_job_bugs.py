@@ -502,7 +502,7 @@ def _():
     return [(SharedStateRegistry, "register_all", nothing)]
 
 
-@bug("what was written is the base of the next increment, notified or not", "203.11, FLINK-25395")
+@bug("what was written is the base of the next increment, notified or not", "203.11, FLINK-25395", seed=93)
 def _():
     original = SharedFiles.written
 
@@ -516,12 +516,12 @@ def _():
     ]
 
 
-@bug("files go while a savepoint duplicates them", "FLIP-203")
+@bug("files go while a savepoint duplicates them", "FLIP-203", seed=37)
 def _():
     return [(Retention, "pin", nothing)]
 
 
-@bug("a claim deletes what sibling checkpoints need", "FLIP-193")
+@bug("a claim deletes what sibling checkpoints need", "FLIP-193", seed=285)
 def _():
     return [(JobClaims, "_needed_by_others", lambda self, *rest: set())]
 
