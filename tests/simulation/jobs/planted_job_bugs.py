@@ -215,7 +215,7 @@ def _():
 # --- barriers and channels
 
 
-@bug("a channel stays blocked after the coordinator aborted", "mutant 15", seed=41)
+@bug("a channel stays blocked after the coordinator aborted", "mutant 15", seed=108)
 def _():
     def abort(self, checkpoint_id):
         self._pending.pop(checkpoint_id, None)
@@ -425,7 +425,7 @@ def _():
     return [(assignment, "_origins", origins)]
 
 
-@bug("broadcast data in flight comes from another copy than the state", "FLINK-22815", seed=37)
+@bug("broadcast data in flight comes from another copy than the state", "FLINK-22815", seed=58)
 def _():
     original = assignment.broadcast_origin
 
@@ -483,7 +483,7 @@ def _():
 # --- storage that is away
 
 
-@bug("a file that is missing counts as damaged", "one host that lost its mount failed the job for good", seed=89)
+@bug("a file that is missing counts as damaged", "one host that lost its mount failed the job for good", seed=153)
 def _():
     return [(restore, "_DAMAGED", (*restore._DAMAGED, NotFoundError))]
 
@@ -561,7 +561,7 @@ def _():
     return [(JobSlots, "release_reserve", nothing)]
 
 
-@bug("a rescale that failed is deployed with the next restart", "203.14", seed=37)
+@bug("a rescale that failed is deployed with the next restart", "203.14", seed=52)
 def _():
     original = JobCore._give_up_rescale
 
