@@ -17,6 +17,7 @@ COMMON_KEYS = {"name", "options", "python", "pyspark", "cores", "peak_rss_mb"}
 NAMES = (
     "backpressure",
     "checkpoint_cost",
+    "coordinator",
     "downtime",
     "keyed_count",
     "keyed_process",
@@ -160,6 +161,14 @@ def test_savepoint_measures_and_checks_itself() -> None:
     }
     assert document["canonical_bytes"] > 4_000_000
     assert "went on from canonical" in said
+
+
+def test_coordinator_reads_back_what_it_wrote() -> None:
+    document, _ = measured("benchmarks.coordinator", "--subtasks", "10,40", "--shared-files", "200")
+    assert set(document) == COMMON_KEYS | {"runs"}
+    assert [run["subtasks"] for run in document["runs"]] == [10, 40]
+    times = {"ack_s", "cpu_s", "metadata_write_s", "decode_s", "register_s", "recovery_s"}
+    assert all(set(run) == times | {"subtasks", "memory_mb", "metadata_bytes"} for run in document["runs"])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -216,7 +216,7 @@ def _():
 # --- barriers and channels
 
 
-@bug("a channel stays blocked after the coordinator aborted", "mutant 15", seed=41)
+@bug("a channel stays blocked after the coordinator aborted", "mutant 15", seed=108)
 def _():
     def abort(self, checkpoint_id):
         self._pending.pop(checkpoint_id, None)
@@ -426,7 +426,7 @@ def _():
     return [(assignment, "_origins", origins)]
 
 
-@bug("broadcast data in flight comes from another copy than the state", "FLINK-22815", seed=37)
+@bug("broadcast data in flight comes from another copy than the state", "FLINK-22815", seed=58)
 def _():
     original = assignment.broadcast_origin
 
@@ -484,7 +484,7 @@ def _():
 # --- storage that is away
 
 
-@bug("a file that is missing counts as damaged", "one host that lost its mount failed the job for good", seed=89)
+@bug("a file that is missing counts as damaged", "one host that lost its mount failed the job for good", seed=153)
 def _():
     return [(restore, "_DAMAGED", (*restore._DAMAGED, NotFoundError))]
 
@@ -508,7 +508,7 @@ def _():
     return [(SharedStateRegistry, "register_all", nothing)]
 
 
-@bug("what was written is the base of the next increment, notified or not", "203.11, FLINK-25395")
+@bug("what was written is the base of the next increment, notified or not", "203.11, FLINK-25395", seed=93)
 def _():
     original = SharedFiles.written
 
@@ -522,12 +522,12 @@ def _():
     ]
 
 
-@bug("files go while a savepoint duplicates them", "FLIP-203")
+@bug("files go while a savepoint duplicates them", "FLIP-203", seed=37)
 def _():
     return [(Retention, "pin", nothing)]
 
 
-@bug("a claim deletes what sibling checkpoints need", "FLIP-193")
+@bug("a claim deletes what sibling checkpoints need", "FLIP-193", seed=285)
 def _():
     return [(JobClaims, "_needed_by_others", lambda self, *rest: set())]
 
@@ -567,7 +567,7 @@ def _():
     return [(JobSlots, "release_reserve", nothing)]
 
 
-@bug("a rescale that failed is deployed with the next restart", "203.14", seed=37)
+@bug("a rescale that failed is deployed with the next restart", "203.14", seed=52)
 def _():
     original = JobCore._give_up_change
 
