@@ -59,6 +59,19 @@ def test_a_patched_interval_holds_at_once(client: CkptClient, live: SequenceJob)
     assert _completed(client, live.job_id) == after
 
 
+def test_a_job_that_makes_its_checkpoints_is_healthy(
+    client: CkptClient, cluster: MiniCluster, job: SequenceJob
+) -> None:
+    job.start(rate=100)
+    job.running()
+    cluster.wait_for_checkpoints(job.job_id, 1)
+    health = client.job_health(job.job_id)
+    assert (health.state, health.restarts, health.checkpoints.success_rate) == ("RUNNING", 0, 1.0)
+    assert health.checkpoints.last_completed_age_ms is not None
+    assert health.verdict == "HEALTHY", health.reasons
+    job.canceled()
+
+
 @pytest.mark.row("571.9")
 def test_the_rescue_policy_saves_a_pending_checkpoint_by_itself(
     client: CkptClient, cluster: MiniCluster, job: SequenceJob

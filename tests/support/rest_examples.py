@@ -158,6 +158,9 @@ CALLS = [
     Call("GET", JOB, "finished", {"jobid": FINISHED}),
     Call("PATCH", JOB, query="?mode=cancel", values={"jobid": NEW}),
     Call("GET", JOB + "/status"),
+    Call("GET", JOB + "/health", "running"),
+    Call("GET", JOB + "/health", "failed", {"jobid": FAILED}),
+    Call("GET", JOB + "/health", "without checkpoints", {"jobid": NEW}),
     Call("GET", JOB + "/plan"),
     Call("GET", JOB + "/config", "submitted with an option"),
     Call("GET", JOB + "/config", "submitted without", {"jobid": NEW}),
@@ -220,7 +223,7 @@ def answers() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     handlers = "ckpt_runtime.rest.handlers"
     with ExitStack() as clocks:
-        for room in ("jobs", "vertices", "dashboard"):
+        for room in ("jobs", "health", "vertices", "dashboard"):
             clocks.enter_context(patch(f"{handlers}.{room}.now_ms", lambda: NOW_MS))
         for call in CALLS:
             response = send_to(dispatcher())(call.method, call.path, **call.arguments)

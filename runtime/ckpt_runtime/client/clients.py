@@ -76,6 +76,7 @@ class _Methods:
     list_jobs = _Method(requests.list_jobs)
     job_details = _Method(requests.job_details)
     job_status = _Method(requests.job_status)
+    job_health = _Method(requests.job_health)
     job_plan = _Method(requests.job_plan)
     job_config = _Method(requests.job_config)
     replace_job_config = _Method(requests.replace_job_config)

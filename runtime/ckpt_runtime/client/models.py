@@ -246,6 +246,32 @@ class ExceptionHistory(Struct, frozen=True):
     truncated: bool
 
 
+class CheckpointHealth(Struct, frozen=True, rename="kebab"):
+    """``success_rate`` (0 to 1) is that of the ``ended`` checkpoints in the history; None without any."""
+
+    success_rate: float | None
+    ended: int
+    last_completed_age_ms: int | None = field(name="last-completed-age")
+
+
+class BackpressureHealth(Struct, frozen=True):
+    """The greatest share of time (0 to 1) that a subtask of ``vertex`` could not send."""
+
+    ratio: float
+    vertex: str | None
+
+
+class JobHealth(Struct, frozen=True):
+    """``verdict`` is HEALTHY, DEGRADED or UNHEALTHY; ``reasons`` are empty for the first alone."""
+
+    verdict: str
+    reasons: tuple[str, ...]
+    state: str
+    checkpoints: CheckpointHealth
+    restarts: int
+    backpressure: BackpressureHealth
+
+
 class ExecutionResult(Struct, frozen=True, rename="kebab"):
     """``status`` is SUCCEEDED, FAILED, CANCELED or UNKNOWN, and None while the job runs."""
 

@@ -30,6 +30,7 @@ from ckpt_runtime.client.models import (
     ExecutionResult,
     JobConfig,
     JobDetails,
+    JobHealth,
     JobLine,
     OperationStatus,
     Pipeline,
@@ -172,6 +173,11 @@ def list_jobs() -> Call[tuple[JobLine, ...]]:
 def job_details(job_id: str) -> Call[JobDetails]:
     """Everything about one job."""
     return Call("GET", _job(job_id), reader(JobDetails))
+
+
+def job_health(job_id: str) -> Call[JobHealth]:
+    """Whether the job is well, and why not. Flink does not have it."""
+    return Call("GET", _job(job_id, "/health"), reader(JobHealth), feature="the health of jobs")
 
 
 def job_status(job_id: str) -> Call[str]:

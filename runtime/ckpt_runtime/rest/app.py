@@ -16,6 +16,7 @@ from ckpt_runtime.rest.handlers import (
     checkpoints,
     cluster,
     dashboard,
+    health,
     job_config,
     jobs,
     pipelines,
@@ -68,7 +69,7 @@ def create_app(
     app.state.max_upload_bytes = max_upload_bytes
     # checkpoint_config comes before checkpoints, whose ":triggerid" would match "configuration"
     of_jobs = (jobs, job_config, rescaling, vertices, checkpoint_config, checkpoints, savepoints)
-    for room in (cluster, dashboard, pipelines, *of_jobs):
+    for room in (cluster, dashboard, health, pipelines, *of_jobs):
         app.include_router(room.router)
     install_error_handlers(app)
     install_openapi(app, authenticated=token is not None)

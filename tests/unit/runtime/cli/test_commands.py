@@ -17,6 +17,7 @@ from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster.gateway import ExceptionEntry, JobStatus, RunRequest
+from ckpt_runtime.rest.handlers import health
 from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway
 
 JOB = "fa461ac280c9aa36bde4a060aa97618c"
@@ -82,6 +83,22 @@ def test_info_shows_how_far_pending_checkpoints_have_come(
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Pending:")]
     for part in (f"{number} since", "1 of 6 subtasks", "3.0 KiB persisted", "expires at", "extended by 1 min 0 s"):
         assert part in line
+
+
+def test_health(
+    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "now_ms", lambda: gateway.now)
+    job = gateway.jobs[JOB]
+    assert ckpt("health", JOB) == 0
+    out = capsys.readouterr().out
+    for part in ("Health:       DEGRADED", "cannot send for 70%", "State:        RUNNING", "none has ended"):
+        assert part in out
+    job.tracker.report_failed(gateway.start_checkpoint(job), gateway.now, "Checkpoint expired before completing.")
+    assert ckpt("--json", "health", JOB) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert (document["verdict"], document["checkpoints"]["success_rate"]) == ("UNHEALTHY", 0.0)
+    assert ckpt("health", UNKNOWN) == 4
 
 
 @pytest.mark.row("203.14")
