@@ -186,7 +186,7 @@ def test_a_patch_is_there_or_not(job: Job) -> None:
 @pytest.mark.timeout(200)
 def test_a_rescale_is_there_or_not(job: Job) -> None:
     """As a patch is: the next driver runs the job at the old parallelism or at the new one, which all vertices have."""
-    for point, is_stored in (("rescale-before", False), ("rescale-persisted", True)):
+    for point, is_stored in (("plan-before", False), ("plan-persisted", True)):
         present = job.client.resource_requirements(job.id)
         wanted = {vertex: parallelism + 1 for vertex, parallelism in present.items()}
         job.crash(point, partial(job.client.update_resource_requirements, job.id, wanted))

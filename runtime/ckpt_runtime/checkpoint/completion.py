@@ -96,6 +96,7 @@ class Completion:
     def on_progress(self, event: on.ProgressReported, now: Instant) -> None:
         pending = self._pending.get(event.checkpoint_id)
         if pending is not None and event.execution in pending.awaited:
+            pending.persisted[event.execution] = event.metrics.checkpointed_size + event.metrics.reused_size
             self._report_subtask(event, now)
 
     def _report_subtask(self, event: on.Acknowledged | on.ProgressReported, now: Instant) -> None:

@@ -69,6 +69,7 @@ class _Running:
     trigger_timestamp: int
     vertices: dict[str, list[SubtaskStats | None]]
     deadline_timestamp: int | None = None
+    timeout_extension: int = 0
 
     def freeze(self, status: CheckpointStatsStatus) -> CheckpointStats:
         """A checkpoint becomes an unaligned one with the first acknowledgement that says so, as in Flink."""
@@ -87,6 +88,7 @@ class _Running:
             },
             num_subtasks=len(reported),
             deadline_timestamp=self.deadline_timestamp if status is CheckpointStatsStatus.IN_PROGRESS else None,
+            timeout_extension=self.timeout_extension,
             **acknowledged_totals(reported),
         )
 
@@ -173,6 +175,13 @@ class CheckpointStatsTracker:
         running = self._running.get(checkpoint_id)
         if running is not None:
             running.deadline_timestamp = deadline_timestamp
+            self._snapshot = None
+
+    def report_extension(self, checkpoint_id: int, timeout_extension: int) -> None:
+        """The rescue policy has added so many ms to the timeout by now."""
+        running = self._running.get(checkpoint_id)
+        if running is not None:
+            running.timeout_extension = timeout_extension
             self._snapshot = None
 
     def report_completed(self, checkpoint_id: int, external_path: str) -> None:

@@ -183,6 +183,38 @@ class JobConfig(Struct, frozen=True, rename="kebab"):
     execution_config: dict[str, Any]
     configuration: dict[str, str] = field(default_factory=dict)
     version: int | None = None
+    running_version: int | None = None
+    changes: tuple[ConfigVersion, ...] = ()
+
+
+class ConfigVersion(Struct, frozen=True):
+    """Who made a version of a job's configuration, when (milliseconds since the epoch), and which options changed."""
+
+    version: int
+    timestamp: int
+    by: str
+    options: tuple[str, ...]
+
+
+class OptionChange(Struct, frozen=True, rename="kebab"):
+    """One option; None is not given. ``change`` is ``live`` or ``restart``.
+
+    ``hidden_by_override`` is the field of FLIP-571's override that is over it.
+    """
+
+    before: str | None
+    after: str | None
+    change: str
+    hidden_by_override: str | None = None
+
+
+class ConfigChange(Struct, frozen=True, rename="kebab"):
+    """What a change of a job's configuration did, or (``dry_run``) would do; without ``changes`` nothing."""
+
+    version: int
+    restart: bool
+    dry_run: bool
+    changes: dict[str, OptionChange]
 
 
 class RemoteFailure(Struct, frozen=True, rename="kebab"):

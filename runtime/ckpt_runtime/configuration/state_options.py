@@ -32,6 +32,7 @@ class StateOptions:
         "The keyed state backend. A job changes it through a canonical savepoint only.",
         changeability=Changeability.NEVER,
         fallback_keys=("state.backend",),
+        fixed_because="checkpoints have the backend's own form; submit it again from a canonical savepoint",
     )
     FS_MEMORY_THRESHOLD = ConfigOption(
         "state.storage.fs.memory-threshold",

@@ -39,6 +39,9 @@ class CheckpointLedger:
         self.allow(self._master.coordinator.configuration.timeout_ms)
         self.open[checkpoint_id] = self._master.world.now
 
+    def extended(self, checkpoint_id: int) -> None:
+        raise Violation(f"checkpoint {checkpoint_id} is rescued, and nobody asked for it")
+
     def ended_well(self, checkpoint_id: int) -> None:
         self._ended(checkpoint_id, "completed")
         self.completed.add(checkpoint_id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ckpt_runtime.checkpoint import effects as out
@@ -21,6 +22,7 @@ from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.job_host import Cancellable, Pool, Result
@@ -39,8 +41,9 @@ from ckpt_runtime.scheduler.core_events import (
     PatchRequested,
     RescaleRequested,
 )
-from ckpt_runtime.scheduler.job_core import JobCore, JobPlan
+from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_machine import JobMachine
+from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds, subtasks_of
 from ckpt_runtime.scheduler.restart_strategies import Backoff, FixedDelay
@@ -83,6 +86,7 @@ class SimulatedHost:
         self._world = world
         self._master = master
         self._timers: list[_Timer] = []
+        self._first_due = inf
         self._tokens = 0
 
     def now(self) -> Instant:
@@ -98,6 +102,7 @@ class SimulatedHost:
     def call_later(self, delay_ms: float, call: Callable[[], None]) -> Cancellable:
         timer = _Timer(self._world.now + delay_ms, call)
         self._timers.append(timer)
+        self._first_due = min(self._first_due, timer.at)
         return timer
 
     def in_pool(self, pool: Pool, call: Callable[[], T], answer: Callable[[Result[T]], None]) -> None:
@@ -152,12 +157,14 @@ class SimulatedHost:
     def fire_timers(self) -> None:
         """Those that are due, by their time."""
         now = self._world.now
+        if now < self._first_due:
+            return
         due = sorted((timer for timer in self._timers if timer.at <= now), key=lambda timer: timer.at)
-        if due:
-            self._timers = [timer for timer in self._timers if timer.at > now]
-            for timer in due:
-                if not timer.cancelled:
-                    timer.call()
+        self._timers = [timer for timer in self._timers if timer.at > now]
+        self._first_due = min((timer.at for timer in self._timers), default=inf)
+        for timer in due:
+            if not timer.cancelled:
+                timer.call()
 
 
 def _raise(error: Exception) -> Any:
@@ -211,7 +218,7 @@ class SimulatedRecord(JobRecord):
             raise AmbiguousWriteError("simulated", "job")
         return text
 
-    def store_graph(self, graph: JobGraph) -> None:
+    def store_plan(self, graph: JobGraph, own: OwnConfiguration) -> None:
         self._may_fail("a graph is not stored", 0.1)
         if self._world.choices.fault("graph unknown and not stored", 0.1):
             raise AmbiguousWriteError("simulated", "job")
@@ -219,7 +226,7 @@ class SimulatedRecord(JobRecord):
         if self._world.choices.fault("graph unknown", 0.1):
             raise AmbiguousWriteError("simulated", "job")
 
-    def settle_graph(self, graph: JobGraph) -> bool:
+    def settle_plan(self, graph: JobGraph, own: OwnConfiguration) -> bool:
         self._may_fail("a graph is not settled", 0.3)
         return self._master.stored_graph == graph
 
@@ -298,8 +305,8 @@ class JobMaster:
             JobSubmission(
                 job_id=self.job_id,
                 graph=graph,
-                configuration=_NO_OPTIONS,
-                given=_NO_OPTIONS,
+                defaults=_NO_OPTIONS,
+                own=OwnConfiguration(_NO_OPTIONS),
                 archive=b"",
                 program_id="",
                 entry="",

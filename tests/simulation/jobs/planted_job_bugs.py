@@ -194,7 +194,7 @@ def _():
     return [(InputChannel, "queued_before", queued)]
 
 
-@bug("the schema of a recorded channel is that of the moment of the snapshot", "rows that nobody can read")
+@bug("the schema of a recorded channel is that of the moment of the snapshot", "rows that nobody can read", seed=54)
 def _():
     original = SubtaskCheckpoints._stop_recording
 
@@ -211,7 +211,7 @@ def _():
 # --- barriers and channels
 
 
-@bug("a channel stays blocked after the coordinator aborted", "mutant 15")
+@bug("a channel stays blocked after the coordinator aborted", "mutant 15", seed=41)
 def _():
     def abort(self, checkpoint_id):
         self._pending.pop(checkpoint_id, None)
@@ -314,7 +314,7 @@ def _():
     ]
 
 
-@bug("credit comes back for the window, not for the capacity of a local channel", "a deadlock")
+@bug("credit comes back for the window, not for the capacity of a local channel", "a deadlock", seed=49)
 def _():
     original = LocalSubpartition.__init__
 
@@ -375,13 +375,13 @@ def _():
     return [(Subtask, "unread_restored", lambda self: [])]
 
 
-@bug("of restored rows in work nothing is part of the next checkpoint", "76.7")
+@bug("of restored rows in work nothing is part of the next checkpoint", "76.7", seed=90)
 def _():
     original = RestoredInput.unread
     return [(RestoredInput, "unread", lambda self, edge, rest: original(self, edge, None))]
 
 
-@bug("restored rows in work are whole in the next checkpoint", "FLINK-40016, mutant 18")
+@bug("restored rows in work are whole in the next checkpoint", "FLINK-40016, mutant 18", seed=90)
 def _():
     def unread(self):
         work = self._work
@@ -391,7 +391,7 @@ def _():
     return [(Subtask, "unread_restored", unread)]
 
 
-@bug("restored rows are not clipped to the key groups of their new owner", "mutant 23")
+@bug("restored rows are not clipped to the key groups of their new owner", "mutant 23", seed=56)
 def _():
     return [(restored_input, "_clip", lambda batch, edge, own: batch)]
 
@@ -421,7 +421,7 @@ def _():
     return [(assignment, "_origins", origins)]
 
 
-@bug("broadcast data in flight comes from another copy than the state", "FLINK-22815")
+@bug("broadcast data in flight comes from another copy than the state", "FLINK-22815", seed=37)
 def _():
     original = assignment.broadcast_origin
 
@@ -479,7 +479,7 @@ def _():
 # --- storage that is away
 
 
-@bug("a file that is missing counts as damaged", "one host that lost its mount failed the job for good")
+@bug("a file that is missing counts as damaged", "one host that lost its mount failed the job for good", seed=89)
 def _():
     return [(restore, "_DAMAGED", (*restore._DAMAGED, NotFoundError))]
 
@@ -500,10 +500,10 @@ def _():
     def reserved(self, event):
         """Nothing is to be stored before that."""
         original(self, event)
-        if self._rescale.needs_running_job and self._rescale.concerns(event.request_id):
-            (order,) = self._rescale.checkpoint_taken()
+        if self._change.needs_running_job and self._change.concerns(event.request_id):
+            (order,) = self._change.checkpoint_taken()
             self._follow([order])
-            self._tell(core.GraphStored(event.request_id))
+            self._tell(core.PlanStored(event.request_id))
 
     return [(JobCore, "_on_slots_reserved", reserved)]
 
@@ -525,20 +525,20 @@ def _():
     return [(JobSlots, "release_reserve", nothing)]
 
 
-@bug("a rescale that failed is deployed with the next restart", "203.14")
+@bug("a rescale that failed is deployed with the next restart", "203.14", seed=37)
 def _():
-    original = JobCore._give_up_rescale
+    original = JobCore._give_up_change
 
     def give_up(self, reason):
         self._next_plan = replace(self._next_plan, graph=self.wanted_graph)
         original(self, reason)
 
-    return [(JobCore, "_give_up_rescale", give_up)]
+    return [(JobCore, "_give_up_change", give_up)]
 
 
 @bug("one vertex of a rescale keeps its parallelism", "203.14, half of it is deployed")
 def _():
-    original = JobCore._on_graph_stored
+    original = JobCore._on_plan_stored
 
     def stored(self, event):
         wanted = self.wanted_graph
@@ -547,7 +547,7 @@ def _():
         if self._next_plan.graph is wanted:
             self._next_plan = replace(self._next_plan, graph=wanted.with_parallelism(kept))
 
-    return [(JobCore, "_on_graph_stored", stored)]
+    return [(JobCore, "_on_plan_stored", stored)]
 
 
 # --- the shell
@@ -569,7 +569,7 @@ def _():
     return [(JobCore, "_patch_coordinator", nothing)]
 
 
-@bug("an early end of data is forgotten", "FLIP-147, the wiring")
+@bug("an early end of data is forgotten", "FLIP-147, the wiring", seed=116)
 def _():
     original = JobCore._all_tasks_running
 

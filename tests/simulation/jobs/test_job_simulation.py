@@ -21,8 +21,10 @@ from tests.simulation.jobs.schedules import JOBS
 from tests.simulation.jobs.world import World
 from tests.simulation.schedules.runner import read_seeds
 
-SEEDS = int(os.environ.get("JOB_SIMULATION_SEEDS", "5000"))
-BLOCK = 1_000
+SEEDS = int(os.environ.get("JOB_SIMULATION_SEEDS", "2000"))
+"""All but the rarest of the planted bugs show in a hundredth of them."""
+SEEDS_OF_A_LONG_RUN = max(SEEDS, 5_000)
+BLOCK = 500
 KEPT = read_seeds(Path(__file__).with_name("kept_job_seeds.txt"))
 
 
@@ -31,6 +33,13 @@ KEPT = read_seeds(Path(__file__).with_name("kept_job_seeds.txt"))
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
 def test_whole_jobs_hold(first: int) -> None:
     assert_holds(JOBS, first, min(BLOCK, SEEDS - first))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(SEEDS, SEEDS_OF_A_LONG_RUN, BLOCK))
+def test_more_of_them_hold(first: int) -> None:
+    assert_holds(JOBS, first, min(BLOCK, SEEDS_OF_A_LONG_RUN - first))
 
 
 @pytest.mark.parametrize("seed", KEPT)

@@ -8,7 +8,7 @@ part. All calls but those on a snapshot come from the subtask's thread.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 
 import pyarrow as pa
 
@@ -62,9 +62,9 @@ MOST_PENDING = 4
 """Snapshots that wait for their writer before the subtask itself brings their entries to the database."""
 
 
-@cache
+@lru_cache(maxsize=1)
 def _memory(bytes_in_all: int, write_buffer_ratio: float) -> StoreMemory:
-    """One for all databases of a worker."""
+    """One for all databases of a worker; one of another configuration goes with its databases."""
     return StoreMemory(bytes_in_all, write_buffer_ratio)
 
 

@@ -68,6 +68,22 @@ def test_info(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[st
     assert json.loads(capsys.readouterr().out)["checkpoints"]["counts"]["completed"] == 1
 
 
+@pytest.mark.row("571.9")
+def test_info_shows_how_far_pending_checkpoints_have_come(
+    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = gateway.jobs[JOB]
+    number = gateway.start_checkpoint(job)
+    for index in range(2):
+        metrics = CheckpointMetrics(checkpointed_size=1_536)
+        job.tracker.report_subtask(number, VERTICES[0], SubtaskStats(index, 5, 0, metrics, completed=not index))
+    job.tracker.report_extension(number, 60_000)
+    assert ckpt("info", JOB) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Pending:")]
+    for part in (f"{number} since", "1 of 6 subtasks", "3.0 KiB persisted", "expires at", "extended by 1 min 0 s"):
+        assert part in line
+
+
 @pytest.mark.row("203.14")
 def test_rescale(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
     def parallelism() -> list[int]:

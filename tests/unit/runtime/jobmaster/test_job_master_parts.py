@@ -117,6 +117,8 @@ class TestCheckpointSettings:
         texts = {
             CheckpointingOptions.UNALIGNED.key: "true",
             CheckpointingOptions.INCREMENTAL.key: "true",
+            CheckpointingOptions.RESCUE_ENABLED.key: "true",
+            CheckpointingOptions.RESCUE_MIN_PROGRESS.key: "43",
             CheckpointingOptions.CHECKPOINTS_AFTER_TASKS_FINISH.key: "false",
             CheckpointingOptions.EXTERNALIZED_RETENTION.key: "NO_EXTERNALIZED_CHECKPOINTS",
         }
@@ -136,7 +138,7 @@ class TestCheckpointSettings:
         fields = {item.name for item in dataclasses.fields(CheckpointConfiguration)}
         assert fields - {item.field for item in CHECKPOINT_SETTINGS} == {"interval_during_backlog_ms"}
         live = {item.field for item in CHECKPOINT_SETTINGS if item.option.changeability is Changeability.LIVE}
-        assert live == {item.field for item in PATCHABLE.values()}
+        assert live == {item.field for item in PATCHABLE.values()} | {"retained", "retention"}
 
     def test_what_is_no_live_setting_cannot_be_overridden(self) -> None:
         assert not CheckpointOverrides(timeout_ms=None).given

@@ -36,6 +36,9 @@ def test_a_pending_checkpoint_shows_who_has_acknowledged_and_its_deadline(send: 
     (pending,) = send("GET", f"/jobs/{JOB}/checkpoints").json()["history"]
     assert (pending["num_subtasks"], pending["num_acknowledged_subtasks"]) == (6, 0)
     assert pending["deadline_timestamp"] == gateway.now + 600_000
+    assert "timeout_extension" not in pending
+    gateway.jobs[JOB].tracker.report_extension(checkpoint_id, 7_000)
+    assert send("GET", f"/jobs/{JOB}/checkpoints").json()["history"][0]["timeout_extension"] == 7_000
     subtasks = send("GET", f"/jobs/{JOB}/checkpoints/details/{checkpoint_id}/subtasks/{VERTICES[0]}").json()
     assert [item["status"] for item in subtasks["subtasks"]] == ["pending_or_failed"] * 2
 
