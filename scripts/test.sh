@@ -5,6 +5,9 @@ set -m # each group is a process group, which an interrupt reaches as it would a
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # Hundreds of processes import the same modules: they are compiled once.
 unset PYTHONDONTWRITEBYTECODE
+# So are the kernels: on a machine without any, the first workers of all groups would each compile all of them, for longer
+# than tests wait for a job to run.
+PYTHONPATH=runtime .venv/bin/python -c 'from ckpt_runtime.state.kernels import warm_up; warm_up()' || exit 1
 
 # A pytest for each: what its tests share - a session, a Spark, an Airflow - ends with it. Most of them wait for most of
 # their time, and three fill two processors. The longest come first, so that the last ones end together.

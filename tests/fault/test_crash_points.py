@@ -197,6 +197,30 @@ def test_a_rescale_is_there_or_not(job: Job) -> None:
     job.stopped()
 
 
+@pytest.mark.slow
+@pytest.mark.row("530.5")
+@pytest.mark.timeout(200)
+def test_a_configuration_is_there_or_not(job: Job) -> None:
+    """As a patch is: the next driver has the old one or the new one, with its version, and so have its tasks."""
+    interval = "execution.checkpointing.interval"
+    for millis, point, is_stored in (
+        (201, "plan-before", False),
+        (202, "plan-persisted", True),
+        (203, "configuration-applied", True),
+    ):
+        present = job.client.job_config(job.id)
+        wanted = {**present.configuration, interval: f"{millis} ms"}
+        assert present.version is not None
+        job.crash(point, partial(job.client.replace_job_config, job.id, wanted, present.version))
+        found = job.client.job_config(job.id)
+        assert found.configuration == (wanted if is_stored else present.configuration), point
+        assert found.version == present.version + is_stored, point
+        job.recovered()
+        assert job.client.checkpoint_config(job.id).interval_ms == (millis if is_stored else START_INTERVAL_MS), point
+        assert job.client.replace_job_config(job.id, found.configuration, 1).changes == {}
+    job.stopped()
+
+
 COMPLETION = ("metadata-before", "metadata-after", "pointer-after")
 SUBSUMPTION = ("removal-before", "removal-after", "checkpoint-half-deleted", "checkpoint-deleted")
 MORE = ("checkpoint-reserved", "checkpoint-located", "pointer-before", "notify-before", "notify-after")

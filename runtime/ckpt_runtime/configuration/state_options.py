@@ -5,7 +5,14 @@ from __future__ import annotations
 from enum import StrEnum
 
 from ckpt_runtime.configuration.option import Changeability, ConfigOption
-from ckpt_runtime.configuration.value_types import BOOLEAN, EnumType, FloatType, IntegerType, MemorySizeType
+from ckpt_runtime.configuration.value_types import (
+    BOOLEAN,
+    DirectoryType,
+    EnumType,
+    FloatType,
+    IntegerType,
+    MemorySizeType,
+)
 
 
 class StateBackendType(StrEnum):
@@ -72,6 +79,13 @@ class RocksDBOptions:
         500_000,
         "Rows of a join, or gathered for a trigger, that stay in memory in each subtask; when there are more, those of "
         "keys that have not come lately go to RocksDB.",
+    )
+    LOCAL_DIRECTORY: ConfigOption[str | None] = ConfigOption(
+        "state.backend.rocksdb.localdir",
+        DirectoryType(),
+        None,
+        "Directory on the workers' disks for the files of databases, made if need be. Without it they lie in the "
+        "worker's temporary directory.",
     )
     TRANSFER_THREADS = ConfigOption(
         "state.backend.rocksdb.checkpoint.transfer.thread.num",

@@ -63,6 +63,26 @@ class StringType:
 
 
 @dataclass(frozen=True, slots=True)
+class DirectoryType:
+    """Takes the absolute path of a local directory, which need not exist."""
+
+    name: str = "String"
+
+    @property
+    def allowed(self) -> str:
+        return "an absolute path, such as /mnt/state"
+
+    def parse(self, text: str) -> str:
+        value = text.strip()
+        if not value.startswith("/") or "\0" in value:
+            raise ValueError(self.allowed)
+        return value
+
+    def format(self, value: Any) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
 class BooleanType:
     """Takes ``true`` or ``false`` in any case."""
 

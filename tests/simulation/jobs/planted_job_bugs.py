@@ -13,10 +13,13 @@ import pyarrow as pa
 
 from ckpt_runtime.checkpoint import channel_state_assignment as assignment
 from ckpt_runtime.checkpoint.barrier_handler import BarrierHandler
+from ckpt_runtime.checkpoint.retention import Retention
+from ckpt_runtime.checkpoint.shared_state_registry import SharedStateRegistry
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range, owner_of_key_group
 from ckpt_runtime.jobmaster import snapshot_clean_up
 from ckpt_runtime.jobmaster.job_slots import JobSlots
+from ckpt_runtime.jobmaster.snapshot_claims import JobClaims
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.network.credit import SenderCredit
 from ckpt_runtime.network.elements import CheckpointBarrier, Watermark
@@ -25,6 +28,7 @@ from ckpt_runtime.network.output_queue import OutputQueue
 from ckpt_runtime.network.transport import RemoteSubpartition
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.job_core import JobCore
+from ckpt_runtime.state.shared_files import SharedFiles
 from ckpt_runtime.storage import disposal
 from ckpt_runtime.storage.errors import NotFoundError
 from ckpt_runtime.task import restore, restored_input, subtask_checkpoints
@@ -488,6 +492,38 @@ def _():
 def _():
     rooms = (disposal, snapshot_clean_up)
     return [(room, "check_directory", lambda directory: None) for room in rooms]
+
+
+# --- files that checkpoints share
+
+
+@bug("shared files of a recovered checkpoint are not registered", "FLINK-26985, FLINK-7268")
+def _():
+    return [(SharedStateRegistry, "register_all", nothing)]
+
+
+@bug("what was written is the base of the next increment, notified or not", "203.11, FLINK-25395")
+def _():
+    original = SharedFiles.written
+
+    def written(self, checkpoint_id, files):
+        original(self, checkpoint_id, files)
+        self._base = dict(files)
+
+    return [
+        (SharedFiles, "written", written),
+        (SharedFiles, "reusable", lambda self, checkpoint_id: dict(self._base)),
+    ]
+
+
+@bug("files go while a savepoint duplicates them", "FLIP-203")
+def _():
+    return [(Retention, "pin", nothing)]
+
+
+@bug("a claim deletes what sibling checkpoints need", "FLIP-193")
+def _():
+    return [(JobClaims, "_needed_by_others", lambda self, *rest: set())]
 
 
 # --- live rescale

@@ -28,7 +28,7 @@ BLOCK = 500
 KEPT = read_seeds(Path(__file__).with_name("kept_job_seeds.txt"))
 
 
-@pytest.mark.row("76.1", "76.2", "76.6", "76.7", "76.8")
+@pytest.mark.row("76.1", "76.2", "76.6", "76.7", "76.8", "203.3", "203.6", "203.11")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
 def test_whole_jobs_hold(first: int) -> None:
@@ -66,6 +66,9 @@ def test_the_schedules_are_worth_running() -> None:
     assert seen["rescaled with in-flight data"] > 3
     assert seen["rescaled live"] > 10
     assert seen["rescale NOT_STORED"] > 5
+    assert seen["increments"] > 12
+    assert seen["takeovers"] > 5
+    assert seen["claimed"] > 2
 
 
 def test_the_same_seed_gives_the_same_trace_under_any_hash_seed() -> None:

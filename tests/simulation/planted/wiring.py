@@ -201,7 +201,7 @@ def _():
     original = JobCore._on_plan_stored
 
     def stored(self, event):
-        patch, self._patch_coordinator = self._patch_coordinator, nothing
+        patch, self._patch_coordinator = self._patch_coordinator, lambda: None
         original(self, event)
         self._patch_coordinator = patch
 
@@ -455,9 +455,8 @@ def _():
 
     def store(self):
         original(self)
-        graph = self._change.graph
-        if graph is not None:
-            self._next_plan = replace(self._next_plan, graph=graph)
+        if self._change.plan is not None:
+            self._next_plan = self._change.plan
             self._redeploy()
 
     return [(JobCore, "_store_change", store)]

@@ -156,6 +156,7 @@ class Driver:
                 event = self._inbox.popleft()
                 if world.tracing and type(event).__module__ == core_out.__name__:
                     world.note(self, event)
+                self.changes.before()
                 for output in self.core.handle(event, world.loop.instant):
                     if world.tracing and type(output).__module__ == core_out.__name__:
                         world.note(self, output)
@@ -188,6 +189,7 @@ class Driver:
         self.deployment.start(order.executions)
 
     def _cancel_tasks(self, effect: job_out.CancelTasks) -> None:
+        self.changes.cancels()
         deployment = self.deployment
         if deployment is None or not deployment.tasks.keys() >= set(effect.executions):
             raise Violation(f"tasks are to be cancelled that were not deployed: {effect.executions}")

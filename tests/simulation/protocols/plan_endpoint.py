@@ -93,6 +93,7 @@ class PlanEndpoint:
         self._wish: str | None = None
         self._configuring: core.ConfigurationRequested | None = None
         self._needed = self._deployed = 0
+        self._before = JobState.INITIALIZING, 0
         self._answered = True
         self._reserved: int | None = None
         self._pointers: frozenset[int] | None = None
@@ -344,6 +345,19 @@ class PlanEndpoint:
         if self._driver.leads and self._wish is None and not self._world.job_has_ended:
             stored = shape(self._world.ha.graph)
             self._require(shape(graph) == stored, f"{shape(graph)} is deployed, {stored} is stored")
+
+    def before(self) -> None:
+        """Each step."""
+        self._before = self._driver.machine.state, len(self._driver.failures)
+
+    def cancels(self) -> None:
+        """A deployment ends: without a failure not as long as a user waits for a savepoint of it."""
+        now = JobState.CLEARING, self._before[1]
+        redeploys = self._before[0] is JobState.RUNNING and now == (
+            self._driver.machine.state,
+            len(self._driver.failures),
+        )
+        self._require(not (redeploys and self.savepoints), f"a redeployment ends {sorted(self.savepoints)}")
 
     def check(self) -> None:
         """After each step: what is in force runs, and without a rescale nothing is reserved but for what comes next."""

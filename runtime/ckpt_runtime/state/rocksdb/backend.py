@@ -7,10 +7,8 @@ part. All calls but those on a snapshot come from the subtask's thread.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -43,6 +41,7 @@ from ckpt_runtime.state.rocksdb.dirty import CachedState
 from ckpt_runtime.state.rocksdb.key_filter import KeyFilter
 from ckpt_runtime.state.rocksdb.keyed_collections import StoredLists, StoredMaps
 from ckpt_runtime.state.rocksdb.keyed_states import StoredState, StoredTimers, StoredValues
+from ckpt_runtime.state.rocksdb.local_directory import LocalDirectory
 from ckpt_runtime.state.rocksdb.restore import restored_database
 from ckpt_runtime.state.rocksdb.row_runs import RunCodec
 from ckpt_runtime.state.rocksdb.snapshot import NAME, CanonicalSnapshot, EmptySnapshot, RocksDBSnapshot
@@ -90,7 +89,8 @@ class RocksDBKeyedStateBackend(TableBackend):
         )
         self._threads = configuration.get(RocksDBOptions.TRANSFER_THREADS)
         self._metrics = [name for name, option in rocksdb_metrics().items() if configuration.get(option)]
-        self._root = Path(parameters.make_directory())
+        self._directory = LocalDirectory(configuration.get(RocksDBOptions.LOCAL_DIRECTORY), parameters.make_directory)
+        self._root = self._directory.path
         self._shared = SharedFiles()
         self._catalog = Catalog(self.uid)
         self._states: dict[str, StoredState | CachedAggregates | RowsState] = {}
@@ -100,7 +100,7 @@ class RocksDBKeyedStateBackend(TableBackend):
     def _database(self) -> Database:
         """Opened when it is needed first: a restore puts its files in place before."""
         if self._opened is None:
-            self._opened = Database(self._root, Store(self._root / "db", self._memory), self.key_groups)
+            self._opened = Database(self._directory, Store(self._root / "db", self._memory), self.key_groups)
         return self._opened
 
     def restore(self, handles: Sequence[KeyedHandle], reader: SnapshotReader, *, owned: bool) -> None:
@@ -116,7 +116,7 @@ class RocksDBKeyedStateBackend(TableBackend):
             self._load(canonical, reader)
             return
         restored = restored_database(self.uid, own, reader, self._root, self._memory, self.key_groups, self._threads)
-        self._opened = Database(self._root, restored.store, self.key_groups)
+        self._opened = Database(self._directory, restored.store, self.key_groups)
         self._catalog = restored.catalog
         if owned:
             self._shared.restored(restored.tables)
@@ -240,6 +240,6 @@ class RocksDBKeyedStateBackend(TableBackend):
     def close(self) -> None:
         self._states.clear()
         if self._opened is None:
-            shutil.rmtree(self._root, ignore_errors=True)
+            self._directory.remove()
         else:
             self._opened.left()

@@ -42,7 +42,9 @@ def at_once(threads: int, transfer: Callable[[str], R], names: Collection[str]) 
 
     When one fails no other begins, and the error comes when those that had begun have ended.
     """
-    with ThreadPoolExecutor(max(1, min(threads, len(names))), "ckpt-transfer") as pool:
+    if min(threads, len(names)) <= 1:
+        return {name: transfer(name) for name in names}
+    with ThreadPoolExecutor(min(threads, len(names)), "ckpt-transfer") as pool:
         return dict(zip(names, pool.map(transfer, names), strict=True))
 
 

@@ -52,11 +52,11 @@ class RocksDBSnapshot:
         """Table files that the storage has already are referred to, or duplicated for a savepoint."""
         local = {path.name: path for path in self._moment.files() if is_kept(path.name)}
         tables = self._known(files, local.keys())
-        new = [name for name in local.keys() - tables.keys() if is_table(name)]
+        new = [name for name in sorted(local.keys() - tables.keys()) if is_table(name)]
         tables |= at_once(self._threads, lambda name: _copied(local[name], files.shared()), new)
         if not self._properties.is_savepoint:
             self._shared.written(self._id, tables)
-        others = {name: _copied(local[name], files.private()) for name in local.keys() - tables.keys()}
+        others = {name: _copied(local[name], files.private()) for name in sorted(local.keys() - tables.keys())}
         return (IncrementalKeyedStateHandle(self._key_groups, NAME, tables | others, self._description),)
 
     def _known(self, files: SnapshotFiles, wanted: Set[str]) -> dict[str, StateFile]:
