@@ -230,9 +230,9 @@ class Sink:
         }
 
     def check_not_undone(self, run: int, checkpoint_id: int) -> None:
-        """A restore from that checkpoint must not repeat what is committed."""
-        for name, (committed_run, number, _) in self._committed.items():
-            if (committed_run, number) > (run, checkpoint_id):
+        """A restore from that checkpoint must not repeat what is committed. Without rows nothing is repeated."""
+        for name, (committed_run, number, rows) in self._committed.items():
+            if rows and (committed_run, number) > (run, checkpoint_id):
                 raise Violation(
                     f"transaction {name} is committed, but checkpoint {checkpoint_id} of run {run} is restored"
                 )
