@@ -14,6 +14,7 @@ from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.spark.launch import SessionInfo, start_session, stop_session
 from ckpt_runtime.storage.ha_store import HaStore
 from tests.support.flights import assert_carriers, assert_rotations, read_flights, write_slice
+from tests.support.jobs import ROCKSDB
 from tests.support.outputs import hidden, visible
 from tests.support.processes import agent_of, living, members, workers_of
 from tests.support.spark_sessions import FlightsJob, wait_until
@@ -22,6 +23,7 @@ ROWS = 100_000
 RATE = 1000
 KILLS = ["worker"] * 11 + ["agent"] * 4 + ["exception"] * 5
 SEED = 20260731
+BACKENDS = {"hashmap": {}, "rocksdb": ROCKSDB}
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +56,13 @@ def _victim(job: FlightsJob, kind: str, choice: random.Random) -> int:
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_twenty_kills(session: SessionInfo, client: CkptClient, tmp_path: Path) -> None:
-    job = FlightsJob(session, client, write_slice(tmp_path / "flights.parquet", ROWS), tmp_path)
+@pytest.mark.row("203.2")
+@pytest.mark.parametrize("backend", ["rocksdb", pytest.param("hashmap", marks=pytest.mark.long)])
+@pytest.mark.timeout(600)
+def test_twenty_kills(backend: str, session: SessionInfo, client: CkptClient, tmp_path: Path) -> None:
+    """With increments on RocksDB, of which each restart builds upon the latest."""
+    source = write_slice(tmp_path / "flights.parquet", ROWS)
+    job = FlightsJob(session, client, source, tmp_path, options=BACKENDS[backend])
     job.start(RATE)
     choice = random.Random(SEED)
     kills = list(KILLS)
@@ -70,6 +76,8 @@ def test_twenty_kills(session: SessionInfo, client: CkptClient, tmp_path: Path) 
         wait_until(lambda number=number: job.restarts() >= number, f"the restart after kill {number}, of a {kind}")
     job.wait_for_checkpoint()
     assert list(job.faults.iterdir()) == []
+    history = client.checkpoint_statistics(job.job_id).history
+    assert any(known.incremental for known in history) == (backend == "rocksdb")
     savepoint = job.stopped()
     assert 0 < len(visible(job.out / "rotations")) < ROWS
     job.start(0, savepoint=savepoint)
