@@ -29,6 +29,7 @@ EXTRAS_REQUIRE = {
         "numba>=0.61",
         "numpy>=2.0",
         "orjson>=3.10",
+        "prometheus-client>=0.21",
         "pydantic>=2.9",
         "python-multipart>=0.0.18",
         "uvicorn>=0.30",

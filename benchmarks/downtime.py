@@ -1,14 +1,17 @@
-"""Seconds without output of a running job that is brought to another parallelism: from its last row to its first after.
+"""Seconds without output of a running job that is changed: from its last row to its first after.
 
-The job grows to twice its parallelism and shrinks back, again and again. Each change comes when the job has completed
-a checkpoint since the last one. The first that grows also launches a barrier stage, which costs no downtime: the job
-runs meanwhile. With ``--state-mb`` there is so much state to be restored, and rows come as fast as they can; without,
+With ``--kind rescale`` it grows to twice its parallelism and shrinks back, again and again; the first time also
+launches a barrier stage, which costs no downtime: the job runs meanwhile. With ``--kind config`` an option of its
+configuration changes that needs a restart, in place. Each change comes when the job has completed a checkpoint since
+the last one. With ``--state-mb`` there is so much state to be restored, and rows come as fast as they can; without,
 they are paced.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 
 from benchmarks.harness import (
     BenchmarkError,
@@ -32,12 +35,14 @@ ROWS_PER_S = 20_000
 PARALLELISM = 2
 TIMEOUT_S = 300.0
 CONFIGURATION = {"execution.checkpointing.interval": "500 ms", "restart-strategy.type": "none"}
+ALLOW_LIST = "jobmanager.execution.dynamic-configuration.allow-list"
+OPTION = "execution.buffer-timeout.interval"
 
 
 def main() -> None:
     """The command line."""
     parser = parser_for(NAME, __doc__ or "")
-    parser.add_argument("--kind", choices=("rescale",), default="rescale", help="what the job is down for")
+    parser.add_argument("--kind", choices=("rescale", "config"), default="rescale", help="what the job is down for")
     parser.add_argument("--state-mb", type=not_negative, default=0, help="keyed state, at about 100 bytes a key")
     parser.add_argument("--times", type=positive_int, default=6, help="how often")
     options = parser.parse_args()
@@ -50,14 +55,18 @@ def measure(options: argparse.Namespace) -> tuple[list[float], int]:
     keys = round(options.state_mb * KEYS_PER_MB) or KEYS
     rate = 0 if options.state_mb else ROWS_PER_S
     times = []
-    with session(2 * PARALLELISM) as running:
+    with session(2 * PARALLELISM, {ALLOW_LIST: OPTION}) as running:
         job = running.run(PIPELINE, [keys, rate], PARALLELISM, CONFIGURATION)
         job.wait_for_rows()
         for number in range(options.times):
             _settle(job, keys)
-            parallelism = PARALLELISM if number % 2 else 2 * PARALLELISM
-            times.append(_rescale(job, parallelism))
-            progress(f"  to {parallelism}: {times[-1]:.3f} s")
+            if options.kind == "config":
+                parallelism, call = PARALLELISM, partial(job.configure, {OPTION: f"{100 + number} ms"})
+            else:
+                parallelism = PARALLELISM if number % 2 else 2 * PARALLELISM
+                call = partial(job.rescale, parallelism)
+            times.append(_downtime(job, parallelism, call))
+            progress(f"  at {parallelism}: {times[-1]:.3f} s")
         _settle(job, keys)
         job.drain()
         report = _newest(job)
@@ -81,12 +90,12 @@ def _settle(job: BenchmarkJob, keys: int) -> None:
     job.wait_for("a completed checkpoint", lambda: len(job.completed_checkpoints()) > known, TIMEOUT_S)
 
 
-def _rescale(job: BenchmarkJob, parallelism: int) -> float:
-    """Seconds until every subtask of the sink has got rows again."""
+def _downtime(job: BenchmarkJob, parallelism: int, change: Callable[[], None]) -> float:
+    """Seconds until every subtask of the sink, so many, has got rows again."""
     before = _newest(job).subtasks
     attempt = max(document["attempt"] for document in before.values())
     last_ms = max(float(document["last_ms"]) for document in before.values())
-    job.rescale(parallelism)
+    change()
 
     def all_have_rows() -> bool:
         """A subtask that ends writes its last report, which the next attempt's first one replaces."""
@@ -95,7 +104,7 @@ def _rescale(job: BenchmarkJob, parallelism: int) -> float:
         last_ms = max([last_ms, *(float(d["last_ms"]) for d in subtasks if d["attempt"] == attempt)])
         return sum(d["attempt"] > attempt for d in subtasks) == parallelism
 
-    job.wait_for("rows at the new parallelism", all_have_rows, TIMEOUT_S, poll_s=0.005)
+    job.wait_for("rows after the change", all_have_rows, TIMEOUT_S, poll_s=0.005)
     return max(float(document["first_ms"]) - last_ms for document in _newest(job).subtasks.values()) / 1000
 
 

@@ -307,6 +307,10 @@ class BenchmarkJob:
         vertices = self._client.resource_requirements(self.id)
         self._client.rescale(self.id, dict.fromkeys(vertices, parallelism), timeout_s=START_TIMEOUT_S)
 
+    def configure(self, options: Mapping[str, str]) -> None:
+        """Changes options of the running job (FLIP-530); returns when that is stored and a restart is under way."""
+        self._client.patch_job_config(self.id, options)
+
     def drain(self) -> str:
         """Stops the job with a savepoint of everything that was read; its URL."""
         trigger = self._client.stop_with_savepoint(self.id, str(self._session.directory / "savepoints"), drain=True)

@@ -5,38 +5,56 @@ set -m # each group is a process group, which an interrupt reaches as it would a
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # Hundreds of processes import the same modules: they are compiled once.
 unset PYTHONDONTWRITEBYTECODE
+# So are the kernels: on a machine without any, the first workers of all groups would each compile all of them, for longer
+# than tests wait for a job to run.
+PYTHONPATH=runtime .venv/bin/python -c 'from ckpt_runtime.state.kernels import warm_up; warm_up()' || exit 1
 
 # A pytest for each: what its tests share - a session, a Spark, an Airflow - ends with it. Most of them wait for most of
-# their time, and two fill two processors. The longest come first, so that the last ones end together.
+# their time, and three fill two processors. The longest come first, so that the last ones end together.
 GROUPS_OF_TESTS=(
-    tests/fault
     tests/integration
-    tests/system
+    tests/fault
     tests/unit
-    tests/attack
+    tests/system
     tests/differential
+    tests/attack
     tests/chaos
     "tests/docs tests/fuzz"
 )
-# These need processors only, and no moment: they take what the others leave, whatever time that takes.
-BACKGROUND="tests/property tests/simulation"
+# These need processors only, and no moment: they take what the others leave, whatever time that takes. Each needs one
+# processor, and as much of it as the other.
+FILLERS=(
+    "tests/simulation --ignore=tests/simulation/jobs"
+    "tests/simulation/jobs tests/property"
+)
 
 reports="$(mktemp -d)"
 trap 'rm -rf "$reports"' EXIT
 trap 'for group in $(jobs -p); do kill -INT -- "-$group" 2>/dev/null; done; wait; exit 130' INT TERM
 
-run() { # <nice> <folders> <options of pytest>
+run() { # <nice> <group> <options of pytest>
     local report code=0
     report="$reports/${2//[ \/]/_}"
-    # shellcheck disable=SC2086  # several folders
+    # shellcheck disable=SC2086  # several words
     nice -n "$1" .venv/bin/python -m pytest $2 "${@:3}" </dev/null >"$report" 2>&1 || code=$?
     ((code == 0 || code == 5)) || touch "$reports/failed" # an option that leaves no test of a group is fine
     printf '\n=== %s\n' "$2" && cat "$report"
 }
 
-run 19 "$BACKGROUND" --timeout=900 "$@" &
+fillers=" "
+for group in "${FILLERS[@]}"; do
+    run 19 "$group" --timeout=900 "$@" &
+    fillers+="$! "
+done
+
+groups_under_way() { # says so in $under_way
+    local pid
+    under_way=0
+    for pid in $(jobs -rp); do [[ "$fillers" == *" $pid "* ]] || ((++under_way)); done
+}
+
 for group in "${GROUPS_OF_TESTS[@]}"; do
-    while (($(jobs -rp | wc -l) > ${TEST_PROCESSES:-2})); do wait -n; done
+    while groups_under_way && ((under_way >= ${TEST_PROCESSES:-3})); do wait -n; done
     run 0 "$group" "$@" &
 done
 wait

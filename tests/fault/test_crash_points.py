@@ -186,7 +186,7 @@ def test_a_patch_is_there_or_not(job: Job) -> None:
 @pytest.mark.timeout(200)
 def test_a_rescale_is_there_or_not(job: Job) -> None:
     """As a patch is: the next driver runs the job at the old parallelism or at the new one, which all vertices have."""
-    for point, is_stored in (("rescale-before", False), ("rescale-persisted", True)):
+    for point, is_stored in (("plan-before", False), ("plan-persisted", True)):
         present = job.client.resource_requirements(job.id)
         wanted = {vertex: parallelism + 1 for vertex, parallelism in present.items()}
         job.crash(point, partial(job.client.update_resource_requirements, job.id, wanted))
@@ -194,6 +194,30 @@ def test_a_rescale_is_there_or_not(job: Job) -> None:
         job.recovered()
         found = {vertex.id: vertex.parallelism for vertex in job.client.job_details(job.id).vertices}
         assert found == (wanted if is_stored else present), point
+    job.stopped()
+
+
+@pytest.mark.slow
+@pytest.mark.row("530.5")
+@pytest.mark.timeout(200)
+def test_a_configuration_is_there_or_not(job: Job) -> None:
+    """As a patch is: the next driver has the old one or the new one, with its version, and so have its tasks."""
+    interval = "execution.checkpointing.interval"
+    for millis, point, is_stored in (
+        (201, "plan-before", False),
+        (202, "plan-persisted", True),
+        (203, "configuration-applied", True),
+    ):
+        present = job.client.job_config(job.id)
+        wanted = {**present.configuration, interval: f"{millis} ms"}
+        assert present.version is not None
+        job.crash(point, partial(job.client.replace_job_config, job.id, wanted, present.version))
+        found = job.client.job_config(job.id)
+        assert found.configuration == (wanted if is_stored else present.configuration), point
+        assert found.version == present.version + is_stored, point
+        job.recovered()
+        assert job.client.checkpoint_config(job.id).interval_ms == (millis if is_stored else START_INTERVAL_MS), point
+        assert job.client.replace_job_config(job.id, found.configuration, 1).changes == {}
     job.stopped()
 
 

@@ -13,7 +13,8 @@ from tests.support.jobs import SequenceJob
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[MiniCluster]:
-    with MiniCluster(rest=True) as started:
+    configuration = {"jobmanager.execution.dynamic-configuration.allow-list": "*"}
+    with MiniCluster(rest=True, configuration=configuration) as started:
         yield started
 
 

@@ -56,7 +56,9 @@ def measured(*arguments: str) -> tuple[dict[str, Any], str]:
 @pytest.mark.spark
 @pytest.mark.timeout(240)
 def test_keyed_count_measures_and_checks_itself() -> None:
-    document, said = measured("benchmarks.keyed_count", "--seconds", "2", "--keys", "5000", "--interval-ms", "200")
+    document, said = measured(
+        "benchmarks.keyed_count", "--seconds", "2", "--keys", "5000", "--key", "string", "--interval-ms", "200"
+    )
     assert set(document) == COMMON_KEYS | {
         "rows_per_s",
         "checkpoints",

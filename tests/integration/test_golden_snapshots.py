@@ -8,7 +8,7 @@ import pytest
 
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.golden import DIRECTORY, KEPT, KINDS, PARALLELISM, SETS, TABLES, expected, placed, restored
+from tests.support.golden import DIRECTORY, KEPT, KINDS, PARALLELISM, SETS, expected, placed, restored
 
 
 def test_the_latest_version_has_every_kind() -> None:
@@ -30,5 +30,5 @@ def test_jobs_go_on_from_a_kept_snapshot(cluster: MiniCluster, version: str, nam
     wanted = expected(snapshot)
     parallelisms = (PARALLELISM, PARALLELISM - 1) if version == SETS[-1] else (PARALLELISM + 1,)
     for found in restored(cluster, copy, KINDS[name], tmp_path / "jobs", parallelisms):
-        for table in TABLES:
+        for table in KINDS[name].tables:
             assert found[table] == wanted[table]

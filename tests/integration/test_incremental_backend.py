@@ -125,9 +125,20 @@ def is_shared_path(path: str) -> bool:
     return "://" in path or path.startswith("/")
 
 
+def table_bytes(job: FileBackedJob) -> list[float]:
+    """What each operator's database says of its files, as the metrics of subtasks show it."""
+    call, dispatcher = job.cluster.call, job.cluster.dispatcher
+    vertices = call(dispatcher.job_details(job.job_id)).vertices
+    subtasks = [
+        metrics for v in vertices for metrics in call(dispatcher.vertex_metrics(job.job_id, v.vertex_id)).values()
+    ]
+    return [m[name] for m in subtasks for name in m if name.endswith(".rocksdb.total-sst-files-size")]
+
+
 def test_later_checkpoints_refer_to_files_of_earlier_ones_and_the_others_go(job: FileBackedJob) -> None:
     cluster = job.cluster
-    job.start(2, rate=2500, execution__checkpointing__externalized_checkpoint_retention="RETAIN_ON_CANCELLATION")
+    retained = {"execution__checkpointing__externalized_checkpoint_retention": "RETAIN_ON_CANCELLATION"}
+    job.start(2, rate=2500, state__backend__rocksdb__metrics__total_sst_files_size="true", **retained)
 
     def refers_back() -> bool:
         """The latest one uses a shared file that was written for another one."""
@@ -140,6 +151,8 @@ def test_later_checkpoints_refer_to_files_of_earlier_ones_and_the_others_go(job:
         )
 
     cluster.wait_until(refers_back, "an increment")
+    if job.backend == "rocksdb":
+        cluster.wait_until(lambda: min(table_bytes(job), default=0) > 0, "metrics of every database")
     cluster.call(cluster.dispatcher.cancel_job(job.job_id))
     cluster.wait_for_status(job.job_id, JobStatus.CANCELED)
     latest = job.latest()

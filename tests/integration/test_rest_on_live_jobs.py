@@ -59,6 +59,57 @@ def test_a_patched_interval_holds_at_once(client: CkptClient, live: SequenceJob)
     assert _completed(client, live.job_id) == after
 
 
+def test_a_job_that_makes_its_checkpoints_is_healthy(
+    client: CkptClient, cluster: MiniCluster, job: SequenceJob
+) -> None:
+    job.start(rate=100)
+    job.running()
+    cluster.wait_for_checkpoints(job.job_id, 1)
+    health = client.job_health(job.job_id)
+    assert (health.state, health.restarts, health.checkpoints.success_rate) == ("RUNNING", 0, 1.0)
+    assert health.checkpoints.last_completed_age_ms is not None
+    assert health.verdict == "HEALTHY", health.reasons
+    job.canceled()
+
+
+@pytest.mark.row("571.9")
+def test_the_rescue_policy_saves_a_pending_checkpoint_by_itself(
+    client: CkptClient, cluster: MiniCluster, job: SequenceJob
+) -> None:
+    job.start(
+        rate=0,
+        batch=64,
+        configuration=fast(
+            execution__checkpointing__interval="1h",
+            execution__checkpointing__timeout="2s",
+            execution__checkpointing__rescue__enabled="true",
+            **{"execution__checkpointing__rescue__min-progress": "1"},
+            execution__checkpointing__rescue__extension="5 min",
+        ),
+    )
+    job.running()
+    job.hold("processor")
+    trigger = client.trigger_checkpoint(job.job_id)
+    extension = 300_000
+
+    def extended() -> bool:
+        pending = _pending(client, job.job_id)
+        return pending is not None and pending.timeout_extension_ms > 0
+
+    cluster.wait_until(extended, "the checkpoint to get more time")
+    pending = _pending(client, job.job_id)
+    assert pending is not None
+    assert pending.deadline_ms == pending.triggered_at_ms + 2_000 + pending.timeout_extension_ms
+    assert pending.timeout_extension_ms >= extension
+    job.release("processor")
+    done = client.wait_for_operation("checkpoint", trigger, job.job_id, timeout_s=60)
+    statistics = client.checkpoint_statistics(job.job_id)
+    assert statistics.counts.failed == 0
+    (completed,) = [found for found in statistics.history if found.id == done.checkpoint_id]
+    assert (completed.status, completed.timeout_extension_ms) == ("COMPLETED", pending.timeout_extension_ms)
+    job.canceled()
+
+
 @pytest.mark.row("571.3")
 def test_a_patched_timeout_ends_a_pending_checkpoint(
     client: CkptClient, cluster: MiniCluster, job: SequenceJob

@@ -151,7 +151,14 @@ deployments = st.builds(
 
 failures = st.builds(TaskFailure, st.builds(FailureInfo, texts, texts, texts), st.booleans(), st.booleans())
 durations = st.floats(0, 1e18)
-measures = st.builds(SubtaskMeasures, texts, *[numbers] * 6, *[durations] * 3, st.one_of(st.none(), numbers))
+measures = st.builds(
+    SubtaskMeasures,
+    texts,
+    *[numbers] * 6,
+    *[durations] * 3,
+    st.one_of(st.none(), numbers),
+    st.dictionaries(texts, numbers, max_size=3),
+)
 subtask_states = st.builds(
     SubtaskState,
     st.dictionaries(texts, states, max_size=2),

@@ -37,6 +37,7 @@ from ckpt_runtime.checkpoint.state_handles import (
 )
 from ckpt_runtime.checkpoint.statistics import CheckpointCounts, CheckpointStatsSnapshot
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import MAX_SUBTASKS, JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.graph.key_groups import KeyGroupRange
@@ -113,7 +114,7 @@ RESULT = result_document(
     job_id=JOB,
     status=JobStatus.FAILED,
     graph=GRAPH,
-    given=Configuration({"a": "b"}),
+    own=OwnConfiguration(Configuration({"a": "b"})),
     timestamps={JobStatus.INITIALIZING: 1, JobStatus.FAILED: 2},
     failure=FAILURE,
     exceptions=[{"failure": {"exception": "E", "message": "m", "stack_trace": "t"}, "timestamp_ms": 1}],

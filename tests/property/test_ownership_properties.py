@@ -87,6 +87,7 @@ class Ownership(RuleBasedStateMachine):
         super().__init__()
         self.storage: set[str] = set()
         self.users: set[str] = set()
+        self.claimed: set[str] = set()
         self.savepoints: dict[str, CompletedCheckpoint] = {}
         self.pointers: dict[int, RetainedCheckpoint] = {}
         self.ids = CheckpointIdCounter()
@@ -182,7 +183,10 @@ class Ownership(RuleBasedStateMachine):
     def leftovers(self, below: int | None) -> on.LeftoversFound:
         mine = [path for path in self.storage - self.users if path.startswith(f"/{self.job}/")]
         shared = [path for path in mine if "/shared/" in path]
-        if below is not None:
+        if below is None:
+            used = {path for entry in self.pointers.values() for path in files_of(entry.checkpoint)}
+            shared += self.claimed & self.storage - used
+        else:
             return on.LeftoversFound((), tuple(sorted(p for p in shared if int(p.split("-")[1]) < below)))
         directories = {path.rpartition("/")[0] for path in mine if "/chk-" in path and path not in shared}
         found = sorted((int(directory.rpartition("-")[2]), directory) for directory in directories)
@@ -343,6 +347,8 @@ class Ownership(RuleBasedStateMachine):
             self.users |= files_of(entry.checkpoint).keys()
         else:
             self.users -= files_of(entry.checkpoint).keys()
+        claims = mode is RecoveryClaimMode.CLAIM
+        self.claimed = {path for path in files_of(entry.checkpoint) if "/shared/" in path} if claims else set()
         self.start_job(entry.checkpoint, mode)
 
     # --- what always holds
@@ -359,10 +365,7 @@ class Ownership(RuleBasedStateMachine):
         assert self.users <= self.storage, f"the user's {self.users - self.storage} are gone"
 
     def teardown(self) -> None:
-        """After a failure and one checkpoint more every shared file of the job has an owner.
-
-        What a driver that crashed had still to delete of a claimed snapshot of another job is not sought by the next.
-        """
+        """After a failure and one checkpoint more every shared file of the job, or claimed by it, has an owner."""
         self.fail()
         self.trigger(CheckpointProperties())
         while self.writing() or self.deletions:
@@ -373,7 +376,7 @@ class Ownership(RuleBasedStateMachine):
         self.nothing_lacks_a_file()
         owned = {path for entry in self.pointers.values() for path in files_of(entry.checkpoint)}
         mine = {path for path in self.storage - self.users if path.startswith(f"/{self.job}/shared/")}
-        unowned = mine - owned
+        unowned = (mine | self.claimed & self.storage - self.users) - owned
         assert not unowned, f"nobody owns {unowned}"
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.planted.registry import PlantedBug
-from tests.simulation.schedules.runner import run_seeds
 from tests.simulation.schedules.shrink import explain, shrink
 from tests.simulation.schedules.simulation import Failure, S, Simulation
 
@@ -19,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def assert_holds(simulation: Simulation[S], first: int, count: int = 1) -> None:
     """Runs the seeds; shows the first that fails, shrunk."""
-    failed = sorted(seed for _, found in run_seeds(simulation, first, count) for seed in found)
+    failed = simulation.failing_seeds(range(first, first + count))
     if failed:
         report = explain(simulation, failed[0]).report()
         raise AssertionError(f"{len(failed)} seeds fail, {failed[:20]}; the first:\n{report}")

@@ -43,6 +43,13 @@ UNALIGNED = {
     "execution.checkpointing.unaligned.enabled": "true",
     "taskmanager.network.buffer.max-rows": "32",
 }
+LARGE = {
+    **ROCKSDB,
+    "state.backend.rocksdb.cache.max-keys": "8",
+    "state.backend.rocksdb.cache.max-rows": "8",
+    "state.backend.rocksdb.memory.fixed-per-slot": "4 mb",
+}
+LARGE_TABLES = ("totals", "matches")
 Rows = dict[str, list[list[int | None]]]
 
 
@@ -82,6 +89,8 @@ KINDS = {
     "drain": Kind({}, savepoint=True, stop=True, drain=True),
     "rocksdb": Kind(ROCKSDB, savepoint=True),
     "rocksdb-checkpoint": Kind(ROCKSDB),
+    "rocksdb-large": Kind(LARGE, savepoint=True, pipeline="golden_large", tables=LARGE_TABLES),
+    "rocksdb-large-increment": Kind(LARGE, increment=True, pipeline="golden_large", tables=LARGE_TABLES),
 }
 
 

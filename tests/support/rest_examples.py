@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfiguration
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster import gateway as g
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -72,6 +74,10 @@ def dispatcher() -> FakeGateway:
     job.exceptions = [g.ExceptionEntry(CAUSE, fake.now, "count (1/2)", "localhost:37401", "agent-0")]
     fake.jobs[FAILED].exceptions = [g.ExceptionEntry(CAUSE, fake.now)]
     job.request = g.RunRequest(PIPELINE, configuration={"execution.checkpointing.interval": "2s"})
+    fake.allow_list = ("*",)
+    fake.jobs[NEW].overrides = CheckpointOverrides(interval_ms=1_000)
+    note = ChangeNote(2, fake.now, "127.0.0.1 (ckpt-client)", ("execution.checkpointing.interval",))
+    fake.jobs[FINISHED].changed = OwnConfiguration().changed(job.own.given, note)
     fake.move(FINISHED, JobStatus.FINISHED)
     fake.move(FAILED, JobStatus.FAILED)
     add_operations(fake)
@@ -113,6 +119,19 @@ def bounds(parallelism: int) -> dict[str, Any]:
     return {vertex: {"parallelism": {"lowerBound": parallelism, "upperBound": parallelism}} for vertex in VERTICES}
 
 
+INTERVAL, BUFFER = "execution.checkpointing.interval", "execution.buffer-timeout.interval"
+
+
+def config_changes(method: str, situation: str, job_id: str, options: dict[str, str | None]) -> list[Call]:
+    """One change of a job's configuration, and a dry run of it."""
+    body = {"configuration": options} | ({"version": 1} if method == "PUT" else {})
+    path, given = JOB + "/config", {"json": body}
+    return [
+        Call(method, path, situation, {"jobid": job_id}, arguments=given),
+        Call(method, path, f"{situation}, a dry run", {"jobid": job_id}, "?dry-run=true", given),
+    ]
+
+
 JOB, CHECKPOINTS, VERTEX = "/jobs/{jobid}", "/jobs/{jobid}/checkpoints", "/jobs/{jobid}/vertices/{vertexid}"
 DETAILS = CHECKPOINTS + "/details/{checkpointid}"
 CALLS = [
@@ -139,9 +158,21 @@ CALLS = [
     Call("GET", JOB, "finished", {"jobid": FINISHED}),
     Call("PATCH", JOB, query="?mode=cancel", values={"jobid": NEW}),
     Call("GET", JOB + "/status"),
+    Call("GET", JOB + "/health", "running"),
+    Call("GET", JOB + "/health", "failed", {"jobid": FAILED}),
+    Call("GET", JOB + "/health", "without checkpoints", {"jobid": NEW}),
     Call("GET", JOB + "/plan"),
     Call("GET", JOB + "/config", "submitted with an option"),
     Call("GET", JOB + "/config", "submitted without", {"jobid": NEW}),
+    Call("GET", JOB + "/config", "changed while it ran", {"jobid": FINISHED}),
+    *config_changes("PUT", "nothing has changed", RUNNING, {INTERVAL: "2000 ms"}),
+    *config_changes("PUT", "applied at once", RUNNING, {INTERVAL: "5 s"}),
+    *config_changes("PUT", "removed", RUNNING, {}),
+    *config_changes("PUT", "one under an override, one for a restart", NEW, {INTERVAL: "5 s", BUFFER: "10 ms"}),
+    *config_changes("PATCH", "nothing has changed", RUNNING, {INTERVAL: "2000 ms"}),
+    *config_changes("PATCH", "applied at once", RUNNING, {INTERVAL: "5 s"}),
+    *config_changes("PATCH", "removed", RUNNING, {INTERVAL: None}),
+    *config_changes("PATCH", "one under an override, one for a restart", NEW, {INTERVAL: "5 s", BUFFER: "10 ms"}),
     Call("GET", JOB + "/resource-requirements"),
     Call("PUT", JOB + "/resource-requirements", arguments={"json": bounds(2)}),
     Call("GET", JOB + "/jobmanager/config"),
@@ -192,7 +223,7 @@ def answers() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     handlers = "ckpt_runtime.rest.handlers"
     with ExitStack() as clocks:
-        for room in ("jobs", "vertices", "dashboard"):
+        for room in ("jobs", "health", "vertices", "dashboard"):
             clocks.enter_context(patch(f"{handlers}.{room}.now_ms", lambda: NOW_MS))
         for call in CALLS:
             response = send_to(dispatcher())(call.method, call.path, **call.arguments)

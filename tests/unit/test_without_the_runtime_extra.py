@@ -140,7 +140,7 @@ entry_point()
 def test_a_session_names_what_to_install(environment: Path, tmp_path: Path) -> None:
     code = f"import runpy; runpy.run_path({str(REPOSITORY / 'runtime' / 'main.py')!r}, run_name='__main__')"
     ended = run(environment, tmp_path, code)
-    assert "RuntimeNotInstalledError: a session needs numba, orjson, xxhash" in ended.stderr
+    assert "RuntimeNotInstalledError: a session needs numba, orjson, prometheus_client, xxhash" in ended.stderr
     assert "pip install 'airflow-provider-ckpt[runtime]'" in ended.stderr
 
 

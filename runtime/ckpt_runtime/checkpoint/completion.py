@@ -96,6 +96,7 @@ class Completion:
     def on_progress(self, event: on.ProgressReported, now: Instant) -> None:
         pending = self._pending.get(event.checkpoint_id)
         if pending is not None and event.execution in pending.awaited:
+            pending.persisted[event.execution] = event.metrics.checkpointed_size + event.metrics.reused_size
             self._report_subtask(event, now)
 
     def _report_subtask(self, event: on.Acknowledged | on.ProgressReported, now: Instant) -> None:
@@ -114,16 +115,13 @@ class Completion:
         """Starts what is complete: plain savepoints at once, all others one at a time and oldest first.
 
         One at a time, because a later checkpoint whose pointer came first would make completed ids fall, and because
-        nothing may be added to the store while the fate of an earlier pointer is unknown. For the same reason what was
-        triggered behind a stop's savepoint, which no checkpoint subsumes, waits until that is complete or aborted.
+        nothing may be added to the store while the fate of an earlier pointer is unknown.
         """
-        behind_stop = False
         for pending in self._pending.abortable():
             properties = pending.request.properties
             if pending.state is not PendingState.PENDING or pending.awaited:
-                behind_stop = behind_stop or properties.is_synchronous
                 continue
-            if properties.notifies_and_subsumes and (behind_stop or self._pending.is_finalizing):
+            if properties.notifies_and_subsumes and self._pending.is_finalizing:
                 continue
             pending.state = PendingState.WRITING
             self._emit(out.CancelTimer(TimerId(TimerKind.CANCELLER, pending.id)))

@@ -23,6 +23,7 @@ class CheckpointConfiguration:
 
     ``aligned_timeout_ms`` and ``max_inflight_data_bytes`` (of each subtask; None is no bound, 0 aligns fully) have no
     effect unless ``unaligned_enabled``. Several checkpoints at once may be unaligned (unlike in Flink).
+    ``rescue_min_progress`` is in percent of the subtasks.
 
     Raises :class:`CheckpointConfigurationError` when a value is outside its limits. :meth:`effective` additionally
     raises the interval to the minimum pause, as at submission.
@@ -41,6 +42,10 @@ class CheckpointConfiguration:
     interval_during_backlog_ms: int | None = None
     checkpoints_after_tasks_finish: bool = True
     incremental: bool = False
+    rescue_enabled: bool = False
+    rescue_min_progress: int = 90
+    rescue_extension_ms: int = 60_000
+    rescue_max_extension_ms: int = 600_000
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():

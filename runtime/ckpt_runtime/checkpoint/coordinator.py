@@ -104,6 +104,7 @@ class CheckpointCoordinator:
         self._state = CoordinatorState.CREATED
         self._job_status = ""
         self._fenced = False
+        self._stopping = False
         self._effects: list[Effect] = []
         emit = self._effects.append
         self._executions = view = ExecutionView(graph)
@@ -239,6 +240,7 @@ class CheckpointCoordinator:
     # --- the job's life
 
     def _on_job_running(self, event: on.JobRunning, now: Instant) -> None:
+        self._stopping = False
         self._executions.deployed(event)
         self._state = CoordinatorState.RUNNING
         self._failures.deployed()
@@ -267,6 +269,7 @@ class CheckpointCoordinator:
         self._triggering.stop(Reason.CHECKPOINT_COORDINATOR_SUSPEND, now)
 
     def _on_periodic_started(self, event: on.PeriodicTriggerStarted, now: Instant) -> None:
+        self._stopping = False
         if not self._schedule.is_running:
             self._schedule.start(now)
             self._triggering.request_final(now)
@@ -276,7 +279,11 @@ class CheckpointCoordinator:
             self._failures.fail_request(event.request_id, Reason.CHECKPOINT_COORDINATOR_SHUTDOWN)
         elif self._state is not CoordinatorState.RUNNING:
             self._failures.tasks_not_running(event.request_id)
+        elif self._stopping and not event.properties.is_synchronous:
+            # Behind the savepoint of a stop sources count as finished that have only been stopped.
+            self._failures.fail_request(event.request_id, Reason.CHECKPOINT_COORDINATOR_SUSPEND)
         else:
+            self._stopping = event.properties.is_synchronous
             self._triggering.request(event, now)
 
     # --- what the job is

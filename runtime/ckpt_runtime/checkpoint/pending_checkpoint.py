@@ -42,7 +42,11 @@ class AckResult(Enum):
 
 @dataclass(slots=True)
 class PendingCheckpoint:
-    """``timestamp`` is the wall clock of the trigger; ``started_at`` the monotonic moment its timeout was armed."""
+    """``timestamp`` is the wall clock of the trigger; ``started_at`` the monotonic moment its timeout was armed.
+
+    ``persisted`` are the bytes that subtasks have reported to be in storage. ``extension_ms`` is what the rescue policy
+    has added to the timeout so far, ``progress_at_extension`` how far it had come then.
+    """
 
     id: int
     request: TriggerRequest
@@ -57,6 +61,9 @@ class PendingCheckpoint:
     awaited: set[ExecutionId] = field(init=False)
     completed: CompletedCheckpoint | None = None
     resolve_attempts: int = 0
+    persisted: dict[ExecutionId, int] = field(default_factory=dict)
+    extension_ms: int = 0
+    progress_at_extension: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         self.awaited = set(self.plan.to_wait_for)
@@ -65,6 +72,11 @@ class PendingCheckpoint:
     def can_abort(self) -> bool:
         """Finalising ones can only be ended by the answer of the storage."""
         return self.state not in (PendingState.WRITING, PendingState.STORING)
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Subtasks that have acknowledged, and bytes of all that are persisted."""
+        return len(self.acknowledged), sum(self.persisted.values())
 
     @property
     def deadline_timestamp(self) -> int:
@@ -188,6 +200,13 @@ class PendingCheckpoints:
         pending.deadline = deadline
         pending.generation += 1
         self._stats.report_deadline(pending.id, pending.deadline_timestamp)
+
+    def extend(self, pending: PendingCheckpoint, deadline: int) -> None:
+        """By the rescue policy."""
+        pending.extension_ms += deadline - pending.deadline
+        pending.progress_at_extension = pending.progress
+        self.move_deadline(pending, deadline)
+        self._stats.report_extension(pending.id, pending.extension_ms)
 
     def completed(self, pending: PendingCheckpoint) -> None:
         del self._pending[pending.id]

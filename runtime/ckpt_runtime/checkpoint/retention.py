@@ -48,6 +48,7 @@ class Retention:
         self._leftover_shared: tuple[str, ...] = ()
         self._unused_shared: tuple[str, ...] = ()
         self._kept_shared: frozenset[str] | None = None
+        self._outliving: frozenset[int] = frozenset()
         self._pinned: dict[int, int] = {}
         self.keeps_nothing = False
         for entry in self._store.entries:
@@ -196,7 +197,7 @@ class Retention:
         self._leftover_shared = tuple(dict.fromkeys(self._leftover_shared + event.shared))
 
     def _sweep_leftovers(self) -> None:
-        retained = {entry.checkpoint.id for entry in self._store.entries}
+        retained = {entry.checkpoint.id for entry in self._store.entries} | self._outliving
         found, self._leftovers = self._leftovers, ()
         for number, directory in found:
             if number not in retained and not self._cleaner.is_cleaning(number):
@@ -217,6 +218,7 @@ class Retention:
             return
         retained = self._store.clear()
         stay = [entry for entry in retained if not self._discards_at_end(entry, job_status)]
+        self._outliving = frozenset(entry.checkpoint.id for entry in stay)
         self._kept_shared = frozenset(
             file.path for entry in stay for state in entry.checkpoint.states.values() for file in state.files()
         )

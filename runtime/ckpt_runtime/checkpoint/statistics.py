@@ -222,7 +222,8 @@ class CheckpointStats(AcknowledgedTotals):
 
     ``savepoint_format`` is None for checkpoints. ``external_path`` and ``discarded`` mean something once COMPLETED,
     ``failure_timestamp`` and ``failure_message`` once FAILED. ``deadline_timestamp`` is when a pending one would
-    expire (None once it ended). ``vertices`` keeps the job graph's order.
+    expire (None once it ended). The rescue policy has added ``timeout_extension`` ms to its timeout. ``vertices`` keeps
+    the job graph's order.
     """
 
     id: int
@@ -235,6 +236,7 @@ class CheckpointStats(AcknowledgedTotals):
     failure_timestamp: int | None = None
     failure_message: str | None = None
     deadline_timestamp: int | None = None
+    timeout_extension: int = 0
 
     @property
     def is_savepoint(self) -> bool:

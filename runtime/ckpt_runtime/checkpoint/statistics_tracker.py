@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.shared_state_registry import is_shared
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.checkpoint.statistics import (
     CheckpointCounts,
@@ -69,6 +70,7 @@ class _Running:
     trigger_timestamp: int
     vertices: dict[str, list[SubtaskStats | None]]
     deadline_timestamp: int | None = None
+    timeout_extension: int = 0
 
     def freeze(self, status: CheckpointStatsStatus) -> CheckpointStats:
         """A checkpoint becomes an unaligned one with the first acknowledgement that says so, as in Flink."""
@@ -87,13 +89,20 @@ class _Running:
             },
             num_subtasks=len(reported),
             deadline_timestamp=self.deadline_timestamp if status is CheckpointStatsStatus.IN_PROGRESS else None,
+            timeout_extension=self.timeout_extension,
             **acknowledged_totals(reported),
         )
 
 
-def _recovered_subtask(index: int, at: int, state: SubtaskState) -> SubtaskStats:
+def _recovered_subtask(index: int, at: int, state: SubtaskState, own: str) -> SubtaskStats:
+    """``own`` begins the names of the shared files that were written for the checkpoint itself."""
+    keyed = (
+        file for operator in state.operators.values() for handle in operator.keyed for file in handle.state_files()
+    )
+    reused = sum(file.length for file in keyed if is_shared(file) and not file.path.rpartition("/")[2].startswith(own))
     metrics = CheckpointMetrics(
-        checkpointed_size=state.bytes,
+        checkpointed_size=max(0, state.bytes - reused),
+        reused_size=reused,
         persisted_data=state.in_flight_bytes,
         alignment_duration=-1,
         start_delay=-1,
@@ -105,14 +114,15 @@ def _recovered_subtask(index: int, at: int, state: SubtaskState) -> SubtaskStats
 def _recovered(checkpoint: CompletedCheckpoint) -> CheckpointStats:
     """What metadata tells of a checkpoint: sizes, and the time of its end as that of every acknowledgement.
 
-    It counts as unaligned where it holds in-flight data.
+    What it refers to of earlier ones is told by names. It counts as unaligned where it holds in-flight data.
     """
     at = checkpoint.completion_timestamp
     vertices: dict[str, list[SubtaskStats | None]] = {}
     for vertex in checkpoint.vertices:
         states = [checkpoint.states.get((vertex.id, index)) for index in range(vertex.parallelism)]
         vertices[vertex.id] = [
-            None if state is None else _recovered_subtask(index, at, state) for index, state in enumerate(states)
+            None if state is None else _recovered_subtask(index, at, state, f"chk-{checkpoint.id}-")
+            for index, state in enumerate(states)
         ]
     properties = checkpoint.properties
     known = _Running(
@@ -173,6 +183,13 @@ class CheckpointStatsTracker:
         running = self._running.get(checkpoint_id)
         if running is not None:
             running.deadline_timestamp = deadline_timestamp
+            self._snapshot = None
+
+    def report_extension(self, checkpoint_id: int, timeout_extension: int) -> None:
+        """The rescue policy has added so many ms to the timeout by now."""
+        running = self._running.get(checkpoint_id)
+        if running is not None:
+            running.timeout_extension = timeout_extension
             self._snapshot = None
 
     def report_completed(self, checkpoint_id: int, external_path: str) -> None:

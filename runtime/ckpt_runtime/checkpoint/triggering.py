@@ -21,6 +21,7 @@ from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.pending_checkpoint import PendingCheckpoint, PendingCheckpoints, PendingState
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.request_decider import CheckpointRequestDecider, Load, TriggerRequest, Verdict
+from ckpt_runtime.checkpoint.rescue import rescued_until
 from ckpt_runtime.checkpoint.retention import Retention
 from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
 
@@ -141,6 +142,9 @@ class Triggering:
         if pending is None or not pending.can_abort or pending.generation != generation:
             return
         if now.rel_ms < pending.deadline:
+            self._schedule_canceller(pending)
+        elif (until := rescued_until(pending, self._configuration, now.rel_ms)) is not None:
+            self._pending.extend(pending, until)
             self._schedule_canceller(pending)
         else:
             self._failures.abort(pending, Reason.CHECKPOINT_EXPIRED, now)

@@ -90,6 +90,7 @@ def _checkpoint_lines(statistics: CheckpointStatistics, config: CheckpointConfig
             f"interval {interval}, timeout {duration_text(config.timeout_ms)}{unaligned}{overrides}"
         )
     ]
+    lines += [f"Pending:     {_pending_text(found)}" for found in statistics.history if found.status == "IN_PROGRESS"]
     for title, checkpoint in (("Latest:", statistics.latest_completed), ("Savepoint:", statistics.latest_savepoint)):
         if checkpoint is not None:
             lines.append(f"{title:<13}{_checkpoint_text(checkpoint)}")
@@ -102,10 +103,26 @@ def _checkpoint_lines(statistics: CheckpointStatistics, config: CheckpointConfig
     return lines
 
 
+def _pending_text(checkpoint: Checkpoint) -> str:
+    text = f"{checkpoint.id} since {time_text(checkpoint.triggered_at_ms)}, "
+    text += f"{checkpoint.num_acknowledged} of {checkpoint.num_subtasks} subtasks"
+    if checkpoint.progress_size is not None:
+        text += f", {size_text(checkpoint.progress_size)} persisted"
+    if checkpoint.deadline_ms is not None:
+        text += f", expires at {time_text(checkpoint.deadline_ms)}"
+    return text + _extension_text(checkpoint)
+
+
+def _extension_text(checkpoint: Checkpoint) -> str:
+    extension = checkpoint.timeout_extension_ms
+    return f", timeout extended by {duration_text(extension)}" if extension else ""
+
+
 def _checkpoint_text(checkpoint: Checkpoint) -> str:
     return (
         f"{checkpoint.id} at {time_text(checkpoint.triggered_at_ms)} in {duration_text(checkpoint.duration_ms)}, "
         f"{size_text(checkpoint.checkpointed_size)} of {size_text(checkpoint.state_size)}, {checkpoint.external_path}"
+        f"{_extension_text(checkpoint)}"
     )
 
 

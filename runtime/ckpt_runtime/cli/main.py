@@ -10,9 +10,10 @@ from typing import Annotated
 
 import typer
 
-from ckpt_runtime.cli import job_commands, session_commands, snapshot_commands, snapshot_tools
+from ckpt_runtime.cli import job_commands, job_config_commands, session_commands, snapshot_commands, snapshot_tools
 from ckpt_runtime.cli.config_commands import patch_checkpoint_config
 from ckpt_runtime.cli.framework import TOKEN_VARIABLE, URL_VARIABLE, Settings, add_command
+from ckpt_runtime.cli.health_command import health
 from ckpt_runtime.cli.leftover_commands import leftovers
 from ckpt_runtime.cli.plan_command import plan
 from ckpt_runtime.cli.rescale_command import rescale
@@ -58,11 +59,18 @@ add_command(snapshot, "verify", snapshot_tools.verify)
 add_command(snapshot, "copy", snapshot_tools.copy)
 add_command(snapshot, "convert", snapshot_tools.convert)
 app.add_typer(snapshot, name="snapshot")
+config = typer.Typer(help="Show and change the configuration of a running job.", rich_markup_mode=None)
+add_command(config, "get", job_config_commands.get)
+add_command(config, "set", job_config_commands.set_options)
+add_command(config, "unset", job_config_commands.unset)
+add_command(config, "edit", job_config_commands.edit)
+app.add_typer(config, name="config")
 # What follows the pipeline goes to the pipeline.
 add_command(app, "run", run, context_settings={"allow_interspersed_args": False})
 add_command(app, "plan", plan, context_settings={"allow_interspersed_args": False})
 add_command(app, "list", job_commands.list_jobs)
 add_command(app, "info", job_commands.info)
+add_command(app, "health", health)
 add_command(app, "cancel", job_commands.cancel)
 add_command(app, "savepoint", snapshot_commands.savepoint)
 add_command(app, "stop", snapshot_commands.stop)

@@ -40,7 +40,7 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     ``tasks`` is filled by ``checkpoint_details`` alone. Not every server tells the following: whether it is
     ``incremental``, that is builds upon files of completed checkpoints, of which it refers to ``reused_size`` bytes or
     has duplicated them; how much of a pending one is in storage (``progress_size``), and when that would expire
-    (``deadline_ms``).
+    (``deadline_ms``); what a rescue policy has added to its timeout (``timeout_extension_ms``).
     """
 
     id: int
@@ -65,6 +65,7 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     failed_at_ms: int | None = field(name="failure_timestamp", default=None)
     failure_message: str | None = None
     deadline_ms: int | None = field(name="deadline_timestamp", default=None)
+    timeout_extension_ms: int = field(name="timeout_extension", default=0)
     # On the wire ``tasks`` is a mapping of vertex ids, which read_checkpoint makes this of.
     tasks: tuple[TaskCheckpoint, ...] = field(name="tasks by vertex", default=())
 

@@ -76,8 +76,11 @@ class _Methods:
     list_jobs = _Method(requests.list_jobs)
     job_details = _Method(requests.job_details)
     job_status = _Method(requests.job_status)
+    job_health = _Method(requests.job_health)
     job_plan = _Method(requests.job_plan)
     job_config = _Method(requests.job_config)
+    replace_job_config = _Method(requests.replace_job_config)
+    patch_job_config = _Method(requests.patch_job_config)
     job_metrics = _Method(requests.job_metrics)
     job_exceptions = _Method(requests.job_exceptions)
     execution_result = _Method(requests.execution_result)
@@ -100,6 +103,7 @@ class _Methods:
     operation_status = _Method(requests.operation_status)
     wait_for_operation = _Method(waiting.wait_for_operation)
     wait_for_state = _Method(waiting.wait_for_state)
+    wait_for_config = _Method(waiting.wait_for_config)
     rescale = _Method(waiting.rescale)
 
 

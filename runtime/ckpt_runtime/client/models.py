@@ -183,6 +183,38 @@ class JobConfig(Struct, frozen=True, rename="kebab"):
     execution_config: dict[str, Any]
     configuration: dict[str, str] = field(default_factory=dict)
     version: int | None = None
+    running_version: int | None = None
+    changes: tuple[ConfigVersion, ...] = ()
+
+
+class ConfigVersion(Struct, frozen=True):
+    """Who made a version of a job's configuration, when (milliseconds since the epoch), and which options changed."""
+
+    version: int
+    timestamp: int
+    by: str
+    options: tuple[str, ...]
+
+
+class OptionChange(Struct, frozen=True, rename="kebab"):
+    """One option; None is not given. ``change`` is ``live`` or ``restart``.
+
+    ``hidden_by_override`` is the field of FLIP-571's override that is over it.
+    """
+
+    before: str | None
+    after: str | None
+    change: str
+    hidden_by_override: str | None = None
+
+
+class ConfigChange(Struct, frozen=True, rename="kebab"):
+    """What a change of a job's configuration did, or (``dry_run``) would do; without ``changes`` nothing."""
+
+    version: int
+    restart: bool
+    dry_run: bool
+    changes: dict[str, OptionChange]
 
 
 class RemoteFailure(Struct, frozen=True, rename="kebab"):
@@ -212,6 +244,32 @@ class ExceptionHistory(Struct, frozen=True):
 
     entries: tuple[ExceptionEntry, ...]
     truncated: bool
+
+
+class CheckpointHealth(Struct, frozen=True, rename="kebab"):
+    """``success_rate`` (0 to 1) is that of the ``ended`` checkpoints in the history; None without any."""
+
+    success_rate: float | None
+    ended: int
+    last_completed_age_ms: int | None = field(name="last-completed-age")
+
+
+class BackpressureHealth(Struct, frozen=True):
+    """The greatest share of time (0 to 1) that a subtask of ``vertex`` could not send."""
+
+    ratio: float
+    vertex: str | None
+
+
+class JobHealth(Struct, frozen=True):
+    """``verdict`` is HEALTHY, DEGRADED or UNHEALTHY; ``reasons`` are empty for the first alone."""
+
+    verdict: str
+    reasons: tuple[str, ...]
+    state: str
+    checkpoints: CheckpointHealth
+    restarts: int
+    backpressure: BackpressureHealth
 
 
 class ExecutionResult(Struct, frozen=True, rename="kebab"):

@@ -25,10 +25,12 @@ from ckpt_runtime.client.checkpoint_models import (
 from ckpt_runtime.client.models import (
     Backpressure,
     ClusterOverview,
+    ConfigChange,
     ExceptionHistory,
     ExecutionResult,
     JobConfig,
     JobDetails,
+    JobHealth,
     JobLine,
     OperationStatus,
     Pipeline,
@@ -62,12 +64,14 @@ class Call(Generic[T_co]):
     parse: Callable[[Any], T_co]
     body: Mapping[str, Any] | None = None
     query: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
     upload: tuple[str, bytes] | None = None
     lookup: Call[Any] | None = None
     feature: str | None = None
 
 
 _RESCALE = "live rescale, changes of a running job's resource requirements"
+_FLIP_530 = "FLIP-530, changes of a running job's configuration"
 _FLIP_571 = "FLIP-571, changes of a running job's checkpoint configuration"
 
 
@@ -171,6 +175,11 @@ def job_details(job_id: str) -> Call[JobDetails]:
     return Call("GET", _job(job_id), reader(JobDetails))
 
 
+def job_health(job_id: str) -> Call[JobHealth]:
+    """Whether the job is well, and why not. Flink does not have it."""
+    return Call("GET", _job(job_id, "/health"), reader(JobHealth), feature="the health of jobs")
+
+
 def job_status(job_id: str) -> Call[str]:
     """The job's state."""
     return Call("GET", _job(job_id, "/status"), reader(str, "status"))
@@ -184,6 +193,27 @@ def job_plan(job_id: str) -> Call[Mapping[str, Any]]:
 def job_config(job_id: str) -> Call[JobConfig]:
     """The job's configuration and its version."""
     return Call("GET", _job(job_id, "/config"), reader(JobConfig))
+
+
+def replace_job_config(
+    job_id: str, configuration: Mapping[str, str], version: int, *, dry_run: bool = False
+) -> Call[ConfigChange]:
+    """Replace the job's whole configuration, which was made of ``version``; only what differs in meaning counts."""
+    body = {"configuration": dict(configuration), "version": version}
+    return Call("PUT", _job(job_id, "/config"), reader(ConfigChange), body=body, query=_dry(dry_run), feature=_FLIP_530)
+
+
+def patch_job_config(
+    job_id: str, changes: Mapping[str, str | None], version: int | None = None, *, dry_run: bool = False
+) -> Call[ConfigChange]:
+    """Change options of the job's configuration; None removes one. ``version`` is what they were made of, if given."""
+    headers = {} if version is None else {"If-Match": f'"{version}"'}
+    body, path = {"configuration": dict(changes)}, _job(job_id, "/config")
+    return Call("PATCH", path, reader(ConfigChange), body=body, query=_dry(dry_run), headers=headers, feature=_FLIP_530)
+
+
+def _dry(dry_run: bool) -> dict[str, str]:
+    return {"dry-run": "true"} if dry_run else {}
 
 
 def job_metrics(job_id: str, names: tuple[str, ...]) -> Call[dict[str, str]]:

@@ -89,7 +89,7 @@ def request_arguments(call: Call[Any]) -> dict[str, Any]:
     elif call.body is not None:
         # ASCII, so that whatever a user typed can be sent and is judged by the server
         arguments["content"] = json.dumps(call.body).encode("ascii")
-        arguments["headers"] = {"Content-Type": "application/json"}
+        arguments["headers"] = {"Content-Type": "application/json", **call.headers}
     return arguments
 
 

@@ -253,3 +253,25 @@ def wait_for_state(
         return state if state in states else None
 
     return watch(look, f"Job {job_id} being {' or '.join(sorted(states))}", timeout_s, poll_interval_s)
+
+
+def wait_for_config(
+    job_id: str,
+    version: int,
+    *,
+    timeout_s: float | None = None,
+    poll_interval_s: float = DEFAULT_POLL_INTERVAL_S,
+) -> Steps[None]:
+    """Poll until the job runs with that version of its configuration, or a later one.
+
+    Raises :class:`JobEnded`, :class:`WaitTimeout`.
+    """
+
+    def look(patience_s: float) -> Steps[bool | None]:
+        state = yield from patiently(requests.job_status(job_id), patience_s)
+        if state in TERMINAL_STATES:
+            raise JobEnded(job_id, state)
+        found = yield from patiently(requests.job_config(job_id), patience_s)
+        return (state == "RUNNING" and (found.running_version or 0) >= version) or None
+
+    yield from watch(look, f"Job {job_id} running with version {version}", timeout_s, poll_interval_s)

@@ -82,6 +82,10 @@ CHECKPOINT_SETTINGS = (
         (1, MAX_LONG),
     ),
     CheckpointSetting("incremental", Options.INCREMENTAL),
+    CheckpointSetting("rescue_enabled", Options.RESCUE_ENABLED),
+    CheckpointSetting("rescue_min_progress", Options.RESCUE_MIN_PROGRESS),
+    CheckpointSetting("rescue_extension_ms", Options.RESCUE_EXTENSION),
+    CheckpointSetting("rescue_max_extension_ms", Options.RESCUE_MAX_EXTENSION),
     CheckpointSetting("retained", Options.NUM_RETAINED),
     CheckpointSetting("retention", Options.EXTERNALIZED_RETENTION),
     CheckpointSetting(

@@ -16,6 +16,7 @@ from ckpt_runtime.configuration.value_types import (
 )
 
 MINIMAL_CHECKPOINT_TIME_MS = 10
+_WHAT_IT_BEGAN_WITH = "it says what the job began with"
 
 
 class CheckpointingMode(StrEnum):
@@ -64,6 +65,30 @@ class CheckpointingOptions:
         "A checkpoint that has not completed after this time is aborted.",
         changeability=Changeability.LIVE,
     )
+    RESCUE_ENABLED = ConfigOption(
+        "execution.checkpointing.rescue.enabled",
+        BOOLEAN,
+        False,
+        "Gives a checkpoint that is nearly done when its timeout passes more time, by itself.",
+    )
+    RESCUE_MIN_PROGRESS = ConfigOption(
+        "execution.checkpointing.rescue.min-progress",
+        IntegerType(minimum=1, maximum=100),
+        90,
+        "Percentage of the subtasks that must have acknowledged a checkpoint for it to be nearly done.",
+    )
+    RESCUE_EXTENSION = ConfigOption(
+        "execution.checkpointing.rescue.extension",
+        DurationType(MINIMAL_CHECKPOINT_TIME_MS),
+        60_000,
+        "By how much the timeout is extended at a time; again and again, as long as more has been persisted.",
+    )
+    RESCUE_MAX_EXTENSION = ConfigOption(
+        "execution.checkpointing.rescue.max-extension",
+        DurationType(MINIMAL_CHECKPOINT_TIME_MS),
+        600_000,
+        "How long a checkpoint may take beyond its timeout, whatever its progress.",
+    )
     MIN_PAUSE = ConfigOption(
         "execution.checkpointing.min-pause",
         DURATION,
@@ -107,6 +132,8 @@ class CheckpointingOptions:
         EnumType(CheckpointingMode),
         CheckpointingMode.EXACTLY_ONCE,
         "The guarantee for state. AT_LEAST_ONCE does not align barriers.",
+        changeability=Changeability.NEVER,
+        fixed_because="this version has one mode only",
     )
     UNALIGNED = ConfigOption(
         "execution.checkpointing.unaligned.enabled",
@@ -136,7 +163,9 @@ class CheckpointingOptions:
         NON_EMPTY_STRING,
         None,
         "Directory (path or URL) under which checkpoints are written, as `<dir>/<job id>/chk-<n>`.",
+        changeability=Changeability.NEVER,
         fallback_keys=("state.checkpoints.dir",),
+        fixed_because="a job's checkpoints stay in the directory that it began with, whose files they share",
     )
     SAVEPOINT_DIRECTORY = ConfigOption(
         "execution.checkpointing.savepoint-dir",
@@ -151,6 +180,7 @@ class CheckpointingOptions:
         IntegerType(minimum=1),
         1,
         "Completed checkpoints that are kept.",
+        changeability=Changeability.LIVE,
         fallback_keys=("state.checkpoints.num-retained",),
     )
     EXTERNALIZED_RETENTION = ConfigOption(
@@ -159,6 +189,7 @@ class CheckpointingOptions:
         CheckpointRetention.DELETE_ON_CANCELLATION,
         "What becomes of the retained checkpoints when the job is cancelled or fails. Unlike in Flink, the default "
         "keeps them when it fails.",
+        changeability=Changeability.LIVE,
     )
     CHECKPOINTS_AFTER_TASKS_FINISH = ConfigOption(
         "execution.checkpointing.checkpoints-after-tasks-finish",
@@ -180,6 +211,7 @@ class StateRecoveryOptions:
         changeability=Changeability.NEVER,
         fallback_keys=("execution.savepoint.path",),
         default_equals_absence=True,
+        fixed_because=_WHAT_IT_BEGAN_WITH,
     )
     CLAIM_MODE = ConfigOption(
         "execution.state-recovery.claim-mode",
@@ -189,6 +221,7 @@ class StateRecoveryOptions:
         changeability=Changeability.NEVER,
         fallback_keys=("execution.savepoint-restore-mode",),
         default_equals_absence=True,
+        fixed_because=_WHAT_IT_BEGAN_WITH,
     )
     IGNORE_UNCLAIMED_STATE = ConfigOption(
         "execution.state-recovery.ignore-unclaimed-state",
@@ -198,4 +231,5 @@ class StateRecoveryOptions:
         changeability=Changeability.NEVER,
         fallback_keys=("execution.savepoint.ignore-unclaimed-state",),
         default_equals_absence=True,
+        fixed_because=_WHAT_IT_BEGAN_WITH,
     )

@@ -8,6 +8,7 @@ from ckpt_runtime.configuration.option import Changeability, ConfigOption, Optio
 from ckpt_runtime.configuration.value_types import (
     BOOLEAN,
     DURATION,
+    KEYS,
     DurationType,
     EnumType,
     IntegerType,
@@ -136,6 +137,16 @@ class TaskManagerOptions:
 
 class JobManagerOptions:
     """The dispatcher and its job masters."""
+
+    DYNAMIC_CONFIGURATION_ALLOW_LIST: ConfigOption[tuple[str, ...]] = ConfigOption(
+        "jobmanager.execution.dynamic-configuration.allow-list",
+        KEYS,
+        ("execution.checkpointing.interval",),
+        "Options of running jobs that may be changed by `/jobs/:jobid/config` (FLIP-530), separated by commas; `*` is "
+        "all of them, and an empty value none.",
+        _CLUSTER,
+        _NEVER,
+    )
 
     CHECKPOINT_HISTORY_SIZE = ConfigOption(
         "web.checkpoints.history",

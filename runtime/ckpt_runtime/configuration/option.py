@@ -33,7 +33,7 @@ class ConfigOption(Generic[T]):
 
     ``default_equals_absence`` says that giving the default and giving nothing mean the same (FLIP-530): true only for
     options for which a cluster-wide value makes no sense. ``fallback_keys`` are older spellings, read as ``key``.
-    The values of ``secret`` options are never shown.
+    The values of ``secret`` options are never shown. ``fixed_because`` says why a job's option can never change.
     """
 
     key: str
@@ -45,6 +45,7 @@ class ConfigOption(Generic[T]):
     fallback_keys: tuple[str, ...] = ()
     default_equals_absence: bool = False
     secret: bool = False
+    fixed_because: str = ""
 
     def parse(self, text: str) -> T:
         """Reads a text. Raises :class:`InvalidOptionError` naming the key, the value and what is allowed."""

@@ -32,7 +32,8 @@ class PipelineOptions:
         "parallelism.default",
         IntegerType(minimum=1, maximum=UPPER_BOUND_MAX_PARALLELISM),
         1,
-        "Subtasks of each vertex whose parallelism is not given in the pipeline.",
+        "Subtasks of each vertex whose parallelism is not given in the pipeline. Changed, it rescales the job while it "
+        "runs: it gets its slots and takes a checkpoint first.",
     )
     NAME = ConfigOption(
         "pipeline.name",
@@ -41,6 +42,7 @@ class PipelineOptions:
         "The job's name. Not set: the pipeline's own.",
         changeability=Changeability.NEVER,
         default_equals_absence=True,
+        fixed_because="it is part of the plan that state belongs to",
     )
     MAX_PARALLELISM = ConfigOption(
         "pipeline.max-parallelism",
@@ -49,6 +51,7 @@ class PipelineOptions:
         "Number of key groups: the greatest parallelism that the job can ever have. -1: derived from the parallelism.",
         changeability=Changeability.NEVER,
         default_equals_absence=True,
+        fixed_because="keyed state is cut into that many key groups",
     )
     OPERATOR_CHAINING = ConfigOption(
         "pipeline.operator-chaining.enabled",
@@ -57,6 +60,7 @@ class PipelineOptions:
         "Runs operators that need no exchange between them in one thread.",
         changeability=Changeability.NEVER,
         fallback_keys=("pipeline.operator-chaining",),
+        fixed_because="other chains are other vertices than those of the checkpoints",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from ckpt_runtime.configuration.option import ConfigOption
+from ckpt_runtime.configuration.option import Changeability, ConfigOption
 from ckpt_runtime.configuration.value_types import MAX_INT, DurationType, EnumType, FloatType, IntegerType
 
 
@@ -28,6 +28,7 @@ class RestartStrategyOptions:
         EnumType(RestartStrategyType, {"off": RestartStrategyType.NONE, "disable": RestartStrategyType.NONE}),
         None,
         "The strategy. Not set: exponential-delay when periodic checkpoints are on, none otherwise.",
+        changeability=Changeability.LIVE,
         fallback_keys=("restart-strategy",),
     )
     FIXED_DELAY_ATTEMPTS = ConfigOption(
@@ -35,64 +36,75 @@ class RestartStrategyOptions:
         IntegerType(),
         1,
         "Restarts before the job fails.",
+        changeability=Changeability.LIVE,
     )
     FIXED_DELAY_DELAY = ConfigOption(
         "restart-strategy.fixed-delay.delay",
         _MS,
         1_000,
         "Pause before each restart.",
+        changeability=Changeability.LIVE,
     )
     EXPONENTIAL_INITIAL_BACKOFF = ConfigOption(
         "restart-strategy.exponential-delay.initial-backoff",
         DurationType(1),
         50,
         "Pause before the first restart. Shorter than Flink's 1 s, since a warm worker takes over in milliseconds.",
+        changeability=Changeability.LIVE,
     )
     EXPONENTIAL_MAX_BACKOFF = ConfigOption(
         "restart-strategy.exponential-delay.max-backoff",
         DurationType(1),
         60_000,
         "Greatest pause.",
+        changeability=Changeability.LIVE,
     )
     EXPONENTIAL_MULTIPLIER = ConfigOption(
         "restart-strategy.exponential-delay.backoff-multiplier",
         FloatType(1.0, 1_000.0),
         1.5,
         "Factor from one pause to the next.",
+        changeability=Changeability.LIVE,
     )
     EXPONENTIAL_RESET_THRESHOLD = ConfigOption(
         "restart-strategy.exponential-delay.reset-backoff-threshold",
         DurationType(1),
         3_600_000,
         "Time without a failure after which the pause and the attempts start again.",
+        changeability=Changeability.LIVE,
     )
     EXPONENTIAL_JITTER = ConfigOption(
         "restart-strategy.exponential-delay.jitter-factor",
         FloatType(0.0, 1.0),
         0.1,
         "Share of the pause by which it is randomly lengthened or shortened.",
+        changeability=Changeability.LIVE,
     )
     EXPONENTIAL_ATTEMPTS = ConfigOption(
         "restart-strategy.exponential-delay.attempts-before-reset-backoff",
         IntegerType(minimum=1),
         MAX_INT,
         "Failures since the last reset after which the job fails.",
+        changeability=Changeability.LIVE,
     )
     FAILURE_RATE_MAX_FAILURES = ConfigOption(
         "restart-strategy.failure-rate.max-failures-per-interval",
         IntegerType(minimum=1),
         1,
         "Failures within the interval that the job survives.",
+        changeability=Changeability.LIVE,
     )
     FAILURE_RATE_INTERVAL = ConfigOption(
         "restart-strategy.failure-rate.failure-rate-interval",
         DurationType(1),
         60_000,
         "The interval in which failures are counted.",
+        changeability=Changeability.LIVE,
     )
     FAILURE_RATE_DELAY = ConfigOption(
         "restart-strategy.failure-rate.delay",
         _MS,
         1_000,
         "Pause before each restart.",
+        changeability=Changeability.LIVE,
     )

@@ -5,7 +5,14 @@ from __future__ import annotations
 from enum import StrEnum
 
 from ckpt_runtime.configuration.option import Changeability, ConfigOption
-from ckpt_runtime.configuration.value_types import EnumType, FloatType, IntegerType, MemorySizeType
+from ckpt_runtime.configuration.value_types import (
+    BOOLEAN,
+    DirectoryType,
+    EnumType,
+    FloatType,
+    IntegerType,
+    MemorySizeType,
+)
 
 
 class StateBackendType(StrEnum):
@@ -25,6 +32,7 @@ class StateOptions:
         "The keyed state backend. A job changes it through a canonical savepoint only.",
         changeability=Changeability.NEVER,
         fallback_keys=("state.backend",),
+        fixed_because="checkpoints have the backend's own form; submit it again from a canonical savepoint",
     )
     FS_MEMORY_THRESHOLD = ConfigOption(
         "state.storage.fs.memory-threshold",
@@ -33,6 +41,13 @@ class StateOptions:
         "State below this size lies inside the checkpoint's metadata instead of in a file of its own.",
         fallback_keys=("execution.checkpointing.data-inline-threshold",),
     )
+
+
+_METRICS = "state.backend.rocksdb.metrics."
+
+
+def _metric(name: str, description: str) -> ConfigOption[bool]:
+    return ConfigOption(_METRICS + name, BOOLEAN, False, f"A metric of each operator's database: {description}.")
 
 
 class RocksDBOptions:
@@ -65,3 +80,35 @@ class RocksDBOptions:
         "Rows of a join, or gathered for a trigger, that stay in memory in each subtask; when there are more, those of "
         "keys that have not come lately go to RocksDB.",
     )
+    LOCAL_DIRECTORY: ConfigOption[str | None] = ConfigOption(
+        "state.backend.rocksdb.localdir",
+        DirectoryType(),
+        None,
+        "Directory on the workers' disks for the files of databases, made if need be. Without it they lie in the "
+        "worker's temporary directory.",
+    )
+    TRANSFER_THREADS = ConfigOption(
+        "state.backend.rocksdb.checkpoint.transfer.thread.num",
+        IntegerType(minimum=1, maximum=64),
+        4,
+        "Files that each operator's database sends to the storage, or fetches from there, at the same time.",
+    )
+    BLOCK_CACHE_USAGE = _metric("block-cache-usage", "bytes in the block cache that all databases of a worker share")
+    BLOCK_CACHE_PINNED = _metric("block-cache-pinned-usage", "bytes of these that cannot be evicted now")
+    MEM_TABLES = _metric("cur-size-all-mem-tables", "bytes of changes that are in no file yet")
+    FLUSHES = _metric("num-running-flushes", "writes of such changes to files that are under way")
+    COMPACTIONS = _metric("num-running-compactions", "compactions that are under way")
+    COMPACTION_PENDING = _metric("compaction-pending", "1 when a compaction is due, else 0")
+    KEYS = _metric("estimate-num-keys", "about how many entries it has; too many after ranges of keys were given up")
+    SST_FILES = _metric("total-sst-files-size", "bytes of its table files, those kept for snapshots included")
+    ERRORS = _metric("background-errors", "flushes and compactions that have failed")
+
+
+def rocksdb_metrics() -> dict[str, ConfigOption[bool]]:
+    """The options of metrics by RocksDB's names of them."""
+    options = vars(RocksDBOptions).values()
+    return {
+        option.key.removeprefix(_METRICS): option
+        for option in options
+        if isinstance(option, ConfigOption) and option.key.startswith(_METRICS)
+    }

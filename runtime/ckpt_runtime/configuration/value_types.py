@@ -63,6 +63,26 @@ class StringType:
 
 
 @dataclass(frozen=True, slots=True)
+class DirectoryType:
+    """Takes the absolute path of a local directory, which need not exist."""
+
+    name: str = "String"
+
+    @property
+    def allowed(self) -> str:
+        return "an absolute path, such as /mnt/state"
+
+    def parse(self, text: str) -> str:
+        value = text.strip()
+        if not value.startswith("/") or "\0" in value:
+            raise ValueError(self.allowed)
+        return value
+
+    def format(self, value: Any) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
 class BooleanType:
     """Takes ``true`` or ``false`` in any case."""
 
@@ -208,7 +228,25 @@ def _fold(text: str) -> str:
     return text.strip().lower().replace("-", "").replace("_", "")
 
 
+@dataclass(frozen=True, slots=True)
+class KeysType:
+    """Takes keys separated by commas, or none; their order does not matter."""
+
+    name: str = "Keys"
+    allowed: str = "keys of options separated by commas, or *"
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        keys = [key.strip() for key in text.split(",")]
+        if any(not key or any(character.isspace() for character in key) for key in keys) and text.strip():
+            raise ValueError(self.allowed)
+        return tuple(sorted({key for key in keys if key}))
+
+    def format(self, value: Any) -> str:
+        return ",".join(value)
+
+
 STRING = StringType()
+KEYS = KeysType()
 NON_EMPTY_STRING = StringType(non_empty=True)
 BOOLEAN = BooleanType()
 DURATION = DurationType()

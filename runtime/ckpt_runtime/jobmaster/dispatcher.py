@@ -8,20 +8,20 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions, RecoveryClaimMode
+from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.graph.job_graph import JobVertex
+from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer, ConfigurationRequest
+from ckpt_runtime.jobmaster.configuration_updates import ConfigurationUpdates
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
@@ -45,42 +45,31 @@ from ckpt_runtime.jobmaster.gateway import (
     RunRequest,
     SlotOverview,
     StoredPipeline,
-    SubmissionFailed,
     VertexNotFound,
     VertexPressure,
 )
 from ckpt_runtime.jobmaster.job_master import JobMaster
-from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_job, find_jobs, read_snapshot
+from ckpt_runtime.jobmaster.job_submitter import JobSubmitter
 from ckpt_runtime.jobmaster.operations import OperationStore
-from ckpt_runtime.jobmaster.planning import Planner, entry_of
+from ckpt_runtime.jobmaster.planning import Planner
 from ckpt_runtime.jobmaster.program_store import ProgramStore
 from ckpt_runtime.jobmaster.request_checks import (
-    check_backend,
-    check_directories,
-    check_fits,
-    check_release,
     check_target,
-    checkpoint_directory,
-    given_configuration,
-    with_own_configuration,
     with_recovery_options,
-    with_restored_key_groups,
 )
 from ckpt_runtime.jobmaster.restore_preview import PlanPreview
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.snapshot_references import References, SnapshotReferences
-from ckpt_runtime.jobmaster.stored_submissions import forget_result, store_job
+from ckpt_runtime.jobmaster.stored_submissions import forget_result
 from ckpt_runtime.jobmaster.stranded_jobs import StrandedJobs
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
-from ckpt_runtime.snapshots.snapshot import disposal_of, open_snapshot
+from ckpt_runtime.snapshots.snapshot import disposal_of
 from ckpt_runtime.storage.errors import PoolExhaustedError, StorageError, StorageTimeoutError
-from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.leader_store import LeaderInfo
-from ckpt_runtime.storage.snapshot_metadata import snapshot_directory
 
 logger = logging.getLogger(__name__)
 
@@ -105,10 +94,8 @@ class Dispatcher:
         self._slots = slots
         self._programs = programs
         self._configuration = configuration
-        self._work_directory = work_directory
         self._pools = pools
         self._on_shutdown = on_shutdown
-        self._store: HaStore | None = None
         self._leads = leads
         self._leader_elsewhere: LeaderInfo | None = None
         self._jobs: dict[str, JobMaster | EndedJob] = {}
@@ -119,7 +106,18 @@ class Dispatcher:
         self._operations = OperationStore()
         self._planner = Planner(configuration, pools)
         self._references = SnapshotReferences(self._living_references, pools.paths)
-        self._session = uuid.uuid4().hex
+        self._submitter = JobSubmitter(
+            slots,
+            programs,
+            configuration,
+            str(work_directory / "checkpoints"),
+            pools,
+            self._planner,
+            self._references,
+            self._ended_before,
+        )
+        allow_list = configuration.get(JobManagerOptions.DYNAMIC_CONFIGURATION_ALLOW_LIST)
+        self._configuration_updates = ConfigurationUpdates(self._planner, allow_list)
         self._closing = False
 
     async def stop(self) -> None:
@@ -138,6 +136,10 @@ class Dispatcher:
 
     # --- high availability
 
+    @property
+    def _store(self) -> HaStore | None:
+        return self._submitter.store
+
     def wait_for(self, leader: LeaderInfo) -> None:
         """Another driver leads: callers are told where."""
         self._leader_elsewhere = leader
@@ -145,7 +147,7 @@ class Dispatcher:
     async def take_over(self, store: HaStore) -> None:
         """This driver leads: goes on with what earlier ones left. Raises StorageError for an unreadable directory."""
         self._leader_elsewhere = None
-        self._store = store
+        self._submitter.store = store
         jobs = await asyncio.to_thread(find_jobs, store, self._configuration, self._read_snapshot)
         if self._closing:  # the leadership was lost meanwhile, or the session ends
             return
@@ -257,7 +259,7 @@ class Dispatcher:
         self._check_leads()
         request = with_recovery_options(request)
         program = self._programs.get(request.pipeline_id)
-        return await self._planner.preview(program, request, await self._read_savepoint(request))
+        return await self._planner.preview(program, request, await self._submitter.read_savepoint(request))
 
     async def run_pipeline(self, request: RunRequest) -> str:
         self._check_leads()
@@ -289,119 +291,16 @@ class Dispatcher:
         return job_id
 
     async def _submit(self, job_id: str, request: RunRequest) -> None:
-        program = self._programs.get(request.pipeline_id)
-        given = given_configuration(request)
-        savepoint = await self._read_savepoint(request)
-        graph, own = await self._planner.plan(program, request, with_restored_key_groups(given, savepoint))
-        given = with_own_configuration(own, given)
-        if savepoint is not None:
-            fits = partial(check_fits, savepoint, graph, request)
-            await asyncio.get_running_loop().run_in_executor(self._pools.planning, fits)
-        configuration = Configuration.merge(self._configuration, given)
-        check_directories(configuration)
-        if savepoint is not None:
-            check_backend(savepoint, configuration, request)
-            check_release(savepoint, request)
-        submission = JobSubmission(
-            job_id=job_id,
-            graph=graph,
-            configuration=configuration,
-            given=given,
-            archive=program.archive.read_bytes(),
-            program_id=request.pipeline_id,
-            entry=entry_of(program, request),
-            arguments=request.arguments,
-            savepoint=savepoint,
-            claim_mode=request.claim_mode,
-            allow_non_restored_state=request.allow_non_restored_state,
-            default_checkpoint_directory=self._default_checkpoint_directory(),
-            request=request,
-            record=JobRecord() if self._store is None else DurableRecord(self._store, job_id),
-            ended_jobs=self._ended_before(savepoint),
-        )
-        try:
-            # Whoever submits names the directory: whether storage answers there is not known yet.
-            directory = checkpoint_directory(submission)
-            await asyncio.get_running_loop().run_in_executor(self._pools.paths, resolve, directory)
-            submission = await self._claimed(submission)
-            job, first_checkpoint_id = await self._prepared(submission)
-        except (ConfigurationError, CheckpointConfigurationError) as error:
-            raise SubmissionFailed(str(error)) from error
-        except PoolExhaustedError as error:
-            raise NotReady(str(error)) from error
-        except StorageError as error:
-            raise SubmissionFailed(f"the checkpoint directory cannot be used: {error}") from error
-        if self._store is not None:
-            await self._store_job(self._store, submission, first_checkpoint_id)
+        job = await self._submitter.submit(job_id, request)
         self._check_leads()
         self._jobs[job_id] = job
         job.start()
         self._forget_old_jobs()
 
-    async def _claimed(self, submission: JobSubmission) -> JobSubmission:
-        """With CLAIM the snapshot is the job's before anything is stored or started."""
-        snapshot = submission.savepoint
-        if snapshot is None or submission.claim_mode is not RecoveryClaimMode.CLAIM:
-            return submission
-        job_id, directory = submission.job_id, checkpoint_directory(submission)
-        try:
-            claims = await self._references.claim(snapshot, job_id, directory, self._cluster)
-        except PoolExhaustedError as error:
-            raise NotReady(str(error)) from error
-        except StorageError as error:
-            raise SubmissionFailed(f"cannot claim {snapshot.directory}: {error}") from error
-        return replace(submission, savepoint=snapshot.claimed(), claims=claims)
-
-    async def _prepared(self, submission: JobSubmission) -> tuple[JobMaster, int]:
-        """The job, and the first id of its checkpoints. What it has claimed is free again when that fails."""
-        in_pool = asyncio.get_running_loop().run_in_executor
-        try:
-            job = JobMaster(submission, self._slots, self._pools)
-            return job, await in_pool(self._pools.paths, job.prepare_storage)
-        except BaseException:
-            if submission.claims is not None:
-                with suppress(StorageError):
-                    await in_pool(self._pools.paths, submission.claims.release)
-            raise
-
-    @property
-    def _cluster(self) -> str:
-        """As claims name it."""
-        return f"session {self._session}" if self._store is None else self._store.root.url
-
-    async def _store_job(self, store: HaStore, submission: JobSubmission, first_checkpoint_id: int) -> None:
-        call = partial(store_job, store, submission, first_checkpoint_id)
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._pools.own, call)
-        except StorageTimeoutError as error:
-            message = f"it is unknown whether job {submission.job_id} is stored; if it is, the next driver runs it"
-            raise NotReady(f"{message}: {error}") from error
-        except StorageError as error:
-            raise NotReady(f"the job could not be stored: {error}") from error
-
     def _ended_before(self, savepoint: CompletedCheckpoint | None) -> tuple[str, ...]:
         """The job that took a snapshot, if it is known to run no more. Of another session's nothing is known."""
         job = None if savepoint is None else self._jobs.get(savepoint.job_id)
         return (savepoint.job_id,) if savepoint and job is not None and job.status.is_globally_terminal else ()
-
-    def _default_checkpoint_directory(self) -> str:
-        """Where a successor finds them too, if there is to be one."""
-        return str(self._work_directory / "checkpoints") if self._store is None else self._store.snapshots.url
-
-    async def _read_savepoint(self, request: RunRequest) -> CompletedCheckpoint | None:
-        """The snapshot that the job starts from, if any."""
-        path = request.savepoint_path
-        if path is None:
-            return None
-
-        try:
-            if await self._references.is_being_disposed(path):
-                raise SubmissionFailed(f"cannot restore from {path}: it is being disposed of")
-            return await asyncio.get_running_loop().run_in_executor(self._pools.paths, _open, path)
-        except PoolExhaustedError as error:
-            raise NotReady(str(error)) from error
-        except StorageError as error:
-            raise SubmissionFailed(f"cannot restore from {path}: {error}") from error
 
     def _forget_old_jobs(self) -> None:
         ended = [job_id for job_id, job in self._jobs.items() if job.status.is_globally_terminal]
@@ -441,6 +340,9 @@ class Dispatcher:
 
     async def job_config(self, job_id: str) -> JobConfigInfo:
         return self._job(job_id).config_info()
+
+    async def change_job_config(self, job_id: str, request: ConfigurationRequest) -> ConfigurationAnswer:
+        return await self._configuration_updates.change(self._living_job(job_id), request)
 
     async def job_metrics(self, job_id: str) -> Mapping[str, str]:
         return self._job(job_id).metrics()
@@ -540,7 +442,7 @@ class Dispatcher:
         if self._operations.knows(operation, None, trigger_id):
             return trigger_id or ""
         try:
-            claimed = await self._references.begin_disposal(path, self._cluster)
+            claimed = await self._references.begin_disposal(path, self._submitter.cluster)
         except PoolExhaustedError as error:
             raise NotReady(str(error)) from error
         except StorageError as error:
@@ -576,11 +478,6 @@ class Dispatcher:
     async def operation_status(self, kind: OperationKind, trigger_id: str, job_id: str | None) -> OperationStatus:
         self._check_leads()
         return self._operations.status(kind, job_id, trigger_id)
-
-
-def _open(path: str) -> CompletedCheckpoint:
-    """By its own place: claims are found there, whatever links lead to it."""
-    return open_snapshot(snapshot_directory(resolve(path)).real()).metadata
 
 
 async def _fail(error: StorageError) -> OperationStatus:

@@ -19,6 +19,7 @@ from ckpt_runtime.checkpoint.statistics import (
     CheckpointStatsSnapshot,
 )
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfiguration
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import DocumentError, checked, malformed
@@ -56,6 +57,8 @@ class _Result(Struct):
     checkpoint_counts: CheckpointCounts = CheckpointCounts()
     latest_checkpoints: dict[str, dict[str, Any] | None] = {}
     restarts: int = 0
+    version: int = 1
+    notes: tuple[ChangeNote, ...] = ()
 
 
 class EndedJob:
@@ -71,6 +74,7 @@ class EndedJob:
         self.graph = JobGraph.from_json(result.graph)
         with malformed():
             self.configuration = Configuration(result.configuration)
+        self._version, self._notes = result.version, result.notes
         self.executions = ExecutionGraph(self.graph)
         self.executions.enter_all(_TASKS.get(self.status, ExecutionState.CANCELED))
         self._overview = JobOverview(
@@ -102,8 +106,16 @@ class EndedJob:
 
     def config_info(self) -> JobConfigInfo:
         parallelism = max(vertex.parallelism for vertex in self.graph.vertices)
-        shown = self.configuration.displayed()
-        return JobConfigInfo(self._overview.job_id, self.graph.name, self._restart_strategy, parallelism, shown)
+        return JobConfigInfo(
+            self._overview.job_id,
+            self.graph.name,
+            self._restart_strategy,
+            parallelism,
+            self.configuration.displayed(),
+            self._version,
+            self._version,
+            self._notes,
+        )
 
     def checkpoint_config(self) -> EffectiveCheckpointConfig:
         return self._checkpoint_config
@@ -138,7 +150,7 @@ def result_document(  # noqa: PLR0913 -- one parameter for each part of the docu
     job_id: str,
     status: JobStatus,
     graph: JobGraph,
-    given: Configuration,
+    own: OwnConfiguration,
     timestamps: Mapping[JobStatus, int],
     failure: FailureCause | None,
     exceptions: list[dict[str, Any]],
@@ -155,7 +167,9 @@ def result_document(  # noqa: PLR0913 -- one parameter for each part of the docu
         "job_id": job_id,
         "status": status.value,
         "graph": graph.to_json(),
-        "configuration": given.to_dict(),
+        "configuration": own.given.to_dict(),
+        "version": own.version,
+        "notes": [asdict(note) for note in own.notes],
         "timestamps": {known.value: time for known, time in timestamps.items()},
         "failure": None if failure is None else asdict(failure),
         "exceptions": exceptions,

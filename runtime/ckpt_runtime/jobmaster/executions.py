@@ -165,6 +165,7 @@ class ExecutionGraph:
                     **{name: getattr(current, figure) for name, figure in _COUNTERS.items()},
                     **{name: measurement.rate(figure) for name, figure in _RATES.items()},
                 }
+                found[index].update(current.state)
                 if current.debloated_buffer_size is not None:
                     found[index]["debloatedBufferSize"] = current.debloated_buffer_size
         return found

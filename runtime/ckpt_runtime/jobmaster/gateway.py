@@ -17,6 +17,7 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
+from ckpt_runtime.configuration.own_configuration import ChangeNote
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -25,6 +26,7 @@ from ckpt_runtime.scheduler.replacement import ParallelismBounds
 if TYPE_CHECKING:
     from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
     from ckpt_runtime.graph.job_graph import JobGraph
+    from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer, ConfigurationRequest
     from ckpt_runtime.jobmaster.restore_preview import PlanPreview
 
 NOT_YET = -1
@@ -295,7 +297,10 @@ class JobDetails:
 
 @dataclass(frozen=True, slots=True)
 class JobConfigInfo:
-    """``configuration`` holds what was given at submission or changed later, never the cluster's (FLIP-530)."""
+    """``configuration`` holds what was given at submission or changed later, never the cluster's (FLIP-530).
+
+    ``version`` was accepted last. The tasks run with ``running_version``, which is an older one until their restart.
+    """
 
     job_id: str
     name: str
@@ -303,6 +308,8 @@ class JobConfigInfo:
     parallelism: int
     configuration: Mapping[str, str]
     version: int = 1
+    running_version: int = 1
+    notes: tuple[ChangeNote, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,6 +446,16 @@ class DispatcherGateway(Protocol):
     async def job_details(self, job_id: str) -> JobDetails: ...
 
     async def job_config(self, job_id: str) -> JobConfigInfo: ...
+
+    async def change_job_config(self, job_id: str, request: ConfigurationRequest) -> ConfigurationAnswer:
+        """FLIP-530: check, persist, then apply, then return; a restart that it needs is under way then.
+
+        What means the same as the present configuration changes nothing, at any version. Raises
+        :class:`ConfigurationRefused`, :class:`OptionsNotAllowed`, :class:`VersionConflict`, :class:`UpdateInProgress`,
+        :class:`JobTerminated`, :class:`SubmissionFailed` for a pipeline that cannot be planned with it, and
+        :class:`Conflict` when the job's state does not allow it.
+        """
+        ...
 
     async def job_metrics(self, job_id: str) -> Mapping[str, str]:
         """Maps Flink's names (``numberOfCompletedCheckpoints``, ``uptime``, ...) to values as text."""

@@ -21,6 +21,7 @@ from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.checkpoint_settings import submitted_settings
+from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRefused, VersionConflict
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.executions import ExecutionGraph
 from ckpt_runtime.jobmaster.gateway import (
@@ -44,6 +45,7 @@ from ckpt_runtime.jobmaster.job_host import LoopHost
 from ckpt_runtime.jobmaster.job_shell import JobShell
 from ckpt_runtime.jobmaster.job_view import JobView
 from ckpt_runtime.jobmaster.operations import OperationFailed
+from ckpt_runtime.jobmaster.planning import RunningProgram
 from ckpt_runtime.jobmaster.restart_strategy_factory import create_restart_strategy
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.snapshot_references import References
@@ -54,6 +56,7 @@ from ckpt_runtime.scheduler import job_events as job_on
 from ckpt_runtime.scheduler.core_events import (
     ChangeAnswered,
     ChangeOutcome,
+    ConfigurationRequested,
     JobInput,
     JobOutput,
     LeadershipLost,
@@ -61,10 +64,17 @@ from ckpt_runtime.scheduler.core_events import (
     RescaleRequested,
     SavepointBeforeCancel,
 )
-from ckpt_runtime.scheduler.job_core import JobCore, JobPlan
+from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_machine import JobMachine
+from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.job_status import JobStatus
-from ckpt_runtime.scheduler.replacement import ParallelismBounds, subtasks_of
+from ckpt_runtime.scheduler.replacement import (
+    ParallelismBounds,
+    ReplacementRefusedError,
+    check_replaceable,
+    subtasks_of,
+)
+from ckpt_runtime.scheduler.restart_strategies import RestartStrategy
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.crash_points import reach
 from ckpt_runtime.storage.errors import StorageError
@@ -79,7 +89,7 @@ class JobMaster:
     """
 
     def __init__(self, submission: JobSubmission, slots: SlotPool, pools: DriverPools) -> None:
-        tasks = TaskGateway(submission.archive)
+        self._tasks = TaskGateway(submission.archive)
         # Up to a gigabyte, which the gateway alone needs, and no longer than the job lives.
         self._submission = submission = replace(submission, archive=b"")
         self._ids = CheckpointIdCounter(submission.history.next_checkpoint_id)
@@ -91,7 +101,7 @@ class JobMaster:
             create_job_core(submission, self._ids),
             LoopHost(slots, self._pools),
             CheckpointStorage(directory or submission.default_checkpoint_directory, submission.job_id),
-            tasks,
+            self._tasks,
         )
         self._asked: set[asyncio.Future[JobOutput]] = set()
         self._stopping: dict[tuple[str, SavepointFormat, bool], asyncio.Future[OperationStatus]] = {}
@@ -221,6 +231,67 @@ class JobMaster:
         reach("patch-applied")
         return self.checkpoint_config()
 
+    # --- its configuration (FLIP-530)
+
+    @property
+    def job_id(self) -> str:
+        return self._submission.job_id
+
+    @property
+    def accepted_plan(self) -> JobPlan:
+        """What was accepted last, and the next deployment runs."""
+        return self._shell.core.accepted_plan
+
+    @property
+    def defaults(self) -> Configuration:
+        """The cluster's options, under the job's own."""
+        return self._submission.defaults
+
+    @property
+    def overrides(self) -> CheckpointOverrides:
+        """FLIP-571's."""
+        return self._shell.core.overrides
+
+    def program(self) -> RunningProgram:
+        submission = self._submission
+        return RunningProgram(self._tasks.archive, submission.entry, submission.arguments, submission.defaults)
+
+    def check_configurable(self) -> None:
+        """Raises Conflict when the state of the job allows no other configuration."""
+        try:
+            check_replaceable(self._shell.core.machine.state, "configuration")
+        except ReplacementRefusedError as error:
+            raise Conflict(str(error)) from error
+
+    async def change_configuration(
+        self, plan: JobPlan, base: JobPlan, strategy: RestartStrategy | None, *, restarts: bool
+    ) -> None:
+        """Persists, then applies, then returns: a restart is under way then. See ``ConfigurationRequested``.
+
+        Raises as ``DispatcherGateway.change_job_config``.
+        """
+        request_id = uuid.uuid4().hex
+        answer = await self._ask(request_id, ConfigurationRequested(request_id, plan, base, restarts, strategy))
+        assert isinstance(answer, ChangeAnswered)
+        match answer.outcome:
+            case ChangeOutcome.BUSY:
+                raise UpdateInProgress(self.job_id)
+            case ChangeOutcome.STALE:
+                raise VersionConflict(self.job_id, base.own.version, self.accepted_plan.own.version)
+            case ChangeOutcome.REFUSED:
+                raise ConfigurationRefused(answer.message)
+            case ChangeOutcome.NOT_NOW:
+                raise Conflict(answer.message)
+            case ChangeOutcome.JOB_ENDED:
+                raise JobTerminated(self.job_id, self._shell.core.machine.status)
+            case ChangeOutcome.NOT_STORED if plan.graph.vertices != base.graph.vertices:
+                raise Conflict(answer.message)  # of a rescale
+            case ChangeOutcome.UNKNOWN | ChangeOutcome.NOT_STORED:
+                raise NotReady(answer.message)
+        reach("configuration-applied")
+
+    # --- its parallelism
+
     def resource_requirements(self) -> dict[str, ParallelismBounds]:
         """The parallelism that the job has, or that it is being brought to: both bounds are that."""
         graph = self._shell.core.wanted_graph
@@ -278,7 +349,8 @@ class JobMaster:
 
     @property
     def configuration(self) -> Configuration:
-        return self.view.configuration
+        """What was accepted last."""
+        return self._shell.core.accepted_plan.configuration
 
     @property
     def executions(self) -> ExecutionGraph:
@@ -291,7 +363,8 @@ class JobMaster:
         return self.view.details()
 
     def config_info(self) -> JobConfigInfo:
-        return self.view.config_info()
+        core = self._shell.core
+        return self.view.config_info(core.accepted_plan, core.plan.own.version)
 
     def exception_history(self, limit: int) -> ExceptionHistory:
         return self.view.exception_history(limit)
@@ -335,6 +408,7 @@ def create_job_core(submission: JobSubmission, ids: CheckpointIdCounter) -> JobC
             submission.savepoint,
             submission.claim_mode,
             submission.allow_non_restored_state,
+            submission.own,
         ),
         JobMachine(subtasks_of(submission.graph), create_restart_strategy(configuration), history.next_attempt),
         CheckpointCoordinator(

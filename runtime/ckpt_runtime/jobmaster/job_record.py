@@ -14,7 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
+from ckpt_runtime.configuration.own_configuration import OwnConfiguration
+from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.storage.checkpoint_pointer_store import CheckpointPointer
 from ckpt_runtime.storage.crash_points import reach
@@ -75,11 +76,11 @@ class JobRecord:
         """Writes what is stored again and returns it: no earlier write can take effect after that."""
         return self._overrides
 
-    def store_graph(self, graph: JobGraph) -> None:
-        """Every later driver runs this one."""
+    def store_plan(self, graph: JobGraph, own: OwnConfiguration) -> None:
+        """Every later driver runs this graph with this configuration: both, or what was stored before."""
 
-    def settle_graph(self, graph: JobGraph) -> bool:
-        """As :meth:`settle_overrides`; whether ``graph`` is what is stored."""
+    def settle_plan(self, graph: JobGraph, own: OwnConfiguration) -> bool:
+        """As :meth:`settle_overrides`; whether both are what is stored."""
         return True
 
     def keep_failures(self, failures: Sequence[Mapping[str, Any]]) -> None:
@@ -152,14 +153,14 @@ class DurableRecord(JobRecord):
         with self._writing():
             return self._store.jobs.update(self._job_id, lambda job: job, always=True).checkpoint_overrides
 
-    def store_graph(self, graph: JobGraph) -> None:
+    def store_plan(self, graph: JobGraph, own: OwnConfiguration) -> None:
         with self._writing():
-            self._store.jobs.update(self._job_id, lambda job: replace(job, graph=graph.to_json()))
+            self._store.jobs.update(self._job_id, lambda job: with_plan(job, graph, own))
 
-    def settle_graph(self, graph: JobGraph) -> bool:
+    def settle_plan(self, graph: JobGraph, own: OwnConfiguration) -> bool:
         with self._writing():
             stored = self._store.jobs.update(self._job_id, lambda job: job, always=True)
-        return JobGraph.from_json(stored.graph) == graph
+        return stored.version == own.version and JobGraph.from_json(stored.graph) == graph
 
     def keep_failures(self, failures: Sequence[Mapping[str, Any]]) -> None:
         with self._writing():
@@ -192,3 +193,28 @@ class DurableRecord(JobRecord):
         except StorageError as error:
             message = f"the change is made, but it is not sure that this driver still leads: {error}"
             raise AmbiguousWriteError(message, error.url, error) from error
+
+
+def with_plan(job: StoredJob, graph: JobGraph, own: OwnConfiguration) -> StoredJob:
+    """What the system keeps beside the job's options stays. A removed one must be in no copy that a driver reads."""
+    internal = {key: value for key, value in job.configuration.items() if key.startswith(INTERNAL_PREFIX)}
+    return replace(
+        job,
+        graph=graph.to_json(),
+        configuration={**own.given.to_dict(), **internal},
+        version=own.version,
+        notes=own.notes,
+        properties={**job.properties, "defaults": cluster_options(job)},
+    )
+
+
+def cluster_options(job: StoredJob) -> dict[str, str]:
+    """What the cluster's options were when the job was submitted.
+
+    Earlier versions stored them under the job's own. What these hide is not known: it is not what the cluster said.
+    """
+    stored = job.properties.get("defaults")
+    if stored is not None:
+        return dict(stored)
+    mixed = job.properties.get("cluster_configuration", {})
+    return {key: value for key, value in mixed.items() if key not in job.configuration}

@@ -172,7 +172,7 @@ class JobShell:
                 self._record_attempt(attempt)
             case core.StoreResult():
                 self._store_result(output)
-            case core.StoreOverrides() | core.SettleOverrides() | core.StoreGraph() | core.SettleGraph():
+            case core.StoreOverrides() | core.SettleOverrides() | core.StorePlan() | core.SettlePlan():
                 call = partial(carry_out, self._record, output)
                 self._in_pool(call, partial(unconfirmed, output), pause_before_ms(output))
             case checkpoint_out.ShutdownComplete(keeps_nothing):
@@ -458,7 +458,7 @@ class JobShell:
             self._when_kept = partial(self._store_result, order)
             return
         result = self.view.result_to_store(
-            order.ended, self.checkpoint_config(), self._statistics_after(order.ended.status)
+            order.ended, self.core.accepted_plan, self.checkpoint_config(), self._statistics_after(order.ended.status)
         )
 
         def store() -> JobInput:

@@ -28,6 +28,7 @@ from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.scheduler.core_events import DeployTasks, RecordFailure
 from ckpt_runtime.scheduler.job_effects import JobEnded, StatusChanged
 from ckpt_runtime.scheduler.job_events import FailureInfo
+from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.job_status import JobStatus
 
 logger = logging.getLogger(__name__)
@@ -39,13 +40,12 @@ class JobView:
     def __init__(self, submission: JobSubmission) -> None:
         self._submission = submission
         self.graph = submission.graph
-        self.configuration = submission.configuration
         self.executions = ExecutionGraph(submission.graph)
         self.status = JobStatus.INITIALIZING
         self._timestamps: dict[JobStatus, int] = {JobStatus.INITIALIZING: submission.submitted_at_ms}
         self._last_modification = wall_clock_ms()
         self._failures = FailureLog(
-            self.configuration.get(JobManagerOptions.EXCEPTION_HISTORY_SIZE), submission.history.failures
+            submission.configuration.get(JobManagerOptions.EXCEPTION_HISTORY_SIZE), submission.history.failures
         )
         self._end_cause: FailureInfo | None = None
         self._restarts = 0
@@ -63,7 +63,7 @@ class JobView:
 
     def deploying(self, order: DeployTasks) -> None:
         """A new attempt of every subtask."""
-        self.graph, self.configuration = order.graph, order.configuration
+        self.graph = order.graph
         self.executions.reset(order.attempt, order.graph)
         self._restarts += order.attempt > self._submission.history.next_attempt
 
@@ -101,19 +101,23 @@ class JobView:
         return self._failures.to_stored()
 
     def result_to_store(
-        self, ended: JobEnded, checkpoint_config: EffectiveCheckpointConfig, checkpoints: CheckpointStatsSnapshot
+        self,
+        ended: JobEnded,
+        plan: JobPlan,
+        checkpoint_config: EffectiveCheckpointConfig,
+        checkpoints: CheckpointStatsSnapshot,
     ) -> dict[str, Any]:
-        """The job as it will be shown once its end is stored."""
+        """The job as it will be shown once its end is stored; ``plan`` was accepted last."""
         cause = ended.cause
         return result_document(
             job_id=self._submission.job_id,
             status=ended.status,
             graph=self.graph,
-            given=self._submission.given,
+            own=plan.own,
             timestamps={**self._timestamps, ended.status: ended.timestamp},
             failure=None if cause is None else cause_of(cause),
             exceptions=self._failures.to_stored(),
-            restart_strategy=strategy_type(self.configuration).value,
+            restart_strategy=strategy_type(plan.configuration).value,
             checkpoint_config=checkpoint_config,
             request=self._submission.request,
             checkpoints=checkpoints,
@@ -137,14 +141,18 @@ class JobView:
         vertices = tuple(self.executions.vertex_details(vertex) for vertex in self.graph.vertices)
         return JobDetails(self.overview(), dict(self._timestamps), vertices, self.graph)
 
-    def config_info(self) -> JobConfigInfo:
-        parallelism = max(vertex.parallelism for vertex in self.graph.vertices)
+    def config_info(self, plan: JobPlan, running_version: int) -> JobConfigInfo:
+        """``plan`` was accepted last."""
+        own = plan.own
         return JobConfigInfo(
             self._submission.job_id,
             self.graph.name,
-            strategy_type(self.configuration).value,
-            parallelism,
-            self._submission.given.displayed(),
+            strategy_type(plan.configuration).value,
+            max(vertex.parallelism for vertex in self.graph.vertices),
+            own.given.displayed(),
+            own.version,
+            running_version,
+            own.notes,
         )
 
     def metrics(self, statistics: CheckpointStatsSnapshot) -> dict[str, str]:

@@ -7,6 +7,7 @@ import logging
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from ckpt_runtime.api.plan_process import PLAN_LIMITS, plan_in_process
@@ -37,6 +38,16 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class RunningProgram:
+    """What a job runs: the zip of the pipeline's files, how it is called, and the cluster's options beneath its own."""
+
+    archive: bytes
+    entry: str
+    arguments: tuple[str, ...]
+    defaults: Configuration
+
+
+@dataclass(frozen=True, slots=True)
 class Planner:
     """``cluster`` is the session's configuration, whose options are defaults of the pipeline's."""
 
@@ -56,18 +67,30 @@ class Planner:
         self, program: StoredProgram, request: RunRequest, configuration: Configuration
     ) -> tuple[JobGraph, Configuration]:
         """The graph and what the pipeline's code set. ``configuration`` is what was given at submission."""
-        entry = entry_of(program, request)
+        return await self.in_directory(
+            lambda directory: self._planned(self.order(directory, program, request, configuration))
+        )
+
+    def _planned(self, order: PlanRequest) -> tuple[JobGraph, Configuration]:
+        result = plan_in_process(order, self.limits, user_environment())
+        if result.failure is not None:
+            trace = f"\n{result.failure.traceback}" if result.failure.traceback else ""
+            raise SubmissionFailed(f"the pipeline {order.entry} cannot be planned: {result.failure}{trace}")
+        assert result.job_graph is not None
+        for warning in result.warnings:
+            logger.warning("pipeline %s: %s", order.entry, warning)
+        return result.job_graph, Configuration(result.own_configuration)
+
+    async def plan_again(self, program: RunningProgram, configuration: Configuration) -> tuple[JobGraph, Configuration]:
+        """As :meth:`plan`, of a job that runs, with another configuration."""
 
         def plan(directory: str) -> tuple[JobGraph, Configuration]:
-            ordered = self.order(directory, program, request, configuration)
-            result = plan_in_process(ordered, self.limits, user_environment())
-            if result.failure is not None:
-                trace = f"\n{result.failure.traceback}" if result.failure.traceback else ""
-                raise SubmissionFailed(f"the pipeline {entry} cannot be planned: {result.failure}{trace}")
-            assert result.job_graph is not None
-            for warning in result.warnings:
-                logger.warning("pipeline %s: %s", entry, warning)
-            return result.job_graph, Configuration(result.own_configuration)
+            archive = Path(directory, "archive.zip")
+            archive.write_bytes(program.archive)
+            defaults, files = options_of_jobs(program.defaults), str(Path(directory, "files"))
+            given = configuration.to_dict()
+            order = PlanRequest(files, program.entry, program.arguments, given, defaults, archive=str(archive))
+            return self._planned(order)
 
         return await self.in_directory(plan)
 

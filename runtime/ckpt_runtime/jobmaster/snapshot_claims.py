@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.shared_state_registry import is_shared
+from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage import claims
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, is_job_id, shared_file_owner
@@ -90,6 +91,19 @@ class JobClaims:
             return
         if next(_present(place, claim.files), None) is None:
             _let_go(place)
+
+    def unused(self, states: Iterable[SubtaskState]) -> tuple[str, ...]:
+        """URLs of claimed files that no state refers to, sorted: an earlier driver had no time to delete them."""
+        used = {resolve(file.path).url for state in states for file in state.files() if is_shared(file)}
+        return tuple(sorted(file.url for file in self._left() if file.url not in used))
+
+    def _left(self) -> Iterator[Location]:
+        for url in self.places:
+            place = resolve(url)
+            check_directory(place.parent)
+            claim = claims.read_claim(place)
+            if claim is not None and claim.owner.is_same_job(self.claimant):
+                yield from _present(place, claim.files)
 
     def release(self) -> None:
         """The job has ended: deletes what no checkpoint needs, and ends the claims that its own ones do not need."""

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from ckpt_runtime.checkpoint import effects as out
@@ -51,7 +52,7 @@ from ckpt_runtime.storage.errors import (
     StorageError,
     StorageTimeoutError,
 )
-from ckpt_runtime.storage.filesystem import check_directory, delete_empty_directory, resolve
+from ckpt_runtime.storage.filesystem import check_directory, delete_empty_directory, is_directory, resolve
 from ckpt_runtime.storage.leader_store import NotLeaderError
 from ckpt_runtime.storage.snapshot_metadata import has_metadata, write_metadata
 
@@ -444,7 +445,9 @@ class StorageEffects:
                 ids = range(self._earlier_ids.start, below)
                 check_directory(self._storage.location)
                 return on.LeftoversFound((), find_unused_shared_files(self._storage, ids, states))
-            return find_leftovers(self._storage, self._earlier_ids, states)
+            found = find_leftovers(self._storage, self._earlier_ids, states)
+            claimed = () if self._claims is None else self._claims.unused(states)
+            return replace(found, shared=(*found.shared, *claimed))
         except InvalidLocationError as error:
             logger.warning("cannot tell what was left behind, so it stays: %s", error)
             return on.LeftoversFound(())
@@ -460,9 +463,14 @@ class StorageEffects:
         return lambda: self._dispose(checkpoint.id, noted or disposal_of(checkpoint.directory, claimed=True))
 
     def _dispose(self, checkpoint_id: int, disposal: SnapshotDisposal) -> None:
-        disposal.execute()
+        """May come again when it was done and not recorded: with its claim the directory of an ended job goes."""
+        place = place_of_snapshot(disposal.directory)
+        if place == disposal.directory or is_directory(place):
+            disposal.execute()
+        else:
+            check_directory(place.parent)
         if self._claims is not None:
-            self._claims.settle(place_of_snapshot(disposal.directory))
+            self._claims.settle(place)
         self._record.settle(checkpoint_id)
 
 

@@ -1,4 +1,4 @@
-"""Changes of what is stored of a living job, its settings and graph: how each is made, and what its outcome means."""
+"""Changes of what is stored of a living job, its settings and plan: how each is made, and what its outcome means."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckpt_runtime.storage.errors import AmbiguousWriteError, NotFoundError, Stor
 UNKNOWN_PAUSE_MS = 200.0
 _SETTLE_PAUSE_MS = 30_000.0
 
-Order = core.StoreOverrides | core.SettleOverrides | core.StoreGraph | core.SettleGraph
+Order = core.StoreOverrides | core.SettleOverrides | core.StorePlan | core.SettlePlan
 
 
 def carry_out(record: JobRecord, order: Order) -> JobInput:
@@ -25,14 +25,14 @@ def carry_out(record: JobRecord, order: Order) -> JobInput:
             return core.OverridesStored(request_id, text)
         case core.SettleOverrides(request_id):
             return core.OverridesStored(request_id, record.settle_overrides())
-        case core.StoreGraph(request_id, graph):
-            reach("rescale-before")
-            record.store_graph(graph)
-            reach("rescale-persisted")
-            return core.GraphStored(request_id)
-        case core.SettleGraph(request_id, graph):
-            if record.settle_graph(graph):
-                return core.GraphStored(request_id)
+        case core.StorePlan(request_id, graph, own):
+            reach("plan-before")
+            record.store_plan(graph, own)
+            reach("plan-persisted")
+            return core.PlanStored(request_id)
+        case core.SettlePlan(request_id, graph, own):
+            if record.settle_plan(graph, own):
+                return core.PlanStored(request_id)
             return core.ChangeNotStored(request_id, "it was not stored", final=True)
 
 
@@ -51,6 +51,6 @@ def unconfirmed(order: Order, error: Exception) -> JobInput:
 
 def pause_before_ms(order: Order) -> float:
     """Longer with each attempt; what is settled has more time."""
-    if isinstance(order, core.StoreOverrides | core.StoreGraph):
+    if isinstance(order, core.StoreOverrides | core.StorePlan):
         return order.attempt * UNKNOWN_PAUSE_MS
     return float(min(_SETTLE_PAUSE_MS, UNKNOWN_PAUSE_MS * 2 ** min(order.attempt + 1, 10)))

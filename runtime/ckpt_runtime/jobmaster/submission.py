@@ -12,12 +12,13 @@ from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoin
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.option import OptionScope
+from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, find_option
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import NonNegative, malformed
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway import ExceptionEntry, RunRequest
-from ckpt_runtime.jobmaster.job_record import JobRecord
+from ckpt_runtime.jobmaster.job_record import JobRecord, cluster_options
 from ckpt_runtime.jobmaster.snapshot_claims import JobClaims
 from ckpt_runtime.storage.disposal import SnapshotDisposal
 from ckpt_runtime.storage.job_store import StoredJob
@@ -51,27 +52,29 @@ class StoredProperties(Struct):
     arguments: tuple[str, ...]
     claim_mode: RecoveryClaimMode
     allow_non_restored_state: bool
-    cluster_configuration: dict[str, str]
     first_checkpoint_id: NonNegative
     submitted_at_ms: int
     request: RunRequest | None = None
     claims: JobClaims | None = None
+    defaults: dict[str, str] | None = None
+    cluster_configuration: dict[str, str] = {}
+    """Of earlier versions, see :func:`~ckpt_runtime.jobmaster.job_record.cluster_options`."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobSubmission:
     """Everything that a job starts from.
 
-    ``given`` is the job's submitted configuration: what its pipeline set, under what came with the request.
-    ``configuration`` is that over the cluster's.
+    ``own`` is the job's configuration: what its pipeline set, under what came with the request or later. ``defaults``
+    are the cluster's options, under it.
     ``archive`` is the zip of the pipeline's files. ``ended_jobs`` took the savepoint, or had its sinks before, and are
     known to write no more. ``claims`` are what makes the savepoint the job's, with CLAIM.
     """
 
     job_id: str
     graph: JobGraph
-    configuration: Configuration
-    given: Configuration
+    defaults: Configuration
+    own: OwnConfiguration
     archive: bytes
     program_id: str
     entry: str
@@ -88,6 +91,11 @@ class JobSubmission:
     ended_jobs: tuple[str, ...] = ()
 
     @property
+    def configuration(self) -> Configuration:
+        """The job's own over the cluster's."""
+        return Configuration.merge(self.defaults, self.own.given)
+
+    @property
     def seed(self) -> str:
         """No other submission's, also under the same job id, and the same under later drivers."""
         return f"{self.job_id}@{self.submitted_at_ms}"
@@ -100,13 +108,14 @@ class JobSubmission:
             arguments=self.arguments,
             claim_mode=self.claim_mode,
             allow_non_restored_state=self.allow_non_restored_state,
-            cluster_configuration=options_of_jobs(self.configuration),
+            defaults=options_of_jobs(self.defaults),
             first_checkpoint_id=first_checkpoint_id,
             submitted_at_ms=self.submitted_at_ms,
             request=self.request,
             claims=self.claims,
         )
-        return StoredJob(self.job_id, self.graph.to_json(), self.given.to_dict(), properties=to_builtins(properties))
+        given = self.own.given.to_dict()
+        return StoredJob(self.job_id, self.graph.to_json(), given, properties=to_builtins(properties))
 
 
 def submission_of(
@@ -122,12 +131,12 @@ def submission_of(
     """The job of a stored plan. Raises :class:`DocumentError` for a plan of another shape."""
     with malformed():
         given = Configuration(stored.configuration).without(INTERNAL_PREFIX)
-        configuration = Configuration.merge(cluster, Configuration(properties.cluster_configuration), given)
+        defaults = Configuration.merge(cluster, Configuration(cluster_options(stored)))
     return JobSubmission(
         job_id=stored.job_id,
         graph=JobGraph.from_json(stored.graph),
-        configuration=configuration,
-        given=given,
+        defaults=defaults,
+        own=OwnConfiguration(given, stored.version, stored.notes),
         archive=archive,
         program_id=properties.program_id,
         entry=properties.entry,

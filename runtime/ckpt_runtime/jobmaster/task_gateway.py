@@ -41,14 +41,14 @@ class TaskGateway:
     """One deployment at a time: slot ``i`` runs subtask ``i`` of every vertex."""
 
     def __init__(self, archive: bytes) -> None:
-        self._archive = archive
+        self.archive = archive
         self._sent_archive: set[str] = set()
         self._parts: list[_Part] = []
         self.deployment = -1
 
     def close(self) -> None:
         """Nothing more is deployed; the archive goes."""
-        self._archive = b""
+        self.archive = b""
 
     def deploy(self, slots: Sequence[Slot], deployments: Sequence[Deployment]) -> None:
         """Sends each worker its part. Every slot must have a worker."""
@@ -60,7 +60,7 @@ class TaskGateway:
             worker.used = True
             known = worker.worker_id in self._sent_archive
             self._sent_archive.add(worker.worker_id)
-            worker.peer.send(Deploy(deployment, None if known else self._archive))
+            worker.peer.send(Deploy(deployment, None if known else self.archive))
             tasks = frozenset((task.vertex_id, task.subtask_index) for task in deployment.subtasks)
             self._parts.append(_Part(slot, worker, tasks))
 

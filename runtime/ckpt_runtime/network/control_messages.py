@@ -20,6 +20,9 @@ from ckpt_runtime.scheduler.job_events import FailureInfo
 Duration = Annotated[float, Meta(ge=0, le=1e18)]
 """Milliseconds; neither infinite nor NaN, which no integer could be made of."""
 
+StateMetrics = Annotated[dict[str, NonNegative], Meta(max_length=1000)]
+"""What state backends say of themselves, by operator and name."""
+
 
 # --- driver to worker
 
@@ -99,6 +102,7 @@ class SubtaskMeasures(Struct, frozen=True):
     idle_ms: Duration
     backpressured_ms: Duration
     debloated_buffer_size: NonNegative | None = None
+    state: StateMetrics = {}
 
 
 class SnapshotProgress(Struct, frozen=True):

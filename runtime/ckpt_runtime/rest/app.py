@@ -16,6 +16,8 @@ from ckpt_runtime.rest.handlers import (
     checkpoints,
     cluster,
     dashboard,
+    health,
+    job_config,
     jobs,
     pipelines,
     rescaling,
@@ -28,7 +30,7 @@ from ckpt_runtime.rest.uploads import DEFAULT_MAX_UPLOAD_BYTES
 
 _PREFIX = "/v1"
 _DESCRIPTION = (
-    "Jobs, checkpoints and savepoints in the shapes of Flink's REST API, plus FLIP-571. "
+    "Jobs, checkpoints and savepoints in the shapes of Flink's REST API, plus FLIP-530 and FLIP-571. "
     "Every path also answers under /v1. Errors are always an object with the one field `errors`."
 )
 
@@ -66,7 +68,8 @@ def create_app(
     app.state.gateway = gateway
     app.state.max_upload_bytes = max_upload_bytes
     # checkpoint_config comes before checkpoints, whose ":triggerid" would match "configuration"
-    for room in (cluster, dashboard, pipelines, jobs, rescaling, vertices, checkpoint_config, checkpoints, savepoints):
+    of_jobs = (jobs, job_config, rescaling, vertices, checkpoint_config, checkpoints, savepoints)
+    for room in (cluster, dashboard, health, pipelines, *of_jobs):
         app.include_router(room.router)
     install_error_handlers(app)
     install_openapi(app, authenticated=token is not None)

@@ -173,6 +173,13 @@ Texts = Annotated[tuple[StrictStr, ...], _said("it must be a list of strings"), 
 Options = Annotated[dict[str, Annotated[str, BeforeValidator(_option)]], BeforeValidator(_options)]
 
 
+def _option_or_null(value: object) -> str | None:
+    return None if value is None else _option(value)
+
+
+OptionsPatch = Annotated[dict[str, Annotated[str | None, BeforeValidator(_option_or_null)]], BeforeValidator(_options)]
+"""As Options, where null stands for none."""
+
 TRIGGER_ID = spelled("triggerId", "trigger-id", default=None)
 """A trigger id that the client chooses makes its call idempotent."""
 

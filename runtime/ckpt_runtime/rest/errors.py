@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from ckpt_runtime.jobmaster import gateway
+from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRefused, OptionsNotAllowed
 from ckpt_runtime.rest.responses import FlinkResponse
 
 MAX_ECHOED_CHARS = 200
@@ -25,6 +26,8 @@ _GATEWAY_STATUS: tuple[tuple[type[gateway.GatewayError], int], ...] = (
     (gateway.Conflict, 409),
     (gateway.InvalidRequest, 400),
     (gateway.RequirementsRefused, 400),
+    (ConfigurationRefused, 400),
+    (OptionsNotAllowed, 403),
     (gateway.SubmissionFailed, 400),
     (gateway.NotReady, 503),
 )

@@ -18,10 +18,13 @@ from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.state_handles import ChannelStateStream, OperatorSubtaskState
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.scheduler import job_effects
 from ckpt_runtime.scheduler.job_events import FailureInfo, JobEvent
+from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
+from ckpt_runtime.scheduler.restart_strategies import RestartStrategy
 
 # --- wishes
 
@@ -43,14 +46,19 @@ class RescaleRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigurationReplaced:
-    """The next deployment runs with this configuration; one that runs now ends for it.
+class ConfigurationRequested:
+    """FLIP-530: the job is to run ``plan``, which was made of ``base`` and has its next version.
 
-    ``settings`` are those of checkpoints in it, before overrides. They hold at once.
+    Settings of checkpoints hold once it is stored, as does ``strategy``, None for the same one. ``restarts``: the
+    present deployment has to end for it. A parallelism that differs is that of a live rescale.
+    Answer: a ChangeAnswered.
     """
 
-    configuration: Configuration
-    settings: CheckpointConfiguration
+    request_id: str
+    plan: JobPlan
+    base: JobPlan
+    restarts: bool
+    strategy: RestartStrategy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +127,8 @@ class SlotsNotReserved:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphStored:
-    """Answers StoreGraph and SettleGraph: every later driver runs that graph."""
+class PlanStored:
+    """Answers StorePlan and SettlePlan: every later driver runs that plan."""
 
     request_id: str
 
@@ -268,23 +276,26 @@ class ReleaseReserve:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreGraph:
-    """Make it durable that the job runs this graph; ``attempt`` as in StoreOverrides.
+class StorePlan:
+    """Make it durable that the job runs this graph with its ``own`` configuration, both at once; ``attempt`` as in
+    StoreOverrides.
 
-    Answer: GraphStored, ChangeNotStored or ChangeUnknown.
+    Answer: PlanStored, ChangeNotStored or ChangeUnknown.
     """
 
     request_id: str
     graph: JobGraph
+    own: OwnConfiguration
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
-class SettleGraph:
-    """As SettleOverrides. Answer: GraphStored if ``graph`` is what is stored, else ChangeNotStored or ChangeUnknown."""
+class SettlePlan:
+    """As SettleOverrides. Answer: PlanStored if both are what is stored, else ChangeNotStored or ChangeUnknown."""
 
     request_id: str
     graph: JobGraph
+    own: OwnConfiguration
     attempt: int
 
 
@@ -293,6 +304,7 @@ class ChangeOutcome(Enum):
 
     APPLIED = "applied"
     BUSY = "another update is in progress"
+    STALE = "it was made of a configuration or graph that is not the present one"
     REFUSED = "the values are not possible, or do not fit together"
     NOT_NOW = "the state of the job does not allow it"
     NOT_STORED = "nothing has changed"
@@ -302,7 +314,7 @@ class ChangeOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ChangeAnswered:
-    """Tell the sender of a patch or a rescale. What is APPLIED is durable and in force."""
+    """Tell the sender of a change. What is APPLIED is durable and in force."""
 
     request_id: str
     outcome: ChangeOutcome
@@ -325,7 +337,7 @@ JobInput = (
     | CoordinatorEvent
     | PatchRequested
     | RescaleRequested
-    | ConfigurationReplaced
+    | ConfigurationRequested
     | SavepointBeforeCancel
     | LeadershipLost
     | AttemptRecorded
@@ -334,7 +346,7 @@ JobInput = (
     | OverridesRefused
     | SlotsReserved
     | SlotsNotReserved
-    | GraphStored
+    | PlanStored
     | ChangeNotStored
     | ChangeUnknown
     | ResultStored
@@ -357,8 +369,8 @@ JobOutput = (
     | SettleOverrides
     | ReserveSlots
     | ReleaseReserve
-    | StoreGraph
-    | SettleGraph
+    | StorePlan
+    | SettlePlan
     | ChangeAnswered
     | StoreResult
 )

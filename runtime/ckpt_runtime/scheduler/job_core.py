@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
 
@@ -26,9 +26,7 @@ from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Re
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.state_assignment import assign_states
 from ckpt_runtime.checkpoint.statistics import CheckpointType
-from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.scheduler import core_events as core
@@ -38,28 +36,15 @@ from ckpt_runtime.scheduler.core_events import ChangeOutcome, JobInput, JobOutpu
 from ckpt_runtime.scheduler.durable_change import ANOTHER_LEADS, Next
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.scheduler.job_machine import JobMachine
+from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
-from ckpt_runtime.scheduler.replacement import ReplacementRefusedError, check_replaceable, subtasks_of
-from ckpt_runtime.scheduler.rescale import NOT_RESCALED, Rescale, checkpoint_request
+from ckpt_runtime.scheduler.plan_change import PlanChange, checkpoint_request
+from ckpt_runtime.scheduler.replacement import subtasks_of
+from ckpt_runtime.scheduler.restored_state import restored_state
 from ckpt_runtime.scheduler.settings_update import SettingsUpdate
 
 _CLEARING = (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING)
 _TELLS_OF_THE_END = (job_out.StatusChanged, job_out.StopCompleted, job_out.StopFailed, job_out.JobEnded)
-
-
-@dataclass(frozen=True, slots=True)
-class JobPlan:
-    """What a job runs. ``settings`` are those of checkpoints in the configuration, before FLIP-571's overrides.
-
-    ``savepoint`` is what a new job starts from, in ``restore_mode``.
-    """
-
-    graph: JobGraph
-    configuration: Configuration
-    settings: CheckpointConfiguration
-    savepoint: CompletedCheckpoint | None = None
-    restore_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
-    allow_non_restored_state: bool = False
 
 
 class JobCore:
@@ -82,7 +67,8 @@ class JobCore:
         self.coordinator = coordinator
         self._plan = self._next_plan = plan
         self._update = SettingsUpdate(CheckpointOverrides() if overrides is None else overrides)
-        self._rescale = Rescale()
+        self._change = PlanChange()
+        self._redeploy_is_due = False
         self._savepoint_id = savepoint_id
         self._lineage = lineage or plan.savepoint
         self._restored: RestoredState | None = None
@@ -113,13 +99,13 @@ class JobCore:
             core.OverridesRefused: self._on_overrides_answer,
             core.ChangeNotStored: self._on_unconfirmed_change,
             core.ChangeUnknown: self._on_unconfirmed_change,
-            core.RescaleRequested: self._on_rescale_requested,
+            core.RescaleRequested: self._on_change_requested,
+            core.ConfigurationRequested: self._on_change_requested,
             core.SlotsReserved: self._on_slots_reserved,
             core.SlotsNotReserved: self._on_slots_not_reserved,
-            core.GraphStored: self._on_graph_stored,
+            core.PlanStored: self._on_plan_stored,
             core.ResultStored: self._on_result_stored,
             core.ResultNotStored: self._on_result_not_stored,
-            core.ConfigurationReplaced: self._on_configuration_replaced,
             core.SavepointBeforeCancel: self._on_savepoint_before_cancel,
             core.LeadershipLost: self._on_leadership_lost,
         }
@@ -150,7 +136,17 @@ class JobCore:
     @property
     def wanted_graph(self) -> JobGraph:
         """What the job is being brought to, else what it runs or is about to."""
-        return self._rescale.graph or self._next_plan.graph
+        return (self._change.plan or self._next_plan).graph
+
+    @property
+    def plan(self) -> JobPlan:
+        """What the present deployment runs; what a live change has replaced is replaced here."""
+        return self._plan
+
+    @property
+    def accepted_plan(self) -> JobPlan:
+        """What was accepted last, and the next deployment runs."""
+        return self._next_plan
 
     @property
     def configuration(self) -> Configuration:
@@ -194,8 +190,7 @@ class JobCore:
     def handle(self, event: JobInput, now: Instant) -> list[JobOutput]:
         """Takes one event with all that follows from it; returns what is to be done, in order.
 
-        Raises :class:`~ckpt_runtime.scheduler.replacement.ReplacementRefusedError` for a configuration that the state
-        or the plan does not allow, and the machines' errors for events that they cannot take: bugs of the shell.
+        Raises the machines' errors for events that they cannot take: bugs of the shell.
         """
         self._now = now
         try:
@@ -214,8 +209,8 @@ class JobCore:
 
     def _to_machine(self, event: Any) -> None:
         self._route(self.machine.handle(event, self._now))
-        if self._rescale.needs_running_job and self.machine.state is not JobState.RUNNING:
-            self._give_up_rescale(f"it is {self.machine.state.value}")
+        if self._change.needs_running_job and self.machine.state is not JobState.RUNNING:
+            self._give_up_change(f"it is {self.machine.state.value}")
 
     def _to_coordinator(self, event: Any) -> None:
         self._route(self.coordinator.handle(event, self._now))
@@ -242,6 +237,7 @@ class JobCore:
     def _acquire_slots(self, effect: job_out.AcquireSlots) -> None:
         """No task of an earlier deployment is left: what has been replaced comes into force."""
         before, self._plan = self._plan, self._next_plan
+        self._redeploy_is_due = False
         if self._plan.graph is not before.graph:
             self._queue.append(partial(self._to_coordinator, checkpoint_on.GraphReplaced(self._plan.graph)))
         self._emit(effect)
@@ -269,17 +265,7 @@ class JobCore:
         self._tell(job_on.StateRestored(attempt))
 
     def _assign(self, checkpoint: CompletedCheckpoint, graph: JobGraph) -> RestoredState:
-        """A job's own checkpoint may lack operators of the savepoint it began with; that was decided at submission."""
-        allowed = self._plan.allow_non_restored_state or self._plan.savepoint is not checkpoint
-        assignment = assign_states(checkpoint, graph, allowed)
-        return RestoredState(
-            checkpoint.id,
-            checkpoint.directory,
-            assignment.subtasks,
-            assignment.finished_vertices,
-            assignment.in_flight,
-            owned=self.coordinator.latest_is_owned,
-        )
+        return restored_state(checkpoint, self._plan, graph, owned=self.coordinator.latest_is_owned)
 
     def _restore_failed(self, effect: checkpoint_out.RestoreFailed) -> None:
         cause = FailureInfo("StateRestoreException", effect.message)
@@ -385,32 +371,41 @@ class JobCore:
         if effect.request_id == self._stop_request:
             self._tell(job_on.SavepointCompleted(effect.request_id, effect.external_path))
             return
-        if self._rescale.awaits_checkpoint(effect.request_id):
-            self._store_rescale()
+        if self._change.awaits_checkpoint(effect.request_id):
+            self._store_change()
             return
         if effect.request_id in self._savepoint_requests:
-            self._savepoint_requests.remove(effect.request_id)
             self._savepoint_id = max(self._savepoint_id, effect.checkpoint_id)
+            self._savepoint_ended(effect.request_id)
         self._emit(effect)
 
     def _request_failed(self, effect: checkpoint_out.RequestFailed) -> None:
-        self._savepoint_requests.discard(effect.request_id)
+        self._savepoint_ended(effect.request_id)
         if effect.request_id == self._cancel_request:
             self._cancel_request = None
             if self.machine.state is JobState.RUNNING:
                 self._start_periodic_trigger(job_out.StartPeriodicTrigger())
         if effect.request_id == self._stop_request:
             self._tell(job_on.SavepointFailed(effect.request_id, effect.message, effect.reached_tasks))
-        elif self._rescale.awaits_checkpoint(effect.request_id):
-            self._give_up_rescale(f"its checkpoint failed: {effect.message}")
+        elif self._change.awaits_checkpoint(effect.request_id):
+            self._give_up_change(f"its checkpoint failed: {effect.message}")
         else:
             self._emit(effect)
+
+    def _savepoint_ended(self, request_id: str) -> None:
+        """A redeployment has waited for the last one that a user asked for; behind some the job is cancelled."""
+        if request_id in self._savepoint_requests:
+            self._savepoint_requests.remove(request_id)
+            if self._redeploy_is_due and request_id != self._cancel_request:
+                self._redeploy()
 
     # --- settings of checkpoints (FLIP-571)
 
     def _on_patch_requested(self, event: core.PatchRequested) -> None:
         if self._fenced:
             self._emit(core.ChangeAnswered(event.request_id, ChangeOutcome.NOT_STORED, ANOTHER_LEADS))
+        elif self._change.configures is not None:
+            self._follow([core.ChangeAnswered(event.request_id, ChangeOutcome.BUSY)])
         else:
             self._follow(self._update.requested(event, self._next_plan.settings))
 
@@ -418,13 +413,13 @@ class JobCore:
         self._follow(self._update.answered(event))
 
     def _on_unconfirmed_change(self, event: core.ChangeNotStored | core.ChangeUnknown) -> None:
-        if not self._rescale.concerns(event.request_id):
+        if not self._change.concerns(event.request_id):
             self._on_overrides_answer(event)
             return
-        following, outputs = self._rescale.unconfirmed(event)
+        following, outputs = self._change.unconfirmed(event)
         self._follow(outputs)
         if following is Next.GIVE_UP:
-            self._give_up_rescale(event.message)
+            self._give_up_change(event.message)
 
     def _on_overrides_stored(self, event: core.OverridesStored) -> None:
         """What is stored comes into force, also when its sender was told that nobody knows."""
@@ -446,47 +441,75 @@ class JobCore:
         effective = self._update.overrides.applied_to(self._next_plan.settings)
         self._to_coordinator(checkpoint_on.ConfigurationPatched(effective))
 
-    # --- another parallelism
+    # --- another parallelism, another configuration (FLIP-530)
 
-    def _on_rescale_requested(self, event: core.RescaleRequested) -> None:
+    def _on_change_requested(self, event: core.RescaleRequested | core.ConfigurationRequested) -> None:
+        self._follow(self._refusal(event) or self._change.requested(event, self._next_plan, self.machine.state))
+
+    def _refusal(self, event: core.RescaleRequested | core.ConfigurationRequested) -> list[JobOutput]:
+        """Overrides and configuration change one after the other, and have to go together."""
+        request_id = event.request_id
         if self._fenced:
-            self._emit(core.ChangeAnswered(event.request_id, ChangeOutcome.NOT_STORED, ANOTHER_LEADS))
-        else:
-            self._follow(self._rescale.requested(event, self._next_plan.graph, self.machine.state))
+            return [core.ChangeAnswered(request_id, ChangeOutcome.NOT_STORED, ANOTHER_LEADS)]
+        if self._redeploy_is_due and self.machine.state is JobState.RUNNING and self._needs_slots(event):
+            return [core.ChangeAnswered(request_id, ChangeOutcome.BUSY)]  # others are reserved until its redeployment
+        if isinstance(event, core.RescaleRequested):
+            return []
+        if self._update.is_busy:
+            return [core.ChangeAnswered(request_id, ChangeOutcome.BUSY)]
+        try:
+            self._update.overrides.applied_to(event.plan.settings)
+        except CheckpointConfigurationError as error:
+            text = f"the new settings do not go with the overrides in force: {error}"
+            return [core.ChangeAnswered(request_id, ChangeOutcome.REFUSED, text)]
+        return []
+
+    def _needs_slots(self, event: core.RescaleRequested | core.ConfigurationRequested) -> bool:
+        present = self._next_plan.graph.vertices
+        return isinstance(event, core.RescaleRequested) or event.plan.graph.vertices != present
 
     def _on_slots_reserved(self, event: core.SlotsReserved) -> None:
-        self._follow(self._rescale.slots_reserved(event, self._next_plan.graph))
+        self._follow(self._change.slots_reserved(event, self._next_plan))
         request_id = checkpoint_request(event)
-        if self._rescale.awaits_checkpoint(request_id):
+        if self._change.awaits_checkpoint(request_id):
             self._tell(checkpoint_on.TriggerRequested(request_id, CheckpointProperties()))
 
     def _on_slots_not_reserved(self, event: core.SlotsNotReserved) -> None:
-        if self._rescale.needs_running_job and self._rescale.concerns(event.request_id):
-            self._give_up_rescale(event.message)
+        if self._change.needs_running_job and self._change.concerns(event.request_id):
+            self._give_up_change(event.message)
 
-    def _store_rescale(self) -> None:
+    def _store_change(self) -> None:
         """What cannot be restored at the new parallelism is found before anything is stopped."""
-        checkpoint, graph = self.coordinator.latest_checkpoint, self._rescale.graph
+        checkpoint, plan = self.coordinator.latest_checkpoint, self._change.plan
         assert checkpoint is not None
-        assert graph is not None
+        assert plan is not None
         try:
-            self._assign(checkpoint, graph)
+            self._assign(checkpoint, plan.graph)
         except StateAssignmentError as error:
-            self._give_up_rescale(str(error))
+            self._give_up_change(str(error))
         else:
-            self._follow(self._rescale.checkpoint_taken())
+            self._follow(self._change.checkpoint_taken())
 
-    def _on_graph_stored(self, event: core.GraphStored) -> None:
-        graph = self._rescale.graph
-        if graph is not None and self._rescale.concerns(event.request_id):
-            self._follow(self._rescale.stored())
-            self._next_plan = replace(self._next_plan, graph=graph)
+    def _on_plan_stored(self, event: core.PlanStored) -> None:
+        plan, request = self._change.plan, self._change.configures
+        if plan is None or not self._change.concerns(event.request_id):
+            return
+        self._follow(self._change.stored())
+        self._next_plan = plan
+        if request is not None:
+            self._patch_coordinator()
+            if request.strategy is not None:
+                self._tell(job_on.RestartStrategyReplaced(request.strategy))
+        if request is None or request.restarts:
+            self._redeploy_is_due = True
             self._redeploy()
+        elif not self._redeploy_is_due:
+            self._plan = replace(plan, graph=self._plan.graph)  # nothing that tasks run with has changed
 
-    def _give_up_rescale(self, reason: str) -> None:
+    def _give_up_change(self, reason: str) -> None:
         """Whoever asked is told, and the exception history keeps it for those who have gone."""
-        message = f"{NOT_RESCALED}: {reason}"
-        outputs = self._rescale.given_up(message)
+        message = f"{self._change.refusal}: {reason}"
+        outputs = self._change.given_up(message)
         if outputs and not self.machine.state.is_terminal:
             self._record_failure(FailureInfo("RescaleException", message))
         self._follow(outputs)
@@ -494,25 +517,16 @@ class JobCore:
     def _start_periodic_trigger(self, effect: job_out.StartPeriodicTrigger) -> None:
         """The stop that failed went before what was replaced meanwhile."""
         self._tell(checkpoint_on.PeriodicTriggerStarted())
-        if self._next_plan is not self._plan:
+        if self._redeploy_is_due:
             self._redeploy()
 
-    # --- what the job runs (FLIP-530)
-
-    def _on_configuration_replaced(self, event: core.ConfigurationReplaced) -> None:
-        check_replaceable(self.machine.state, "configuration")
-        self._update.check_idle()
-        try:
-            self._update.overrides.applied_to(event.settings)
-        except CheckpointConfigurationError as error:
-            raise ReplacementRefusedError(f"the new settings do not go with the overrides in force: {error}") from error
-        self._next_plan = replace(self._next_plan, configuration=event.configuration, settings=event.settings)
-        self._patch_coordinator()
-        self._redeploy()
-
     def _redeploy(self) -> None:
-        """Behind what new settings have set off: a job that fails by them must not restart without its strategy."""
-        self._tell(job_on.RedeployRequested(subtasks_of(self._next_plan.graph)))
+        """Behind what new settings have set off: a job that fails by them must not restart without its strategy.
+
+        A savepoint that a user waits for goes first.
+        """
+        subtasks = subtasks_of(self._next_plan.graph)
+        self._tell(job_on.RedeployRequested(subtasks, at_once=not self._savepoint_requests))
 
     # --- the end
 
@@ -556,7 +570,7 @@ class JobCore:
         self._fenced = True
         if self.coordinator.state is not CoordinatorState.CLOSED:
             self._to_coordinator(checkpoint_on.Shutdown(JobStatus.SUSPENDED.value, fenced=True))
-        abandoned = [*self._update.abandoned(), *self._rescale.abandoned()]
+        abandoned = [*self._update.abandoned(), *self._change.abandoned()]
         if had_ended:
             self._outputs += abandoned
             self._take_back_the_end()

@@ -48,9 +48,13 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class RedeployRequested:
-    """Restart with another plan or configuration (FLIP-530), the restart strategy not asked."""
+    """Restart with another plan or configuration (FLIP-530), the restart strategy not asked.
+
+    Without ``at_once`` a present deployment goes on, and the next one, whatever it comes for, is of these subtasks.
+    """
 
     subtasks: tuple[SubtaskKey, ...]
+    at_once: bool = True
 
 
 @dataclass(frozen=True, slots=True)

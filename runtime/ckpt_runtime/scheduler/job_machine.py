@@ -272,8 +272,9 @@ class JobMachine:
         """Without tasks the new plan is used when they are deployed next; a stop or an end goes first."""
         self._subtasks = event.subtasks
         if self._state in (JobState.DEPLOYING, JobState.RUNNING):
-            self._restart_at = now.rel_ms
-            self._clear(JobState.CLEARING, now)
+            if event.at_once:
+                self._restart_at = now.rel_ms
+                self._clear(JobState.CLEARING, now)
         elif self._state in (JobState.ACQUIRING, JobState.RESTORING):
             self._acquire(now)
 

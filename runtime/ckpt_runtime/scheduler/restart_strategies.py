@@ -125,7 +125,7 @@ class ExponentialDelay:
     reset_threshold_ms: int = 3_600_000
     jitter_factor: float = 0.1
     max_attempts: int | None = None
-    jitter: Callable[[], float] | None = None
+    jitter: Callable[[], float] | None = field(default=None, compare=False)
 
     def delay(self, history: RestartHistory, now: int) -> int | None:
         if history.restart_at is not None:

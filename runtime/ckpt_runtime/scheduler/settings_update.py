@@ -12,7 +12,6 @@ from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.core_events import ChangeOutcome, JobOutput
 from ckpt_runtime.scheduler.durable_change import ANOTHER_LEADS, OUTCOME_UNKNOWN, DurableChange, Next
-from ckpt_runtime.scheduler.replacement import ReplacementRefusedError
 
 
 @dataclass(slots=True)
@@ -31,10 +30,10 @@ class SettingsUpdate:
         self.overrides = overrides
         self._patch: _Patch | None = None
 
-    def check_idle(self) -> None:
-        """Raises :class:`ReplacementRefusedError` while a change is in progress."""
-        if self._patch is not None:
-            raise ReplacementRefusedError("the job's checkpoint settings are being changed; try again")
+    @property
+    def is_busy(self) -> bool:
+        """Whether a change is in progress."""
+        return self._patch is not None
 
     def concerns(self, request_id: str) -> bool:
         """Whether that is the change in progress."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.state_file_reader import StateFileReader
@@ -12,7 +14,7 @@ _CHUNK_BYTES = 4 << 20
 class StoredFiles:
     """The :class:`~ckpt_runtime.state.snapshots.SnapshotReader` of the snapshot in ``directory`` (URL).
 
-    Each file is opened and verified once. One thread; close it after use.
+    Each file is opened and verified once. One thread, but for :meth:`fetch`; close it after use.
     """
 
     def __init__(self, directory: str) -> None:
@@ -23,12 +25,9 @@ class StoredFiles:
         return self._reader(file).read(offset, length)
 
     def fetch(self, file: StateFile, path: str) -> None:
-        reader = self._reader(file)
-        with open(path, "xb") as target:
+        with closing(StateFileReader(self._directory, file)) as reader, open(path, "xb") as target:
             for offset in range(0, file.length, _CHUNK_BYTES):
                 target.write(reader.read(offset, min(_CHUNK_BYTES, file.length - offset)))
-        # A backend has many files, and reads none of them twice.
-        self._open.pop(file).close()
 
     def _reader(self, file: StateFile) -> StateFileReader:
         reader = self._open.get(file)

@@ -15,6 +15,7 @@ MODULES = (
     "numba",
     "numpy",
     "orjson",
+    "prometheus_client",
     "pydantic",
     "python_multipart",
     "uvicorn",

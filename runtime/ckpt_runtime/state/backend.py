@@ -131,6 +131,10 @@ class KeyedStateBackend(ABC):
     def notify_aborted(self, checkpoint_id: int) -> None:
         """A checkpoint was given up; its new files go. It may still be being written."""
 
+    def metrics(self) -> Mapping[str, int]:
+        """Figures of its own by name, those that its options ask for. Called from any thread, also after the end."""
+        return {}
+
     @abstractmethod
     def close(self) -> None:
         """Frees memory and local files. Snapshots in flight may still be written, and are released later."""

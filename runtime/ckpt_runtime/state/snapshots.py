@@ -23,7 +23,7 @@ class SnapshotFile(AbstractContextManager["SnapshotFile"], Protocol):
 
 
 class SnapshotFiles(Protocol):
-    """Opens the new files of one snapshot. One thread at a time; raises OSError as the storage does."""
+    """Opens the new files of one snapshot, for any threads; a file is one's. Raises OSError as the storage does."""
 
     def private(self, suffix: str = "") -> SnapshotFile:
         """A file that goes with this snapshot. With a suffix it is for other tools, and never inside a handle."""
@@ -61,4 +61,4 @@ class SnapshotReader(Protocol):
         """A part of a file."""
 
     def fetch(self, file: StateFile, path: str) -> None:
-        """All of it, as a new local file."""
+        """All of it, as a new local file. Several threads may fetch at once."""

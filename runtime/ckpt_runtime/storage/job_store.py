@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
+from ckpt_runtime.configuration.own_configuration import ChangeNote
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.storage.checkpoint_storage import check_job_id, is_job_id
@@ -34,7 +35,8 @@ class StoredJob:
     """An execution plan as it is kept.
 
     ``graph`` is a job graph's JSON form. ``configuration`` holds the job's own options, and the overrides of FLIP-571
-    under ``$internal.job-checkpoint-overrides``. ``version`` counts accepted changes of the configuration (FLIP-530).
+    under ``$internal.job-checkpoint-overrides``. ``version`` counts accepted changes of the configuration (FLIP-530),
+    of which ``notes`` are the latest.
     ``properties`` are JSON values of the submitter's choosing (entry point, arguments, what to restore from).
     ``archive_checksum`` is empty for a job without an archive. ``epoch`` is that of the leader who changed it last.
     """
@@ -46,6 +48,7 @@ class StoredJob:
     properties: Mapping[str, Any] = field(default_factory=dict)
     archive_checksum: str = ""
     epoch: int = 0
+    notes: tuple[ChangeNote, ...] = ()
 
     @property
     def checkpoint_overrides(self) -> str | None:

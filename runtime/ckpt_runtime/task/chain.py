@@ -177,6 +177,15 @@ class OperatorChain:
         for operator in self.operators:
             operator.finish()
 
+    def state_metrics(self) -> dict[str, int]:
+        """What the operators' state backends say of themselves, behind their uids; from any thread."""
+        return {
+            f"{context.uid}.{name}": figure
+            for context in self.contexts
+            if context.keyed_state is not None
+            for name, figure in context.keyed_state.metrics().items()
+        }
+
     @property
     def _notified(self) -> list[Operator | KeyedStateBackend]:
         return [*self.operators, *self._backends]

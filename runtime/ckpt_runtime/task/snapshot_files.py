@@ -82,6 +82,11 @@ class NewFiles:
             self.duplicated[means] += 1
         return duplicate
 
+    def count(self, written: int) -> None:
+        """So many bytes more were written to a new file."""
+        with self._lock:
+            self.written_bytes += written
+
     def discard(self) -> None:
         """Deletes them; what cannot be deleted stays."""
         for location in self.locations:
@@ -99,12 +104,12 @@ class _NewFile(StateFileWriter):
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         written = super().write(data)
-        self._files.written_bytes += written
+        self._files.count(written)
         return written
 
     def abort(self) -> None:
         if not self._ended:
-            self._files.written_bytes -= self.bytes_written
+            self._files.count(-self.bytes_written)
         super().abort()
 
     def finish(self) -> StateFile:

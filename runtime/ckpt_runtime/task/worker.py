@@ -23,6 +23,7 @@ from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions, SavepointDuplication
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
+from ckpt_runtime.configuration.registry import VERTEX_PARALLELISM
 from ckpt_runtime.configuration.state_options import StateOptions
 from ckpt_runtime.connectors.tagged_values import UnreadableValueError, ValueNotCarriedError
 from ckpt_runtime.failure_report import log_failure, report_of, summary_of
@@ -184,8 +185,10 @@ class TaskWorker:
         return directory
 
     def _plan_of(self, deployment: Deployment, directory: str) -> CompiledPlan:
-        """The entry point runs once per worker and job, not once per restart."""
-        key = f"{deployment.program.directory}:{deployment.graph.plan_fingerprint}"
+        """The entry point runs once per worker, job and configuration, not once per restart."""
+        graph = deployment.graph
+        options = sorted((key, text) for key, text in graph.configuration.items() if key != VERTEX_PARALLELISM)
+        key = f"{deployment.program.directory}:{graph.plan_fingerprint}:{options}"
         if self._plan is None or self._plan[0] != key:
             self._plan = (key, load_checked_plan(deployment.program, deployment, directory))
         return self._plan[1]
@@ -390,6 +393,7 @@ def _measures(subtask: Subtask) -> SubtaskMeasures:
         idle_ms=metrics.idle_ns / 1e6,
         backpressured_ms=metrics.backpressured_ns / 1e6,
         debloated_buffer_size=metrics.debloated_buffer_size,
+        state=subtask.chain.state_metrics(),
     )
 
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
+from ckpt_runtime.storage.claims import CLAIM_NAME, read_claim
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME
 from ckpt_runtime.storage.state_file_reader import locate
+from tests.simulation.jobs.file_system import PROTOCOL
 from tests.simulation.jobs.rows import Row
 from tests.simulation.schedules.violation import Violation
 
 if TYPE_CHECKING:
     from tests.simulation.jobs.job_master import JobMaster
     from tests.simulation.jobs.world import World
+
+SAVEPOINTS_PATH = "jobs/savepoints"
 
 
 class CheckpointLedger:
@@ -38,6 +44,9 @@ class CheckpointLedger:
             raise Violation(f"checkpoint {checkpoint_id} is triggered twice")
         self.allow(self._master.coordinator.configuration.timeout_ms)
         self.open[checkpoint_id] = self._master.world.now
+
+    def extended(self, checkpoint_id: int) -> None:
+        raise Violation(f"checkpoint {checkpoint_id} is rescued, and nobody asked for it")
 
     def ended_well(self, checkpoint_id: int) -> None:
         self._ended(checkpoint_id, "completed")
@@ -81,6 +90,8 @@ class Snapshots:
         self._latest: dict[int, CompletedCheckpoint] = {}
         self._protected: Counter[str] = Counter()
         self._known: dict[int, tuple[CompletedCheckpoint, list[str]]] = {}
+        self._unfinished: set[str] = set()
+        self._duplicable: dict[int, set[str]] = {}
 
     def point_to(self, master: JobMaster, checkpoint: CompletedCheckpoint) -> None:
         key = (master.number, checkpoint.id)
@@ -108,19 +119,27 @@ class Snapshots:
             self._users[checkpoint.directory] = checkpoint
             self._protect(checkpoint)
 
-    def claim(self, checkpoint: CompletedCheckpoint) -> None:
-        """No longer a user's, who also deletes the older ones of that run: files that both use are not theirs now."""
-        if self._users.pop(checkpoint.directory, None) is None:
-            return
-        self._release(checkpoint)
-        claimed = set(self._paths(checkpoint))
-        for directory, other in list(self._users.items()):
-            if other.job_id == checkpoint.job_id and not other.is_savepoint:
-                del self._users[directory]
-                self._release(other)
-                for path in self._paths(other):
-                    if path not in claimed and not self._protected[path]:
-                        del self._world.files.files[path]
+    def release(self, checkpoint: CompletedCheckpoint) -> None:
+        """No longer a user's: a job has claimed it, or the user disposes of it."""
+        if self._users.pop(checkpoint.directory, None) is not None:
+            self._release(checkpoint)
+
+    def retained_of(self, run: int) -> list[CompletedCheckpoint]:
+        """Checkpoints of an ended run that are the user's now, oldest first."""
+        job_id = f"{run:032x}"
+        mine = (kept for kept in self._users.values() if kept.job_id == job_id and not kept.is_savepoint)
+        return sorted(mine, key=lambda kept: kept.id)
+
+    def is_users(self, directory: str) -> bool:
+        return directory in self._users
+
+    def forget_unfinished(self) -> None:
+        """A driver died: what lies where savepoints do and is none that a user was told of is nobody's to delete."""
+        known = {path.rpartition("/")[0] for path, count in self._protected.items() if count > 0}
+        files = self._world.files
+        below = [path for path in files.directories if path.startswith(f"{SAVEPOINTS_PATH}/")]
+        below += [path.rpartition("/")[0] for path in files.files if path.startswith(f"{SAVEPOINTS_PATH}/")]
+        self._unfinished.update(path for path in below if path not in known)
 
     def _protect(self, checkpoint: CompletedCheckpoint) -> None:
         paths = self._paths(checkpoint)
@@ -140,8 +159,16 @@ class Snapshots:
             known = self._known[id(checkpoint)] = (checkpoint, _paths(checkpoint))
         return known[1]
 
+    def savepoint_begins(self, checkpoint_id: int, retained: Iterable[RetainedCheckpoint]) -> None:
+        """What it may duplicate of what is retained now stays until it has ended."""
+        shared = (path for entry in retained for path in self._paths(entry.checkpoint) if "/shared/" in path)
+        self._duplicable[checkpoint_id] = set(shared)
+
     def deleting(self, path: str) -> None:
         """Called before a file goes."""
+        for checkpoint_id in self._world.master.coordinator.pending_ids:
+            if path in self._duplicable.get(checkpoint_id, ()):
+                self._world.broken = Violation(f"a file is deleted while savepoint {checkpoint_id} duplicates it")
         if self._protected[path]:
             owners = [c.directory for c in (*self._pointers.values(), *self._users.values()) if path in self._paths(c)]
             # Raised here it would look like a fault of the storage.
@@ -149,12 +176,23 @@ class Snapshots:
 
     def check_leftovers(self) -> None:
         """After the job's end nothing is left but the user's snapshots."""
-        left = [path for path in self._world.files.files if not self._protected[path]]
+        left = [
+            path
+            for path in self._world.files.files
+            if not self._protected[path] and path.rpartition("/")[0] not in self._unfinished
+        ]
+        left = [path for path in left if not self._is_needed_claim(path)]
         if self._pointers:
             raise Violation(f"pointers are left: {sorted(self._pointers)}")
         if left:
             kinds = sorted({path.split("/")[-2] for path in left})
             raise Violation(f"files are left that nothing refers to: {len(left)} in {kinds}")
+
+    def _is_needed_claim(self, path: str) -> bool:
+        """A retained checkpoint may need files that its job has claimed: then the claim outlives the job."""
+        place, _, name = path.rpartition("/")
+        claim = read_claim(resolve(f"{PROTOCOL}://{place}")) if name == CLAIM_NAME else None
+        return claim is not None and any(self._protected[f"{place}/{file}"] for file in claim.files)
 
 
 def _paths(checkpoint: CompletedCheckpoint) -> list[str]:

@@ -2,32 +2,37 @@
 
 Slots, workers' connections and the record of high availability are the simulation's; what is stored goes through the
 real storage layer to simulated files. A new run (another parallelism, another savepoint) is another job with an id of
-its own.
+its own. A driver that takes a run over makes another object for it, out of the record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
+from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.job_host import Cancellable, Pool, Result
 from ckpt_runtime.jobmaster.job_record import JobRecord, OverridesChange
 from ckpt_runtime.jobmaster.job_shell import JobShell
 from ckpt_runtime.jobmaster.slots import Slot, SlotOwner, SlotsUnavailableError
-from ckpt_runtime.jobmaster.submission import JobSubmission
+from ckpt_runtime.jobmaster.snapshot_claims import JobClaims
+from ckpt_runtime.jobmaster.submission import JobHistory, JobSubmission
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.network.control_messages import DeploymentMessage
 from ckpt_runtime.scheduler import job_effects as job_out
@@ -39,8 +44,9 @@ from ckpt_runtime.scheduler.core_events import (
     PatchRequested,
     RescaleRequested,
 )
-from ckpt_runtime.scheduler.job_core import JobCore, JobPlan
+from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_machine import JobMachine
+from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds, subtasks_of
 from ckpt_runtime.scheduler.restart_strategies import Backoff, FixedDelay
@@ -83,6 +89,7 @@ class SimulatedHost:
         self._world = world
         self._master = master
         self._timers: list[_Timer] = []
+        self._first_due = inf
         self._tokens = 0
 
     def now(self) -> Instant:
@@ -98,6 +105,7 @@ class SimulatedHost:
     def call_later(self, delay_ms: float, call: Callable[[], None]) -> Cancellable:
         timer = _Timer(self._world.now + delay_ms, call)
         self._timers.append(timer)
+        self._first_due = min(self._first_due, timer.at)
         return timer
 
     def in_pool(self, pool: Pool, call: Callable[[], T], answer: Callable[[Result[T]], None]) -> None:
@@ -152,12 +160,14 @@ class SimulatedHost:
     def fire_timers(self) -> None:
         """Those that are due, by their time."""
         now = self._world.now
+        if now < self._first_due:
+            return
         due = sorted((timer for timer in self._timers if timer.at <= now), key=lambda timer: timer.at)
-        if due:
-            self._timers = [timer for timer in self._timers if timer.at > now]
-            for timer in due:
-                if not timer.cancelled:
-                    timer.call()
+        self._timers = [timer for timer in self._timers if timer.at > now]
+        self._first_due = min((timer.at for timer in self._timers), default=inf)
+        for timer in due:
+            if not timer.cancelled:
+                timer.call()
 
 
 def _raise(error: Exception) -> Any:
@@ -167,11 +177,19 @@ def _raise(error: Exception) -> Any:
 class SimulatedRecord(JobRecord):
     """High availability of one run: each call may fail, with or without an effect."""
 
-    def __init__(self, master: JobMaster) -> None:
+    def __init__(self, master: JobMaster, earlier: SimulatedRecord | None = None) -> None:
+        """``earlier`` is the dead driver's."""
         super().__init__()
         self._master = master
         self._world = master.world
-        self._pointers: set[int] = set()
+        self.pointers: dict[int, tuple[str, bool]] = {} if earlier is None else earlier.pointers
+        self.disposals: dict[int, SnapshotDisposal] = {} if earlier is None else earlier.disposals
+        self.overrides: str | None = None if earlier is None else earlier.overrides
+        self._overrides = self.overrides
+        self.next_checkpoint_id: int = 1 if earlier is None else earlier.next_checkpoint_id
+        self.next_attempt: int = 0 if earlier is None else earlier.next_attempt
+        self.savepoint_id: int = 0 if earlier is None else earlier.savepoint_id
+        self.ended = False
         self._removed_with_files: dict[int, bool] = {}
         self._forgotten = False
 
@@ -179,26 +197,41 @@ class SimulatedRecord(JobRecord):
         """The coordinator wants that pointer gone, and perhaps the files."""
         self._removed_with_files[effect.checkpoint_id] = effect.discards is not None
 
+    def reserve(self, checkpoint_id: int) -> None:
+        self.next_checkpoint_id = max(self.next_checkpoint_id, checkpoint_id + 1)
+
+    def keep_savepoint(self, checkpoint_id: int) -> None:
+        self.savepoint_id = max(self.savepoint_id, checkpoint_id)
+
     def begin_attempt(self, attempt: int) -> None:
         self._may_fail("an attempt is not recorded", 0.01)
+        self.next_attempt = max(self.next_attempt, attempt + 1)
 
     def add(self, checkpoint: CompletedCheckpoint, owned: bool) -> None:
         self._may_fail("no pointer", 0.01)
         if self._world.choices.fault("pointer unknown and absent", 0.005):
             raise AmbiguousWriteError("simulated", "pointer")
-        self._pointers.add(checkpoint.id)
+        self.pointers[checkpoint.id] = (checkpoint.directory, owned)
         self._world.snapshots.point_to(self._master, checkpoint)
         if self._world.choices.fault("pointer unknown", 0.01):
             raise AmbiguousWriteError("simulated", "pointer")
 
     def contains(self, checkpoint_id: int) -> bool:
-        return checkpoint_id in self._pointers
+        return checkpoint_id in self.pointers
 
     def remove(self, checkpoint_id: int, disposal: SnapshotDisposal | None = None) -> None:
         self._may_fail("removal fails", 0.01)
-        self._pointers.discard(checkpoint_id)
+        self.pointers.pop(checkpoint_id, None)
+        if disposal is not None:
+            self.disposals[checkpoint_id] = disposal
+        if self._world.scenario.shares and self._world.choices.fault("the driver dies behind a removal", 0.08):
+            self._world.later(self._world.take_over)
         retained = not self._removed_with_files[checkpoint_id]
         self._world.snapshots.forget(self._master, checkpoint_id, retained=retained)
+
+    def settle(self, checkpoint_id: int) -> None:
+        self._may_fail("a disposal is not settled", 0.05)
+        self.disposals.pop(checkpoint_id, None)
 
     def change_overrides(self, change: OverridesChange) -> str | None:
         if self._forgotten:
@@ -206,12 +239,12 @@ class SimulatedRecord(JobRecord):
         self._may_fail("overrides are not stored", 0.05)
         if self._world.choices.fault("overrides unknown and not stored", 0.05):
             raise AmbiguousWriteError("simulated", "job")
-        text = super().change_overrides(change)
+        text = self.overrides = super().change_overrides(change)
         if self._world.choices.fault("overrides unknown", 0.05):
             raise AmbiguousWriteError("simulated", "job")
         return text
 
-    def store_graph(self, graph: JobGraph) -> None:
+    def store_plan(self, graph: JobGraph, own: OwnConfiguration) -> None:
         self._may_fail("a graph is not stored", 0.1)
         if self._world.choices.fault("graph unknown and not stored", 0.1):
             raise AmbiguousWriteError("simulated", "job")
@@ -219,12 +252,13 @@ class SimulatedRecord(JobRecord):
         if self._world.choices.fault("graph unknown", 0.1):
             raise AmbiguousWriteError("simulated", "job")
 
-    def settle_graph(self, graph: JobGraph) -> bool:
+    def settle_plan(self, graph: JobGraph, own: OwnConfiguration) -> bool:
         self._may_fail("a graph is not settled", 0.3)
         return self._master.stored_graph == graph
 
     def end(self, result: Any) -> None:
         self._may_fail("the end is not stored", 0.05)
+        self.ended = True
 
     def forget(self) -> None:
         self._forgotten = True
@@ -259,7 +293,10 @@ class ObservedMachine(JobMachine):
 
 
 class JobMaster:
-    """``origin`` is what the run starts from, ``number`` counts the runs from 1."""
+    """``origin`` is what the run starts from, ``number`` counts the runs from 1; ``claims`` make the origin the run's.
+
+    ``earlier`` was the run's under a driver that died.
+    """
 
     def __init__(
         self,
@@ -268,54 +305,96 @@ class JobMaster:
         plan: CompiledPlan,
         configuration: CheckpointConfiguration,
         origin: CompletedCheckpoint | None,
-        mode: RecoveryClaimMode,
+        claims: JobClaims | None = None,
+        earlier: JobMaster | None = None,
     ) -> None:
         self.world = world
         self.number = number
         self.job_id = f"{number:032x}"
-        self.stored_graph = graph = plan.job_graph
-        self.origin = origin
-        self.mode = mode
+        self.plan = plan
+        self.submitted = configuration
+        self.stored_graph: JobGraph = plan.job_graph if earlier is None else earlier.stored_graph
+        graph = self.stored_graph
+        self.claims = claims
+        self.taken_over = earlier is not None
+        self.mode = mode = RecoveryClaimMode.NO_CLAIM if claims is None else RecoveryClaimMode.CLAIM
+        self.origin = origin if origin is None or claims is None else origin.claimed()
         self.ended: JobStatus | None = None
         self.stopped_at: str | None = None
         self.options: dict[int, CheckpointOptions] = {}
         self.host = SimulatedHost(world, self)
         self.ledger = CheckpointLedger(self)
+        self.record: SimulatedRecord = SimulatedRecord(self, None if earlier is None else earlier.record)
+        history = self._history(earlier)
+        overrides = CheckpointOverrides.from_document(self.record.overrides)
         self.coordinator = ObservedCoordinator(
             self.job_id,
             graph,
-            configuration,
+            overrides.applied_to(configuration),
+            CheckpointIdCounter(history.next_checkpoint_id),
+            history.checkpoints,
             first_delay_ms=world.choices.delay("first delay", 0, 40),
             statistics=ReportedCheckpoints(self.ledger),
         )
         strategy = FixedDelay(1_000_000, world.choices.delay("restart", 0, 5))
-        self.machine = ObservedMachine(subtasks_of(graph), strategy, backoff=Backoff(2, 10, 1.5))
+        self.machine = ObservedMachine(
+            subtasks_of(graph), strategy, first_attempt=history.next_attempt, backoff=Backoff(2, 10, 1.5)
+        )
         self.coordinator.master = self.machine.master = self
-        self._record = SimulatedRecord(self)
         self._requests = 0
         storage = CheckpointStorage(ROOT, self.job_id)
+        savepoint = None if history.checkpoints else self.origin
+        recovered = [entry.checkpoint for entry in history.checkpoints]
         self.shell = JobShell(
             JobSubmission(
                 job_id=self.job_id,
                 graph=graph,
-                configuration=_NO_OPTIONS,
-                given=_NO_OPTIONS,
+                defaults=_NO_OPTIONS,
+                own=OwnConfiguration(_NO_OPTIONS),
                 archive=b"",
                 program_id="",
                 entry="",
                 arguments=(),
                 default_checkpoint_directory=ROOT,
-                savepoint=origin,
+                savepoint=savepoint,
                 claim_mode=RecoveryClaimMode(mode.value),
-                record=self._record,
+                claims=claims,
+                record=self.record,
+                history=history,
                 submitted_at_ms=world.wall_ms(-1),
             ),
-            JobCore(JobPlan(graph, _NO_OPTIONS, configuration, origin, mode), self.machine, self.coordinator),
+            JobCore(
+                JobPlan(graph, _NO_OPTIONS, configuration, savepoint, mode),
+                self.machine,
+                self.coordinator,
+                overrides,
+                history.savepoint_id,
+                max(recovered, key=lambda checkpoint: checkpoint.id, default=None),
+            ),
             self.host,
             storage,
             TaskGateway(b""),
         )
         world.files.make_directories(storage.shared.path)
+
+    def _history(self, earlier: JobMaster | None) -> JobHistory:
+        """What is recorded, as ``job_recovery.py`` reads it."""
+        if earlier is None:
+            return JobHistory()
+        record, checkpoints = self.record, []
+        for _, (directory, owned) in sorted(record.pointers.items()):
+            found = self.world.read_snapshot(directory)
+            checkpoints.append(RetainedCheckpoint(found.claimed() if owned else found, owned))
+        self.ledger.completed = {*earlier.ledger.completed, *record.pointers}
+        return JobHistory(
+            checkpoints=tuple(checkpoints),
+            next_checkpoint_id=max([record.next_checkpoint_id, *(number + 1 for number in record.pointers)]),
+            next_attempt=record.next_attempt,
+            savepoint_id=record.savepoint_id,
+            disposals={
+                number: SnapshotDisposal.from_json(disposal.to_json()) for number, disposal in record.disposals.items()
+            },
+        )
 
     @property
     def graph(self) -> JobGraph:
@@ -342,8 +421,11 @@ class JobMaster:
                 ("checkpoint", "rescale")
             ):
                 self.world.savepoint_taken(self, checkpoint_id, path, stop=request_id.startswith("stop"))
+            case out.InitializeLocation(checkpoint_id, properties) if properties.is_savepoint:
+                if properties.is_incremental:
+                    self.world.snapshots.savepoint_begins(checkpoint_id, self.coordinator.retained)
             case out.RemoveFromStore():
-                self._record.removing(effect)
+                self.record.removing(effect)
             case out.RestoreFrom(_, checkpoint):
                 self.world.restoring(self, checkpoint)
             case job_out.StopCompleted() | job_out.StopFailed():
@@ -356,6 +438,8 @@ class JobMaster:
     def check_runs_what_is_stored(self) -> None:
         """In as many slots as it takes, unless the job is being rescaled."""
         core = self.shell.core
+        if self.world.master is not self:
+            return
         if core.wanted_graph is not core.graph or self.ended is not None:
             return
         if core.graph != self.stored_graph:

@@ -13,10 +13,13 @@ import pyarrow as pa
 
 from ckpt_runtime.checkpoint import channel_state_assignment as assignment
 from ckpt_runtime.checkpoint.barrier_handler import BarrierHandler
+from ckpt_runtime.checkpoint.retention import Retention
+from ckpt_runtime.checkpoint.shared_state_registry import SharedStateRegistry
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range, owner_of_key_group
 from ckpt_runtime.jobmaster import snapshot_clean_up
 from ckpt_runtime.jobmaster.job_slots import JobSlots
+from ckpt_runtime.jobmaster.snapshot_claims import JobClaims
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.network.credit import SenderCredit
 from ckpt_runtime.network.elements import CheckpointBarrier, Watermark
@@ -25,6 +28,7 @@ from ckpt_runtime.network.output_queue import OutputQueue
 from ckpt_runtime.network.transport import RemoteSubpartition
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.job_core import JobCore
+from ckpt_runtime.state.shared_files import SharedFiles
 from ckpt_runtime.storage import disposal
 from ckpt_runtime.storage.errors import NotFoundError
 from ckpt_runtime.task import restore, restored_input, subtask_checkpoints
@@ -194,7 +198,7 @@ def _():
     return [(InputChannel, "queued_before", queued)]
 
 
-@bug("the schema of a recorded channel is that of the moment of the snapshot", "rows that nobody can read")
+@bug("the schema of a recorded channel is that of the moment of the snapshot", "rows that nobody can read", seed=54)
 def _():
     original = SubtaskCheckpoints._stop_recording
 
@@ -211,7 +215,7 @@ def _():
 # --- barriers and channels
 
 
-@bug("a channel stays blocked after the coordinator aborted", "mutant 15")
+@bug("a channel stays blocked after the coordinator aborted", "mutant 15", seed=41)
 def _():
     def abort(self, checkpoint_id):
         self._pending.pop(checkpoint_id, None)
@@ -314,7 +318,7 @@ def _():
     ]
 
 
-@bug("credit comes back for the window, not for the capacity of a local channel", "a deadlock")
+@bug("credit comes back for the window, not for the capacity of a local channel", "a deadlock", seed=49)
 def _():
     original = LocalSubpartition.__init__
 
@@ -375,13 +379,13 @@ def _():
     return [(Subtask, "unread_restored", lambda self: [])]
 
 
-@bug("of restored rows in work nothing is part of the next checkpoint", "76.7")
+@bug("of restored rows in work nothing is part of the next checkpoint", "76.7", seed=90)
 def _():
     original = RestoredInput.unread
     return [(RestoredInput, "unread", lambda self, edge, rest: original(self, edge, None))]
 
 
-@bug("restored rows in work are whole in the next checkpoint", "FLINK-40016, mutant 18")
+@bug("restored rows in work are whole in the next checkpoint", "FLINK-40016, mutant 18", seed=90)
 def _():
     def unread(self):
         work = self._work
@@ -391,7 +395,7 @@ def _():
     return [(Subtask, "unread_restored", unread)]
 
 
-@bug("restored rows are not clipped to the key groups of their new owner", "mutant 23")
+@bug("restored rows are not clipped to the key groups of their new owner", "mutant 23", seed=56)
 def _():
     return [(restored_input, "_clip", lambda batch, edge, own: batch)]
 
@@ -421,7 +425,7 @@ def _():
     return [(assignment, "_origins", origins)]
 
 
-@bug("broadcast data in flight comes from another copy than the state", "FLINK-22815")
+@bug("broadcast data in flight comes from another copy than the state", "FLINK-22815", seed=37)
 def _():
     original = assignment.broadcast_origin
 
@@ -479,7 +483,7 @@ def _():
 # --- storage that is away
 
 
-@bug("a file that is missing counts as damaged", "one host that lost its mount failed the job for good")
+@bug("a file that is missing counts as damaged", "one host that lost its mount failed the job for good", seed=89)
 def _():
     return [(restore, "_DAMAGED", (*restore._DAMAGED, NotFoundError))]
 
@@ -488,6 +492,38 @@ def _():
 def _():
     rooms = (disposal, snapshot_clean_up)
     return [(room, "check_directory", lambda directory: None) for room in rooms]
+
+
+# --- files that checkpoints share
+
+
+@bug("shared files of a recovered checkpoint are not registered", "FLINK-26985, FLINK-7268")
+def _():
+    return [(SharedStateRegistry, "register_all", nothing)]
+
+
+@bug("what was written is the base of the next increment, notified or not", "203.11, FLINK-25395")
+def _():
+    original = SharedFiles.written
+
+    def written(self, checkpoint_id, files):
+        original(self, checkpoint_id, files)
+        self._base = dict(files)
+
+    return [
+        (SharedFiles, "written", written),
+        (SharedFiles, "reusable", lambda self, checkpoint_id: dict(self._base)),
+    ]
+
+
+@bug("files go while a savepoint duplicates them", "FLIP-203")
+def _():
+    return [(Retention, "pin", nothing)]
+
+
+@bug("a claim deletes what sibling checkpoints need", "FLIP-193")
+def _():
+    return [(JobClaims, "_needed_by_others", lambda self, *rest: set())]
 
 
 # --- live rescale
@@ -500,10 +536,10 @@ def _():
     def reserved(self, event):
         """Nothing is to be stored before that."""
         original(self, event)
-        if self._rescale.needs_running_job and self._rescale.concerns(event.request_id):
-            (order,) = self._rescale.checkpoint_taken()
+        if self._change.needs_running_job and self._change.concerns(event.request_id):
+            (order,) = self._change.checkpoint_taken()
             self._follow([order])
-            self._tell(core.GraphStored(event.request_id))
+            self._tell(core.PlanStored(event.request_id))
 
     return [(JobCore, "_on_slots_reserved", reserved)]
 
@@ -525,20 +561,20 @@ def _():
     return [(JobSlots, "release_reserve", nothing)]
 
 
-@bug("a rescale that failed is deployed with the next restart", "203.14")
+@bug("a rescale that failed is deployed with the next restart", "203.14", seed=37)
 def _():
-    original = JobCore._give_up_rescale
+    original = JobCore._give_up_change
 
     def give_up(self, reason):
         self._next_plan = replace(self._next_plan, graph=self.wanted_graph)
         original(self, reason)
 
-    return [(JobCore, "_give_up_rescale", give_up)]
+    return [(JobCore, "_give_up_change", give_up)]
 
 
 @bug("one vertex of a rescale keeps its parallelism", "203.14, half of it is deployed")
 def _():
-    original = JobCore._on_graph_stored
+    original = JobCore._on_plan_stored
 
     def stored(self, event):
         wanted = self.wanted_graph
@@ -547,7 +583,7 @@ def _():
         if self._next_plan.graph is wanted:
             self._next_plan = replace(self._next_plan, graph=wanted.with_parallelism(kept))
 
-    return [(JobCore, "_on_graph_stored", stored)]
+    return [(JobCore, "_on_plan_stored", stored)]
 
 
 # --- the shell
@@ -569,7 +605,7 @@ def _():
     return [(JobCore, "_patch_coordinator", nothing)]
 
 
-@bug("an early end of data is forgotten", "FLIP-147, the wiring")
+@bug("an early end of data is forgotten", "FLIP-147, the wiring", seed=116)
 def _():
     original = JobCore._all_tasks_running
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointConfigurationError
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
-from tests.simulation.jobs.topology import Topology, random_topology
+from tests.simulation.jobs.topology import KEYED, Topology, random_topology
 from tests.simulation.schedules.schedule import Action, Schedule, weighted
 
 ACTIONS = (
@@ -28,8 +28,25 @@ ACTIONS = (
     ("live rescale behind", 8),
 )
 _KINDS = weighted(ACTIONS)
+_SHARING = (
+    ("checkpoint", 30),
+    ("savepoint", 14),
+    ("canonical savepoint", 3),
+    ("dispose of a savepoint", 8),
+    ("restore a savepoint", 6),
+    ("start from a retained checkpoint", 9),
+    ("the driver dies", 6),
+    ("live rescale", 6),
+    ("stop", 3),
+    ("fail a task", 6),
+    ("crash a worker", 3),
+)
+"""What happens to a job whose checkpoints share files, beside the rest."""
+_SHARING_KINDS = weighted(_SHARING)
 _CROWDED = 8
 """Every so many seeds checkpoints crowd."""
+_SHARES = 4
+"""Every so many seeds checkpoints share files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +68,11 @@ class Scenario(Schedule):
     skew_ms: tuple[int, ...] = (0, 0, 0)
     step_ms: float = 0.2
     waits: frozenset[str] = frozenset()
+
+    @property
+    def shares(self) -> bool:
+        """Whether its checkpoints refer to files of earlier ones."""
+        return self.submitted.incremental
 
     def describe(self) -> list[str]:
         lines = [f"settings: {self.submitted}", f"options: {self.options}", f"wait at the end: {sorted(self.waits)}"]
@@ -90,7 +112,41 @@ def random_scenario(seed: int) -> Scenario:
         fault_scale=rng.choice((0.0, 0.5, 1.0, 2.0)),
     )
     scenario = _ending(scenario, Random(f"the end of {seed}"))
-    return _crowded(scenario) if seed % _CROWDED == 2 else scenario
+    scenario = _crowded(scenario) if seed % _CROWDED == 2 else scenario
+    return _sharing(scenario, seed) if seed % _SHARES == 1 else scenario
+
+
+def _sharing(scenario: Scenario, seed: int) -> Scenario:
+    """With incremental checkpoints, which come often, and with all that may happen to the files that they share."""
+    rng = Random(f"sharing {seed}")
+    topology = scenario.topology
+    while not any(operator in KEYED for vertex in topology.vertices for operator in vertex.operators):
+        topology = random_topology(rng)
+    submitted = replaced(
+        scenario.submitted,
+        interval_ms=rng.choice((10, 15, 25)),
+        timeout_ms=2_000,
+        tolerable_failures=1_000,
+        max_concurrent=rng.choice((1, 2, 3, 3)),
+        retained=rng.choice((1, 1, 2, 3)),
+        incremental=True,
+    )
+    actions = []
+    step = rng.randint(80, 200)
+    while step < 900:
+        actions.append(Action(step, rng.choice(_SHARING_KINDS), rng.getrandbits(32)))
+        step += rng.choice((rng.randint(10, 60), rng.randint(60, 200)))
+    return replace(
+        scenario,
+        topology=topology,
+        parallelism=random_parallelism(rng, topology),
+        submitted=submitted,
+        options=scenario.options | {"state.backend.type": "rocksdb", "state.storage.fs.memory-threshold": "0 b"},
+        source_rows=1,
+        late_slots=frozenset({rng.randrange(2)}) if rng.random() < 0.6 else frozenset(),
+        slow=frozenset({rng.choice(topology.vertices).name}) if rng.random() < 0.5 else frozenset(),
+        actions=tuple(actions),
+    )
 
 
 def _ending(scenario: Scenario, rng: Random) -> Scenario:

@@ -21,16 +21,25 @@ from tests.simulation.jobs.schedules import JOBS
 from tests.simulation.jobs.world import World
 from tests.simulation.schedules.runner import read_seeds
 
-SEEDS = int(os.environ.get("JOB_SIMULATION_SEEDS", "5000"))
-BLOCK = 1_000
+SEEDS = int(os.environ.get("JOB_SIMULATION_SEEDS", "2000"))
+"""All but the rarest of the planted bugs show in a hundredth of them."""
+SEEDS_OF_A_LONG_RUN = max(SEEDS, 5_000)
+BLOCK = 500
 KEPT = read_seeds(Path(__file__).with_name("kept_job_seeds.txt"))
 
 
-@pytest.mark.row("76.1", "76.2", "76.6", "76.7", "76.8")
+@pytest.mark.row("76.1", "76.2", "76.6", "76.7", "76.8", "203.3", "203.6", "203.11")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
 def test_whole_jobs_hold(first: int) -> None:
     assert_holds(JOBS, first, min(BLOCK, SEEDS - first))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(SEEDS, SEEDS_OF_A_LONG_RUN, BLOCK))
+def test_more_of_them_hold(first: int) -> None:
+    assert_holds(JOBS, first, min(BLOCK, SEEDS_OF_A_LONG_RUN - first))
 
 
 @pytest.mark.parametrize("seed", KEPT)
@@ -57,6 +66,9 @@ def test_the_schedules_are_worth_running() -> None:
     assert seen["rescaled with in-flight data"] > 3
     assert seen["rescaled live"] > 10
     assert seen["rescale NOT_STORED"] > 5
+    assert seen["increments"] > 12
+    assert seen["takeovers"] > 5
+    assert seen["claimed"] > 2
 
 
 def test_the_same_seed_gives_the_same_trace_under_any_hash_seed() -> None:

@@ -286,9 +286,15 @@ class SimulatedWorker:
         if (id(subtask), snapshot.barrier.checkpoint_id) in self._aborted:
             raise Violation(f"a snapshot of an aborted checkpoint is written by {subtask.name}")
         self.world.note("snapshot %s of %s", snapshot.barrier.checkpoint_id, subtask.name)
-        self.world.asynchronously("snapshot", self._write_and_tell, subtask, snapshot, owner=self)
+        slow = snapshot.barrier.options.properties.is_savepoint and self.world.scenario.shares
+        steps = self.world.choices.delay("a savepoint is slow", 0, 40) if slow else 0
+        self.world.asynchronously("snapshot", self._write_and_tell, subtask, snapshot, steps, owner=self)
 
-    def _write_and_tell(self, subtask: Subtask, snapshot: Snapshot) -> None:
+    def _write_and_tell(self, subtask: Subtask, snapshot: Snapshot, steps: int = 0) -> None:
+        """``steps`` are how often it is put off before."""
+        if steps and self.alive and self.world.choices.chaos:
+            self.world.asynchronously("snapshot", self._write_and_tell, subtask, snapshot, steps - 1, owner=self)
+            return
         try:
             self._write_snapshot(subtask, snapshot)
         finally:

@@ -11,34 +11,41 @@ import re
 from bisect import bisect
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from random import Random
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import MINIMUM_MS, CheckpointRetention
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
+from ckpt_runtime.checkpoint.shared_state_registry import is_shared
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.jobmaster.slots import Slot, Worker
+from ckpt_runtime.jobmaster.snapshot_claims import JobClaims, claim_snapshot
 from ckpt_runtime.network.agent_messages import ProcessIdentity, RegisterAgent
 from ckpt_runtime.network.control_messages import DeploymentMessage, WorkerCommand
 from ckpt_runtime.scheduler.deployment import Address
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
+from ckpt_runtime.snapshots.snapshot import disposal_of
+from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
+from ckpt_runtime.storage.claims import CLAIM_NAME, Claimant, ClaimedError
 from ckpt_runtime.storage.errors import StorageError
-from ckpt_runtime.storage.snapshot_metadata import read_metadata
+from ckpt_runtime.storage.filesystem import resolve
+from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, read_metadata
 from tests.simulation.jobs.checkers import Sink, Snapshots
-from tests.simulation.jobs.file_system import FileStore, SimulatedFileSystem, counted_names
+from tests.simulation.jobs.file_system import PROTOCOL, ROOT, FileStore, SimulatedFileSystem, counted_names
 from tests.simulation.jobs.job_master import JobMaster
 from tests.simulation.jobs.network import Connection
 from tests.simulation.jobs.observation import Observation
 from tests.simulation.jobs.rows import Row
 from tests.simulation.jobs.scenario import Scenario, random_overrides, random_parallelism, random_scenario
+from tests.simulation.jobs.tables import in_place_of_rocksdb
 from tests.simulation.jobs.topology import observed
 from tests.simulation.jobs.worker import Runner, SimulatedAgent, SimulatedWorker
 from tests.simulation.schedules.choices import Choices, FaultKey
@@ -53,6 +60,31 @@ FAIR_ROUNDS = 1_000
 """Rounds in which everything gets its turn; a job whose faults have ended needs less than two hundred."""
 
 Message = tuple[Callable[..., None], tuple[Any, ...]]
+CLUSTER = "simulated"
+
+
+class _Next(NamedTuple):
+    """What is started when the present run has ended; without an origin, from a checkpoint that it retains."""
+
+    origin: CompletedCheckpoint | None
+    mode: RecoveryClaimMode
+    parallelism: tuple[int, ...]
+    rng: Random
+
+
+@dataclass(frozen=True)
+class ObservedClaims(JobClaims):
+    """When the job ends, nothing of what it has claimed is left that it had to delete before."""
+
+    world: World | None = None
+
+    def release(self) -> None:
+        assert self.world is not None
+        files = self.world.files.files
+        before = {path for path in files if not path.endswith(f"/{CLAIM_NAME}")}
+        super().release()
+        if gone := before - files.keys():
+            self.world.broken = Violation(f"{len(gone)} files of a claimed snapshot were nobody's until the end")
 
 
 @contextmanager
@@ -114,9 +146,7 @@ class World:
         self._asynchronous: list[tuple[str, SimulatedWorker | None, Callable[..., None], tuple[Any, ...]]] = []
         self._later: deque[Message] = deque()
         self._savepoints: list[tuple[int, int, str]] = []
-        self._next: (
-            tuple[CompletedCheckpoint | None, RecoveryClaimMode, tuple[int, ...], tuple[int, int] | None] | None
-        ) = None
+        self._next: _Next | None = None
         self._workers_made = 0
         self._disordered = False
         self._back_at = 0
@@ -137,7 +167,7 @@ class World:
 
     def run(self) -> str:
         """Runs the schedule to its end; returns a digest of the trace (of nothing without ``tracing``)."""
-        with counted_names(), _quiet():
+        with counted_names(), in_place_of_rocksdb(), _quiet():
             self._run()
         return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
 
@@ -391,24 +421,69 @@ class World:
 
     def _start_run(self, origin: CompletedCheckpoint | None, mode: RecoveryClaimMode) -> None:
         self.runs += 1
+        claims = None
         if origin is not None:
             self.snapshots.keep(origin)
             if mode is RecoveryClaimMode.CLAIM:
-                self._savepoints = [entry for entry in self._savepoints if entry[2] != origin.directory]
+                claims = self._claim(origin)
         plan = self.topology.plan(self._parallelism, self.scenario.options)
         self.note("run %s with parallelism %s from %s", self.runs, self._parallelism, origin and origin.directory)
-        self.master = JobMaster(self, self.runs, plan, self._configuration, origin, mode)
+        self.master = JobMaster(self, self.runs, plan, self._configuration, origin, claims)
         self.plans[self.master.job_id] = plan
         if not self.choices.chaos:  # submitted with calm settings
             self.calm_since = min(self.calm_since, self.now)
+        self.master.start()
+
+    def _claim(self, origin: CompletedCheckpoint) -> JobClaims | None:
+        """As the dispatcher has a snapshot claimed; None when checkpoints of an ended run need the claim."""
+        job_id = f"{self.runs:032x}"
+        claimant = Claimant(job_id, CLUSTER, CheckpointStorage(ROOT, job_id).location.url)
+        try:
+            with self.without_faults():
+                claims = claim_snapshot(origin, claimant)
+        except ClaimedError:
+            self.seen["claims refused"] += 1
+            return None
+        self._savepoints = [entry for entry in self._savepoints if entry[2] != origin.directory]
+        self.seen["claimed"] += 1
+        self.seen["claimed with siblings"] += bool(self.snapshots.retained_of(int(origin.job_id, 16))[1:])
+        return ObservedClaims(claims.claimant, claims.places, self)
+
+    def take_over(self) -> None:
+        """The driver dies, and its workers with it. Another one goes on from what is recorded."""
+        earlier = self.master
+        live = earlier.machine.state not in (JobState.STOPPING, JobState.CANCELLING)
+        if not live or earlier.ended is not None or self._next is not None or earlier.record.ended:
+            return
+        for kind, owner, _, arguments in self._asynchronous:
+            if owner is None and self.choices.chance(f"{kind} of a dead driver", 0.5):
+                with suppress(Exception):  # whatever comes of it, nobody is told
+                    arguments[0]()
+        if earlier.record.ended:
+            raise AssertionError("a living job has no result")
+        earlier.shell.close()
+        for worker in [worker for worker in self.workers if worker.alive]:
+            self._crash(worker)
+        self._asynchronous.clear()
+        self._lanes.clear()
+        self._later.clear()
+        for slot in self.slots:
+            slot.owner = None
+        self.snapshots.forget_unfinished()
+        self.seen["takeovers"] += 1
+        with self.without_faults():
+            self.master = JobMaster(
+                self, earlier.number, earlier.plan, earlier.submitted, earlier.origin, earlier.claims, earlier
+            )
         self.master.start()
 
     def restoring(self, master: JobMaster, checkpoint: CompletedCheckpoint | None) -> None:
         """A deployment starts from that."""
         self.restores += 1
         if checkpoint is not None:
-            if checkpoint is master.origin and master.mode is RecoveryClaimMode.CLAIM:
-                self.snapshots.claim(checkpoint)
+            origin = master.origin
+            if origin is not None and master.claims is not None and checkpoint.directory == origin.directory:
+                self.snapshots.release(checkpoint)
             before = {vertex.id: vertex.parallelism for vertex in checkpoint.vertices}
             rescaled = any(before[vertex.id] != vertex.parallelism for vertex in master.graph.vertices)
             if any(state.has_channel_state for state in checkpoint.states.values()):
@@ -446,20 +521,26 @@ class World:
 
     def _check_references(self, master: JobMaster, checkpoint: CompletedCheckpoint) -> None:
         """Files of other checkpoints of this run are of completed ones: those of aborted ones may go at any time."""
+        numbers = set()
         for state in checkpoint.states.values():
             for file in state.files():
                 origin = re.search(f"/{master.job_id}/shared/chk-([0-9]+)-", file.path)
-                if origin is not None and int(origin[1]) not in {checkpoint.id, *master.ledger.completed}:
-                    raise Violation(
-                        f"checkpoint {checkpoint.id} refers to a file of {origin[1]}, which did not complete"
-                    )
+                if origin is not None:
+                    numbers.add(int(origin[1]))
+                    if int(origin[1]) not in {checkpoint.id, *master.ledger.completed}:
+                        raise Violation(
+                            f"checkpoint {checkpoint.id} refers to a file of {origin[1]}, which did not complete"
+                        )
+        self.seen["increments"] += self.scenario.shares and not numbers <= {checkpoint.id}
 
     def savepoint_taken(self, master: JobMaster, checkpoint_id: int, path: str, *, stop: bool) -> None:
-        checkpoint = self._read(path)
+        checkpoint = self.read_snapshot(path)
         self.snapshots.keep(checkpoint)
+        shared = [file.path for state in checkpoint.states.values() for file in state.files() if is_shared(file)]
+        if shared:
+            raise Violation(f"savepoint {checkpoint_id} refers to {len(shared)} files that are not its own")
         if not stop:
             self.completing(master, checkpoint)
-        if not stop:
             self._savepoints.append((master.number, checkpoint_id, path))
 
     @contextmanager
@@ -472,7 +553,7 @@ class World:
         finally:
             self.choices.chaos, self.files.away = chaos, away
 
-    def _read(self, path: str) -> CompletedCheckpoint:
+    def read_snapshot(self, path: str) -> CompletedCheckpoint:
         try:
             with self.without_faults():
                 found = read_metadata(path)
@@ -486,14 +567,18 @@ class World:
         self.completed += len(master.ledger.completed)
         if self.held_slots:
             raise Violation(f"{self.held_slots} slots are held by a job that has ended")
+        if master.taken_over and master.ended is JobStatus.CANCELED:
+            self._keep_those_without_a_pointer(master)
         if self._next is not None:
-            origin, mode, self._parallelism, rewind = self._next
-            self._next = None
-            if rewind is not None:
-                self.sink.rewind(*rewind)
-            self._start_run(origin, mode)
+            wanted, self._next = self._next, None
+            self._parallelism, origin = wanted.parallelism, wanted.origin
+            if origin is None:
+                origin = self._one_of_the_retained(master, wanted.rng)
+            if origin is not None:
+                self.sink.rewind(int(origin.job_id, 16), origin.id)
+            self._start_run(origin, wanted.mode)
         elif master.stopped_at is not None:
-            origin = self._read(master.stopped_at)
+            origin = self.read_snapshot(master.stopped_at)
             self._start_run(origin, self._mode(origin.id))
         elif master.ended is JobStatus.FINISHED:
             self.finished = True
@@ -501,6 +586,15 @@ class World:
             raise Violation("the job has failed for good, and nothing is damaged")
         else:
             self._start_run(self.snapshots.latest_of(master) or master.origin, self._mode(self.runs))
+
+    def _keep_those_without_a_pointer(self, master: JobMaster) -> None:
+        """A driver that died behind the metadata left a whole checkpoint; the job ended before anybody looked for it.
+
+        Beside those that are retained it is one of them.
+        """
+        for path in self.files.below(f"jobs/{master.job_id}"):
+            if path.endswith(f"/{METADATA_NAME}"):
+                self.snapshots.keep(self.read_snapshot(f"{PROTOCOL}://{path.rpartition('/')[0]}"))
 
     def _mode(self, value: int) -> RecoveryClaimMode:
         return RecoveryClaimMode.CLAIM if value % 2 else RecoveryClaimMode.NO_CLAIM
@@ -537,6 +631,23 @@ class World:
                 self._rescale(master, rng)
             case "rescale" | "restore a savepoint" | "stop":
                 self._replace(action.kind, rng)
+            case _:
+                self._act_on_snapshots(action, rng)
+
+    def _act_on_snapshots(self, action: Action, rng: Random) -> None:
+        master = self.master
+        match action.kind:
+            case "canonical savepoint":
+                properties = CheckpointProperties(CheckpointType.SAVEPOINT, SavepointFormat.CANONICAL)
+                master.trigger(f"savepoint-{action.value}", properties)
+            case "dispose of a savepoint":
+                self._dispose(rng)
+            case "the driver dies":
+                self.take_over()
+            case "start from a retained checkpoint" if master.ended is None and self._next is None:
+                if master.machine.state is not JobState.STOPPING:
+                    self._next = _Next(None, self._mode(action.value), random_parallelism(rng, self.topology), rng)
+                    master.cancel()
             case _:
                 pass  # there is nothing to do it to
 
@@ -590,13 +701,40 @@ class World:
             return
         if kind == "restore a savepoint" and self._savepoints:
             position = rng.randrange(len(self._savepoints))
-            run, checkpoint_id, path = self._savepoints[position]
+            path = self._savepoints[position][2]
             del self._savepoints[position + 1 :]
-            self._next = (self._read(path), RecoveryClaimMode.NO_CLAIM, parallelism, (run, checkpoint_id))
+            mode = self._mode(rng.getrandbits(1)) if self.scenario.shares else RecoveryClaimMode.NO_CLAIM
+            self._next = _Next(self.read_snapshot(path), mode, parallelism, rng)
             master.cancel()
             return
         self._parallelism = parallelism
         master.cancel()
+
+    def _one_of_the_retained(self, master: JobMaster, rng: Random) -> CompletedCheckpoint | None:
+        """Any of those that a cancelled run has left; what it started from when there are none."""
+        retained = self.snapshots.retained_of(master.number)
+        self.seen["one of several retained"] += len(retained) > 1
+        if not retained:
+            return self.snapshots.latest_of(master) or master.origin
+        chosen = rng.choice(retained)
+        lost = [e for e in self._savepoints if (e[0], e[1]) > (master.number, chosen.id)]
+        self._savepoints = [entry for entry in self._savepoints if entry not in lost]
+        return chosen
+
+    def _dispose(self, rng: Random) -> None:
+        """Of a savepoint that nothing refers to, as a user asks for it."""
+        needed = {origin.directory for origin in (self.master.origin, self._next and self._next.origin) if origin}
+        entries = [entry for entry in self._savepoints if entry[2] not in needed]
+        if not entries:
+            return
+        entry = rng.choice(entries)
+        self._savepoints.remove(entry)
+        self.snapshots.release(self.read_snapshot(entry[2]))
+        with self.without_faults():
+            disposal_of(entry[2]).execute()
+        if self.files.below(resolve(entry[2]).path):
+            raise Violation("a savepoint that was disposed of leaves files")
+        self.seen["disposed of"] += 1
 
     def _file_fault(self, operation: str) -> bool:
         return self.choices.fault(operation, 0.01)

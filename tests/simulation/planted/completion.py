@@ -215,12 +215,12 @@ def _():
     ]
 
 
-@bug("files go while a savepoint duplicates them", "FLIP-203")
+@bug("files go while a savepoint duplicates them", "FLIP-203", seed=211)
 def _():
     return [(Retention, "pin", nothing)]
 
 
-@bug("files go once a savepoint has all acknowledgements but one", "FLIP-203")
+@bug("files go once a savepoint has all acknowledgements but one", "FLIP-203", seed=418)
 def _():
     def extra(self, event, now):
         self._retention.unpin(event.checkpoint_id)

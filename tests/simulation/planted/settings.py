@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ckpt_runtime.checkpoint import triggering
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.failures import CheckpointFailureManager, CheckpointFailures
@@ -23,7 +24,7 @@ from tests.simulation.protocols import driver as simulated_driver
 # --- deadlines and settings
 
 
-@bug("an old canceller kills an extended checkpoint", "571.3")
+@bug("an old canceller kills an extended checkpoint", "571.3", seed=151)
 def _():
     def expire(self, checkpoint_id, generation, now):
         pending = self._pending.get(checkpoint_id)
@@ -31,6 +32,29 @@ def _():
             self._failures.abort(pending, Reason.CHECKPOINT_EXPIRED, now)
 
     return [(Triggering, "_expire", expire)]
+
+
+@bug("a checkpoint is rescued for ever", "571.9")
+def _():
+    def until(pending, configuration, now_ms):
+        return now_ms + 50 if configuration.rescue_enabled and pending.acknowledged else None
+
+    return [(triggering, "rescued_until", until)]
+
+
+@bug("a checkpoint that is nearly done expires", "571.9")
+def _():
+    return [(triggering, "rescued_until", lambda pending, configuration, now_ms: None)]
+
+
+@bug("a checkpoint is rescued although the policy is off", "571.9")
+def _():
+    original = triggering.rescued_until
+
+    def until(pending, configuration, now_ms):
+        return original(pending, replace(configuration, rescue_enabled=True, rescue_min_progress=1), now_ms)
+
+    return [(triggering, "rescued_until", until)]
 
 
 @bug("a new timeout counts from the change", "571.3")
@@ -181,7 +205,7 @@ def _():
     return [(PeriodicTrigger, "completed", nothing)]
 
 
-@bug("ticks of earlier schedules live on", "protocols 10.14")
+@bug("ticks of earlier schedules live on", "protocols 10.14", seed=147)
 def _():
     def careless(self, generation, now):
         due = self.is_running and self.has_tick

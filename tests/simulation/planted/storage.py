@@ -224,7 +224,7 @@ def _():
     return [(World, "_adopt_results", nothing)]
 
 
-@bug("a new leader reads the result before it closes it to the old one", "K13, I12")
+@bug("a new leader reads the result before it closes it to the old one", "K13, I12", seed=119)
 def _():
     lead, start = World._lead, simulated_driver.Driver.start
 

@@ -37,7 +37,7 @@ def _():
     return [(ExecutionView, "finished", nothing)]
 
 
-@bug("a restart after the savepoint of a stop", "FLINK-26783")
+@bug("a restart after the savepoint of a stop", "FLINK-26783", seed=95)
 def _():
     original = JobMachine._fail
 

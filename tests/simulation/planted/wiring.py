@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from ckpt_runtime.checkpoint import events as checkpoint_on
 from ckpt_runtime.checkpoint.execution_view import ExecutionView
 from ckpt_runtime.checkpoint.triggering import Triggering
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.jobmaster import job_record
 from ckpt_runtime.scheduler import core_events as core
-from ckpt_runtime.scheduler import job_core, rescale
+from ckpt_runtime.scheduler import job_core, plan_change
 from ckpt_runtime.scheduler import job_events as job_on
 from ckpt_runtime.scheduler.durable_change import DurableChange, Next
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_status import JobState
-from ckpt_runtime.scheduler.rescale import Rescale
+from ckpt_runtime.scheduler.plan_change import PlanChange
 from ckpt_runtime.scheduler.restart_strategies import RestartHistory, Restarts
 from ckpt_runtime.scheduler.settings_update import SettingsUpdate
 from tests.simulation.planted.registry import also, bug, nothing
+from tests.simulation.protocols import configurations, plan_endpoint
 
 # --- order
 
 
 @bug("what the machines say to each other overtakes itself", "run to completion")
 def _():
-    from functools import partial
-
     return [(JobCore, "_tell", lambda self, event: self._queue.appendleft(partial(self._take, event)))]
 
 
@@ -100,7 +102,7 @@ def _():
 # --- settings
 
 
-@bug("a patch is settled twice", "571.6")
+@bug("a patch is settled twice", "571.6", seed=147)
 def _():
     def settle(self, outcome, message):
         patch, self._patch = self._patch, None
@@ -120,7 +122,7 @@ def _():
     return [(SettingsUpdate, "requested", requested)]
 
 
-@bug("a patch is applied that was not stored", "571.5")
+@bug("a patch is applied that was not stored", "571.5", seed=114)
 def _():
     original = JobCore._on_overrides_answer
 
@@ -144,7 +146,7 @@ def _():
     def extra(self, event):
         self._plan = self._next_plan
 
-    return [also(JobCore, "_on_graph_stored", extra)]
+    return [also(JobCore, "_on_plan_stored", extra)]
 
 
 @bug("a replaced graph is not deployed", "530")
@@ -186,33 +188,141 @@ def _():
     return [(JobCore, "_acquire_slots", JobCore._emit), (JobCore, "_on_attempt_recorded", recorded)]
 
 
-@bug("a configuration is replaced while the job is being stopped", "530, a stop goes first")
-def _():
-    return [(job_core, "check_replaceable", nothing)]
-
-
 @bug("a replaced configuration drops the overrides", "571.1")
 def _():
-    def replaced(self, event):
-        self._to_coordinator(checkpoint_on.ConfigurationPatched(event.settings))
+    def stored(self, event):
+        self._to_coordinator(checkpoint_on.ConfigurationPatched(self._next_plan.settings))
 
-    return [also(JobCore, "_on_configuration_replaced", replaced)]
+    return [also(JobCore, "_on_plan_stored", stored)]
 
 
 @bug("a replaced configuration waits for the next patch", "571.1")
 def _():
-    original = JobCore._patch_coordinator
+    original = JobCore._on_plan_stored
 
-    def patch(self):
-        if self._plan is self._next_plan:
-            original(self)
+    def stored(self, event):
+        patch, self._patch_coordinator = self._patch_coordinator, lambda: None
+        original(self, event)
+        self._patch_coordinator = patch
 
-    return [(JobCore, "_patch_coordinator", patch)]
+    return [(JobCore, "_on_plan_stored", stored)]
 
 
 @bug("a configuration is replaced while settings are being changed", "571.6")
 def _():
-    return [(SettingsUpdate, "check_idle", nothing)]
+    return [(SettingsUpdate, "is_busy", False)]
+
+
+@bug("settings are changed while a configuration is replaced", "530.9, one lock")
+def _():
+    return [(PlanChange, "configures", None)]
+
+
+@bug("a version that two requests get", "530.2")
+def _():
+    original = PlanChange._configure
+
+    def configure(self, event, present, state):
+        return original(self, replace(event, base=present), present, state)
+
+    return [(PlanChange, "_configure", configure)]
+
+
+@bug("a configuration is in force before it is stored", "530.5")
+def _():
+    original = JobCore._on_change_requested
+
+    def requested(self, event):
+        before = self._change.configures
+        original(self, event)
+        if self._change.configures is not before:
+            self._next_plan = replace(self._next_plan, settings=event.plan.settings)
+            self._patch_coordinator()
+
+    return [(JobCore, "_on_change_requested", requested)]
+
+
+@bug("a restart for a configuration uses up the restart budget", "530.5")
+def _():
+    original = JobMachine._on_redeploy
+
+    def redeploy(self, event, now):
+        if self._state is JobState.RUNNING and event.at_once:
+            self._restarts.on_failure(now.rel_ms)
+        original(self, event, now)
+
+    return [(JobMachine, "_on_redeploy", redeploy)]
+
+
+@bug("a restart for a configuration does not wait for a savepoint", "530.10")
+def _():
+    original = JobMachine._on_redeploy
+    return [(JobMachine, "_on_redeploy", lambda self, event, now: original(self, replace(event, at_once=True), now))]
+
+
+@bug("a redeployment that waited for a savepoint is forgotten", "530.5")
+def _():
+    return [(JobCore, "_savepoint_ended", lambda self, request_id: self._savepoint_requests.discard(request_id))]
+
+
+@bug("DELETE of overrides returns to the submitted configuration", "530.9")
+def _():
+    original = JobCore._patch_coordinator
+
+    def patch(self):
+        self.__dict__.setdefault("submitted", self._plan.settings)
+        original(self)
+        if not self._update.overrides.given:
+            self._to_coordinator(checkpoint_on.ConfigurationPatched(self.submitted))
+
+    def stored(self, event):
+        before, self._patch_coordinator = self._patch_coordinator, partial(patch, self)
+        original_stored(self, event)
+        self._patch_coordinator = before
+
+    original_stored = JobCore._on_overrides_stored
+    return [(JobCore, "_on_overrides_stored", stored)]
+
+
+@bug("a removed option comes back out of the job's stored options", "530.9, after a takeover")
+def _():
+    original = plan_endpoint.with_plan
+
+    def with_plan(job, graph, own):
+        return original(
+            job, graph, replace(own, given=Configuration.merge(Configuration(job.configuration), own.given))
+        )
+
+    return [(plan_endpoint, "with_plan", with_plan)]
+
+
+@bug("a removed option comes back out of the cluster's stored options", "530.9, after a takeover")
+def _():
+    def cluster_options(job):
+        return dict(job.properties.get("defaults") or job.properties["cluster_configuration"])
+
+    return [(job_record, "cluster_options", cluster_options), (configurations, "cluster_options", cluster_options)]
+
+
+@bug("a stored configuration drops what the system keeps beside it", "530.9")
+def _():
+    original = plan_endpoint.with_plan
+
+    def with_plan(job, graph, own):
+        return replace(original(job, graph, own), configuration=own.given.to_dict())
+
+    return [(plan_endpoint, "with_plan", with_plan)]
+
+
+@bug("a configuration is stored without its graph", "530.9, both change together")
+def _():
+    original = PlanChange._begin
+
+    def begin(self, event, plan, least_slots, *, at_once):
+        outputs = original(self, event, plan, least_slots, at_once=at_once)
+        return [replace(o, own=replace(o.own, version=1)) if isinstance(o, core.StorePlan) else o for o in outputs]
+
+    return [(PlanChange, "_begin", begin)]
 
 
 @bug("a replaced restart strategy begins with an empty history", "530.6")
@@ -243,23 +353,23 @@ def _():
 
 @bug("a job is rescaled to whatever is asked for", "203.14, what does not fit is refused")
 def _():
-    return [(rescale, "check_bounds", nothing)]
+    return [(plan_change, "check_bounds", nothing)]
 
 
 @bug("a job is rescaled while it is being stopped", "203.14, a stop goes first")
 def _():
-    return [(rescale, "check_replaceable", nothing)]
+    return [(plan_change, "check_replaceable", nothing)]
 
 
 @bug("two rescales at the same time", "203.14")
 def _():
-    original = Rescale.requested
+    original = PlanChange.requested
 
     def requested(self, event, present, state):
         self._wish = None
         return original(self, event, present, state)
 
-    return [(Rescale, "requested", requested)]
+    return [(PlanChange, "requested", requested)]
 
 
 @bug("a rescale does not wait for its checkpoint", "203.14, a fresh checkpoint first")
@@ -268,15 +378,15 @@ def _():
 
     def reserved(self, event):
         original(self, event)
-        if self._rescale.needs_running_job and self._rescale.concerns(event.request_id):
-            self._follow(self._rescale.checkpoint_taken())
+        if self._change.needs_running_job and self._change.concerns(event.request_id):
+            self._follow(self._change.checkpoint_taken())
 
     return [(JobCore, "_on_slots_reserved", reserved)]
 
 
 @bug("a rescale does not wait for its slots", "203.14, slots first")
 def _():
-    original = Rescale.requested
+    original = PlanChange.requested
 
     def requested(self, event, present, state):
         outputs = original(self, event, present, state)
@@ -284,7 +394,7 @@ def _():
             return self.checkpoint_taken()
         return outputs
 
-    return [(Rescale, "requested", requested)]
+    return [(PlanChange, "requested", requested)]
 
 
 @bug("a rescale goes on when its slots are lost", "203.14, slots first")
@@ -294,12 +404,12 @@ def _():
 
 @bug("a rescale goes on when its job fails", "203.14, a fresh checkpoint first")
 def _():
-    return [(Rescale, "needs_running_job", property(lambda self: False))]
+    return [(PlanChange, "needs_running_job", property(lambda self: False))]
 
 
 @bug("a rescale that is given up keeps its slots", "203.14, what is not needed is given back")
 def _():
-    original = Rescale._end
+    original = PlanChange._end
 
     def end(self, outcome, message=""):
         return [output for output in original(self, outcome, message) if not isinstance(output, core.ReleaseReserve)]
@@ -307,23 +417,23 @@ def _():
     def stored(self):
         return end(self, core.ChangeOutcome.APPLIED)
 
-    return [(Rescale, "_end", end), (Rescale, "stored", stored)]
+    return [(PlanChange, "_end", end), (PlanChange, "stored", stored)]
 
 
 @bug("a rescale that is given up is in force all the same", "203.14, the job goes on as it was")
 def _():
-    original = JobCore._give_up_rescale
+    original = JobCore._give_up_change
 
     def give_up(self, reason):
         self._next_plan = replace(self._next_plan, graph=self.wanted_graph)
         original(self, reason)
 
-    return [(JobCore, "_give_up_rescale", give_up)]
+    return [(JobCore, "_give_up_change", give_up)]
 
 
-@bug("half of a rescale is stored", "203.14, a later driver runs the old or the new")
+@bug("half of a rescale is stored", "203.14, a later driver runs the old or the new", seed=93)
 def _():
-    original = Rescale.checkpoint_taken
+    original = PlanChange.checkpoint_taken
 
     def taken(self):
         (order,) = original(self)
@@ -331,7 +441,7 @@ def _():
         half = {vertex.id: 1 for vertex in graph.vertices[1:]}
         return [replace(order, graph=graph.with_parallelism(half))]
 
-    return [(Rescale, "checkpoint_taken", taken)]
+    return [(PlanChange, "checkpoint_taken", taken)]
 
 
 @bug("a rescale whose storing is unknown counts as not stored", "203.14, K13")
@@ -339,18 +449,17 @@ def _():
     return [(DurableChange, "failed", lambda self, *, unknown, final=False: Next.GIVE_UP)]
 
 
-@bug("a rescale is in force before it is stored", "203.14, persist, then apply")
+@bug("a rescale is in force before it is stored", "203.14, persist, then apply", seed=213)
 def _():
-    original = JobCore._store_rescale
+    original = JobCore._store_change
 
     def store(self):
         original(self)
-        graph = self._rescale.graph
-        if graph is not None:
-            self._next_plan = replace(self._next_plan, graph=graph)
+        if self._change.plan is not None:
+            self._next_plan = self._change.plan
             self._redeploy()
 
-    return [(JobCore, "_store_rescale", store)]
+    return [(JobCore, "_store_change", store)]
 
 
 # --- the end

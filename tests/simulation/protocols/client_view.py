@@ -99,7 +99,8 @@ class ClientView:
                 self._require(stored in request.documents, f"200 for {request.documents}, stored {stored}")
                 self._known(driver)
             case ChangeOutcome.BUSY:
-                self._require(self._storing not in (None, answer.request_id), "busy, and nothing is being stored")
+                busy = self._storing not in (None, answer.request_id) or driver.changes.is_configuring
+                self._require(busy, "busy, and nothing is being stored")
             case ChangeOutcome.REFUSED:
                 self._require(not request.documents, f"{request.documents} are refused after they were accepted")
                 self._storing = None

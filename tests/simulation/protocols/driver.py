@@ -17,22 +17,23 @@ from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.id_counter import CheckpointIdUnavailableError
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
-from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.scheduler import core_events as core_out
 from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler import job_events as job_on
 from ckpt_runtime.scheduler.core_events import JobInput, LeadershipLost
-from ckpt_runtime.scheduler.job_core import JobCore, JobPlan
+from ckpt_runtime.scheduler.job_core import JobCore
+from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import subtasks_of
-from ckpt_runtime.scheduler.restart_strategies import Backoff, RestartStrategy
+from ckpt_runtime.scheduler.restart_strategies import Backoff
 from tests.simulation.protocols.config_endpoint import ConfigEndpoint
 from tests.simulation.protocols.driver_checker import DriverChecker
 from tests.simulation.protocols.driver_storage import StorageShell
 from tests.simulation.protocols.event_loop import SimulatedProcess
 from tests.simulation.protocols.observed import ObservedCoordinator, ObservedMachine, ObservedStrategy
+from tests.simulation.protocols.plan_endpoint import PlanEndpoint
 from tests.simulation.protocols.plan_model import PlanModel
-from tests.simulation.protocols.rescale_endpoint import RescaleEndpoint
+from tests.simulation.protocols.scenario import STRATEGIES
 from tests.simulation.protocols.tasks import CAUSE, Deployment, Subtask
 from tests.simulation.schedules.reported_checkpoints import ReportedCheckpoints
 from tests.simulation.schedules.violation import Violation
@@ -75,7 +76,7 @@ class Driver:
         self.deployment: Deployment | None = None
         self.storage = StorageShell(self)
         self.endpoint = ConfigEndpoint(self)
-        self.rescales = RescaleEndpoint(self)
+        self.changes = PlanEndpoint(self)
         self.ended: job_out.JobEnded | None = None
         self.shut_down = False
         self.backlog = False
@@ -85,26 +86,28 @@ class Driver:
         self._timer_token = 0
         scenario = world.scenario
         overrides = CheckpointOverrides.from_document(world.ha.overrides)
-        configuration = Configuration({})
+        own = world.options.read(world.ha.document)
+        meaning = world.options.meaning(own.given)
         mode = scenario.restored or RecoveryClaimMode.NO_CLAIM
         graph = world.ha.graph
-        self.plan = PlanModel(self, configuration, scenario.submitted)
+        plan = JobPlan(graph, world.options.effective(own.given), meaning.settings, world.origin, mode, own=own)
+        self.plan = PlanModel(self, plan)
         self.checker = DriverChecker(self)
         self.coordinator = ObservedCoordinator(
             "job",
             graph,
-            overrides.applied_to(scenario.submitted),
+            overrides.applied_to(meaning.settings),
             _HaIds(self),
             list(world.ha.pointers.values()),
             first_delay_ms=world.choices.delay("first delay", 0, 200),
             statistics=ReportedCheckpoints(self.checker),
         )
-        strategy = self.plan.strategy = ObservedStrategy(scenario.restart_strategy(), self.plan)
+        strategy = self.plan.strategy = ObservedStrategy(STRATEGIES[meaning.strategy], self.plan)
         self.machine = ObservedMachine(subtasks_of(graph), strategy, world.ha.attempts, BACKOFF)
         self.coordinator.driver = self.machine.driver = self
-        plan = JobPlan(graph, configuration, scenario.submitted, world.origin, mode)
         self.core = JobCore(plan, self.machine, self.coordinator, overrides)
         self.failures = self._earlier_failures()
+        self.plan.earlier_failures = len(self.failures)
 
     @property
     def leads(self) -> bool:
@@ -153,26 +156,23 @@ class Driver:
                 event = self._inbox.popleft()
                 if world.tracing and type(event).__module__ == core_out.__name__:
                     world.note(self, event)
+                self.changes.before()
                 for output in self.core.handle(event, world.loop.instant):
                     if world.tracing and type(output).__module__ == core_out.__name__:
                         world.note(self, output)
                     _EXECUTE[type(output)](self, output)
                 self.plan.check()
-                self.rescales.check()
+                self.changes.check()
         finally:
             self._busy = False
         if self.core.is_fenced and self.process.alive:
             self.die()
 
-    def replace_strategy(self, strategy: RestartStrategy) -> None:
-        self.plan.strategy = ObservedStrategy(strategy, self.plan)
-        self.tell(job_on.RestartStrategyReplaced(self.plan.strategy))
-
     # --- slots, attempts, tasks
 
     def _acquire_slots(self, effect: job_out.AcquireSlots) -> None:
         self.plan.acquires(effect.attempt)
-        self.rescales.acquires()
+        self.changes.acquires()
         fails = self.world.choices.fault("no slots", 0.05)
         event = job_on.SlotsFailed(effect.attempt, CAUSE) if fails else job_on.SlotsAcquired(effect.attempt)
         at = self.world.loop.now + self.world.choices.delay("slots", 0, 15)
@@ -181,7 +181,7 @@ class Driver:
     def _deploy(self, order: core_out.DeployTasks) -> None:
         self.checker.deploys(order)
         self.plan.deploys(order)
-        self.rescales.deploys(order.graph)
+        self.changes.deploys(order.graph)
         if self.deployment is not None:
             self.checker.replaced(self.deployment)
         self.deployment = Deployment(self, order)
@@ -189,6 +189,7 @@ class Driver:
         self.deployment.start(order.executions)
 
     def _cancel_tasks(self, effect: job_out.CancelTasks) -> None:
+        self.changes.cancels()
         deployment = self.deployment
         if deployment is None or not deployment.tasks.keys() >= set(effect.executions):
             raise Violation(f"tasks are to be cancelled that were not deployed: {effect.executions}")
@@ -223,8 +224,11 @@ class Driver:
         self.checker.job_ended(effect, strategy_refused=self.plan.strategy_refused)
 
     def _change_answered(self, answer: core_out.ChangeAnswered) -> None:
-        endpoint = self.rescales if answer.request_id.startswith("rescale") else self.endpoint
+        endpoint = self.endpoint if answer.request_id.startswith("patch") else self.changes
         endpoint.answered(answer)
+
+    def _request_ended(self, effect: out.RequestCompleted | out.RequestFailed) -> None:
+        self.changes.savepoints.discard(effect.request_id)
 
     def _nothing(self, effect: Any) -> None:
         """For effects that only inform."""
@@ -345,17 +349,17 @@ _EXECUTE: dict[type[Any], Callable[[Driver, Any], None]] = {
     core_out.StoreOverrides: lambda driver, order: driver.endpoint.store(order),
     core_out.SettleOverrides: lambda driver, order: driver.endpoint.settle(order),
     core_out.ChangeAnswered: Driver._change_answered,
-    core_out.ReserveSlots: lambda driver, order: driver.rescales.reserve(order),
-    core_out.ReleaseReserve: lambda driver, order: driver.rescales.release(order),
-    core_out.StoreGraph: lambda driver, order: driver.rescales.store(order),
-    core_out.SettleGraph: lambda driver, order: driver.rescales.settle(order),
+    core_out.ReserveSlots: lambda driver, order: driver.changes.reserve(order),
+    core_out.ReleaseReserve: lambda driver, order: driver.changes.release(order),
+    core_out.StorePlan: lambda driver, order: driver.changes.store(order),
+    core_out.SettlePlan: lambda driver, order: driver.changes.settle(order),
     out.ScheduleTimer: Driver._schedule_timer,
     out.CancelTimer: Driver._cancel_timer,
     out.TriggerSources: Driver._trigger_sources,
     out.NotifyComplete: Driver._notify_complete,
     out.NotifyAborted: Driver._notify_aborted,
-    out.RequestCompleted: Driver._nothing,
-    out.RequestFailed: Driver._nothing,
+    out.RequestCompleted: Driver._request_ended,
+    out.RequestFailed: Driver._request_ended,
     out.ShutdownComplete: Driver._shutdown_complete,
     out.InitializeLocation: lambda driver, effect: driver.storage.initialize_location(effect),
     out.WriteMetadata: lambda driver, effect: driver.storage.write_metadata(effect),

@@ -7,7 +7,7 @@ events, effects, statistics and the simulated storage, and keeps its own books: 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ckpt_runtime.checkpoint import effects as out
@@ -50,6 +50,15 @@ class _Open:
     restored: frozenset[str]
     located: bool = False
     writing: bool = False
+    extended: bool = False
+    whole: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.whole = len(self.waits_for)
+
+    @property
+    def acknowledged(self) -> int:
+        return self.whole - len(self.waits_for)
 
 
 class DriverChecker:
@@ -400,6 +409,7 @@ class DriverChecker:
         if reason is Reason.CHECKPOINT_EXPIRED:
             due = entry.started + driver.coordinator.configuration.timeout_ms
             self.require(self._world.loop.now >= due, f"{number} expires at {self._world.loop.now}, before {due}")
+            self._check_not_worth_rescuing(number, entry)
         by_running_task = None
         event = self._event
         if isinstance(event, on.Declined) and event.checkpoint_id == number and reason is event.reason:
@@ -425,9 +435,29 @@ class DriverChecker:
     def _check_deadline(self, number: int, entry: _Open) -> None:
         """Invariant 4. A driver that was paused comes late, and one that publishes waits for the storage."""
         driver = self._driver
-        due = entry.started + driver.coordinator.configuration.timeout_ms + _TIMER_SLACK_MS
+        settings = driver.coordinator.configuration
+        rescue = settings.rescue_max_extension_ms if settings.rescue_enabled else 0
+        due = entry.started + settings.timeout_ms + rescue + _TIMER_SLACK_MS
         in_time = entry.writing or self._world.loop.now <= due or driver.process.paused_until >= entry.started
         self.require(in_time, f"checkpoint {number} of {entry.started} is alive at {self._world.loop.now}, due {due}")
+
+    def _check_not_worth_rescuing(self, number: int, entry: _Open) -> None:
+        """The first extension of one that was nearly done, which a change of the timeout alone may take away."""
+        settings = self._driver.coordinator.configuration
+        done = 100 * entry.acknowledged >= settings.rescue_min_progress * entry.whole
+        by_timer = type(self._event) is on.TimerFired
+        time_left = self._world.loop.now < entry.started + settings.timeout_ms + settings.rescue_max_extension_ms
+        if settings.rescue_enabled and done and by_timer and time_left and not entry.extended:
+            raise Violation(f"{number} expires with {entry.acknowledged} of {entry.whole} subtasks done")
+
+    def extended(self, number: int) -> None:
+        """The rescue policy gives it more time."""
+        entry, settings = self.open[number], self._driver.coordinator.configuration
+        entry.extended = True
+        done = 100 * entry.acknowledged >= settings.rescue_min_progress * entry.whole
+        self.require(
+            settings.rescue_enabled and done, f"{number} is rescued with {entry.acknowledged} of {entry.whole} done"
+        )
 
     def _check_deadlines(self) -> None:
         for number, entry in self.open.items():

@@ -35,7 +35,7 @@ def check_progress(world: World) -> None:
     can_end = timeout_ms >= _EASY_TIMEOUT_MS and not world.scenario.lossy
     _require(not waits or not can_end, f"the data ended at {ended_at}, and the job does not end")
     if world.scenario.calm:
-        _require(driver.rescales.is_settled, "a rescale does not come to an end")
+        _require(driver.changes.is_settled, "a rescale does not come to an end")
         state = driver.machine.state
         _require(state is JobState.RUNNING, f"the job is stuck in {state.value}")
         since = world.loop.now - _PROGRESS_WITHIN_MS

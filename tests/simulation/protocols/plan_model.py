@@ -1,7 +1,7 @@
 """An independent account of what one driver's job runs: what was submitted, replaced, refused and deployed.
 
-Written from the rules alone (FLIP-530), as a second opinion on the job core's. Nothing stores a replaced configuration
-yet: a new driver begins with what was submitted. The parallelism is ``rescale_endpoint``'s.
+Written from the rules alone (FLIP-530), as a second opinion on the job core's. What is stored of it, and its
+parallelism, are ``plan_endpoint``'s.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
-from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.checkpoint.coordinator import CoordinatorState
 from ckpt_runtime.scheduler.core_events import DeployTasks
+from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.job_status import JobState
 from ckpt_runtime.scheduler.restart_strategies import RestartHistory
 from tests.simulation.schedules.violation import Violation
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from tests.simulation.protocols.driver import Driver
     from tests.simulation.protocols.observed import ObservedStrategy
 
+_ENDING = (CoordinatorState.CLOSING, CoordinatorState.CLOSED)
 _NO_NEXT_DEPLOYMENT = (
     JobState.STOPPING,
     JobState.ENDING,
@@ -34,17 +36,21 @@ _NO_NEXT_DEPLOYMENT = (
 class PlanModel:
     """``strategy_refused``: a strategy has said that the job must fail."""
 
-    def __init__(self, driver: Driver, configuration: Configuration, settings: CheckpointConfiguration) -> None:
+    def __init__(self, driver: Driver, plan: JobPlan) -> None:
         self._driver = driver
-        self.configuration = configuration
-        self.settings = settings
+        self.plan = plan
+        self.earlier_failures = 0
         self.strategy: ObservedStrategy | None = None
         self.strategy_refused = False
-        self.replaced = self.refused = 0
         self._failures = 0
         self._attempts = 0
         self._restart_at: int | None = None
         self._slots: dict[int, int] = {}
+
+    @property
+    def settings(self) -> CheckpointConfiguration:
+        """In force, before overrides."""
+        return self.plan.settings
 
     # --- replacements
 
@@ -59,21 +65,10 @@ class PlanModel:
         in_force = (core.graph, core.configuration, core.settings, core.overrides, core.coordinator.configuration)
         return (*in_force, machine.state, machine.attempt, machine.tasks.executions, core.coordinator.pending_ids)
 
-    def accepted(self, *, allowed: bool, before: JobState) -> None:
-        """What ran ends for what comes; what had not been deployed yet is begun again.
-
-        What a driver thinks that leads no more, nobody can say.
-        """
-        self._require(allowed or not self._driver.leads, f"a replacement is accepted in {before.value}")
-        state = self._driver.machine.state
-        runs_on = before in (JobState.DEPLOYING, JobState.RUNNING) and state is before
-        self._require(not runs_on, "the deployment goes on although what it runs was replaced")
-        self.replaced += 1
-
-    def rejected(self, before: tuple[object, ...], *, allowed: bool) -> None:
-        self._require(not allowed or not self._driver.leads, "a replacement is refused, and nothing speaks against it")
-        self._require(self.seen() == before, "a replacement is refused, and something has changed")
-        self.refused += 1
+    def in_force(self, plan: JobPlan, strategy: ObservedStrategy | None) -> None:
+        """It is stored, and its driver is about to hear of it."""
+        self.plan = plan
+        self.strategy = strategy or self.strategy
 
     # --- deployments
 
@@ -83,7 +78,8 @@ class PlanModel:
     def deploys(self, order: DeployTasks) -> None:
         """With what was accepted last, exactly the subtasks of the graph, in slots that were asked for."""
         subtasks = [(vertex.id, index) for vertex in order.graph.vertices for index in range(vertex.parallelism)]
-        self._require(order.configuration is self.configuration, "another configuration is deployed")
+        deployed_with = order.configuration
+        self._require(deployed_with == self.plan.configuration, f"{deployed_with} is deployed")
         deployed = [execution.key for execution in order.executions]
         self._require(deployed == subtasks, f"{deployed} are deployed, the graph in force has {subtasks}")
         self._require(all(e.attempt == order.attempt for e in order.executions), "subtasks of another attempt")
@@ -97,6 +93,11 @@ class PlanModel:
         if deployment is not None and driver.machine.state.has_tasks:
             shown = driver.core.graph
             self._require(shown is deployment.graph, "the core tells of a graph that has not been deployed")
+        if driver.coordinator.state not in _ENDING and driver.leads:
+            accepted, own = driver.core.accepted_plan.own, self.plan.own
+            self._require(accepted == own, f"version {accepted.version} is in force, stored is {own.version}")
+        asked, failed = self._failures, len(driver.failures) - self.earlier_failures
+        self._require(asked <= failed, f"{asked} restarts count, there were {failed} failures")
 
     # --- restarts
 

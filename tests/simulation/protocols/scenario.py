@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
@@ -27,7 +28,7 @@ USER_ACTIONS = (
     ("stop", 6),
     ("cancel", 1),
     ("rescale", 10),
-    ("replace the configuration", 4),
+    ("replace the configuration", 9),
     ("replace the restart strategy", 3),
     ("fail a task", 12),
     ("cut a connection", 8),
@@ -125,7 +126,7 @@ def random_scenario(seed: int) -> Scenario:
     likely = end.choice((0.0, 0.5, 1.0))
     return Scenario(
         graph=graph,
-        submitted=replace(submitted, checkpoints_after_tasks_finish=end.random() < 0.8),
+        submitted=replace(submitted, checkpoints_after_tasks_finish=end.random() < 0.8, **_random_rescue(seed)),
         waits=frozenset(vertex.id for vertex in graph.vertices if end.random() < likely),
         calm=calm,
         bounded=bounded,
@@ -155,6 +156,19 @@ def _random_configuration(rng: Random) -> CheckpointConfiguration:
     if rng.random() < 0.15:
         configuration = replace(configuration, unaligned_enabled=True)
     return configuration
+
+
+def _random_rescue(seed: int) -> dict[str, Any]:
+    """The policy that extends timeouts; off in most jobs, as it is by default."""
+    rng = Random(f"the rescue of {seed}")
+    if rng.random() < 0.6:
+        return {}
+    return {
+        "rescue_enabled": True,
+        "rescue_min_progress": rng.choice((1, 50, 90, 100)),
+        "rescue_extension_ms": rng.choice((10, 60, 300)),
+        "rescue_max_extension_ms": rng.choice((10, 100, 1_000)),
+    }
 
 
 def _random_actions(rng: Random, chaos_ms: int) -> tuple[Action, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
 from ckpt_runtime.graph.job_graph import JobGraph
+from ckpt_runtime.storage.job_store import StoredJob
 from tests.simulation.schedules.violation import Violation
 
 METADATA = "_metadata"
@@ -33,10 +34,12 @@ class HaStore:
     that were written too late: no leader counts on their checkpoints. From the adoption of an epoch on, no earlier
     driver stores a result or removes a pointer. ``disposals`` are directories outside the job's own that are to be
     deleted, by the id of the checkpoint whose pointer is gone; ``failures`` the history that a later driver shows.
-    ``attempts`` is the first number that no deployment has used up. ``graph`` is what the job runs.
+    ``attempts`` is the first number that no deployment has used up. ``graph`` is what the job runs, and ``document``
+    has its configuration.
     """
 
     graph: JobGraph
+    document: StoredJob
     overrides: str | None = None
     revision: int = 1
     epoch: int = 0

@@ -6,16 +6,11 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from ckpt_runtime.checkpoint import events as on
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointType
-from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.scheduler import job_events as job_on
-from ckpt_runtime.scheduler.core_events import ConfigurationReplaced
-from ckpt_runtime.scheduler.replacement import ReplacementRefusedError
 from tests.simulation.protocols.event_loop import DriverCrash
-from tests.simulation.protocols.scenario import STRATEGIES, other_settings
 from tests.simulation.schedules.schedule import Action
 
 if TYPE_CHECKING:
@@ -26,7 +21,6 @@ CALM = CheckpointOverrides(
     interval_ms=100, timeout_ms=1_000, min_pause_ms=0, max_concurrent=1, tolerable_failures=1_000
 )
 _LAST_REQUESTS_MS = 900
-_STRATEGIES = ("exponential",) * 5 + ("fixed", "rate", "none")
 _VALUES = {
     "interval_ms": (20, 50, 100, 300, 1_000),
     "timeout_ms": (5, 10, 40, 100, 400, 4_000),
@@ -122,38 +116,13 @@ class Users:
             case "cancel":
                 driver.tell(job_on.CancelRequested())
             case "rescale" | "replace the configuration" | "replace the restart strategy":
-                self._replace(driver, kind, value)
+                driver.changes.ask(kind, value)
             case "suspend the driver":
                 driver.tell(job_on.SuspendRequested())
                 if value.random() < 0.5:
                     raise DriverCrash  # it does not wait for its clean-up
             case "toggle the backlog":
                 self._toggle_backlog(driver)
-
-    def _replace(self, driver: Driver, kind: str, value: Random) -> None:
-        match kind:
-            case "rescale":
-                driver.rescales.ask(value)
-            case "replace the configuration":
-                self._replace_configuration(driver, other_settings(driver.plan.settings, value))
-            case _:
-                driver.replace_strategy(STRATEGIES[value.choice(_STRATEGIES)])
-
-    def _replace_configuration(self, driver: Driver, settings: CheckpointConfiguration) -> None:
-        plan, configuration = driver.plan, Configuration({})
-        allowed = plan.may_replace() and not self._world.checker.clients.is_storing
-        present, before = plan.seen(), driver.machine.state
-        former = plan.configuration, plan.settings
-        plan.configuration, plan.settings = configuration, settings  # settings are in force before the call is over
-        try:
-            driver.tell(ConfigurationReplaced(configuration, settings))
-        except ReplacementRefusedError:
-            plan.configuration, plan.settings = former
-            plan.rejected(present, allowed=allowed)
-            return
-        plan.accepted(allowed=allowed, before=before)
-        if driver.leads:
-            self._world.checker.clients.in_force(driver)
 
     def _dispose(self, driver: Driver, choice: float) -> None:
         """Of a savepoint, or of what the job began with; as in production not of what the driver says it needs."""
@@ -173,4 +142,7 @@ class Users:
 
     def _trigger(self, driver: Driver, properties: CheckpointProperties) -> None:
         self._requests += 1
-        driver.tell(on.TriggerRequested(f"request-{self._requests}", properties, "savepoints"))
+        name = f"request-{self._requests}"
+        if properties.is_savepoint:
+            driver.changes.savepoints.add(name)
+        driver.tell(on.TriggerRequested(name, properties, "savepoints"))

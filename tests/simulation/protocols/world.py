@@ -17,6 +17,7 @@ from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.scheduler import job_events as job_on
 from tests.simulation.protocols.checkers import ProtocolChecker
+from tests.simulation.protocols.configurations import Options
 from tests.simulation.protocols.driver import LEASE_MS, Driver
 from tests.simulation.protocols.event_loop import DriverCrash, EventLoop, SimulatedProcess
 from tests.simulation.protocols.final_checks import check_files, check_progress, check_quiet
@@ -46,7 +47,8 @@ class World:
         self.scenario = random_scenario(seed) if scenario is None else scenario
         self.choices = Choices(seed, muted, scale=self.scenario.fault_scale, plain=self.scenario.plain)
         self.loop = EventLoop(self._on_crash)
-        self.ha = HaStore(self.scenario.graph)
+        self.options = Options(self.scenario, seed)
+        self.ha = HaStore(self.scenario.graph, self.options.submitted())
         self.files = FileStore(self.ha)
         self.published: dict[str, CompletedCheckpoint] = {}
         self.tracing = tracing

@@ -14,6 +14,8 @@ class CheckpointListener(Protocol):
 
     def triggered(self, checkpoint_id: int) -> None: ...
 
+    def extended(self, checkpoint_id: int) -> None: ...
+
     def ended_well(self, checkpoint_id: int) -> None: ...
 
     def ended_badly(self, checkpoint_id: int, message: str) -> None: ...
@@ -42,6 +44,9 @@ class ReportedCheckpoints(CheckpointStatsTracker):
 
     def report_deadline(self, checkpoint_id: int, deadline_timestamp: int) -> None:
         """Not of interest here."""
+
+    def report_extension(self, checkpoint_id: int, timeout_extension: int) -> None:
+        self._listener.extended(checkpoint_id)
 
     def report_completed(self, checkpoint_id: int, external_path: str) -> None:
         self._listener.ended_well(checkpoint_id)

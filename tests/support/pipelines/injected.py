@@ -63,6 +63,12 @@ def _start_detached(root: Path) -> None:
     (root / f"started-{child.pid}").touch()
 
 
+def leave(directory: str | None, mark: str | None) -> None:
+    """``mark-<mark>``: user code runs that was configured so."""
+    if directory is not None and mark is not None:
+        (Path(directory) / f"mark-{mark}").touch()
+
+
 def sign_in(directory: str | None) -> None:
     """Leaves ``process-<pid>``: this process runs the job."""
     if directory is not None:

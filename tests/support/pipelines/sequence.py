@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
-from injected import act, sign_in
+from injected import act, leave, sign_in
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
@@ -61,9 +61,11 @@ def pipeline(session: StreamSession, *arguments: str) -> None:
     options = parser.parse_args(arguments)
 
     counter = SeenCounter(options.faults, float(options.sleep_ms))
+    mark = session.conf.get("sequence.mark")
 
     def pass_through(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
+            leave(options.faults, mark)
             act(options.faults, "map")
             yield batch
 

@@ -116,12 +116,6 @@ async def plan(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
     return {"plan": shapes.plan(job_id, (await gateway.job_details(job_id)).graph)}
 
 
-@router.get("/{jobid}/config", responses=_ONE_JOB)
-async def config(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
-    """Configuration and its version (FLIP-530)."""
-    return shapes.job_config(await gateway.job_config(job_id))
-
-
 @router.get("/{jobid}/metrics", responses=_ONE_JOB)
 async def job_metrics(job_id: JobId, gateway: Gateway, names: MetricNames = None) -> list[dict[str, Any]]:
     """Names or values of metrics."""

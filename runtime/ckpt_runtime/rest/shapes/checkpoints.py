@@ -59,6 +59,8 @@ def checkpoint(stats: CheckpointStats, *, with_tasks: bool) -> Json:
     }
     if with_tasks:
         document["tasks"] = {key: _task(vertex, stats) for key, vertex in stats.vertices.items()}
+    if stats.timeout_extension:
+        document["timeout_extension"] = stats.timeout_extension
     if stats.status is CheckpointStatsStatus.COMPLETED:
         document |= {"external_path": stats.external_path, "discarded": stats.discarded}
     elif stats.status is CheckpointStatsStatus.FAILED:

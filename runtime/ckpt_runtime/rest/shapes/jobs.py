@@ -8,6 +8,7 @@ from typing import Any
 
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobGraph
+from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer
 from ckpt_runtime.jobmaster.gateway import (
     NOT_YET,
     ExceptionEntry,
@@ -279,6 +280,29 @@ def job_config(config: JobConfigInfo) -> Json:
         },
         "configuration": dict(config.configuration),
         "version": config.version,
+        "running-version": config.running_version,
+        "changes": [
+            {"version": note.version, "timestamp": note.timestamp_ms, "by": note.by, "options": list(note.options)}
+            for note in config.notes
+        ],
+    }
+
+
+def changed_config(answer: ConfigurationAnswer) -> Json:
+    """Answers changes of ``/jobs/:jobid/config`` (FLIP-530)."""
+    return {
+        "version": answer.version,
+        "restart": answer.needs_restart,
+        "dry-run": answer.dry_run,
+        "changes": {
+            change.key: {
+                "before": change.before,
+                "after": change.after,
+                "change": "restart" if change.needs_restart else "live",
+                "hidden-by-override": change.hidden_by,
+            }
+            for change in answer.changes
+        },
     }
 
 

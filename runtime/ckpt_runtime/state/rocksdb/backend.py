@@ -7,10 +7,8 @@ part. All calls but those on a snapshot come from the subtask's thread.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
-from pathlib import Path
+from functools import lru_cache
 
 import pyarrow as pa
 
@@ -21,7 +19,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     KeyedHandle,
 )
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.state_options import RocksDBOptions
+from ckpt_runtime.configuration.state_options import RocksDBOptions, rocksdb_metrics
 from ckpt_runtime.state.backend import BackendParameters
 from ckpt_runtime.state.canonical.reader import canonical_states
 from ckpt_runtime.state.errors import UnsupportedBackendError, schema_mismatch
@@ -43,6 +41,7 @@ from ckpt_runtime.state.rocksdb.dirty import CachedState
 from ckpt_runtime.state.rocksdb.key_filter import KeyFilter
 from ckpt_runtime.state.rocksdb.keyed_collections import StoredLists, StoredMaps
 from ckpt_runtime.state.rocksdb.keyed_states import StoredState, StoredTimers, StoredValues
+from ckpt_runtime.state.rocksdb.local_directory import LocalDirectory
 from ckpt_runtime.state.rocksdb.restore import restored_database
 from ckpt_runtime.state.rocksdb.row_runs import RunCodec
 from ckpt_runtime.state.rocksdb.snapshot import NAME, CanonicalSnapshot, EmptySnapshot, RocksDBSnapshot
@@ -63,9 +62,9 @@ MOST_PENDING = 4
 """Snapshots that wait for their writer before the subtask itself brings their entries to the database."""
 
 
-@cache
+@lru_cache(maxsize=1)
 def _memory(bytes_in_all: int, write_buffer_ratio: float) -> StoreMemory:
-    """One for all databases of a worker."""
+    """One for all databases of a worker; one of another configuration goes with its databases."""
     return StoreMemory(bytes_in_all, write_buffer_ratio)
 
 
@@ -88,7 +87,10 @@ class RocksDBKeyedStateBackend(TableBackend):
         self._memory = _memory(
             configuration.get(RocksDBOptions.MEMORY), configuration.get(RocksDBOptions.WRITE_BUFFER_RATIO)
         )
-        self._root = Path(parameters.make_directory())
+        self._threads = configuration.get(RocksDBOptions.TRANSFER_THREADS)
+        self._metrics = [name for name, option in rocksdb_metrics().items() if configuration.get(option)]
+        self._directory = LocalDirectory(configuration.get(RocksDBOptions.LOCAL_DIRECTORY), parameters.make_directory)
+        self._root = self._directory.path
         self._shared = SharedFiles()
         self._catalog = Catalog(self.uid)
         self._states: dict[str, StoredState | CachedAggregates | RowsState] = {}
@@ -98,7 +100,7 @@ class RocksDBKeyedStateBackend(TableBackend):
     def _database(self) -> Database:
         """Opened when it is needed first: a restore puts its files in place before."""
         if self._opened is None:
-            self._opened = Database(self._root, Store(self._root / "db", self._memory), self.key_groups)
+            self._opened = Database(self._directory, Store(self._root / "db", self._memory), self.key_groups)
         return self._opened
 
     def restore(self, handles: Sequence[KeyedHandle], reader: SnapshotReader, *, owned: bool) -> None:
@@ -113,8 +115,8 @@ class RocksDBKeyedStateBackend(TableBackend):
         if canonical:
             self._load(canonical, reader)
             return
-        restored = restored_database(self.uid, own, reader, self._root, self._memory, self.key_groups)
-        self._opened = Database(self._root, restored.store, self.key_groups)
+        restored = restored_database(self.uid, own, reader, self._root, self._memory, self.key_groups, self._threads)
+        self._opened = Database(self._directory, restored.store, self.key_groups)
         self._catalog = restored.catalog
         if owned:
             self._shared.restored(restored.tables)
@@ -221,7 +223,7 @@ class RocksDBKeyedStateBackend(TableBackend):
                 self.uid, moment, description, self.key_groups, self.max_parallelism, self._memory, tables
             )
         return RocksDBSnapshot(
-            moment, self._catalog.to_json(), self.key_groups, self._shared, checkpoint_id, properties
+            moment, self._catalog.to_json(), self.key_groups, self._shared, checkpoint_id, properties, self._threads
         )
 
     def notify_complete(self, checkpoint_id: int) -> None:
@@ -230,9 +232,14 @@ class RocksDBKeyedStateBackend(TableBackend):
     def notify_aborted(self, checkpoint_id: int) -> None:
         self._shared.aborted(checkpoint_id)
 
+    def metrics(self) -> dict[str, int]:
+        opened = self._opened
+        figures = {} if opened is None else {name: opened.figure(name) for name in self._metrics}
+        return {f"rocksdb.{name}": figure for name, figure in figures.items() if figure is not None}
+
     def close(self) -> None:
         self._states.clear()
         if self._opened is None:
-            shutil.rmtree(self._root, ignore_errors=True)
+            self._directory.remove()
         else:
             self._opened.left()

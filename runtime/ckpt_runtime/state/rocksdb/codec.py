@@ -42,7 +42,7 @@ _encode = msgspec.msgpack.Encoder().encode
 SPLIT = b"\xff\xff"
 """Where other entries have the id of a schema. No state has that many schemas."""
 _NUMBER, _PAIR = b"\xcf", b"\x92"
-_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _split_decoder = msgspec.msgpack.Decoder(tuple[_Count, _Count])
 
 

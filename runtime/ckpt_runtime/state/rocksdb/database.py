@@ -18,6 +18,7 @@ from pathlib import Path
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.rocksdb.codec import state_prefix
 from ckpt_runtime.state.rocksdb.dirty import FrozenDirty
+from ckpt_runtime.state.rocksdb.local_directory import LocalDirectory
 from ckpt_runtime.state.rocksdb.store import Store
 
 
@@ -70,10 +71,10 @@ class Moment:
 
 
 class Database:
-    """See the module. ``root`` is a directory of its own; the store lies in it and is this object's from here on."""
+    """See the module. The store lies in ``directory``; both are this object's from here on."""
 
-    def __init__(self, root: Path, store: Store, key_groups: KeyGroupRange) -> None:
-        self._root = root
+    def __init__(self, directory: LocalDirectory, store: Store, key_groups: KeyGroupRange) -> None:
+        self._directory = directory
         self._store = store
         self._key_groups = key_groups
         self._order = threading.Lock()
@@ -83,12 +84,13 @@ class Database:
         self._users_lock = threading.Lock()
         self.multi_get = store.multi_get
         self.scan = store.scan
+        self.figure = store.figure
 
     def freeze(self, parts: Sequence[FrozenDirty]) -> Moment:
         """The content at this moment, of which ``parts`` are what is not in the database yet. Does not wait."""
         with self._users_lock:
             self._users += 1
-        moment = Moment(self, parts, self._root / f"snapshot-{next(self._numbers)}")
+        moment = Moment(self, parts, self._directory.path / f"snapshot-{next(self._numbers)}")
         self._pending.append(moment)
         return moment
 
@@ -138,4 +140,4 @@ class Database:
             if self._users:
                 return
         self._store.close()
-        shutil.rmtree(self._root, ignore_errors=True)
+        self._directory.remove()

@@ -11,6 +11,7 @@ from heapq import merge
 from operator import itemgetter
 from typing import Any, TypeAlias
 
+from ckpt_runtime.state.errors import CorruptStateError
 from ckpt_runtime.state.rocksdb.codec import SPLIT, KeyCodec, Row, RowsCodec, Split, elements_of, state_prefix
 from ckpt_runtime.state.rocksdb.database import Database
 from ckpt_runtime.state.rocksdb.dirty import FrozenDirty
@@ -50,7 +51,7 @@ class ElementTable(EntryTable):
     """The elements of the same state."""
 
     def __init__(self, database: Database, state_id: int, keys: KeyCodec, rows: RowsCodec) -> None:
-        super().__init__(database, state_id, keys, rows, _same, _same)
+        super().__init__(database, state_id, keys, rows, _same, _some)
         self._at_hand: dict[Key, bytes] = {}
 
     def prefix_of(self, key: Key) -> bytes:
@@ -78,6 +79,12 @@ class ElementTable(EntryTable):
 
 
 def _same(rows: Any) -> Any:
+    return rows
+
+
+def _some(rows: list[Row]) -> list[Row]:
+    if not rows:
+        raise CorruptStateError("an element has no rows")
     return rows
 
 

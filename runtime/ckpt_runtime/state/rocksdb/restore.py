@@ -37,8 +37,9 @@ def restored_database(
     root: Path,
     memory: StoreMemory,
     owned: KeyGroupRange,
+    threads: int,
 ) -> Restored:
-    """The database in ``root / "db"`` with the key groups ``owned`` of all handles."""
+    """The database in ``root / "db"`` with the key groups ``owned`` of all handles, of ``threads`` files at a time."""
     parts = [handle for handle in handles if len(handle.key_groups.intersection(owned))]
     if not parts:
         return Restored(Store(root / "db", memory), Catalog(uid))
@@ -46,14 +47,15 @@ def restored_database(
     parts.sort(key=lambda part: (len(part.key_groups.intersection(owned)), _bytes(part)), reverse=True)
     largest = parts[0]
     catalog = Catalog.from_json(uid, largest.description)
-    fetch(largest, reader, root / "db")
+    fetch(largest, reader, root / "db", threads)
     restored = Restored(Store(root / "db", memory), catalog, tables_of(largest))
     try:
         theirs = largest.key_groups
         restored.store.delete_range(group_prefix(theirs.first), group_prefix(owned.first))
         restored.store.delete_range(group_prefix(owned.last + 1), group_prefix(theirs.last + 1))
         for number, part in enumerate(parts[1:]):
-            _add(uid, restored, part, reader, root / f"part-{number}", memory, owned)
+            fetch(part, reader, root / f"part-{number}", threads)
+            _add(uid, restored, part, root / f"part-{number}", memory, owned)
     except BaseException:
         restored.store.close()
         raise
@@ -68,13 +70,11 @@ def _add(
     uid: str,
     restored: Restored,
     part: IncrementalKeyedStateHandle,
-    reader: SnapshotReader,
     directory: Path,
     memory: StoreMemory,
     owned: KeyGroupRange,
 ) -> None:
     places = restored.catalog.merge(Catalog.from_json(uid, part.description))
-    fetch(part, reader, directory)
     with closing(Store(directory, memory)) as store:
         groups = part.key_groups.intersection(owned)
         restored.store.ingest(_entries(store, groups, places), directory / "entries")

@@ -17,7 +17,7 @@ from ckpt_runtime.state.canonical.writer import CanonicalWriter
 from ckpt_runtime.state.rocksdb.catalog import Catalog
 from ckpt_runtime.state.rocksdb.codec import state_prefix
 from ckpt_runtime.state.rocksdb.database import Moment
-from ckpt_runtime.state.rocksdb.local_files import is_kept, is_table
+from ckpt_runtime.state.rocksdb.local_files import at_once, is_kept, is_table
 from ckpt_runtime.state.rocksdb.store import Store, StoreMemory
 from ckpt_runtime.state.rocksdb.stored_form import NewTable, StoredForm, stored_form
 from ckpt_runtime.state.shared_files import SharedFiles
@@ -28,7 +28,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class RocksDBSnapshot:
-    """See the module. ``description`` is the catalog's, as of the moment."""
+    """See the module. ``description`` is the catalog's, as of the moment; ``threads`` files go at a time."""
 
     def __init__(
         self,
@@ -38,6 +38,7 @@ class RocksDBSnapshot:
         shared: SharedFiles,
         checkpoint_id: int,
         properties: CheckpointProperties,
+        threads: int,
     ) -> None:
         self._moment = moment
         self._description = description
@@ -45,17 +46,17 @@ class RocksDBSnapshot:
         self._shared = shared
         self._id = checkpoint_id
         self._properties = properties
+        self._threads = threads
 
     def write(self, files: SnapshotFiles) -> Sequence[KeyedHandle]:
         """Table files that the storage has already are referred to, or duplicated for a savepoint."""
         local = {path.name: path for path in self._moment.files() if is_kept(path.name)}
         tables = self._known(files, local.keys())
-        for name in local.keys() - tables.keys():
-            if is_table(name):
-                tables[name] = _copied(local[name], files.shared())
+        new = [name for name in sorted(local.keys() - tables.keys()) if is_table(name)]
+        tables |= at_once(self._threads, lambda name: _copied(local[name], files.shared()), new)
         if not self._properties.is_savepoint:
             self._shared.written(self._id, tables)
-        others = {name: _copied(local[name], files.private()) for name in local.keys() - tables.keys()}
+        others = {name: _copied(local[name], files.private()) for name in sorted(local.keys() - tables.keys())}
         return (IncrementalKeyedStateHandle(self._key_groups, NAME, tables | others, self._description),)
 
     def _known(self, files: SnapshotFiles, wanted: Set[str]) -> dict[str, StateFile]:

@@ -56,7 +56,7 @@ class SpilledRows:
         keys = [self._codec.count_key(self._first + place) for place in range(len(self._counts))]
         for place, found in enumerate(self._database.multi_get(keys)):
             if found is not None:
-                self._counts[place] = int.from_bytes(found[2:], "big")
+                self._counts[place] = self._codec.decode_count(found)
                 self._least[place] = _MIN
         self._rows = int(self._counts.sum())
 

@@ -144,6 +144,14 @@ class Store:
         """
         Checkpoint(self._database).create_checkpoint(str(directory))
 
+    def figure(self, name: str) -> int | None:
+        """What RocksDB says of the property ``rocksdb.<name>``; None when it has none, or is closed."""
+        try:
+            figure: int | None = self._database.property_int_value(f"rocksdb.{name}")
+        except Exception:  # rocksdict has no class of its own; it is being closed by another thread
+            return None
+        return figure
+
     def close(self) -> None:
         """Calls that come later raise; a scan that has begun goes on."""
         self._database.close()

@@ -8,7 +8,14 @@ import pytest
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.state_handles import ChannelStateSegment, ChannelStateStream, StateFile, SubtaskState
+from ckpt_runtime.checkpoint.state_handles import (
+    ChannelStateSegment,
+    ChannelStateStream,
+    IncrementalKeyedStateHandle,
+    OperatorSubtaskState,
+    StateFile,
+    SubtaskState,
+)
 from ckpt_runtime.checkpoint.statistics import (
     CheckpointMetrics,
     CheckpointStatsStatus,
@@ -17,6 +24,7 @@ from ckpt_runtime.checkpoint.statistics import (
     SubtaskStats,
 )
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+from ckpt_runtime.graph.key_groups import KeyGroupRange
 
 CHECKPOINT, SAVEPOINT = CheckpointType.CHECKPOINT, CheckpointType.SAVEPOINT
 
@@ -107,6 +115,22 @@ def test_one_of_an_earlier_leader_shows_its_in_flight_data():
     assert (stats.id, stats.checkpoint_type) == (3, CheckpointType.UNALIGNED_CHECKPOINT)
     assert (stats.persisted_data, stats.state_size) == (7, 17)
     assert [subtask.metrics.unaligned for subtask in stats.vertices["a"].subtasks] == [True, False]
+
+
+@pytest.mark.row("203.11")
+def test_one_of_an_earlier_leader_shows_whether_it_builds_upon_files_of_others():
+    vertex = VertexDescriptor("a", "A", ("a",), 1, 128)
+    groups = KeyGroupRange(0, 127)
+    files = {"1.sst": StateFile("/s/chk-3-x", 7, "crc:1"), "2.sst": StateFile("/s/chk-30-y", 5, "crc:1")}
+    own = dict(list(files.items())[:1])
+    for named, is_incremental, sizes in ((files, True, (7, 5)), (own, False, (7, 0))):
+        keyed = IncrementalKeyedStateHandle(groups, "rocksdb", named)
+        states = {("a", 0): SubtaskState({"a": OperatorSubtaskState((keyed,))}, sum(sizes))}
+        tracker = CheckpointStatsTracker()
+        tracker.report_recovered(CompletedCheckpoint(3, "job", 1, 2, "dir", CheckpointProperties(), (vertex,), states))
+        stats = tracker.snapshot().latest_completed
+        assert stats.is_incremental is is_incremental
+        assert (stats.checkpointed_size, stats.reused_size) == sizes
 
 
 def test_a_failed_checkpoint():

@@ -314,29 +314,6 @@ class TestSavepoints:
         assert driver.one(out.FailJob).reason is Reason.TASK_CHECKPOINT_FAILURE
         assert driver.one(out.FailJob).times == 0
 
-    def test_what_was_triggered_behind_a_stop_is_stored_behind_its_savepoint(self):
-        """All data may end while the savepoint is pending, which asks for a last checkpoint that may be faster."""
-        driver = Driver(max_concurrent=2).run()
-        driver.trigger("stop", SYNC_SAVEPOINT)
-        driver.trigger("behind")
-        driver.ack_all(2)
-        assert driver.of(out.WriteMetadata) == []
-        driver.ack_all(1)
-        assert driver.one(out.WriteMetadata).checkpoint.id == 1
-        driver.publish(1)
-        assert driver.one(out.WriteMetadata).checkpoint.id == 2
-        driver.publish(2)
-        assert driver.coordinator.latest_checkpoint is not None
-        assert driver.coordinator.latest_checkpoint.id == 2
-
-    def test_what_was_triggered_behind_a_stop_does_not_wait_for_a_savepoint_that_failed(self):
-        driver = Driver(max_concurrent=2, tolerable_failures=9).run()
-        driver.trigger("stop", SYNC_SAVEPOINT)
-        driver.trigger("behind")
-        driver.ack_all(2)
-        driver.step(on.Declined(1, driver.executions[0], Reason.TASK_CHECKPOINT_FAILURE))
-        assert driver.one(out.WriteMetadata).checkpoint.id == 2
-
     def test_a_savepoint_does_not_delay_the_publishing_of_a_checkpoint(self):
         driver = Driver(max_concurrent=2).run()
         driver.trigger("sp", SAVEPOINT)

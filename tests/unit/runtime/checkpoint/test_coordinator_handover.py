@@ -89,6 +89,22 @@ class TestLeftovers:
         driver.complete()
         assert not driver.of(out.RemoveFromStore)
 
+    def test_what_a_job_retains_at_its_end_is_no_leftover_however_late_it_is_found(self):
+        before = Driver().run()
+        before.trigger()
+        before.ack_all(1)
+        checkpoint = before.one(out.WriteMetadata).checkpoint
+        retention = CheckpointRetention.RETAIN_ON_CANCELLATION
+        driver = Driver(recovered=[RetainedCheckpoint(checkpoint)], retention=retention)
+        driver.step(on.RestoreRequested("x"))
+        driver.run()
+        driver.step(on.Shutdown("CANCELED"))
+        assert [removal.discards for removal in driver.of(out.RemoveFromStore)] == [None]
+        driver.step(on.LeftoversFound(((1, checkpoint.directory),)))
+        driver.step(on.StoreRemoved(1))
+        assert not [e for e in driver.trace if isinstance(e, out.DiscardLocation | out.DiscardCheckpoint)]
+        assert driver.of(out.ShutdownComplete)
+
     def test_those_of_earlier_drivers_are_sought_once(self):
         driver = self.started()
         driver.step(on.RestoreRequested("y"))
@@ -222,6 +238,18 @@ class TestLastCheckpoint:
         driver.step(on.PeriodicTriggerStarted())
         driver.fire(again)
         assert driver.of(out.InitializeLocation)
+
+    def test_sources_that_a_stop_has_ended_wait_for_its_savepoint_alone(self):
+        """In any other checkpoint they would count as finished, though they have rows left."""
+        driver = Driver().run()
+        driver.step(on.PeriodicTriggerStopped())
+        driver.trigger("stop", SYNC_SAVEPOINT)
+        self.at_end_of_data(driver)
+        assert not [e for e in driver.trace if isinstance(e, out.InitializeLocation) and e.checkpoint_id > 1]
+        for properties in (CheckpointProperties(), SAVEPOINT):
+            driver.step(on.TriggerRequested("user", properties, "sp"))
+            assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_COORDINATOR_SUSPEND
+            assert not driver.of(out.InitializeLocation)
 
     def test_one_that_failed_while_there_was_a_period_that_is_gone(self):
         driver = Driver(interval_ms=60_000).run()

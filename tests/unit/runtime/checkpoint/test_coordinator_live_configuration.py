@@ -11,7 +11,9 @@ from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointConfigurationError
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from tests.unit.runtime.checkpoint.checkpoint_driver import START_REL, Driver
+from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
+from ckpt_runtime.graph.job_graph import JobGraph
+from tests.unit.runtime.checkpoint.checkpoint_driver import START_REL, Driver, vertex
 
 PERIODIC, CANCELLER = on.TimerKind.PERIODIC, on.TimerKind.CANCELLER
 MINUTE = 60_000
@@ -84,6 +86,87 @@ class TestTimeout:
         patch(driver, after_ms=100, timeout_ms=450)
         assert driver.one(out.RequestFailed).request_id == "old"
         assert driver.one(out.ScheduleTimer).at_rel_ms == START_REL + 400 + 450
+
+
+@pytest.mark.row("571.9")
+class TestRescue:
+    """The policy that does by itself what a person does with a PATCH."""
+
+    def nearly_done(self, **settings: object) -> Driver:
+        """19 of 20 subtasks have acknowledged."""
+        graph = JobGraph("job", (vertex("source", 20, kind="source"),), ())
+        given = {"timeout_ms": 10 * MINUTE, "rescue_enabled": True, "tolerable_failures": 9}
+        driver = Driver(graph, **given | settings).run()
+        driver.trigger()
+        for execution in driver.executions[:19]:
+            driver.ack(1, execution)
+        return driver
+
+    def persisted(self, driver: Driver, size: int) -> None:
+        metrics = CheckpointMetrics(checkpointed_size=size)
+        driver.step(on.ProgressReported(1, driver.executions[-1], metrics))
+
+    def test_the_example_of_the_design_without_a_person(self):
+        """95 % done at ten minutes; completes two seconds later with all that was written for it."""
+        driver = self.nearly_done()
+        driver.fire(driver.timer(CANCELLER))
+        assert driver.one(out.ScheduleTimer).at_rel_ms == driver.now.rel_ms + MINUTE
+        pending = driver.coordinator.statistics().checkpoint(1)
+        assert pending.deadline_timestamp == pending.trigger_timestamp + 11 * MINUTE
+        driver.ack(1, driver.executions[-1], after_ms=2_000)
+        driver.publish(1)
+        assert driver.coordinator.latest_checkpoint.id == 1
+        assert not any(isinstance(effect, out.DiscardLocation) for effect in driver.trace)
+        done = driver.coordinator.statistics().checkpoint(1)
+        assert (done.timeout_extension, done.deadline_timestamp) == (MINUTE, None)
+
+    def test_it_is_off_by_default(self):
+        driver = self.nearly_done(rescue_enabled=CheckpointConfiguration().rescue_enabled)
+        driver.fire(driver.timer(CANCELLER))
+        assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_EXPIRED
+
+    @pytest.mark.parametrize(("least", "rescued"), [(95, True), (96, False)])
+    def test_what_is_not_nearly_done_expires(self, least: int, rescued: bool):
+        driver = self.nearly_done(rescue_min_progress=least)
+        driver.fire(driver.timer(CANCELLER))
+        assert bool(driver.of(out.ScheduleTimer)) is rescued
+        assert bool(driver.of(out.RequestFailed)) is not rescued
+
+    def test_without_progress_there_is_one_extension(self):
+        driver = self.nearly_done()
+        driver.fire(driver.timer(CANCELLER))
+        driver.fire(driver.timer(CANCELLER))
+        assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_EXPIRED
+        assert driver.coordinator.statistics().checkpoint(1).timeout_extension == MINUTE
+
+    def test_with_progress_there_are_as_many_as_the_cap_allows(self):
+        driver = self.nearly_done(rescue_max_extension_ms=150_000)
+        started = driver.now.rel_ms
+        ends = []
+        for size in (1, 2, 3):
+            self.persisted(driver, size)
+            driver.fire(driver.timer(CANCELLER))
+            ends.append(driver.one(out.ScheduleTimer).at_rel_ms - started - 10 * MINUTE)
+        assert ends == [MINUTE, 2 * MINUTE, 150_000]
+        self.persisted(driver, 4)
+        driver.fire(driver.timer(CANCELLER))
+        assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_EXPIRED
+        assert driver.coordinator.statistics().checkpoint(1).timeout_extension == 150_000
+
+    def test_a_timer_that_comes_after_the_cap_rescues_nothing(self):
+        driver = self.nearly_done()
+        timer = driver.timer(CANCELLER)
+        driver.step(on.TimerFired(timer.timer, timer.generation), after_ms=21 * MINUTE)
+        assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_EXPIRED
+
+    def test_a_person_goes_first(self):
+        """A shorter timeout that is past ends it at once; a longer one counts from the start as ever."""
+        driver = self.nearly_done()
+        driver.fire(driver.timer(CANCELLER))
+        patch(driver, timeout_ms=15 * MINUTE)
+        assert driver.one(out.ScheduleTimer).at_rel_ms == driver.now.rel_ms + 5 * MINUTE
+        patch(driver, timeout_ms=5 * MINUTE)
+        assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_EXPIRED
 
 
 @pytest.mark.row("571.4")

@@ -17,6 +17,7 @@ from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster.gateway import ExceptionEntry, JobStatus, RunRequest
+from ckpt_runtime.rest.handlers import health
 from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway
 
 JOB = "fa461ac280c9aa36bde4a060aa97618c"
@@ -66,6 +67,38 @@ def test_info(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[st
         assert part in out
     assert ckpt("--json", "info", JOB) == 0
     assert json.loads(capsys.readouterr().out)["checkpoints"]["counts"]["completed"] == 1
+
+
+@pytest.mark.row("571.9")
+def test_info_shows_how_far_pending_checkpoints_have_come(
+    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = gateway.jobs[JOB]
+    number = gateway.start_checkpoint(job)
+    for index in range(2):
+        metrics = CheckpointMetrics(checkpointed_size=1_536)
+        job.tracker.report_subtask(number, VERTICES[0], SubtaskStats(index, 5, 0, metrics, completed=not index))
+    job.tracker.report_extension(number, 60_000)
+    assert ckpt("info", JOB) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Pending:")]
+    for part in (f"{number} since", "1 of 6 subtasks", "3.0 KiB persisted", "expires at", "extended by 1 min 0 s"):
+        assert part in line
+
+
+def test_health(
+    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "now_ms", lambda: gateway.now)
+    job = gateway.jobs[JOB]
+    assert ckpt("health", JOB) == 0
+    out = capsys.readouterr().out
+    for part in ("Health:       DEGRADED", "cannot send for 70%", "State:        RUNNING", "none has ended"):
+        assert part in out
+    job.tracker.report_failed(gateway.start_checkpoint(job), gateway.now, "Checkpoint expired before completing.")
+    assert ckpt("--json", "health", JOB) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert (document["verdict"], document["checkpoints"]["success_rate"]) == ("UNHEALTHY", 0.0)
+    assert ckpt("health", UNKNOWN) == 4
 
 
 @pytest.mark.row("203.14")

@@ -69,7 +69,7 @@ def client(request: pytest.FixtureRequest, url: str, gateway: FakeGateway) -> Bo
 
 
 def test_both_clients_have_every_call_with_its_signature() -> None:
-    assert len(BUILDERS) == 34
+    assert len(BUILDERS) == 37
     for name, build in BUILDERS.items():
         for kind in (CkptClient, AsyncCkptClient):
             method = getattr(kind, name)
@@ -92,6 +92,7 @@ def test_reading(client: Both, gateway: FakeGateway) -> None:
     assert client.job_status(JOB) == "RUNNING"
     assert len(client.job_plan(JOB)["nodes"]) == 3
     assert client.job_config(JOB).version == 1
+    assert client.job_config(JOB).changes == ()
     assert client.job_metrics(JOB, ("uptime", "nosuch")) == {"uptime": "18652"}
     assert client.vertex_metrics(JOB, VERTICES[1], ("0.numRecordsIn",)) == {"0.numRecordsIn": "16012"}
     assert len(client.vertex_details(JOB, VERTICES[1]).subtasks) == 2

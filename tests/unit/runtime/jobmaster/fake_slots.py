@@ -20,6 +20,7 @@ from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubt
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
@@ -306,8 +307,8 @@ class World:
         return JobSubmission(
             job_id=JOB,
             graph=graph,
-            configuration=given,
-            given=given,
+            defaults=Configuration(),
+            own=OwnConfiguration(given),
             archive=self.archive,
             program_id="program",
             entry="module:pipeline",

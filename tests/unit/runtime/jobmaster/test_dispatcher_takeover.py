@@ -136,7 +136,8 @@ def test_it_goes_on_with_jobs_and_knows_their_requests_again(tmp_path: Path) -> 
 def test_ended_jobs_are_listed_and_what_is_left_of_them_is_cleaned_up(tmp_path: Path) -> None:
     async def test(session: Session) -> None:
         job = await session.crashed_job()
-        result = job.view.result_to_store(replace_end(job), job.checkpoint_config(), job.checkpoint_statistics())
+        plan = job._shell.core.accepted_plan
+        result = job.view.result_to_store(replace_end(job), plan, job.checkpoint_config(), job.checkpoint_statistics())
         session.store(1).results.create_dirty(JOB, result)
         job.suspend(fenced=True)
         dispatcher, store = session.dispatcher, session.store(2)

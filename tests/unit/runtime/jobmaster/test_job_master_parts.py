@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention
@@ -116,6 +117,8 @@ class TestCheckpointSettings:
         texts = {
             CheckpointingOptions.UNALIGNED.key: "true",
             CheckpointingOptions.INCREMENTAL.key: "true",
+            CheckpointingOptions.RESCUE_ENABLED.key: "true",
+            CheckpointingOptions.RESCUE_MIN_PROGRESS.key: "43",
             CheckpointingOptions.CHECKPOINTS_AFTER_TASKS_FINISH.key: "false",
             CheckpointingOptions.EXTERNALIZED_RETENTION.key: "NO_EXTERNALIZED_CHECKPOINTS",
         }
@@ -135,7 +138,7 @@ class TestCheckpointSettings:
         fields = {item.name for item in dataclasses.fields(CheckpointConfiguration)}
         assert fields - {item.field for item in CHECKPOINT_SETTINGS} == {"interval_during_backlog_ms"}
         live = {item.field for item in CHECKPOINT_SETTINGS if item.option.changeability is Changeability.LIVE}
-        assert live == {item.field for item in PATCHABLE.values()}
+        assert live == {item.field for item in PATCHABLE.values()} | {"retained", "retention"}
 
     def test_what_is_no_live_setting_cannot_be_overridden(self) -> None:
         assert not CheckpointOverrides(timeout_ms=None).given
@@ -257,6 +260,11 @@ class TestExecutions:
         assert graph.vertex_metrics(SOURCE)[0]["debloatedBufferSize"] == 4_096
         graph.measured([self.figures(200)])
         assert "debloatedBufferSize" not in graph.vertex_metrics(SOURCE)[0]
+
+    def test_what_state_backends_say_is_shown_by_operator(self, graph: ExecutionGraph) -> None:
+        name = "count.rocksdb.estimate-num-keys"
+        graph.measured([msgspec.structs.replace(self.figures(200), state={name: 7})])
+        assert graph.vertex_metrics(SOURCE)[0][name] == 7
 
     def test_two_heartbeats_in_one_millisecond_are_no_division_by_zero(self, graph: ExecutionGraph) -> None:
         graph.measured([self.figures(1)])

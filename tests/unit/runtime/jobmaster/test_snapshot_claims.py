@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
 from ckpt_runtime.checkpoint.state_handles import StateFile
+from ckpt_runtime.jobmaster.job_host import Pool, Result
+from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.jobmaster.snapshot_claims import JobClaims, OwnedElsewhereError, claim_snapshot
+from ckpt_runtime.jobmaster.storage_effects import StorageEffects
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.claims import Claimant, ClaimedError, read_claim
-from ckpt_runtime.storage.errors import InvalidLocationError
+from ckpt_runtime.storage.errors import InvalidLocationError, StorageError
 from ckpt_runtime.storage.state_file_writer import StateFileWriter
 from tests.support.snapshots import write_snapshot
 
@@ -162,3 +169,75 @@ def test_a_forged_snapshot_makes_nothing_elsewhere_deletable(jobs: Jobs, tmp_pat
         jobs.claim(forged, SECOND)
     assert jobs.owner(FIRST) is None
     assert not (tmp_path / "claim").exists()
+
+
+class AtOnce:
+    """A host that does everything when it is asked to; ``later`` has what is to be done again."""
+
+    def __init__(self) -> None:
+        self.later: list[Callable[[], None]] = []
+
+    def in_pool(self, pool: Pool, call: Callable[[], Any], answer: Callable[[Result[Any]], None]) -> None:
+        result = call()
+        answer(lambda: result)
+
+    def call_later(self, delay_ms: float, call: Callable[[], None]) -> None:
+        self.later.append(call)
+
+
+class FailingRecord(JobRecord):
+    """Cannot settle a disposal the first time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settled: list[int] = []
+        self.failures = 1
+
+    def settle(self, checkpoint_id: int) -> None:
+        self.failures -= 1
+        if self.failures >= 0:
+            raise StorageError("away", "ha")
+        self.settled.append(checkpoint_id)
+
+
+def effects(
+    jobs: Jobs, claims: JobClaims, host: AtOnce, told: list[Any], record: JobRecord, *retained: CompletedCheckpoint
+) -> StorageEffects:
+    """Of the second job under a driver that took it over."""
+    entries = [RetainedCheckpoint(checkpoint) for checkpoint in retained]
+    storage = jobs.storage(SECOND)
+    return StorageEffects(SECOND, storage, record, cast(Any, host), told.append, lambda: entries, range(3, 5), claims)
+
+
+@pytest.mark.row("203.6")
+def test_claimed_files_that_a_dead_driver_did_not_get_to_are_found_by_the_next(jobs: Jobs) -> None:
+    needed, unused, foreign = (jobs.shared_file(FIRST, 1) for _ in range(3))
+    jobs.checkpoint(FIRST, 1, foreign)
+    claimed = jobs.checkpoint(FIRST, 2, needed, unused)
+    claims = jobs.claim(claimed, SECOND)
+    own = jobs.checkpoint(SECOND, 3, needed)
+    discard(claimed)  # and there it died
+    host, told = AtOnce(), list[Any]()
+    shell = effects(jobs, claims, host, told, JobRecord(), own)
+    shell.execute(out.FindLeftovers())
+    (found,) = told
+    assert found.shared == (unused.path,)
+    shell.execute(out.DeleteSharedFiles(found.shared))
+    assert [is_there(file) for file in (needed, unused, foreign)] == [True, False, True]
+
+
+@pytest.mark.row("203.6")
+def test_a_disposal_that_was_done_and_not_recorded_is_done_again(jobs: Jobs) -> None:
+    """With the last claimed file the directory of the job that wrote it goes as well."""
+    claimed = jobs.checkpoint(FIRST, 2)
+    claims = jobs.claim(claimed, SECOND)
+    host, record = AtOnce(), FailingRecord()
+    disposal = open_snapshot(claimed.directory).disposal()
+    shell = effects(jobs, claims, host, [], record)
+    shell.dispose({2: disposal})
+    assert not jobs.root.joinpath(FIRST).exists()
+    assert record.settled == []
+    host.later.pop()()
+    assert record.settled == [2]
+    assert effects(jobs, claims, host, [], record).dispose({2: disposal}) is None
+    assert record.settled == [2, 2]

@@ -20,9 +20,15 @@ from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStatsSnapshot, CheckpointType, SubtaskStats
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+from ckpt_runtime.configuration.cluster_options import JobManagerOptions
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.differences import differences
+from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfiguration
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning, vertex_id_of
 from ckpt_runtime.jobmaster import gateway as g
+from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer, ConfigurationRequest, VersionConflict
+from ckpt_runtime.jobmaster.configuration_updates import changed_options, judge, wanted_configuration
 from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig, ExecutionState
 from ckpt_runtime.jobmaster.restore_preview import OperatorPreview, PlanPreview, RestorePreview
 from ckpt_runtime.network.control_messages import SubtaskMeasures
@@ -72,6 +78,11 @@ class FakeJob:
     update_in_progress: bool = False
     end: JobStatus | None = None
     polls_before_end: int = 1
+    changed: OwnConfiguration | None = None
+
+    @property
+    def own(self) -> OwnConfiguration:
+        return self.changed or OwnConfiguration(Configuration(self.request.configuration))
 
 
 def submitted_config(configuration: Mapping[str, str]) -> EffectiveCheckpointConfig:
@@ -98,6 +109,8 @@ class FakeGateway:
         self.rescale_failure: str | None = None
         self.triggered: Counter[str] = Counter()
         self.ready = True
+        self.allow_list: tuple[str, ...] = JobManagerOptions.DYNAMIC_CONFIGURATION_ALLOW_LIST.default
+        self.unexpected: Exception | None = None
         self.end_of_new_jobs: JobStatus | None = None
 
     def _check(self) -> None:
@@ -274,7 +287,29 @@ class FakeGateway:
 
     async def job_config(self, job_id: str) -> g.JobConfigInfo:
         job = self._job(job_id)
-        return g.JobConfigInfo(job_id, job.graph.name, "fixed-delay", PARALLELISM, job.request.configuration)
+        own = job.own
+        given = own.given.displayed()
+        return g.JobConfigInfo(
+            job_id, job.graph.name, "fixed-delay", PARALLELISM, given, own.version, own.version, own.notes
+        )
+
+    async def change_job_config(self, job_id: str, request: ConfigurationRequest) -> ConfigurationAnswer:
+        """Judges as in production, and plans nothing."""
+        job = self._updatable(job_id)
+        if self.unexpected is not None:
+            raise self.unexpected
+        present = job.own
+        wanted = wanted_configuration(present.given, request)
+        changes = differences(present.given, wanted)
+        if not changes:
+            return ConfigurationAnswer(present.version, dry_run=request.dry_run)
+        if request.version not in (None, present.version):
+            raise VersionConflict(job_id, request.version, present.version)
+        judge(changes, self.allow_list)
+        note = ChangeNote(present.version + 1, 1_700_000_000_000, request.by, tuple(change.key for change in changes))
+        if not request.dry_run:
+            job.changed = present.changed(wanted, note)
+        return ConfigurationAnswer(note.version, changed_options(changes, job.overrides), request.dry_run)
 
     async def job_metrics(self, job_id: str) -> Mapping[str, str]:
         completed = self._job(job_id).tracker.snapshot().counts.completed

@@ -6,10 +6,12 @@ from base64 import b64decode
 from dataclasses import fields, replace
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointType, SubtaskStats
 from ckpt_runtime.jobmaster.gateway import ExecutionState, JobStatus, SubtaskDetails
 from ckpt_runtime.network.control_messages import SubtaskMeasures
+from ckpt_runtime.rest.handlers import health
 from ckpt_runtime.rest.serialized_throwable import serialized_throwable
 from ckpt_runtime.rest.shapes import jobs, metrics
 from tests.unit.runtime.rest.conftest import JOB, Send
@@ -36,8 +38,30 @@ def test_a_pending_checkpoint_shows_who_has_acknowledged_and_its_deadline(send: 
     (pending,) = send("GET", f"/jobs/{JOB}/checkpoints").json()["history"]
     assert (pending["num_subtasks"], pending["num_acknowledged_subtasks"]) == (6, 0)
     assert pending["deadline_timestamp"] == gateway.now + 600_000
+    assert "timeout_extension" not in pending
+    gateway.jobs[JOB].tracker.report_extension(checkpoint_id, 7_000)
+    assert send("GET", f"/jobs/{JOB}/checkpoints").json()["history"][0]["timeout_extension"] == 7_000
     subtasks = send("GET", f"/jobs/{JOB}/checkpoints/details/{checkpoint_id}/subtasks/{VERTICES[0]}").json()
     assert [item["status"] for item in subtasks["subtasks"]] == ["pending_or_failed"] * 2
+
+
+def test_metrics_are_what_prometheus_reads(send: Send, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "now_ms", lambda: gateway.now)
+    gateway.complete_checkpoint(gateway.jobs[JOB])
+    answer = send("GET", "/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    values = {
+        (sample.name, sample.labels.get("verdict")): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+        if sample.labels.get("job_id") in (JOB, None)
+    }
+    assert values["flink_jobmanager_job_numberOfCompletedCheckpoints", None] == 1
+    assert values["flink_jobmanager_taskSlotsTotal", None] == 8
+    assert values["ckpt_job_checkpointSuccessRate", None] == 1
+    assert values["ckpt_job_backpressure", None] == 0.7
+    assert [values["ckpt_job_health", verdict] for verdict in ("HEALTHY", "DEGRADED", "UNHEALTHY")] == [0, 1, 0]
+    assert not any("lastCheckpointExternalPath" in name for name, _ in values)
 
 
 @pytest.mark.row("76.1")

@@ -20,15 +20,17 @@ from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.own_configuration import ChangeNote
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler import job_events as job_on
 from ckpt_runtime.scheduler.core_events import ChangeAnswered, ChangeOutcome
-from ckpt_runtime.scheduler.job_core import JobCore, JobPlan
+from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_machine import JobMachine, UnexpectedJobEventError
+from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
-from ckpt_runtime.scheduler.replacement import ParallelismBounds, ReplacementRefusedError, subtasks_of
+from ckpt_runtime.scheduler.replacement import ParallelismBounds, subtasks_of
 from ckpt_runtime.scheduler.restart_strategies import FixedDelay, NoRestart, RestartStrategy
 
 CAUSE = job_on.FailureInfo("ValueError", "boom")
@@ -302,34 +304,178 @@ class TestPatch:
 
 
 @pytest.mark.row("530.6")
-class TestReplacement:
-    def test_what_is_refused_changes_nothing(self):
+def configured(job: Job, *, restarts: bool = True, strategy: Any = None, graph: Any = None, **settings: Any) -> Any:
+    """A request that was made of what is in force."""
+    base = job.core.accepted_plan
+    version = base.own.version + 1
+    given = Configuration({"my.version": str(version)})
+    own = base.own.changed(given, ChangeNote(version, 7, "somebody", ("my.version",)))
+    changed = replace(base.settings, **settings)
+    plan = replace(base, graph=graph or replace(base.graph), configuration=given, settings=changed, own=own)
+    return core.ConfigurationRequested(f"c{version}", plan, base, restarts, strategy)
+
+
+def versions(job: Job) -> tuple[int, int]:
+    """Accepted, and what the tasks run with."""
+    return job.core.accepted_plan.own.version, job.core.plan.own.version
+
+
+@pytest.mark.row("530.5")
+class TestConfiguration:
+    def outcome(self, job: Job) -> ChangeOutcome:
+        return job.one(ChangeAnswered).outcome
+
+    def test_stored_then_in_force_then_restarted_in_place(self):
+        job = Job(NoRestart()).run()
+        request = configured(job, timeout_ms=900)
+        assert job.step(request) == [core.StorePlan("c2", request.plan.graph, request.plan.own, 0)]
+        assert versions(job) == (1, 1)
+        assert job.core.coordinator.configuration.timeout_ms == 500
+        job.step(core.PlanStored("c2"))
+        assert self.outcome(job) is ChangeOutcome.APPLIED
+        assert versions(job) == (2, 1)
+        assert job.core.coordinator.configuration.timeout_ms == 900
+        assert job.machine.state is JobState.CLEARING
+        job.each(job_on.TaskCanceled)
+        assert job.last[-1] == job_out.AcquireSlots(1)
+        job.step(job_on.SlotsAcquired(1))
+        job.step(core.AttemptRecorded(1))
+        order = job.one(core.DeployTasks)
+        assert (order.graph, order.configuration) == (request.plan.graph, request.plan.configuration)
+        assert versions(job) == (2, 2)
+
+    def test_the_restart_uses_up_no_budget(self):
+        job = Job(FixedDelay(1, 0)).run()
+        for _ in range(3):
+            job.step(configured(job))
+            job.step(core.PlanStored(f"c{versions(job)[0] + 1}"))
+            job.each(job_on.TaskCanceled).again()
+        assert versions(job) == (4, 4)
+        job.each(job_on.TaskFailed, CAUSE).again()
+        assert job.machine.state is JobState.RUNNING
+
+    @pytest.mark.row("530.8")
+    def test_what_needs_no_restart_is_in_force_at_once(self):
+        job = Job().run()
+        job.step(configured(job, restarts=False, timeout_ms=900))
+        job.step(core.PlanStored("c2"))
+        assert self.outcome(job) is ChangeOutcome.APPLIED
+        assert job.core.coordinator.configuration.timeout_ms == 900
+        assert (job.machine.state, versions(job)) == (JobState.RUNNING, (2, 2))
+
+    @pytest.mark.row("530.2")
+    def test_of_two_requests_for_one_version_the_later_is_refused(self):
+        job = Job().run()
+        first, second = configured(job), configured(job, timeout_ms=900)
+        job.step(first)
+        job.step(second)
+        assert self.outcome(job) is ChangeOutcome.BUSY
+        job.step(core.PlanStored("c2"))
+        job.each(job_on.TaskCanceled).again()
+        job.step(second)
+        assert self.outcome(job) is ChangeOutcome.STALE
+        assert job.core.coordinator.configuration.timeout_ms == 500
+
+    @pytest.mark.row("530.9")
+    def test_overrides_and_configuration_change_one_after_the_other(self):
         job = Job().run()
         job.step(core.PatchRequested("p", None))
-        with pytest.raises(ReplacementRefusedError, match="being changed"):
-            job.step(core.ConfigurationReplaced(Configuration({}), SETTINGS))
-        assert job.core.configuration is PLAIN
-        assert job.machine.state is JobState.RUNNING
-        assert job.step(job_on.TaskRunning(job.task(0))) == []
+        job.step(configured(job))
+        assert self.outcome(job) is ChangeOutcome.BUSY
+        job.step(core.OverridesStored("p", None))
+        job.step(configured(job))
+        job.step(core.PatchRequested("p", None))
+        assert self.outcome(job) is ChangeOutcome.BUSY
+        job.step(core.RescaleRequested("r", {"v": ParallelismBounds(1, 1)}))
+        assert self.outcome(job) is ChangeOutcome.BUSY
 
-    def test_settings_hold_at_once_and_overrides_over_them(self):
+    @pytest.mark.row("530.9")
+    def test_overrides_stay_over_it_and_delete_returns_to_it(self):
         job = Job(overrides=CheckpointOverrides(timeout_ms=77)).run()
-        configuration = Configuration({})
-        job.step(core.ConfigurationReplaced(configuration, replace(SETTINGS, interval_ms=50, timeout_ms=9_000)))
+        job.step(configured(job, restarts=False, interval_ms=50, timeout_ms=9_000))
+        job.step(core.PlanStored("c2"))
         effective = job.core.coordinator.configuration
         assert (effective.interval_ms, effective.timeout_ms) == (50, 77)
-        assert job.machine.state is JobState.CLEARING
-        job.each(job_on.TaskCanceled).again()
-        assert job.core.configuration is configuration
+        job.step(core.PatchRequested("p", None))
+        job.step(core.OverridesStored("p", None))
+        effective = job.core.coordinator.configuration
+        assert (effective.interval_ms, effective.timeout_ms) == (50, 9_000)
 
     def test_checkpoints_that_fail_by_new_settings_fail_the_job_before_it_restarts_for_them(self):
         job = Job(NoRestart()).run()
         job.step(on.TimerFired(TimerId(TimerKind.PERIODIC), 1), after_ms=1_000)
         number = job.one(out.InitializeLocation).checkpoint_id
         job.step(on.LocationReady(number, "chk-1"), after_ms=100)
-        job.step(core.ConfigurationReplaced(Configuration({}), replace(SETTINGS, timeout_ms=50)))
+        job.step(configured(job, timeout_ms=50))
+        job.step(core.PlanStored("c2"))
         assert job.machine.state is JobState.FAILING
 
+    @pytest.mark.row("530.10")
+    def test_a_restart_waits_for_a_savepoint_that_a_user_asked_for(self):
+        job = Job(interval_ms=None).run()
+        job.step(on.TriggerRequested("s", CheckpointProperties(CheckpointType.SAVEPOINT), "/savepoints"))
+        number = job.one(out.InitializeLocation).checkpoint_id
+        job.step(configured(job))
+        job.step(core.PlanStored("c2"))
+        assert self.outcome(job) is ChangeOutcome.APPLIED
+        assert (job.machine.state, versions(job)) == (JobState.RUNNING, (2, 1))
+        job.step(on.LocationFailed(number, "no directory"))
+        assert out.RequestFailed in job.kinds()
+        assert job.machine.state is JobState.CLEARING
+
+    def test_a_failure_while_it_waits_deploys_it(self):
+        job = Job(FixedDelay(3, 0), interval_ms=None).run()
+        job.step(on.TriggerRequested("s", CheckpointProperties(CheckpointType.SAVEPOINT), "/savepoints"))
+        job.step(configured(job))
+        job.step(core.PlanStored("c2"))
+        job.each(job_on.TaskFailed, CAUSE).again()
+        assert (job.machine.state, versions(job)) == (JobState.RUNNING, (2, 2))
+
+    @pytest.mark.row("530.11")
+    def test_another_parallelism_is_a_live_rescale(self):
+        job = Job().run()
+        job.step(configured(job, graph=graph_of(3)))
+        assert job.last == [core.ReserveSlots("c2", 3, 3)]
+        job.step(core.SlotsNotReserved("c2", "none is free"))
+        assert self.outcome(job) is ChangeOutcome.NOT_STORED
+        assert job.one(ChangeAnswered).message == "The job keeps its configuration: none is free"
+        assert versions(job) == (1, 1)
+
+    def test_a_live_change_beside_one_that_waits_for_its_restart(self):
+        job = Job(interval_ms=None).run()
+        job.step(on.TriggerRequested("s", CheckpointProperties(CheckpointType.SAVEPOINT), "/savepoints"))
+        number = job.one(out.InitializeLocation).checkpoint_id
+        job.step(configured(job))
+        job.step(core.PlanStored("c2"))
+        job.step(configured(job, restarts=False, timeout_ms=900))
+        job.step(core.PlanStored("c3"))
+        assert versions(job) == (3, 1)
+        assert job.core.coordinator.configuration.timeout_ms == 900
+        job.step(on.LocationFailed(number, "no directory"))
+        job.each(job_on.TaskCanceled).again()
+        assert versions(job) == (3, 3)
+
+    @pytest.mark.row("530.6")
+    def test_another_strategy_takes_over_the_state_of_the_old_one(self):
+        job = Job(FixedDelay(5, 0)).run()
+        for _ in range(2):
+            job.each(job_on.TaskFailed, CAUSE).again()
+        job.step(configured(job, restarts=False, strategy=FixedDelay(2, 0)))
+        job.step(core.PlanStored("c2"))
+        job.each(job_on.TaskFailed, CAUSE)
+        assert job.one(core.StoreResult).ended.status is JobStatus.FAILED
+
+    def test_what_is_not_stored_is_not_in_force(self):
+        job = Job().run()
+        job.step(configured(job, timeout_ms=900))
+        job.step(core.ChangeNotStored("c2", "disk full"))
+        assert self.outcome(job) is ChangeOutcome.NOT_STORED
+        assert versions(job) == (1, 1)
+        assert job.core.coordinator.configuration.timeout_ms == 500
+        assert job.machine.state is JobState.RUNNING
+
+
+class TestReplacement:
     def test_another_strategy_goes_on_with_what_was_used_up(self):
         job = Job(FixedDelay(5, 0)).run()
         for _ in range(2):
@@ -423,7 +569,7 @@ INPUTS: tuple[Any, ...] = (
     on.LeftoversFound(()),
     core.PatchRequested("p", CheckpointOverrides(timeout_ms=77)),
     core.RescaleRequested("r", {"v": ParallelismBounds(1, 1)}),
-    core.ConfigurationReplaced(PLAIN, SETTINGS),
+    configured(Job()),
     core.LeadershipLost(),
     core.AttemptRecorded(0),
     core.AttemptNotRecorded(0, CAUSE),
@@ -431,7 +577,7 @@ INPUTS: tuple[Any, ...] = (
     core.OverridesRefused("p", "m"),
     core.SlotsReserved("r", 1),
     core.SlotsNotReserved("r", "m"),
-    core.GraphStored("r"),
+    core.PlanStored("r"),
     core.ChangeNotStored("p", "m"),
     core.ChangeUnknown("p", "m"),
     core.ResultStored(),
@@ -481,7 +627,7 @@ def test_state_and_input(state: JobState, event: Any) -> None:
     assert job.machine.state is state
     try:
         job.step(event)
-    except (UnexpectedJobEventError, UnexpectedEventError, ReplacementRefusedError):
+    except (UnexpectedJobEventError, UnexpectedEventError):
         assert job.machine.state is state or isinstance(event, INNER)
         return
     assert set(job.kinds()) <= set(get_args(core.JobOutput))

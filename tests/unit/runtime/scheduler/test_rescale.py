@@ -20,8 +20,9 @@ from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler import job_events as job_on
 from ckpt_runtime.scheduler.core_events import ChangeOutcome
 from ckpt_runtime.scheduler.durable_change import MAX_ATTEMPTS
-from ckpt_runtime.scheduler.job_core import JobCore, JobPlan
+from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_machine import JobMachine
+from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.job_status import JobState
 from ckpt_runtime.scheduler.replacement import ParallelismBounds, subtasks_of
 from ckpt_runtime.scheduler.restart_strategies import FixedDelay
@@ -97,10 +98,10 @@ def test_slots_first_then_a_checkpoint_then_stored_then_deployed() -> None:
     job.step(core.SlotsReserved("r", 4))
     assert out.InitializeLocation in job.kinds()
     job.complete_checkpoint()
-    (order,) = [output for output in job.last if isinstance(output, core.StoreGraph)]
+    (order,) = [output for output in job.last if isinstance(output, core.StorePlan)]
     assert (order.graph.slots, order.attempt) == (4, 0)
     assert (job.machine.state, job.parallelism) == (JobState.RUNNING, (2, 4))
-    job.step(core.GraphStored("r"))
+    job.step(core.PlanStored("r"))
     assert job.answer.outcome is ChangeOutcome.APPLIED
     assert job_out.CancelTasks in job.kinds()
     assert core.ReleaseReserve not in job.kinds()
@@ -125,7 +126,7 @@ def test_fewer_slots_than_wanted_within_the_bounds() -> None:
     job = Job().ask(1, 8)
     assert job.last == [core.ReserveSlots("r", 8, 1)]
     job.step(core.SlotsReserved("r", 3)).complete_checkpoint()
-    job.step(core.GraphStored("r")).each(job_on.TaskCanceled).deploy()
+    job.step(core.PlanStored("r")).each(job_on.TaskCanceled).deploy()
     assert job.parallelism == (3, 3)
 
 
@@ -218,7 +219,7 @@ class TestWhileItIsStored:
     def test_a_failure_restarts_the_job_as_it_was_and_then_it_is_rescaled(self) -> None:
         job = Job().to_storing().step(job_on.JobFailed(CAUSE)).each(job_on.TaskCanceled)
         assert core.ReleaseReserve not in job.kinds()
-        job.step(core.GraphStored("r"))
+        job.step(core.PlanStored("r"))
         assert job.answer.outcome is ChangeOutcome.APPLIED
         assert job.machine.state is JobState.BACKING_OFF
         job.now = job.now.plus(200)
@@ -228,7 +229,7 @@ class TestWhileItIsStored:
     def test_a_stop_that_fails_leaves_the_job_rescaled(self) -> None:
         job = Job().to_storing().step(job_on.StopRequested("stop"))
         number = next(output.checkpoint_id for output in job.last if isinstance(output, out.InitializeLocation))
-        job.step(core.GraphStored("r"))
+        job.step(core.PlanStored("r"))
         assert job.machine.state is JobState.STOPPING
         job.step(on.LocationFailed(number, "no directory"))
         assert job_out.StopFailed in job.kinds()
@@ -240,15 +241,15 @@ class TestWhileItIsStored:
         job = Job().to_storing()
         for attempt in range(1, MAX_ATTEMPTS):
             job.step(core.ChangeUnknown("r", "?"))
-            assert [type(output) for output in job.last] == [core.StoreGraph]
+            assert [type(output) for output in job.last] == [core.StorePlan]
             assert job.last[0].attempt == attempt
         job.step(core.ChangeNotStored("r", "!"))
         assert job.answer.outcome is ChangeOutcome.UNKNOWN
-        assert core.SettleGraph in job.kinds()
+        assert core.SettlePlan in job.kinds()
         assert job.ask(3, name="other").answer.outcome is ChangeOutcome.BUSY
         job.step(core.ChangeUnknown("r", "?"))
-        assert [type(output) for output in job.last] == [core.SettleGraph]
-        job.step(core.GraphStored("r"))
+        assert [type(output) for output in job.last] == [core.SettlePlan]
+        job.step(core.PlanStored("r"))
         assert job.machine.state is JobState.CLEARING
         assert core.ChangeAnswered not in job.kinds()
 
@@ -257,7 +258,7 @@ class TestWhileItIsStored:
         for _ in range(MAX_ATTEMPTS):
             job.step(core.ChangeUnknown("r", "?"))
         job.step(core.ChangeNotStored("r", "away"))
-        assert [type(output) for output in job.last] == [core.SettleGraph]
+        assert [type(output) for output in job.last] == [core.SettlePlan]
         job.step(core.ChangeNotStored("r", "it was not stored", final=True))
         assert job.kinds() == [core.RecordFailure, core.ReleaseReserve]
         assert job.parallelism == (2, 2)
@@ -270,12 +271,12 @@ class TestWhileItIsStored:
     def test_another_driver_leads(self) -> None:
         job = Job().to_storing().step(core.LeadershipLost())
         assert job.answer.outcome is ChangeOutcome.UNKNOWN
-        assert job.step(core.GraphStored("r")).last == []
+        assert job.step(core.PlanStored("r")).last == []
         assert job.parallelism == (2, 2)
 
     def test_the_end_of_the_job_is_told_once_it_is_stored(self) -> None:
         job = Job().to_storing().each(job_on.TaskFinished)
-        job.step(core.GraphStored("r"))
+        job.step(core.PlanStored("r"))
         assert core.ChangeAnswered not in job.kinds()
         job.step(core.ResultStored())
         assert job.answer.outcome is ChangeOutcome.JOB_ENDED
@@ -285,8 +286,8 @@ def test_a_job_that_does_not_run_is_rescaled_without_slots_or_checkpoint() -> No
     job = Job().each(job_on.TaskFailed, CAUSE)
     assert job.machine.state is JobState.BACKING_OFF
     job.ask(1)
-    assert job.kinds() == [core.StoreGraph]
-    job.step(core.GraphStored("r"))
+    assert job.kinds() == [core.StorePlan]
+    job.step(core.PlanStored("r"))
     assert job.answer.outcome is ChangeOutcome.APPLIED
     job.now = job.now.plus(200)
     job.step(job_on.RestartTimerFired(1)).deploy()

@@ -9,7 +9,6 @@ from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.core_events import ChangeAnswered, ChangeOutcome
 from ckpt_runtime.scheduler.durable_change import MAX_ATTEMPTS, OUTCOME_UNKNOWN
-from ckpt_runtime.scheduler.replacement import ReplacementRefusedError
 from ckpt_runtime.scheduler.settings_update import SettingsUpdate
 
 SETTINGS = CheckpointConfiguration()
@@ -31,13 +30,12 @@ def test_stored_and_applied(update: SettingsUpdate) -> None:
     assert update.stored(core.OverridesStored("a", STORED)) == [ChangeAnswered("a", ChangeOutcome.APPLIED)]
     assert update.overrides == CHANGE
     assert not update.concerns("a")
-    update.check_idle()
+    assert not update.is_busy
 
 
 def test_one_at_a_time(update: SettingsUpdate) -> None:
     assert update.requested(core.PatchRequested("b", None), SETTINGS) == [ChangeAnswered("b", ChangeOutcome.BUSY)]
-    with pytest.raises(ReplacementRefusedError):
-        update.check_idle()
+    assert update.is_busy
 
 
 @pytest.mark.parametrize(
@@ -81,13 +79,13 @@ def test_one_that_stays_unknown_is_said_to_be_and_then_settled_for_nobody(update
     assert update.requested(core.PatchRequested("b", None), SETTINGS) == [ChangeAnswered("b", ChangeOutcome.BUSY)]
     assert update.stored(core.OverridesStored("a", STORED)) == []
     assert update.overrides == CHANGE
-    update.check_idle()
+    assert not update.is_busy
 
 
 def test_a_job_that_is_stored_no_more_ends_the_search(update: SettingsUpdate) -> None:
     stay_unknown(update)
     assert update.answered(core.ChangeNotStored("a", "gone", final=True)) == []
-    update.check_idle()
+    assert not update.is_busy
 
 
 def test_another_driver_leads(update: SettingsUpdate) -> None:

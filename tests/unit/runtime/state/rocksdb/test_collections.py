@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.state.errors import CorruptStateError
 from ckpt_runtime.state.rocksdb import keyed_collections
-from ckpt_runtime.state.rocksdb.codec import Split
+from ckpt_runtime.state.rocksdb.codec import SPLIT, KeyCodec, RowsCodec, Split, number_tail
+from ckpt_runtime.state.rocksdb.database import Database
+from ckpt_runtime.state.rocksdb.elements import ElementTable
 from ckpt_runtime.state.states import TimeToLive
 from tests.unit.runtime.state.conftest import Snapshots
 
@@ -102,3 +106,28 @@ def test_long_lists_and_large_maps_that_have_ended_leave_the_database(rocksdb: S
         found = dict(values.stored_entries())
         assert found == ({(1,): [(*number, 1150) for number in left]} if left else {})
         assert len(dict(entries.stored_entries()).get((1,), ())) == len(left)
+
+
+def test_damaged_elements_are_errors() -> None:
+    for encoded in (
+        SPLIT,
+        SPLIT + b"\x92\x01",
+        SPLIT + b"\x92\x01\xff",
+        SPLIT + b"\x91\x01",
+        Split(1, 1 << 62).encode(),
+    ):
+        with pytest.raises(CorruptStateError):
+            Split.decode(encoded)
+    assert Split.decode(Split(3, 4).encode()) == (3, 4)
+    keys = KeyCodec(KEY, KeyGroupRange(0, 127), 128)
+    (key,) = keys.encode(7, [(5,)])
+    assert keys.decode_element(key) == ((5,), b"")
+    assert keys.decode_element(key + number_tail(9)) == ((5,), number_tail(9))
+    for damaged in (key[:-1], key + b"\xcf", key + number_tail(9) + b"\1"):
+        with pytest.raises(CorruptStateError):
+            keys.decode_element(damaged)
+    rows = RowsCodec({0: ONE}, 0, lambda: None)
+    table = ElementTable(cast(Database, None), 7, keys, rows)
+    assert table.from_bytes(rows.encode([(1,)])) == [(1,)]
+    with pytest.raises(CorruptStateError, match="no rows"):
+        table.from_bytes(rows.encode([]))

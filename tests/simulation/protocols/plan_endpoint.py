@@ -1,22 +1,33 @@
-"""Rescales in the simulation: asks for them, has the slots and the stored graph that they need, and checks each step.
+"""Changes of a job's plan in the simulation, of its parallelism and of its configuration.
 
-What is checked is written from the rules alone: slots first, then a fresh checkpoint, then stored, then deployed; what
-is stored is old or new; what was reserved is given back; each request is answered once, with the truth.
+Asks for them, has the slots and the stored plan that they need, and checks each step.
+
+What is checked is written from the rules alone: for another parallelism slots first, then a fresh checkpoint; then
+stored, then deployed; what is stored is old or new; what was reserved is given back; each request is answered once,
+with the truth. A configuration that was made of one that is not in force any more is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
+from ckpt_runtime.checkpoint.coordinator import CoordinatorState
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.graph.job_graph import JobGraph, Partitioning
+from ckpt_runtime.jobmaster.job_record import with_plan
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.core_events import ChangeOutcome
 from ckpt_runtime.scheduler.job_status import JobState
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
+from ckpt_runtime.storage.job_store import StoredJob
 from tests.simulation.protocols.driver_storage import Outcome
+from tests.simulation.protocols.observed import ObservedStrategy
+from tests.simulation.protocols.scenario import STRATEGIES, other_settings
 from tests.simulation.schedules.violation import Violation
 
 if TYPE_CHECKING:
@@ -24,6 +35,8 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 _PAUSE_MS = 15
+_ENDING = (CoordinatorState.CLOSING, CoordinatorState.CLOSED)
+_STRATEGIES = ("exponential",) * 5 + ("fixed", "rate", "none")
 _SETTLED = (ChangeOutcome.APPLIED, ChangeOutcome.NOT_STORED)
 
 
@@ -63,18 +76,28 @@ def possible(graph: JobGraph, bounds: Mapping[str, ParallelismBounds]) -> bool:
     )
 
 
-class RescaleEndpoint:
+def _given(document: StoredJob) -> Configuration:
+    return Configuration(document.configuration).without("$internal.")
+
+
+class PlanEndpoint:
     """Of one driver. ``shape`` is that of the graph which the driver has to deploy next."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._world = driver.world
         self.shape = shape(driver.world.ha.graph)
+        self.savepoints: set[str] = set()
+        """Requests of users that a redeployment waits for."""
+        self._graph = driver.world.ha.graph
         self._wish: str | None = None
+        self._configuring: core.ConfigurationRequested | None = None
+        self._needed = self._deployed = 0
+        self._before = JobState.INITIALIZING, 0
         self._answered = True
         self._reserved: int | None = None
         self._pointers: frozenset[int] | None = None
-        self._wanted: Shape | None = None
+        self._wanted: tuple[Shape, int] | None = None
         self._asked = 0
         self._answers: list[ChangeOutcome] = []
 
@@ -82,18 +105,35 @@ class RescaleEndpoint:
     def is_settled(self) -> bool:
         return self._wish is None
 
-    def ask(self, value: Random) -> None:
-        """A user's request, now. Who asks when the job has ended and that is not stored yet, waits for that."""
+    @property
+    def is_configuring(self) -> bool:
+        """Whether settings are part of what is being changed."""
+        return self._wish is not None and self._configuring is not None
+
+    def ask(self, kind: str, value: Random) -> None:
+        """A user's request."""
+        if kind == "rescale":
+            self._rescale(value)
+        else:
+            self._plan_configuration(kind, value)
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether a running deployment is to end when a savepoint has."""
+        return self._driver.machine.state is JobState.RUNNING and self._deployed != self._needed
+
+    def _rescale(self, value: Random) -> None:
+        """Now. Who asks when the job has ended and that is not stored yet, waits for that."""
         driver = self._driver
         if driver.machine.state.is_terminal:
             return
         bounds = random_bounds(driver.core.graph, value)
         self._asked += 1
         name = f"rescale-{driver.epoch}-{self._asked}"
-        state, before, busy = driver.machine.state, driver.plan.seen(), self._wish is not None
+        state, before, busy = driver.machine.state, driver.plan.seen(), self._wish is not None or self._is_due
         fits, allowed = possible(driver.core.graph, bounds), driver.plan.may_replace()
         if not busy:
-            self._wish, self._answered, self._wanted = name, False, None
+            self._wish, self._answered, self._wanted, self._configuring = name, False, None, None
             self._pointers = None if state is JobState.RUNNING else frozenset()
         self._answers.clear()
         driver.tell(core.RescaleRequested(name, bounds))
@@ -109,6 +149,53 @@ class RescaleEndpoint:
             self._require(allowed, f"a rescale is accepted in {state.value}")
         self._require(busy or not allowed or fits == (outcome is not ChangeOutcome.REFUSED), f"{bounds}: {outcome}")
 
+    def _plan_configuration(self, kind: str, value: Random) -> None:
+        """It is handed over when it is planned."""
+        driver, options = self._driver, self._world.options
+        base = driver.core.accepted_plan
+        meaning = options.meaning(base.own.given)
+        changes_strategy, restarts = kind == "replace the restart strategy", value.random() < 0.6
+        if changes_strategy:
+            meaning, restarts = replace(meaning, strategy=value.choice(_STRATEGIES)), False
+        else:
+            meaning = replace(meaning, settings=other_settings(meaning.settings, value))
+        own = options.other(base.own, meaning, value)
+        graph = replace(base.graph)
+        if restarts and value.random() < 0.3:
+            graph = graph.with_parallelism(
+                dict.fromkeys((vertex.id for vertex in graph.vertices), value.choice((1, 2, 3)))
+            )
+        effective = options.effective(own.given)
+        plan = replace(base, graph=graph, configuration=effective, settings=meaning.settings, own=own)
+        strategy = ObservedStrategy(STRATEGIES[meaning.strategy], driver.plan) if changes_strategy else None
+        self._asked += 1
+        event = core.ConfigurationRequested(f"configure-{driver.epoch}-{self._asked}", plan, base, restarts, strategy)
+        self._later(value.choice((0, 5, 40)), partial(self._configure, event))
+
+    def _configure(self, event: core.ConfigurationRequested) -> None:
+        driver, graph = self._driver, event.plan.graph
+        state = driver.machine.state
+        if state.is_terminal:
+            return
+        same = shape(graph) == self.shape
+        patched = driver.leads and self._world.checker.clients.is_storing
+        busy = self._wish is not None or patched or (self._is_due and not same)
+        stale = event.base.own != driver.plan.plan.own or event.base.graph is not self._graph
+        allowed, before = driver.plan.may_replace(), driver.plan.seen()
+        if not busy:
+            self._wish, self._answered, self._wanted, self._configuring = event.request_id, False, None, event
+            self._pointers = None if state is JobState.RUNNING and not same else frozenset()
+        self._answers.clear()
+        driver.tell(event)
+        outcome = self._answers[0] if self._answers else None
+        if not driver.leads or driver.core.is_fenced:
+            return
+        refused = (ChangeOutcome.BUSY, ChangeOutcome.NOT_NOW, ChangeOutcome.STALE)
+        expected = refused[0] if busy else refused[1] if not allowed else refused[2] if stale else None
+        found = outcome if outcome in refused else None
+        self._require(found is expected, f"{found} to a configuration in {state.value}, not {expected}")
+        self._require(expected is None or driver.plan.seen() == before, "it is refused, and something has changed")
+
     def answered(self, answer: core.ChangeAnswered) -> None:
         """The user hears of it, once."""
         self._answers.append(answer.outcome)
@@ -120,9 +207,10 @@ class RescaleEndpoint:
         self._require(not self._answered, f"{answer.request_id} is answered twice")
         self._answered = True
         if self._driver.leads and self._wanted is not None and answer.outcome in _SETTLED:
-            is_new = shape(self._world.ha.graph) == self._wanted
             applied = answer.outcome is ChangeOutcome.APPLIED
-            self._require(is_new == applied, f"{answer.outcome.name}, and {shape(self._world.ha.graph)} is stored")
+            self._require(
+                (self._stored == self._wanted) == applied, f"{answer.outcome.name}, and {self._stored} is stored"
+            )
         if answer.outcome is not ChangeOutcome.UNKNOWN:
             self._wish = None
 
@@ -157,21 +245,24 @@ class RescaleEndpoint:
 
     def acquires(self) -> None:
         """The next deployment takes what was reserved, once it is one at the new parallelism."""
-        if self._wish is None:
-            self._reserved = None
+        self._reserved = None
 
     # --- the stored plan
 
-    def store(self, order: core.StoreGraph) -> None:
+    @property
+    def _stored(self) -> tuple[Shape, int]:
+        return shape(self._world.ha.graph), self._world.ha.document.version
+
+    def store(self, order: core.StorePlan) -> None:
         if order.attempt == 0:
             self._may_store(order)
             self._store(order)
         else:
             self._later(_PAUSE_MS * order.attempt, partial(self._store, order))
 
-    def _may_store(self, order: core.StoreGraph) -> None:
+    def _may_store(self, order: core.StorePlan) -> None:
         """From now on old or new may be stored, and nothing else."""
-        self._wanted = shape(order.graph)
+        self._wanted = shape(order.graph), order.own.version
         self._require(order.request_id == self._wish, "a graph is stored that nobody asked for")
         self._require(self._pointers is not None, "a graph is stored before its slots are there")
         if self._pointers:
@@ -179,70 +270,107 @@ class RescaleEndpoint:
             self._require(bool(fresh), "a graph is stored without a fresh checkpoint")
             self._require(bool(self._reserved), "a graph is stored whose slots were lost")
 
-    def _store(self, order: core.StoreGraph) -> None:
+    def _store(self, order: core.StorePlan) -> None:
         ha = self._world.ha
-        if order.attempt and ha.graph == order.graph and ha.job_is_stored:
+        if order.attempt and self._is_stored(order) and ha.job_is_stored:
             self._later(1, partial(self._written, order, Outcome.DONE))  # what was unknown has been done
             return
         self._driver.storage.write(
             "graph",
-            partial(self._write, order.graph, ha.revision),
+            partial(self._write, order.graph, order.own, ha.revision),
             partial(self._written, order),
             faults=0.1 if order.attempt == 0 else 0.6,
         )
 
-    def _write(self, graph: JobGraph, revision: int) -> bool:
+    def _is_stored(self, order: core.StorePlan | core.SettlePlan) -> bool:
+        ha = self._world.ha
+        return ha.graph == order.graph and ha.document.version == order.own.version
+
+    def _write(self, graph: JobGraph, own: OwnConfiguration, revision: int) -> bool:
         ha = self._world.ha
         if ha.revision != revision or not ha.job_is_stored:
             return False
         if ha.graph != graph and self._driver.leads and not self._world.job_has_ended:
             self._require(self._wish is not None, f"{shape(graph)} is stored when the rescale is settled")
+        self._world.options.stored(ha.document, own)
         ha.graph = graph
+        ha.document = with_plan(ha.document, graph, own)
         ha.revision += 1
         return True
 
-    def _written(self, order: core.StoreGraph | core.SettleGraph, outcome: Outcome) -> None:
+    def _written(self, order: core.StorePlan | core.SettlePlan, outcome: Outcome) -> None:
         name = order.request_id
         if outcome is Outcome.UNKNOWN:
             self._driver.tell(core.ChangeUnknown(name, "simulated"))
-        elif outcome is Outcome.DONE and self._world.ha.graph == order.graph:
-            self.shape, told = shape(order.graph), self._answered
-            self._driver.tell(core.GraphStored(name))
+        elif outcome is Outcome.DONE and self._is_stored(order):
+            told = self._answered
+            self._in_force(order)
+            self._driver.tell(core.PlanStored(name))
             self._wish = None if told else self._wish
+            if self._driver.leads and self._driver.coordinator.state not in _ENDING and self._configuring is not None:
+                self._world.checker.clients.in_force(self._driver)
         else:
             told = self._answered
-            settled = isinstance(order, core.SettleGraph) and outcome is Outcome.DONE
+            settled = isinstance(order, core.SettlePlan) and outcome is Outcome.DONE
             self._driver.tell(core.ChangeNotStored(name, "simulated", settled or not self._world.ha.job_is_stored))
             if told and self._driver.core.wanted_graph is not order.graph:
                 self._wish = None
 
-    def settle(self, order: core.SettleGraph) -> None:
+    def _in_force(self, order: core.StorePlan | core.SettlePlan) -> None:
+        """The driver is about to hear that it is stored."""
+        event = self._configuring
+        self.shape, self._graph = shape(order.graph), order.graph
+        if event is None or event.restarts:
+            self._needed += 1
+        if event is not None and event.request_id == order.request_id:
+            strategy = event.strategy
+            self._driver.plan.in_force(event.plan, strategy if isinstance(strategy, ObservedStrategy) else None)
+
+    def settle(self, order: core.SettlePlan) -> None:
         """As it is, under a new revision."""
         self._later(_PAUSE_MS * (order.attempt + 1), partial(self._settle, order))
 
-    def _settle(self, order: core.SettleGraph) -> None:
+    def _settle(self, order: core.SettlePlan) -> None:
         ha = self._world.ha
-        write = partial(self._write, ha.graph, ha.revision)
+        own = replace(order.own, given=_given(ha.document), version=ha.document.version, notes=ha.document.notes)
+        write = partial(self._write, ha.graph, own, ha.revision)
         self._driver.storage.write("graph", write, partial(self._written, order), faults=0.3)
 
     # --- what follows
 
     def deploys(self, graph: JobGraph) -> None:
         """What is stored, as far as the driver has been told; never a mixture."""
+        self._deployed = self._needed
         self._require(shape(graph) == self.shape, f"{shape(graph)} is deployed, {self.shape} is in force")
         if self._driver.leads and self._wish is None and not self._world.job_has_ended:
             stored = shape(self._world.ha.graph)
             self._require(shape(graph) == stored, f"{shape(graph)} is deployed, {stored} is stored")
 
+    def before(self) -> None:
+        """Each step."""
+        self._before = self._driver.machine.state, len(self._driver.failures)
+
+    def cancels(self) -> None:
+        """A deployment ends: without a failure not as long as a user waits for a savepoint of it."""
+        now = JobState.CLEARING, self._before[1]
+        redeploys = self._before[0] is JobState.RUNNING and now == (
+            self._driver.machine.state,
+            len(self._driver.failures),
+        )
+        self._require(not (redeploys and self.savepoints), f"a redeployment ends {sorted(self.savepoints)}")
+
     def check(self) -> None:
         """After each step: what is in force runs, and without a rescale nothing is reserved but for what comes next."""
         state, deployment = self._driver.machine.state, self._driver.deployment
         about_to_deploy = state in (JobState.CLEARING, JobState.BACKING_OFF, JobState.STOPPING, JobState.ENDING)
-        kept = self._wish is not None or about_to_deploy or state.is_terminal
+        kept = self._wish is not None or about_to_deploy or state.is_terminal or bool(self.savepoints)
         self._require(kept or self._reserved is None, "slots stay reserved for a rescale that is over")
-        if state is JobState.RUNNING and deployment is not None:
+        if state is JobState.RUNNING and deployment is not None and not self.savepoints:
             runs = shape(deployment.graph)
             self._require(runs == self.shape, f"{runs} goes on running, {self.shape} is in force")
+            self._require(
+                self._deployed == self._needed, "a deployment goes on that was to end for another configuration"
+            )
 
     def _later(self, delay: int, call: Callable[..., None]) -> None:
         self._world.loop.at(self._world.loop.now + delay, self._driver.process, call)

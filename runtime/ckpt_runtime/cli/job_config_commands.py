@@ -1,0 +1,170 @@
+"""``ckpt config get|set|unset|edit``: the configuration of a running job (FLIP-530)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
+from ckpt_runtime.cli.framework import Cli
+from ckpt_runtime.cli.job_commands import JobArgument
+from ckpt_runtime.cli.output import time_text
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import CkptClientError, Conflict
+from ckpt_runtime.client.models import ConfigChange, JobConfig
+
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would change, and what it takes.")]
+WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="Wait until the job runs with it.")]
+VersionOption = Annotated[int | None, typer.Option("--version", min=1, help="Refuse unless this is the present one.")]
+
+
+def get(cli: Cli, job: JobArgument, key: Annotated[str | None, typer.Argument(help="One option.")] = None) -> None:
+    """Show the configuration of a job: what was given at its submission or later, not the cluster's."""
+    found = cli.client().job_config(job)
+    if key is not None:
+        if key not in found.configuration:
+            raise CommandError(f"{key}: not in the configuration of job {job}", ExitCode.NOT_FOUND)
+        cli.output.result({key: found.configuration[key]}, found.configuration[key])
+        return
+    lines = [f"{name} = {value}" for name, value in sorted(found.configuration.items())]
+    cli.output.result(found, *lines, *_version_lines(found))
+
+
+def _version_lines(found: JobConfig) -> list[str]:
+    running = "" if found.running_version == found.version else f", the tasks still run with {found.running_version}"
+    made = [
+        f"# version {made.version}: {', '.join(made.options)}; {time_text(made.timestamp)} by {made.by}"
+        for made in reversed(found.changes)
+    ]
+    return [f"# version {found.version}{running}", *made]
+
+
+def set_options(
+    cli: Cli,
+    job: JobArgument,
+    options: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="What to set.")],
+    version: VersionOption = None,
+    dry_run: DryRunOption = False,
+    wait: WaitOption = False,
+) -> None:
+    """Set options of a running job. What needs no restart is applied at once."""
+    wanted: dict[str, str | None] = {}
+    for option in options:
+        key, separator, value = option.partition("=")
+        if not separator or not key.strip():
+            raise CommandError(f"{option!r} is not of the form KEY=VALUE", ExitCode.USAGE)
+        wanted[key.strip()] = value.strip()
+    _patch(cli, job, wanted, version, dry_run=dry_run, wait=wait)
+
+
+def unset(
+    cli: Cli,
+    job: JobArgument,
+    keys: Annotated[list[str], typer.Argument(metavar="KEY...", help="What to remove.")],
+    version: VersionOption = None,
+    dry_run: DryRunOption = False,
+    wait: WaitOption = False,
+) -> None:
+    """Remove options of a running job: what its pipeline sets counts then, else what the cluster says."""
+    _patch(cli, job, dict.fromkeys(keys), version, dry_run=dry_run, wait=wait)
+
+
+def _patch(
+    cli: Cli, job: str, wanted: Mapping[str, str | None], version: int | None, *, dry_run: bool, wait: bool
+) -> None:
+    change = cli.client().patch_job_config(job, wanted, version, dry_run=dry_run)
+    _show(cli, job, change, wait=wait)
+
+
+def edit(cli: Cli, job: JobArgument, dry_run: DryRunOption = False, wait: WaitOption = False) -> None:
+    """Open the configuration of a running job in $EDITOR, and replace it with what that leaves."""
+    client = cli.client()
+    found = client.job_config(job)
+    if found.version is None:
+        raise CommandError("this server does not tell of configurations and versions", ExitCode.SERVER_ERROR)
+    handle, name = tempfile.mkstemp(prefix="ckpt-config-", suffix=".json")  # for this user alone
+    os.close(handle)
+    file = Path(name)
+    file.write_text(json.dumps(found.configuration, indent=2, sort_keys=True) + "\n")
+    try:
+        _edit(file)
+        wanted = _read(file)
+        planned = client.replace_job_config(job, wanted, found.version, dry_run=True)
+        if dry_run or not planned.changes:
+            change = planned
+        else:
+            cli.output.note("\n".join(_lines(planned)))
+            change = client.replace_job_config(job, wanted, found.version)
+    except Conflict as error:
+        said = f"{_explained(client, job, found.version, error)}; {file} has your text"
+        raise CommandError(said, ExitCode.CONFLICT) from error
+    except (CkptClientError, CommandError):
+        cli.output.note(f"{file} has your text")
+        raise
+    file.unlink()
+    _show(cli, job, change, wait=wait)
+
+
+def _edit(file: Path) -> None:
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    try:
+        done = subprocess.run([*shlex.split(editor), str(file)], check=False)
+    except (OSError, ValueError) as error:
+        raise CommandError(f"$EDITOR: {editor!r} cannot be started: {error}", ExitCode.USAGE) from error
+    if done.returncode != 0:
+        raise CommandError(f"$EDITOR: {editor!r} ended with {done.returncode}; nothing has changed", ExitCode.FAILED)
+
+
+def _read(file: Path) -> dict[str, str]:
+    try:
+        document = json.loads(file.read_text())
+    except ValueError as error:
+        raise CommandError(f"what the editor left is no JSON: {error}", ExitCode.USAGE) from error
+    if not isinstance(document, dict) or not all(isinstance(value, str) for value in document.values()):
+        raise CommandError("what the editor left is no JSON object of keys and texts", ExitCode.USAGE)
+    return document
+
+
+def _explained(client: CkptClient, job: str, version: int, error: Conflict) -> str:
+    """Who was faster."""
+    found = client.job_config(job)
+    others = [made for made in found.changes if made.version > version]
+    if not others:
+        return str(error)
+    told = "; ".join(f"version {made.version} by {made.by} changed {', '.join(made.options)}" for made in others)
+    return f"the configuration has changed while you edited version {version}: {told}"
+
+
+def _lines(change: ConfigChange) -> list[str]:
+    def text(value: str | None) -> str:
+        return "(not set)" if value is None else value
+
+    return [
+        f"{key}: {text(made.before)} -> {text(made.after)}"
+        f"{' (restart)' if made.change == 'restart' else ''}"
+        f"{'' if made.hidden_by_override is None else f' (under the override {made.hidden_by_override})'}"
+        for key, made in change.changes.items()
+    ]
+
+
+def _show(cli: Cli, job: str, change: ConfigChange, *, wait: bool) -> None:
+    if wait and change.restart and not change.dry_run:
+        with cli.output.progress() as show:
+            show(f"restarting job {job} with version {change.version}")
+            cli.client().wait_for_config(job, change.version)
+    if not change.changes:
+        said = f"Nothing has changed; job {job} has version {change.version}."
+    elif change.dry_run:
+        said = f"It would be version {change.version}{', with a restart' if change.restart else ''}."
+    else:
+        restarting = "" if not change.restart else ", with which it runs" if wait else ", for which it restarts"
+        said = f"Job {job} has version {change.version}{restarting}."
+    cli.output.result(change, *_lines(change), said)

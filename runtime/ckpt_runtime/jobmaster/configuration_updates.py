@@ -1,0 +1,192 @@
+"""A running job's configuration changed by request (FLIP-530): compared, judged, planned again, handed to its core.
+
+Nothing is stored or in force before the core says so. What it judges by may have changed while the pipeline was
+planned: then the core refuses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.configuration.checkpoint_settings import CHECKPOINT_SETTINGS
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.differences import (
+    OptionChange,
+    check_changeable,
+    differences,
+    not_allowed,
+    with_kept_secrets,
+)
+from ckpt_runtime.configuration.errors import ConfigurationError
+from ckpt_runtime.configuration.option import Changeability, OptionScope
+from ckpt_runtime.configuration.own_configuration import ChangeNote
+from ckpt_runtime.configuration.pipeline_options import PipelineOptions
+from ckpt_runtime.configuration.registry import RESTORED_MAX_PARALLELISM, canonical_key
+from ckpt_runtime.configuration.validation import validate
+from ckpt_runtime.graph.job_graph import JobGraph
+from ckpt_runtime.jobmaster.checkpoint_settings import submitted_settings
+from ckpt_runtime.jobmaster.configuration_requests import (
+    ChangedOption,
+    ConfigurationAnswer,
+    ConfigurationRefused,
+    ConfigurationRequest,
+    OptionsNotAllowed,
+    VersionConflict,
+)
+from ckpt_runtime.jobmaster.executions import wall_clock_ms
+from ckpt_runtime.jobmaster.gateway import SubmissionFailed
+from ckpt_runtime.jobmaster.job_master import JobMaster
+from ckpt_runtime.jobmaster.planning import Planner
+from ckpt_runtime.jobmaster.request_checks import check_directories, with_own_configuration
+from ckpt_runtime.jobmaster.restart_strategy_factory import create_restart_strategy
+from ckpt_runtime.scheduler.job_plan import JobPlan
+from ckpt_runtime.scheduler.replacement import ParallelismBounds, ReplacementRefusedError, check_bounds
+
+_HIDES = {setting.option.key: (setting.field, setting.patched_as) for setting in CHECKPOINT_SETTINGS}
+
+
+class ConfigurationUpdates:
+    """Of all jobs. ``allow_list`` has the keys of options that may change, or ``*``."""
+
+    def __init__(self, planner: Planner, allow_list: Sequence[str]) -> None:
+        self._planner = planner
+        self._allow_list = tuple(canonical_key(key) for key in allow_list)
+        self._in_progress: dict[str, tuple[ConfigurationRequest, asyncio.Task[ConfigurationAnswer]]] = {}
+
+    async def change(self, job: JobMaster, request: ConfigurationRequest) -> ConfigurationAnswer:
+        """It goes on when its client has gone, and who sends the same again meanwhile waits for it.
+
+        Raises as ``DispatcherGateway.change_job_config``.
+        """
+        known = self._in_progress.get(job.job_id)
+        if known is not None and replace(known[0], by=request.by) == request:
+            return await asyncio.shield(known[1])
+        task = asyncio.get_running_loop().create_task(self._change(job, request))
+        self._in_progress[job.job_id] = (request, task)
+        task.add_done_callback(lambda done: self._done(job.job_id, done))
+        return await asyncio.shield(task)
+
+    def _done(self, job_id: str, task: asyncio.Task[ConfigurationAnswer]) -> None:
+        if self._in_progress.get(job_id, (None, None))[1] is task:
+            del self._in_progress[job_id]
+        if not task.cancelled():
+            task.exception()  # its client may have gone
+
+    async def _change(self, job: JobMaster, request: ConfigurationRequest) -> ConfigurationAnswer:
+        base = job.accepted_plan
+        present = base.own
+        wanted = wanted_configuration(present.given, request)
+        if not differences(present.given, wanted):
+            return ConfigurationAnswer(present.version, dry_run=request.dry_run)
+        if request.version not in (None, present.version):
+            raise VersionConflict(job.job_id, request.version, present.version)
+        job.check_configurable()
+        # What is left out may be what the pipeline sets itself: that is known once it is planned.
+        given_now = [change for change in differences(present.given, wanted) if change.after is not None]
+        judge(given_now, self._allow_list)
+        planned, own = await self._planner.plan_again(job.program(), _as_planned(wanted, base.graph))
+        given = _refusing(lambda: with_own_configuration(own, wanted))
+        changes = differences(present.given, given)
+        if not changes:
+            return ConfigurationAnswer(present.version, dry_run=request.dry_run)
+        judge(changes, self._allow_list)
+        keys = tuple(change.key for change in changes)
+        graph = _graph(planned, base.graph, keeps_parallelism=PipelineOptions.PARALLELISM.key not in keys)
+        note = ChangeNote(present.version + 1, wall_clock_ms(), request.by, keys)
+        plan = _plan(job, base, graph, given, note)
+        answer = ConfigurationAnswer(note.version, changed_options(changes, job.overrides), request.dry_run)
+        if not request.dry_run:
+            before, after = (create_restart_strategy(known.configuration) for known in (base, plan))
+            strategy = None if before == after else after
+            await job.change_configuration(plan, base, strategy, restarts=answer.needs_restart)
+        return answer
+
+
+def judge(changes: Sequence[OptionChange], allow_list: Sequence[str]) -> None:
+    """Raises ConfigurationRefused for options that can never change, OptionsNotAllowed for others that may not."""
+    try:
+        check_changeable(changes)
+    except ConfigurationError as error:
+        raise ConfigurationRefused(str(error)) from error
+    if refused := not_allowed(changes, allow_list):
+        raise OptionsNotAllowed(refused, allow_list)
+
+
+def wanted_configuration(present: Configuration, request: ConfigurationRequest) -> Configuration:
+    """The whole configuration that is asked for, every option of it fine alone and beside the others.
+
+    Raises ConfigurationRefused.
+    """
+    try:
+        if request.partial:
+            wanted = present.with_values(request.options)
+        else:
+            wanted = Configuration({key: text for key, text in request.options.items() if text is not None})
+        wanted = with_kept_secrets(wanted, present)
+        validate(wanted, OptionScope.JOB)
+        check_directories(wanted)
+    except (ConfigurationError, SubmissionFailed) as error:
+        raise ConfigurationRefused(str(error)) from error
+    return wanted
+
+
+def _refusing(call: Callable[[], Configuration]) -> Configuration:
+    try:
+        return call()
+    except SubmissionFailed as error:
+        raise ConfigurationRefused(str(error)) from error
+
+
+def _as_planned(given: Configuration, graph: JobGraph) -> Configuration:
+    """State is cut into key groups, whose number nothing changes."""
+    maxima = {node.uid: vertex.max_parallelism for vertex in graph.vertices for node in vertex.operators}
+    return given.with_values({RESTORED_MAX_PARALLELISM: json.dumps(maxima)})
+
+
+def _graph(planned: JobGraph, present: JobGraph, *, keeps_parallelism: bool) -> JobGraph:
+    """What the job is to run: the operators that it runs. Raises ConfigurationRefused for others."""
+    if planned.plan_fingerprint != present.plan_fingerprint:
+        raise ConfigurationRefused(
+            "with this configuration the pipeline makes another plan than the one that the job runs; submit it again "
+            "from a savepoint"
+        )
+    parallelism = {vertex.id: vertex.parallelism for vertex in present.vertices}
+    if keeps_parallelism:
+        return planned if planned.vertices == present.vertices else planned.with_parallelism(parallelism)
+    wanted = {vertex.id: ParallelismBounds(vertex.parallelism, vertex.parallelism) for vertex in planned.vertices}
+    try:
+        check_bounds(present, wanted)
+    except ReplacementRefusedError as error:
+        raise ConfigurationRefused(f"{PipelineOptions.PARALLELISM.key}: {error}") from error
+    return planned
+
+
+def _plan(job: JobMaster, base: JobPlan, graph: JobGraph, given: Configuration, note: ChangeNote) -> JobPlan:
+    """With and without overrides its settings have to be possible."""
+    configuration = Configuration.merge(job.defaults, given)
+    try:
+        settings = submitted_settings(configuration)
+        settings.effective()
+        job.overrides.applied_to(settings)
+    except (ConfigurationError, CheckpointConfigurationError) as error:
+        raise ConfigurationRefused(str(error)) from error
+    own = base.own.changed(given, note)
+    return replace(base, graph=graph, configuration=configuration, settings=settings, own=own)
+
+
+def changed_options(changes: Sequence[OptionChange], overrides: CheckpointOverrides) -> tuple[ChangedOption, ...]:
+    """What the answer says of each: what it takes, and whether an override hides it."""
+
+    def hidden_by(key: str) -> str | None:
+        field, name = _HIDES.get(key, ("", None))
+        return name if field in overrides.given else None
+
+    return tuple(
+        ChangedOption(change.key, *change.shown, change.changeability is Changeability.RESTART, hidden_by(change.key))
+        for change in changes
+    )

@@ -1,0 +1,119 @@
+"""Whether a job is well, and why not: a pure function of what its driver knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
+from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
+from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot, CheckpointStatsStatus
+from ckpt_runtime.jobmaster.gateway import JobDetails, VertexPressure
+from ckpt_runtime.scheduler.job_status import JobStatus
+
+RECENT_RESTART_MS = 300_000
+"""So long after a restart a job is watched."""
+HIGH_BACKPRESSURE = 0.5
+_NO_FAILURES = (CheckpointFailureReason.CHECKPOINT_SUBSUMED, CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND)
+
+
+class Verdict(StrEnum):
+    """DEGRADED: look at it soon. UNHEALTHY: it makes no progress that a failure would leave it."""
+
+    HEALTHY = "HEALTHY"
+    DEGRADED = "DEGRADED"
+    UNHEALTHY = "UNHEALTHY"
+
+
+@dataclass(frozen=True, slots=True)
+class JobHealth:
+    """``reasons`` are empty for HEALTHY alone.
+
+    ``success_rate`` is that of the ``ended`` checkpoints in the history, savepoints not among them; None without any.
+    ``checkpoint_age_ms`` is the time since the end of the last completed one, None without. ``backpressure`` is the
+    greatest share of time, 0 to 1, that a subtask of ``backpressured_vertex`` could not send.
+    """
+
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    status: JobStatus
+    success_rate: float | None
+    ended: int
+    checkpoint_age_ms: int | None
+    restarts: int
+    backpressure: float
+    backpressured_vertex: str | None
+
+
+def job_health(
+    details: JobDetails,
+    statistics: CheckpointStatsSnapshot,
+    settings: CheckpointConfiguration,
+    pressures: Mapping[str, VertexPressure],
+    restarts: int,
+    now_ms: int,
+) -> JobHealth:
+    """``pressures`` are by vertex id. ``now_ms`` is of the wall clock that the other timestamps are of."""
+    status = details.overview.status
+    outcomes = _outcomes(statistics)
+    latest = statistics.latest_completed
+    age = None if latest is None else max(0, now_ms - latest.latest_ack_timestamp)
+    backpressure, vertex_id = max(
+        ((max((s.backpressured for s in measured.subtasks), default=0.0), key) for key, measured in pressures.items()),
+        default=(0.0, None),
+    )
+    names = {vertex.vertex_id: vertex.name for vertex in details.vertices}
+    vertex = None if vertex_id is None or not backpressure else names.get(vertex_id, vertex_id)
+    found: list[tuple[Verdict, str]] = []
+    if status is JobStatus.RUNNING:
+        running_ms = now_ms - details.state_timestamps_ms.get(JobStatus.RUNNING, now_ms)
+        found += _of_checkpoints(outcomes, age, settings, running_ms)
+        if restarts and running_ms < RECENT_RESTART_MS:
+            times = "once" if restarts == 1 else f"{restarts} times"
+            found.append((Verdict.DEGRADED, f"it has restarted {times}, last {running_ms // 1000} s ago"))
+        if backpressure >= HIGH_BACKPRESSURE:
+            found.append((Verdict.DEGRADED, f"{vertex} cannot send for {backpressure:.0%} of the time"))
+    elif status not in (JobStatus.FINISHED, JobStatus.CANCELED):
+        failed = status in (JobStatus.FAILED, JobStatus.FAILING)
+        found.append((Verdict.UNHEALTHY if failed else Verdict.DEGRADED, f"it is {status.value}"))
+    worst = max((verdict for verdict, _ in found), key=list(Verdict).index, default=Verdict.HEALTHY)
+    return JobHealth(
+        worst,
+        tuple(reason for _, reason in found),
+        status,
+        sum(outcomes) / len(outcomes) if outcomes else None,
+        len(outcomes),
+        age,
+        restarts,
+        backpressure,
+        vertex,
+    )
+
+
+def _outcomes(statistics: CheckpointStatsSnapshot) -> list[bool]:
+    """Newest first. What was given up for a newer one, or with its deployment, tells nothing."""
+    return [
+        stats.status is CheckpointStatsStatus.COMPLETED
+        for stats in statistics.history
+        if stats.status is not CheckpointStatsStatus.IN_PROGRESS
+        and not stats.is_savepoint
+        and not (stats.failure_message or "").startswith(tuple(reason.message for reason in _NO_FAILURES))
+    ]
+
+
+def _of_checkpoints(
+    outcomes: list[bool], age_ms: int | None, settings: CheckpointConfiguration, running_ms: int
+) -> Iterator[tuple[Verdict, str]]:
+    if outcomes and not any(outcomes):
+        yield Verdict.UNHEALTHY, f"none of the last {len(outcomes)} checkpoints has completed"
+    elif not all(outcomes):
+        yield Verdict.DEGRADED, f"{outcomes.count(False)} of the last {len(outcomes)} checkpoints have failed"
+    if settings.interval_ms is None:
+        return
+    # One may be skipped or take all of its time; a job that has just started has that long for its first.
+    late_ms = 2 * settings.interval_ms + settings.timeout_ms
+    waited_ms = running_ms if age_ms is None else min(age_ms, running_ms)
+    if waited_ms > late_ms:
+        what = "no checkpoint has completed" if age_ms is None else f"the last checkpoint is {age_ms // 1000} s old"
+        yield Verdict.UNHEALTHY, f"{what}, with an interval of {settings.interval_ms} ms"

@@ -1,0 +1,182 @@
+"""From a request to run a pipeline to its job: planned, checked, its claims taken, stored. Starts nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.errors import ConfigurationError
+from ckpt_runtime.configuration.own_configuration import OwnConfiguration
+from ckpt_runtime.jobmaster.driver_pools import DriverPools
+from ckpt_runtime.jobmaster.gateway import NotReady, RunRequest, SubmissionFailed
+from ckpt_runtime.jobmaster.job_master import JobMaster
+from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord
+from ckpt_runtime.jobmaster.planning import Planner, entry_of
+from ckpt_runtime.jobmaster.program_store import ProgramStore
+from ckpt_runtime.jobmaster.request_checks import (
+    check_backend,
+    check_directories,
+    check_fits,
+    check_release,
+    checkpoint_directory,
+    given_configuration,
+    with_own_configuration,
+    with_restored_key_groups,
+)
+from ckpt_runtime.jobmaster.slot_pool import SlotPool
+from ckpt_runtime.jobmaster.snapshot_references import SnapshotReferences
+from ckpt_runtime.jobmaster.stored_submissions import store_job
+from ckpt_runtime.jobmaster.submission import JobSubmission
+from ckpt_runtime.snapshots.snapshot import open_snapshot
+from ckpt_runtime.storage.errors import PoolExhaustedError, StorageError, StorageTimeoutError
+from ckpt_runtime.storage.filesystem import resolve
+from ckpt_runtime.storage.ha_store import HaStore
+from ckpt_runtime.storage.snapshot_metadata import snapshot_directory
+
+
+class JobSubmitter:
+    """``store`` is None without high availability, and until this driver leads."""
+
+    def __init__(
+        self,
+        slots: SlotPool,
+        programs: ProgramStore,
+        configuration: Configuration,
+        volatile_directory: str,
+        pools: DriverPools,
+        planner: Planner,
+        references: SnapshotReferences,
+        ended_before: Callable[[CompletedCheckpoint | None], tuple[str, ...]],
+    ) -> None:
+        """``volatile_directory`` is where checkpoints go that no other driver has to find."""
+        self.store: HaStore | None = None
+        self._slots = slots
+        self._programs = programs
+        self._configuration = configuration
+        self._volatile_directory = volatile_directory
+        self._pools = pools
+        self._planner = planner
+        self._references = references
+        self._ended_before = ended_before
+        self._session = uuid.uuid4().hex
+
+    async def submit(self, job_id: str, request: RunRequest) -> JobMaster:
+        """The job, stored and not started. Raises as ``DispatcherGateway.run_pipeline``; nothing is left then."""
+        program = self._programs.get(request.pipeline_id)
+        given = given_configuration(request)
+        savepoint = await self.read_savepoint(request)
+        graph, own = await self._planner.plan(program, request, with_restored_key_groups(given, savepoint))
+        given = with_own_configuration(own, given)
+        if savepoint is not None:
+            fits = partial(check_fits, savepoint, graph, request)
+            await asyncio.get_running_loop().run_in_executor(self._pools.planning, fits)
+        configuration = Configuration.merge(self._configuration, given)
+        check_directories(configuration)
+        if savepoint is not None:
+            check_backend(savepoint, configuration, request)
+            check_release(savepoint, request)
+        submission = JobSubmission(
+            job_id=job_id,
+            graph=graph,
+            defaults=self._configuration,
+            own=OwnConfiguration(given),
+            archive=program.archive.read_bytes(),
+            program_id=request.pipeline_id,
+            entry=entry_of(program, request),
+            arguments=request.arguments,
+            savepoint=savepoint,
+            claim_mode=request.claim_mode,
+            allow_non_restored_state=request.allow_non_restored_state,
+            default_checkpoint_directory=self._default_checkpoint_directory(),
+            request=request,
+            record=JobRecord() if self.store is None else DurableRecord(self.store, job_id),
+            ended_jobs=self._ended_before(savepoint),
+        )
+        try:
+            # Whoever submits names the directory: whether storage answers there is not known yet.
+            directory = checkpoint_directory(submission)
+            await asyncio.get_running_loop().run_in_executor(self._pools.paths, resolve, directory)
+            submission = await self._claimed(submission)
+            job, first_checkpoint_id = await self._prepared(submission)
+        except (ConfigurationError, CheckpointConfigurationError) as error:
+            raise SubmissionFailed(str(error)) from error
+        except PoolExhaustedError as error:
+            raise NotReady(str(error)) from error
+        except StorageError as error:
+            raise SubmissionFailed(f"the checkpoint directory cannot be used: {error}") from error
+        if self.store is not None:
+            await self._store_job(self.store, submission, first_checkpoint_id)
+        return job
+
+    async def _claimed(self, submission: JobSubmission) -> JobSubmission:
+        """With CLAIM the snapshot is the job's before anything is stored or started."""
+        snapshot = submission.savepoint
+        if snapshot is None or submission.claim_mode is not RecoveryClaimMode.CLAIM:
+            return submission
+        job_id, directory = submission.job_id, checkpoint_directory(submission)
+        try:
+            claims = await self._references.claim(snapshot, job_id, directory, self.cluster)
+        except PoolExhaustedError as error:
+            raise NotReady(str(error)) from error
+        except StorageError as error:
+            raise SubmissionFailed(f"cannot claim {snapshot.directory}: {error}") from error
+        return replace(submission, savepoint=snapshot.claimed(), claims=claims)
+
+    async def _prepared(self, submission: JobSubmission) -> tuple[JobMaster, int]:
+        """The job, and the first id of its checkpoints. What it has claimed is free again when that fails."""
+        in_pool = asyncio.get_running_loop().run_in_executor
+        try:
+            job = JobMaster(submission, self._slots, self._pools)
+            return job, await in_pool(self._pools.paths, job.prepare_storage)
+        except BaseException:
+            if submission.claims is not None:
+                with suppress(StorageError):
+                    await in_pool(self._pools.paths, submission.claims.release)
+            raise
+
+    @property
+    def cluster(self) -> str:
+        """As claims name it."""
+        return f"session {self._session}" if self.store is None else self.store.root.url
+
+    async def _store_job(self, store: HaStore, submission: JobSubmission, first_checkpoint_id: int) -> None:
+        call = partial(store_job, store, submission, first_checkpoint_id)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._pools.own, call)
+        except StorageTimeoutError as error:
+            message = f"it is unknown whether job {submission.job_id} is stored; if it is, the next driver runs it"
+            raise NotReady(f"{message}: {error}") from error
+        except StorageError as error:
+            raise NotReady(f"the job could not be stored: {error}") from error
+
+    def _default_checkpoint_directory(self) -> str:
+        """Where a successor finds them too, if there is to be one."""
+        return self._volatile_directory if self.store is None else self.store.snapshots.url
+
+    async def read_savepoint(self, request: RunRequest) -> CompletedCheckpoint | None:
+        """The snapshot that the job starts from, if any."""
+        path = request.savepoint_path
+        if path is None:
+            return None
+
+        try:
+            if await self._references.is_being_disposed(path):
+                raise SubmissionFailed(f"cannot restore from {path}: it is being disposed of")
+            return await asyncio.get_running_loop().run_in_executor(self._pools.paths, _open, path)
+        except PoolExhaustedError as error:
+            raise NotReady(str(error)) from error
+        except StorageError as error:
+            raise SubmissionFailed(f"cannot restore from {path}: {error}") from error
+
+
+def _open(path: str) -> CompletedCheckpoint:
+    """By its own place: claims are found there, whatever links lead to it."""
+    return open_snapshot(snapshot_directory(resolve(path)).real()).metadata

@@ -1,0 +1,66 @@
+"""How jobs are: a verdict for each, and metrics for Prometheus."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from ckpt_runtime.jobmaster.gateway import DispatcherGateway, JobNotFound
+from ckpt_runtime.jobmaster.health import JobHealth, job_health
+from ckpt_runtime.rest.clock import now_ms
+from ckpt_runtime.rest.openapi import errors
+from ckpt_runtime.rest.parameters import Gateway, JobId
+from ckpt_runtime.rest.shapes import prometheus
+from ckpt_runtime.scheduler.job_status import JobStatus
+
+router = APIRouter(tags=["health"])
+
+
+async def _health(job_id: str, gateway: DispatcherGateway) -> JobHealth:
+    details = await gateway.job_details(job_id)
+    pressures = {}
+    if details.overview.status is JobStatus.RUNNING:
+        for vertex in details.vertices:
+            pressures[vertex.vertex_id] = await gateway.vertex_backpressure(job_id, vertex.vertex_id)
+    metrics = await gateway.job_metrics(job_id)
+    return job_health(
+        details,
+        await gateway.checkpoint_statistics(job_id),
+        (await gateway.checkpoint_config(job_id)).settings,
+        pressures,
+        int(metrics.get("numRestarts", 0)),
+        now_ms(),
+    )
+
+
+@router.get("/jobs/{jobid}/health", responses=errors(400, 404))
+async def health(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
+    """A verdict with its reasons, and what it was made from."""
+    found = await _health(job_id, gateway)
+    return {
+        "verdict": found.verdict.value,
+        "reasons": list(found.reasons),
+        "state": found.status.value,
+        "checkpoints": {
+            "success-rate": found.success_rate,
+            "ended": found.ended,
+            "last-completed-age": found.checkpoint_age_ms,
+        },
+        "restarts": found.restarts,
+        "backpressure": {"ratio": found.backpressure, "vertex": found.backpressured_vertex},
+    }
+
+
+@router.get("/metrics", include_in_schema=False)
+async def metrics(gateway: Gateway) -> Response:
+    """All jobs in the text format of Prometheus."""
+    jobs = []
+    for job in await gateway.list_jobs():
+        try:
+            jobs.append((job, await gateway.job_metrics(job.job_id), await _health(job.job_id, gateway)))
+        except JobNotFound:
+            continue
+    return Response(prometheus.text(await gateway.cluster_overview(), jobs), media_type=CONTENT_TYPE_LATEST)

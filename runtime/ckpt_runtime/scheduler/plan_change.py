@@ -1,0 +1,171 @@
+"""A job's plan replaced while it lives, one change after the other: another parallelism, or another configuration.
+
+Another parallelism of a running job needs slots first, then a fresh checkpoint; then, as for every change, the new plan
+is stored. Stored, it takes effect. Until then the job goes on as it is, whatever fails. A job that does not run has
+nothing to lose: its new plan is stored at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from ckpt_runtime.scheduler import core_events as core
+from ckpt_runtime.scheduler.core_events import ChangeOutcome, JobOutput
+from ckpt_runtime.scheduler.durable_change import ANOTHER_LEADS, OUTCOME_UNKNOWN, DurableChange, Next
+from ckpt_runtime.scheduler.job_plan import JobPlan
+from ckpt_runtime.scheduler.job_status import JobState
+from ckpt_runtime.scheduler.replacement import ReplacementRefusedError, check_bounds, check_replaceable, rescaled
+
+NOT_RESCALED = "The job keeps its parallelism"
+NOT_RECONFIGURED = "The job keeps its configuration"
+
+Request = core.RescaleRequested | core.ConfigurationRequested
+
+
+class _Step(Enum):
+    """What is waited for."""
+
+    SLOTS = "slots"
+    CHECKPOINT = "checkpoint"
+    STORED = "stored"
+
+
+@dataclass(slots=True)
+class _Wish:
+    """``plan`` is at the upper bounds of a rescale until it is known which slots there are."""
+
+    request: Request
+    plan: JobPlan
+    step: _Step
+    writes: DurableChange = field(default_factory=DurableChange)
+
+
+class PlanChange:
+    """The change in progress, if any. Answers of earlier ones are ignored."""
+
+    def __init__(self) -> None:
+        self._wish: _Wish | None = None
+
+    @property
+    def plan(self) -> JobPlan | None:
+        """What the job is being brought to."""
+        return None if self._wish is None else self._wish.plan
+
+    @property
+    def configures(self) -> core.ConfigurationRequested | None:
+        """The change of the configuration in progress: settings of checkpoints are part of it."""
+        request = None if self._wish is None else self._wish.request
+        return request if isinstance(request, core.ConfigurationRequested) else None
+
+    @property
+    def needs_running_job(self) -> bool:
+        """Whether it is over when the job runs no more."""
+        return self._wish is not None and self._wish.step is not _Step.STORED
+
+    @property
+    def refusal(self) -> str:
+        """How it begins to say that nothing has changed."""
+        return NOT_RESCALED if self.configures is None else NOT_RECONFIGURED
+
+    def awaits_checkpoint(self, request_id: str | None) -> bool:
+        """Whether that is the request for the fresh checkpoint."""
+        wish = self._wish
+        return wish is not None and wish.step is _Step.CHECKPOINT and request_id == checkpoint_request(wish.request)
+
+    def concerns(self, request_id: str) -> bool:
+        return self._wish is not None and self._wish.request.request_id == request_id
+
+    def requested(self, event: Request, present: JobPlan, state: JobState) -> list[JobOutput]:
+        """``present`` is what the job runs, or is about to."""
+        request_id = event.request_id
+        if self._wish is not None:
+            return [core.ChangeAnswered(request_id, ChangeOutcome.BUSY)]
+        try:
+            check_replaceable(state, "parallelism" if isinstance(event, core.RescaleRequested) else "configuration")
+        except ReplacementRefusedError as error:
+            return [core.ChangeAnswered(request_id, ChangeOutcome.NOT_NOW, str(error))]
+        if isinstance(event, core.RescaleRequested):
+            return self._rescale(event, present, state)
+        return self._configure(event, present, state)
+
+    def _rescale(self, event: core.RescaleRequested, present: JobPlan, state: JobState) -> list[JobOutput]:
+        try:
+            check_bounds(present.graph, event.bounds)
+        except ReplacementRefusedError as error:
+            return [core.ChangeAnswered(event.request_id, ChangeOutcome.REFUSED, str(error))]
+        count = max(bounds.upper for bounds in event.bounds.values())
+        graph = rescaled(present.graph, event.bounds, count)
+        if graph.vertices == present.graph.vertices:
+            return [core.ChangeAnswered(event.request_id, ChangeOutcome.APPLIED)]
+        least = max(bounds.lower for bounds in event.bounds.values())
+        return self._begin(event, replace(present, graph=graph), least, at_once=state is not JobState.RUNNING)
+
+    def _configure(self, event: core.ConfigurationRequested, present: JobPlan, state: JobState) -> list[JobOutput]:
+        if event.base is not present:
+            return [core.ChangeAnswered(event.request_id, ChangeOutcome.STALE)]
+        graph = event.plan.graph
+        at_once = state is not JobState.RUNNING or graph.vertices == present.graph.vertices
+        return self._begin(event, event.plan, graph.slots, at_once=at_once)
+
+    def _begin(self, event: Request, plan: JobPlan, least_slots: int, *, at_once: bool) -> list[JobOutput]:
+        self._wish = _Wish(event, plan, _Step.STORED if at_once else _Step.SLOTS)
+        if at_once:
+            return [core.StorePlan(event.request_id, plan.graph, plan.own, 0)]
+        return [core.ReserveSlots(event.request_id, plan.graph.slots, least_slots)]
+
+    def slots_reserved(self, event: core.SlotsReserved, present: JobPlan) -> list[JobOutput]:
+        """A fresh checkpoint is next, unless the slots are no more than a rescale has."""
+        wish = self._wish
+        if wish is None or wish.step is not _Step.SLOTS or not self.concerns(event.request_id):
+            return []
+        wish.step = _Step.CHECKPOINT
+        if isinstance(wish.request, core.ConfigurationRequested):
+            return []
+        graph = rescaled(present.graph, wish.request.bounds, event.slots)
+        wish.plan = replace(present, graph=graph)
+        return self._end(ChangeOutcome.APPLIED) if graph.vertices == present.graph.vertices else []
+
+    def checkpoint_taken(self) -> list[JobOutput]:
+        wish = self._wish
+        assert wish is not None
+        wish.step = _Step.STORED
+        return [core.StorePlan(wish.request.request_id, wish.plan.graph, wish.plan.own, 0)]
+
+    def stored(self) -> list[JobOutput]:
+        """It is in force. The slots stay: they are the next deployment's."""
+        return self._end(ChangeOutcome.APPLIED)[1:]
+
+    def unconfirmed(self, event: core.ChangeNotStored | core.ChangeUnknown) -> tuple[Next, list[JobOutput]]:
+        """Storing has failed, or nobody knows. With GIVE_UP nothing is stored and :meth:`given_up` is next."""
+        wish = self._wish
+        assert wish is not None
+        final = isinstance(event, core.ChangeNotStored) and event.final
+        request_id, plan, writes = wish.request.request_id, wish.plan, wish.writes
+        match following := writes.failed(unknown=isinstance(event, core.ChangeUnknown), final=final):
+            case Next.STORE_AGAIN:
+                return following, [core.StorePlan(request_id, plan.graph, plan.own, writes.attempt)]
+            case Next.SETTLE:
+                told = core.ChangeAnswered(request_id, ChangeOutcome.UNKNOWN, OUTCOME_UNKNOWN)
+                settle = core.SettlePlan(request_id, plan.graph, plan.own, writes.settle_attempt)
+                return following, [told, settle] if writes.settle_attempt == 0 else [settle]
+        return following, []
+
+    def given_up(self, message: str) -> list[JobOutput]:
+        return self._end(ChangeOutcome.NOT_STORED, message)
+
+    def abandoned(self) -> list[JobOutput]:
+        """Another driver leads and reads what is stored. No answer that is still to come changes anything here."""
+        return self._end(ChangeOutcome.UNKNOWN, ANOTHER_LEADS)
+
+    def _end(self, outcome: ChangeOutcome, message: str = "") -> list[JobOutput]:
+        wish, self._wish = self._wish, None
+        if wish is None:
+            return []
+        answer = core.ChangeAnswered(wish.request.request_id, outcome, message)
+        return [core.ReleaseReserve()] if wish.writes.is_answered else [core.ReleaseReserve(), answer]
+
+
+def checkpoint_request(event: Request | core.SlotsReserved) -> str:
+    """Asks for the fresh checkpoint of a rescale."""
+    return f"rescale-{event.request_id}"

@@ -1,0 +1,162 @@
+"""The configuration of a running job changed, through REST and the command: its output is exact, its slots stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ckpt_runtime.cli.main import app
+from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import BadRequest, Conflict
+from ckpt_runtime.client.models import JobConfig
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import PIPELINES, SequenceJob, fast
+from tests.support.outputs import visible
+
+INTERVAL, TIMEOUT = "execution.checkpointing.interval", "execution.checkpointing.timeout"
+MARK = "sequence.mark"
+
+
+@pytest.fixture(scope="module")
+def client(cluster: MiniCluster) -> Iterator[CkptClient]:
+    with CkptClient(cluster.rest_url) as connected:
+        yield connected
+
+
+def restarts(client: CkptClient, job: SequenceJob) -> str:
+    return client.job_metrics(job.job_id, ("numRestarts",))["numRestarts"]
+
+
+def runs(client: CkptClient, cluster: MiniCluster, job: SequenceJob, version: int) -> JobConfig:
+    """Waits until the tasks run with it."""
+    cluster.wait_until(lambda: client.job_config(job.job_id).running_version == version, f"version {version}")
+    job.running()
+    return client.job_config(job.job_id)
+
+
+def slots(cluster: MiniCluster) -> list[str]:
+    async def held() -> list[str]:
+        return sorted(slot.slot_id for slot in cluster.cluster.slots.all() if slot.owner is not None)
+
+    return cluster.call(held())
+
+
+@pytest.mark.row("530.5")
+@pytest.mark.row("530.7")
+@pytest.mark.row("530.11")
+def test_a_restart_in_place_with_what_tasks_and_pipeline_code_see(
+    client: CkptClient, cluster: MiniCluster, job: SequenceJob
+) -> None:
+    """Twice, of a job that may not restart once for a failure."""
+    strategy = {"restart-strategy.type": "none"}
+    job.start(configuration=fast() | strategy)
+    job.has_output()
+    held = slots(cluster)
+    found = client.job_config(job.job_id)
+    assert (found.version, found.running_version) == (1, 1)
+    for number, (key, text) in enumerate(((MARK, "blue"), (MARK, "green"))):
+        given = dict(client.job_config(job.job_id).configuration) | {key: text}
+        if number == 0:
+            answer = client.replace_job_config(job.job_id, given, 1)
+            assert (answer.version, answer.restart, answer.changes[key].change) == (2, True, "restart")
+        else:
+            command = ["--url", cluster.rest_url, "config", "set", job.job_id, f"{key}={text}", "--wait"]
+            done = CliRunner().invoke(app, command)
+            assert done.exit_code == 0, done.output
+        cluster.wait_until((job.faults / f"mark-{text}").exists, "user code to be configured so")
+        found = runs(client, cluster, job, number + 2)
+        assert (found.configuration[key], found.version) == (text, number + 2)
+        known = len(visible(job.out / "order"))
+        cluster.wait_until(lambda known=known: len(visible(job.out / "order")) > known, "more output")  # type: ignore[misc]
+    assert slots(cluster) == held
+    assert restarts(client, job) == "2"
+    assert client.job_exceptions(job.job_id, 5).entries == ()
+    assert [change.options for change in found.changes] == [(MARK,), (MARK,)]
+    assert client.checkpoint_statistics(job.job_id).latest_restored is not None
+    job.stopped()
+
+
+@pytest.mark.row("530.8")
+@pytest.mark.row("530.9")
+def test_what_needs_no_restart_gets_none(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
+    job.start()
+    job.running()
+    job_id = job.job_id
+    client.patch_checkpoint_config(job_id, CheckpointConfigPatch(timeout_ms=77_000))
+    options = {INTERVAL: "300 ms", TIMEOUT: "70 s", "restart-strategy.type": "none"}
+    answer = client.patch_job_config(job_id, options)
+    assert (answer.restart, answer.version) == (False, 2)
+    assert answer.changes[TIMEOUT].hidden_by_override == "checkpointTimeout"
+    effective = client.checkpoint_config(job_id)
+    assert (effective.interval_ms, effective.timeout_ms) == (300, 77_000)
+    assert client.reset_checkpoint_config(job_id).timeout_ms == 70_000
+    found = client.job_config(job_id)
+    assert found.execution_config["restart-strategy"] == "none"
+    assert (found.version, found.running_version) == (2, 2)
+    assert client.patch_job_config(job_id, {TIMEOUT: None}, 2).version == 3
+    assert client.checkpoint_config(job_id).timeout_ms == 600_000
+    assert TIMEOUT not in client.job_config(job_id).configuration
+    assert restarts(client, job) == "0"
+    job.stopped()
+
+
+@pytest.mark.row("530.11")
+def test_the_parallelism_is_a_live_rescale(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
+    job.start(parallelism=1)
+    job.has_output()
+    assert client.patch_job_config(job.job_id, {"parallelism.default": "3", MARK: "wide"}).restart
+    found = runs(client, cluster, job, 2)
+    assert {vertex.parallelism for vertex in client.job_details(job.job_id).vertices} == {3}
+    assert found.execution_config["job-parallelism"] == 3
+    cluster.wait_until((job.faults / "mark-wide").exists, "user code to be configured so")
+    with pytest.raises(BadRequest, match="200 of operator .numbers. is above its maximum parallelism 128"):
+        client.patch_job_config(job.job_id, {"parallelism.default": "200"})
+    client.patch_job_config(job.job_id, {MARK: "still wide"})
+    runs(client, cluster, job, 3)
+    assert {vertex.parallelism for vertex in client.job_details(job.job_id).vertices} == {3}
+    job.stopped()
+
+
+@pytest.mark.row("530.11")
+def test_an_option_that_the_pipeline_sets(client: CkptClient, cluster: MiniCluster) -> None:
+    """Without a value of its own, the job has the pipeline's; another plan is refused, and nothing has changed."""
+    arguments = [f"{TIMEOUT}=60 s", "my.number=1"]
+    job_id = cluster.submit(PIPELINES, entry="configured", arguments=arguments, configuration={TIMEOUT: "50 s"})
+    client.wait_for_state(job_id, {"RUNNING"}, timeout_s=60)
+    assert client.checkpoint_config(job_id).timeout_ms == 50_000
+    assert client.patch_job_config(job_id, {TIMEOUT: None}).version == 2
+    assert client.checkpoint_config(job_id).timeout_ms == 60_000
+    assert client.job_config(job_id).configuration[TIMEOUT] == "60 s"
+    assert client.patch_job_config(job_id, {TIMEOUT: None, "my.number": None}).version == 2
+    client.cancel_job(job_id)
+
+
+@pytest.mark.row("530.11")
+def test_a_pipeline_that_makes_another_plan_of_it_is_refused(
+    client: CkptClient, cluster: MiniCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "changing.py").write_text(
+        "def pipeline(session):\n"
+        "    rows = session.readStream.format('numbers').option('rowsPerSecond', 100).load().uid('numbers')\n"
+        "    if session.conf.get('my.filter') == 'yes':\n"
+        "        rows = rows.filter('value > 1') if False else rows.select('value').uid('select')\n"
+        "    if session.conf.get('my.filter') == 'broken':\n"
+        "        raise ValueError('not with me')\n"
+        "    rows.writeStream.format('noop').uid('sink').start()\n"
+    )
+    job_id = cluster.submit(tmp_path, entry="changing")
+    client.wait_for_state(job_id, {"RUNNING"}, timeout_s=60)
+    with pytest.raises(BadRequest, match="makes another plan"):
+        client.patch_job_config(job_id, {"my.filter": "yes"})
+    with pytest.raises(BadRequest, match="not with me"):
+        client.patch_job_config(job_id, {"my.filter": "broken"})
+    assert client.job_config(job_id).version == 1
+    client.cancel_job(job_id)
+    client.wait_for_state(job_id, {"CANCELED"}, timeout_s=60)
+    with pytest.raises(Conflict, match="CANCELED"):
+        client.patch_job_config(job_id, {"my.filter": "no"})
+    assert client.job_config(job_id).version == 1

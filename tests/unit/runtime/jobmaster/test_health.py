@@ -1,0 +1,140 @@
+"""The verdict on a job, and its reasons."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
+from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointType, SubtaskStats
+from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
+from ckpt_runtime.jobmaster.gateway import (
+    ExecutionState,
+    JobDetails,
+    JobOverview,
+    SubtaskPressure,
+    VertexDetails,
+    VertexPressure,
+)
+from ckpt_runtime.jobmaster.health import JobHealth, Verdict, job_health
+from ckpt_runtime.scheduler.job_status import JobStatus
+
+NOW = 10_000_000
+SETTINGS = CheckpointConfiguration(interval_ms=10_000, timeout_ms=60_000)
+LATE = 2 * 10_000 + 60_000
+
+
+class Job:
+    """One that has run for an hour. ``ended`` adds checkpoints to its history."""
+
+    def __init__(self, status: JobStatus = JobStatus.RUNNING, running_ms: int = 3_600_000) -> None:
+        self.tracker = CheckpointStatsTracker()
+        self.settings = SETTINGS
+        self.restarts = 0
+        self.pressures: dict[str, VertexPressure] = {}
+        vertex = JobVertex("v", (OperatorNode("v", "Source", "source"),), 1)
+        overview = JobOverview("j", "job", status, 0, -1, NOW, {})
+        shown = VertexDetails("v", "Source", 1, 128, ExecutionState.RUNNING, 0, -1, ())
+        since = {JobStatus.RUNNING: NOW - running_ms}
+        self.details = JobDetails(overview, since, (shown,), JobGraph("job", (vertex,), ()))
+        self._next = 1
+
+    def pending(self, kind: CheckpointType = CheckpointType.CHECKPOINT) -> int:
+        number, self._next = self._next, self._next + 1
+        self.tracker.report_pending(number, NOW - 500, kind, None, {"v": 1}, NOW)
+        return number
+
+    def completed(self, ago_ms: int = 1_000, **more: Any) -> Job:
+        number = self.pending(**more)
+        self.tracker.report_subtask(number, "v", SubtaskStats(0, NOW - ago_ms, 1, CheckpointMetrics()))
+        self.tracker.report_completed(number, "file:/c")
+        return self
+
+    def failed(self, reason: Reason = Reason.CHECKPOINT_EXPIRED, **more: Any) -> Job:
+        self.tracker.report_failed(self.pending(**more), NOW, reason.message)
+        return self
+
+    def pressed(self, *shares: float) -> Job:
+        subtasks = tuple(SubtaskPressure(i, 0, share, 0, 1 - share) for i, share in enumerate(shares))
+        self.pressures["v"] = VertexPressure(NOW, subtasks)
+        return self
+
+    def health(self) -> JobHealth:
+        return job_health(self.details, self.tracker.snapshot(), self.settings, self.pressures, self.restarts, NOW)
+
+
+def test_a_job_that_makes_its_checkpoints_is_healthy() -> None:
+    found = Job().completed().completed(400).pressed(0.1, 0.2).health()
+    assert (found.verdict, found.reasons) == (Verdict.HEALTHY, ())
+    assert (found.success_rate, found.ended, found.checkpoint_age_ms) == (1.0, 2, 400)
+    assert (found.backpressure, found.backpressured_vertex) == (0.2, "Source")
+
+
+def test_some_failures_degrade_and_nothing_but_failures_is_unhealthy() -> None:
+    job = Job().completed().failed()
+    assert (job.health().verdict, job.health().success_rate) == (Verdict.DEGRADED, 0.5)
+    assert job.health().reasons == ("1 of the last 2 checkpoints have failed",)
+    only = Job(running_ms=1_000).failed().failed().health()
+    assert (only.verdict, only.reasons) == (Verdict.UNHEALTHY, ("none of the last 2 checkpoints has completed",))
+
+
+@pytest.mark.parametrize("reason", [Reason.CHECKPOINT_SUBSUMED, Reason.CHECKPOINT_COORDINATOR_SUSPEND])
+def test_what_was_given_up_for_something_else_is_no_failure(reason: Reason) -> None:
+    assert Job().completed().failed(reason).health().success_rate == 1.0
+
+
+def test_savepoints_tell_nothing_of_the_job() -> None:
+    found = Job().completed().failed(kind=CheckpointType.SAVEPOINT).health()
+    assert (found.verdict, found.ended) == (Verdict.HEALTHY, 1)
+
+
+@pytest.mark.parametrize(("ago_ms", "verdict"), [(LATE, Verdict.HEALTHY), (LATE + 1, Verdict.UNHEALTHY)])
+def test_a_last_checkpoint_may_be_two_intervals_and_a_timeout_old(ago_ms: int, verdict: Verdict) -> None:
+    assert Job().completed(ago_ms).health().verdict is verdict
+
+
+def test_a_job_has_as_long_for_its_first_one_and_after_each_restart() -> None:
+    assert Job(running_ms=LATE).health().verdict is Verdict.HEALTHY
+    assert Job(running_ms=LATE + 1).health().reasons == ("no checkpoint has completed, with an interval of 10000 ms",)
+    assert Job(running_ms=LATE).completed(10 * LATE).health().verdict is Verdict.HEALTHY
+
+
+def test_without_periodic_checkpoints_none_is_missed() -> None:
+    job = Job()
+    job.settings = replace(SETTINGS, interval_ms=None)
+    assert job.health().verdict is Verdict.HEALTHY
+
+
+def test_a_restart_is_news_for_five_minutes() -> None:
+    job = Job(running_ms=40_000).completed()
+    job.restarts = 2
+    assert job.health().reasons == ("it has restarted 2 times, last 40 s ago",)
+    later = Job().completed()
+    later.restarts = 2
+    assert (later.health().verdict, later.health().restarts) == (Verdict.HEALTHY, 2)
+
+
+def test_back_pressure_names_the_vertex() -> None:
+    found = Job().completed().pressed(0.1, 0.75).health()
+    assert (found.verdict, found.reasons) == (Verdict.DEGRADED, ("Source cannot send for 75% of the time",))
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict"),
+    [
+        (JobStatus.CREATED, Verdict.DEGRADED),
+        (JobStatus.RESTARTING, Verdict.DEGRADED),
+        (JobStatus.FAILING, Verdict.UNHEALTHY),
+        (JobStatus.FAILED, Verdict.UNHEALTHY),
+        (JobStatus.FINISHED, Verdict.HEALTHY),
+        (JobStatus.CANCELED, Verdict.HEALTHY),
+    ],
+)
+def test_what_does_not_run_is_judged_by_its_state(status: JobStatus, verdict: Verdict) -> None:
+    found = Job(status).failed().health()
+    assert (found.verdict, found.status) == (verdict, status)
+    assert bool(found.reasons) is (verdict is not Verdict.HEALTHY)

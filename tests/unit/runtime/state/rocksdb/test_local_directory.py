@@ -1,0 +1,81 @@
+"""Where databases lie: below a directory of the user's, and gone with their backend, or after a killed process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from ckpt_runtime.configuration.errors import InvalidOptionError
+from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
+from ckpt_runtime.state.registry import create_backend
+from ckpt_runtime.state.rocksdb.local_directory import LocalDirectory
+from tests.support.inline_snapshots import CHECKPOINT
+
+KEY = pa.schema([("k", pa.int64())])
+HOLDER = """
+import sys
+from ckpt_runtime.state.rocksdb.local_directory import LocalDirectory
+print(LocalDirectory(sys.argv[1], str).path, flush=True)
+sys.stdin.read()
+"""
+
+
+def backend(root: str) -> KeyedStateBackend:
+    options = {"state.backend.rocksdb.localdir": root}
+    return create_backend("rocksdb", BackendParameters("op", KeyGroupRange(0, 1), 2, refuse, options))
+
+
+def refuse() -> str:
+    raise AssertionError("the worker's directory was used")
+
+
+def test_a_database_lies_there_until_its_backend_and_its_snapshots_are_gone(tmp_path: Path) -> None:
+    root = tmp_path / "new" / "state"
+    first, second, idle = backend(str(root)), backend(str(root)), backend(str(root))
+    for made in (first, second):
+        made.value_state("v", KEY, KEY).put((1,), (2,))
+    assert len(list(root.iterdir())) == 3
+    assert len(list(root.glob("*/db/CURRENT"))) == 2
+    snapshot = first.snapshot(1, CHECKPOINT)
+    for made in (first, second, idle):
+        made.close()
+    assert len(list(root.iterdir())) == 1
+    snapshot.release()
+    assert list(root.iterdir()) == []
+
+
+def test_what_a_killed_process_leaves_goes_with_the_next_one_and_what_is_in_use_stays(tmp_path: Path) -> None:
+    (tmp_path / "ckpt-state-of-nobody").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "ckpt-state-link").symlink_to(tmp_path / "other")
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": "runtime"}
+    ) as holder:
+        assert holder.stdout is not None
+        held = Path(holder.stdout.readline().strip())
+        assert not (tmp_path / "ckpt-state-of-nobody").exists()
+        mine = LocalDirectory(str(tmp_path), refuse)
+        assert held.is_dir()
+        holder.kill()
+        holder.wait(30)
+        another = LocalDirectory(str(tmp_path), refuse)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"other", "ckpt-state-link", mine.path.name, another.path.name}
+    mine.remove()
+    another.remove()
+    another.remove()
+    assert {path.name for path in tmp_path.iterdir()} == {"other", "ckpt-state-link"}
+
+
+def test_a_place_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="state.backend.rocksdb.localdir: .*file"):
+        backend(str(tmp_path / "file" / "below"))
+    with pytest.raises(InvalidOptionError, match=r"localdir.*relative.*an absolute path"):
+        backend("relative")
