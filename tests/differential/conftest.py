@@ -15,6 +15,7 @@ import pytest
 
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES
+from tests.support.object_store import ObjectStore, object_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,8 +27,14 @@ which may last ten seconds."""
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A local Spark, in UTC. Its Python workers import what the tests and the test pipelines import."""
+def store() -> Iterator[ObjectStore]:
+    with object_store() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def spark(store: ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A local Spark, in UTC. Its Python workers import what tests and test pipelines import, and find the store."""
     from pyspark.sql import SparkSession
 
     directory = tmp_path_factory.mktemp("spark")

@@ -11,12 +11,15 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql.functions import col, expr
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.snapshots.copying import copy_snapshot
 from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.snapshots.verification import verify_snapshot
+from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.docs.markdown import blocks
 from tests.support.golden import DIRECTORY, KINDS, SOURCES, expected, in_order, restored, whole_output
+from tests.support.object_store import ObjectStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -26,14 +29,14 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600), pyt
 SAVEPOINT = DIRECTORY / "format-2" / "savepoint"
 
 
-def read(spark: SparkSession, path: Path, operator: str, state: str, **options: Any) -> DataFrame:
+def read(spark: SparkSession, path: Path | str, operator: str, state: str, **options: Any) -> DataFrame:
     reader = spark.read.format("ckpt-state").option("operator", operator).option("state", state)
     return reader.options(**options).load(str(path))
 
 
-def rows_of(operator: str, name: str) -> list[dict[str, Any]]:
+def rows_of(operator: str, name: str, savepoint: Path | str = SAVEPOINT) -> list[dict[str, Any]]:
     """Stored rows as the engine reads them, with their key groups."""
-    snapshot = open_snapshot(str(SAVEPOINT))
+    snapshot = open_snapshot(str(savepoint))
     (state,) = [state for state in keyed_states(snapshot, operator) if state.name == name]
     found = state.rows(KeyGroupRange(0, 15))
     return [{"key_group": group, **row} for group, batch in found for row in batch.to_pylist()]
@@ -132,7 +135,7 @@ def test_the_examples_of_the_documentation(spark: SparkSession, tmp_path: Path) 
 # --- writing
 
 
-def write(frame: DataFrame, target: Path, operator: str, state: str, **options: Any) -> None:
+def write(frame: DataFrame, target: Path | str, operator: str, state: str, **options: Any) -> None:
     writer = frame.write.format("ckpt-state").mode("append").option("operator", operator).option("state", state)
     writer.options(**options).save(str(target))
 
@@ -199,6 +202,19 @@ def test_writes_that_do_not_fit_are_refused_and_leave_nothing(spark: SparkSessio
         seen.write.format("ckpt-state").mode("overwrite").options(operator="kept", state="seen", **base).save(
             str(target)
         )
+
+
+def test_state_in_an_object_store(spark: SparkSession, store: ObjectStore) -> None:
+    """Spark's workers read the files of a database there, and write a savepoint."""
+    bucket, database = store.bucket(), DIRECTORY / "format-2" / "rocksdb"
+    source, target = f"{bucket}/savepoint", f"{bucket}/changed"
+    copy_snapshot(str(database), resolve(source))
+    seen = read(spark, source, "kept", "seen")
+    write(seen.where("key.source <> 5"), target, "kept", "seen", base=source)
+    assert verify_snapshot(open_snapshot(target)) == []
+    assert rows_of("kept", "seen", target) == [
+        row for row in rows_of("kept", "seen", database) if row["key.source"] != 5
+    ]
 
 
 def test_a_damaged_snapshot_gives_no_rows(spark: SparkSession, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.spark.launch import SessionInfo, start_session, stop_session
 from ckpt_runtime.storage.ha_store import HaStore
 from tests.support.flights import assert_carriers, assert_rotations, read_flights, write_slice
+from tests.support.jobs import ROCKSDB
 from tests.support.outputs import hidden, visible
 from tests.support.processes import agent_of, living, members, workers_of
 from tests.support.spark_sessions import FlightsJob, wait_until
@@ -23,6 +24,7 @@ RATE = 1000
 KILLS = ["worker"] * 5 + ["agent"] * 2 + ["exception"] * 2
 MORE_KILLS = ["worker"] * 11 + ["agent"] * 4 + ["exception"] * 5
 SEED = 20260731
+BACKENDS = {"hashmap": {}, "rocksdb": ROCKSDB}
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +57,20 @@ def _victim(job: FlightsJob, kind: str, choice: random.Random) -> int:
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.row("203.2")
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "kinds", [pytest.param(KILLS, id="9"), pytest.param(MORE_KILLS, id="20", marks=pytest.mark.long)]
+    ("backend", "kinds"),
+    [
+        pytest.param("rocksdb", KILLS, id="9-rocksdb"),
+        pytest.param("rocksdb", MORE_KILLS, id="20-rocksdb", marks=pytest.mark.long),
+        pytest.param("hashmap", MORE_KILLS, id="20-hashmap", marks=pytest.mark.long),
+    ],
 )
-def test_kills(session: SessionInfo, client: CkptClient, tmp_path: Path, kinds: list[str]) -> None:
-    job = FlightsJob(session, client, write_slice(tmp_path / "flights.parquet", ROWS), tmp_path)
+def test_kills(session: SessionInfo, client: CkptClient, tmp_path: Path, backend: str, kinds: list[str]) -> None:
+    """With increments on RocksDB, of which each restart builds upon the latest."""
+    source = write_slice(tmp_path / "flights.parquet", ROWS)
+    job = FlightsJob(session, client, source, tmp_path, options=BACKENDS[backend])
     job.start(RATE)
     choice = random.Random(SEED)
     kills = list(kinds)
@@ -74,6 +84,8 @@ def test_kills(session: SessionInfo, client: CkptClient, tmp_path: Path, kinds: 
         wait_until(lambda number=number: job.restarts() >= number, f"the restart after kill {number}, of a {kind}")
     job.wait_for_checkpoint()
     assert list(job.faults.iterdir()) == []
+    history = client.checkpoint_statistics(job.job_id).history
+    assert any(known.incremental for known in history) == (backend == "rocksdb")
     savepoint = job.stopped()
     assert 0 < len(visible(job.out / "rotations")) < ROWS
     job.start(0, savepoint=savepoint)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from ckpt_runtime.client.errors import Conflict
 from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.spark.launch import SessionInfo, start_session, stop_session
-from tests.support.jobs import PIPELINES, UNALIGNED
+from tests.support.jobs import PIPELINES, ROCKSDB, UNALIGNED
 from tests.support.outputs import assert_sequence, visible
 from tests.support.processes import living
 from tests.support.spark_sessions import wait_until
@@ -41,6 +41,7 @@ class HeldBackJob:
     client: CkptClient
     directory: Path
     job_id: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
 
     def start(self, parallelism: int, *, sleep_ms: float, savepoint: str | None = None) -> None:
         faults = self.directory / "faults"
@@ -51,7 +52,11 @@ class HeldBackJob:
             entry_point="sequence:pipeline",
             arguments=tuple(arguments),
             parallelism=parallelism,
-            configuration={**UNALIGNED, "execution.checkpointing.dir": str(self.directory / "checkpoints")},
+            configuration={
+                **UNALIGNED,
+                "execution.checkpointing.dir": str(self.directory / "checkpoints"),
+                **self.options,
+            },
             savepoint_path=savepoint,
         )
         self.job_id = self.client.run_pipeline(self.client.upload_pipeline(*pack_pipeline(PIPELINES)), options)
@@ -131,20 +136,29 @@ def test_kills_and_rescales_with_the_policies_mixed(session: SessionInfo, tmp_pa
 @pytest.mark.row("203.14")
 @pytest.mark.timeout(300)
 def test_a_live_rescale_gets_its_slots_by_another_barrier_stage(session: SessionInfo, tmp_path: Path) -> None:
-    """The session has three slots: the job grows into all of them, cannot have a fourth, and leaves two of them."""
+    """The session has three slots: the job grows into all of them, cannot have a fourth, and leaves two of them.
+
+    On RocksDB, with increments and data in flight; a worker is killed at each parallelism.
+    """
     with CkptClient(session.rest_url, token=session.token) as client:
-        job = HeldBackJob(client, tmp_path)
+        job = HeldBackJob(client, tmp_path, options=ROCKSDB)
         job.start(2, sleep_ms=1)
         job.wait_for_in_flight_data()
         vertices = client.resource_requirements(job.job_id)
+        restarts = job.restarts()
         with pytest.raises(Conflict, match="keeps its parallelism"):
             client.rescale(job.job_id, dict.fromkeys(vertices, 4))
-        assert job.restarts() == 0
-        for restarts, (lower, upper, expected) in enumerate([(1, 8, 3), (1, 1, 1)], start=1):
+        assert job.restarts() == restarts
+        for lower, upper, expected in ((1, 8, 3), (1, 1, 1)):
+            restarts = job.restarts()
             client.rescale(job.job_id, dict.fromkeys(vertices, (lower, upper)), timeout_s=90)
             client.wait_for_state(job.job_id, ["RUNNING"], timeout_s=90)
-            assert job.restarts() == restarts
+            assert job.restarts() == restarts + 1
             assert set(client.resource_requirements(job.job_id).values()) == {expected}
+            job.wait_for_checkpoints(1)
+            os.kill(job.workers()[0], signal.SIGKILL)
+            wait_until(lambda restarts=restarts: job.restarts() > restarts + 1, "the restart after the kill")
+            client.wait_for_state(job.job_id, ["RUNNING"], timeout_s=90)
             job.wait_for_checkpoints(2)
         overview = client.cluster_overview()
         assert overview.slots_available == overview.slots_total - 1

@@ -20,12 +20,7 @@ from tests.support import golden
 
 pytestmark = pytest.mark.slow
 
-ROCKSDB = {
-    **golden.IN_FILES,
-    "state.backend.type": "rocksdb",
-    "execution.checkpointing.incremental": "true",
-    "execution.checkpointing.interval": "300 ms",
-}
+ROCKSDB = {**golden.ROCKSDB, "execution.checkpointing.interval": "300 ms"}
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.metadata import encode
 from ckpt_runtime.storage.snapshot_metadata import read_metadata
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, fast
+from tests.support.jobs import PIPELINES, ROCKSDB, fast
 from tests.support.outputs import visible
 from tests.support.pipelines.golden import GROUP
 
@@ -43,7 +43,6 @@ UNALIGNED = {
     "execution.checkpointing.unaligned.enabled": "true",
     "taskmanager.network.buffer.max-rows": "32",
 }
-ROCKSDB = {**IN_FILES, "state.backend.type": "rocksdb", "execution.checkpointing.incremental": "true"}
 LARGE = {
     **ROCKSDB,
     "state.backend.rocksdb.cache.max-keys": "8",

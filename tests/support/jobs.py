@@ -23,6 +23,14 @@ FAST: Mapping[str, str] = {
 """Frequent checkpoints, restarts without end and without delay."""
 
 
+ROCKSDB: Mapping[str, str] = {
+    "state.backend.type": "rocksdb",
+    "execution.checkpointing.incremental": "true",
+    "state.storage.fs.memory-threshold": "0 b",
+}
+"""Increments, however small their files are."""
+
+
 def fast(**changes: str | None) -> dict[str, str]:
     """:data:`FAST` with changes; double underscores stand for dots, single ones for dashes; None removes a key."""
     configuration = dict(FAST)

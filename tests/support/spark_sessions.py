@@ -11,9 +11,9 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt_runtime.client.clients import CkptClient
@@ -36,13 +36,17 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60) 
 
 @dataclass
 class FlightsJob:
-    """The example pipeline with its failing operator, in a session in Spark. ``client`` stays the caller's to close."""
+    """The example pipeline with its failing operator, in a session in Spark. ``client`` stays the caller's to close.
+
+    ``options`` come on top of those that all these jobs have.
+    """
 
     session: SessionInfo
     client: CkptClient
     source: Path
     directory: Path
     job_id: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def out(self) -> Path:
@@ -64,7 +68,11 @@ class FlightsJob:
             entry_point="failing_flights:pipeline",
             arguments=(*arguments, "--rows-per-second", str(rate)),
             parallelism=parallelism,
-            configuration={**FAST, "execution.checkpointing.dir": str(self.directory / "checkpoints")},
+            configuration={
+                **FAST,
+                "execution.checkpointing.dir": str(self.directory / "checkpoints"),
+                **self.options,
+            },
             savepoint_path=savepoint,
         )
         self.job_id = self.client.run_pipeline(self.client.upload_pipeline(*pack_pipeline(packed)), options)

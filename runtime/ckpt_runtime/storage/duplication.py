@@ -88,8 +88,7 @@ class Duplicator:
                     continue
             return _checked(target, file, source), means
         if source.is_object_store and same_filesystem(source, target):
-            with naming("duplicate", source):
-                source.filesystem.cp_file(source.path, target.path)
+            _copy_within(source, target)
             return _checked(target, file, source), Means.SERVER_SIDE_COPY
         return self._copied(source, file), Means.COPY
 
@@ -105,6 +104,17 @@ class Duplicator:
             message = f"{source.url}: damaged, its checksum is {copy.checksum} and not {file.checksum}"
             raise CorruptFileError(message, source.url)
         return copy
+
+
+def _copy_within(source: Location, target: Location) -> None:
+    try:
+        with naming("duplicate", source):
+            source.filesystem.cp_file(source.path, target.path)
+    except BaseException:
+        # A copy whose answer was lost is there all the same.
+        with suppress(OSError):
+            delete_file(target)
+        raise
 
 
 def _checked(target: Location, file: StateFile, source: Location) -> StateFile:

@@ -247,6 +247,26 @@ def test_a_forged_database_is_found_and_never_restored(forms: dict[str, Path], c
         _restore(snapshot, "rocksdb", tmp_path)
 
 
+@pytest.mark.parametrize("kind", [".sst", "MANIFEST"])
+def test_files_that_forged_metadata_exchanges_between_databases_are_found(kind: str, tmp_path: Path) -> None:
+    savepoint = Path(shutil.copytree(DIRECTORY / "format-2" / "rocksdb", tmp_path / "savepoint"))
+    handles: list[dict] = []
+    _forge(savepoint, handles.append)
+    first, second = (handle["files"][_named(handle, kind)[0]] for handle in handles[:2])
+    exchanged = iter((second, first))
+
+    def exchange(handle: dict) -> None:
+        file = next(exchanged, None)
+        if file is not None:
+            handle["files"][_named(handle, kind)[0]] = file
+
+    _forge(savepoint, exchange)
+    snapshot = open_snapshot(str(savepoint))
+    assert verify_snapshot(snapshot)
+    with pytest.raises(StateRestoreError):
+        _restore(snapshot, "rocksdb", tmp_path)
+
+
 @pytest.mark.parametrize("name", ["../outside", "a/b", "/etc/passwd", "..", "", "CURRENT\n", "000001.sst\0", "x" * 256])
 def test_names_that_are_no_plain_file_names_are_refused_with_the_metadata(
     forms: dict[str, Path], name: str, tmp_path: Path

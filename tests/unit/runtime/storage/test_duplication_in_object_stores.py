@@ -72,6 +72,13 @@ def test_a_copy_is_tried_again_and_what_fails_for_good_is_written_anew(s3: Objec
     assert list_names(job.savepoint) == [copies["lucky"].path]
 
 
+def test_a_copy_whose_answer_is_lost_leaves_nothing(s3: ObjectStore, job: Job) -> None:
+    source = job.uploaded(CONTENT)
+    with s3.failing(lambda method, _: method == "PUT", takes_effect=True):
+        assert job.files.duplicate_all({"source": source}) == {}
+    assert list_names(job.savepoint) == []
+
+
 def test_discarded_copies_leave_their_sources(s3: ObjectStore, job: Job) -> None:
     source = job.uploaded(CONTENT)
     job.files.duplicate_all({"source": source})
