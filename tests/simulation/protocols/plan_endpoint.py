@@ -360,10 +360,11 @@ class PlanEndpoint:
         self._require(not (redeploys and self.savepoints), f"a redeployment ends {sorted(self.savepoints)}")
 
     def check(self) -> None:
-        """After each step: what is in force runs, and without a rescale nothing is reserved but for what comes next."""
+        """After each step: what is in force runs; slots are reserved for a rescale, what comes next, or the end."""
         state, deployment = self._driver.machine.state, self._driver.deployment
         about_to_deploy = state in (JobState.CLEARING, JobState.BACKING_OFF, JobState.STOPPING, JobState.ENDING)
-        kept = self._wish is not None or about_to_deploy or state.is_terminal or bool(self.savepoints)
+        ends = state.is_terminal or state in (JobState.CANCELLING, JobState.FAILING)
+        kept = self._wish is not None or about_to_deploy or ends or bool(self.savepoints)
         self._require(kept or self._reserved is None, "slots stay reserved for a rescale that is over")
         if state is JobState.RUNNING and deployment is not None and not self.savepoints:
             runs = shape(deployment.graph)
