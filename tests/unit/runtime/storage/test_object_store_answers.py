@@ -195,8 +195,8 @@ ACTIONS: dict[str, Callable[[Location], object]] = {
 
 
 def _its_requests(action: str) -> Wanted:
-    """A write that has failed deletes what may have been written all the same."""
-    return puts("/") if action == "write" else everything("/")
+    """A write or a copy that has failed deletes what may be there all the same."""
+    return puts("/") if action in ("write", "copy") else everything("/")
 
 
 @pytest.mark.parametrize("fault", REPEATED)
