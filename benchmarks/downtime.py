@@ -2,21 +2,26 @@
 
 With ``--kind rescale`` it grows to twice its parallelism and shrinks back, again and again; the first time also
 launches a barrier stage, which costs no downtime: the job runs meanwhile. With ``--kind config`` an option of its
-configuration changes that needs a restart, in place. Each change comes when the job has completed a checkpoint since
-the last one. With ``--state-mb`` there is so much state to be restored, and rows come as fast as they can; without,
-they are paced.
+configuration changes that needs a restart, in place. With ``--kind savepoint-resume`` the same change is made without
+that: the job is stopped with a savepoint and submitted again. Each change comes when the job has completed a checkpoint
+since the last one. With ``--state-mb`` there is so much state to be restored, and rows come as fast as they can;
+without, they are paced.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from benchmarks.harness import (
     BenchmarkError,
     BenchmarkJob,
+    BenchmarkSession,
     Report,
+    add_backend_option,
+    backend_configuration,
     emit,
     not_negative,
     parser_for,
@@ -42,7 +47,8 @@ OPTION = "execution.buffer-timeout.interval"
 def main() -> None:
     """The command line."""
     parser = parser_for(NAME, __doc__ or "")
-    parser.add_argument("--kind", choices=("rescale", "config"), default="rescale", help="what the job is down for")
+    parser.add_argument("--kind", choices=tuple(_KINDS), default="rescale", help="what the job is down for")
+    add_backend_option(parser, default="memory")
     parser.add_argument("--state-mb", type=not_negative, default=0, help="keyed state, at about 100 bytes a key")
     parser.add_argument("--times", type=positive_int, default=6, help="how often")
     options = parser.parse_args()
@@ -53,20 +59,18 @@ def main() -> None:
 def measure(options: argparse.Namespace) -> tuple[list[float], int]:
     """The times of all changes, and the peak memory. Raises BenchmarkError when rows were lost or repeated."""
     keys = round(options.state_mb * KEYS_PER_MB) or KEYS
-    rate = 0 if options.state_mb else ROWS_PER_S
+    arguments = [keys, 0 if options.state_mb else ROWS_PER_S]
+    configuration = {**CONFIGURATION, **backend_configuration(options.backend)}
     times = []
     with session(2 * PARALLELISM, {ALLOW_LIST: OPTION}) as running:
-        job = running.run(PIPELINE, [keys, rate], PARALLELISM, CONFIGURATION)
+        job = running.run(PIPELINE, arguments, PARALLELISM, configuration)
         job.wait_for_rows()
         for number in range(options.times):
             _settle(job, keys)
-            if options.kind == "config":
-                parallelism, call = PARALLELISM, partial(job.configure, {OPTION: f"{100 + number} ms"})
-            else:
-                parallelism = PARALLELISM if number % 2 else 2 * PARALLELISM
-                call = partial(job.rescale, parallelism)
-            times.append(_downtime(job, parallelism, call))
-            progress(f"  at {parallelism}: {times[-1]:.3f} s")
+            change = _Change(running, arguments, {**configuration, OPTION: f"{100 + number} ms"}, number)
+            job, seconds = _downtime(job, partial(_KINDS[options.kind], job, change))
+            times.append(seconds)
+            progress(f"  {seconds:.3f} s")
         _settle(job, keys)
         job.drain()
         report = _newest(job)
@@ -90,22 +94,53 @@ def _settle(job: BenchmarkJob, keys: int) -> None:
     job.wait_for("a completed checkpoint", lambda: len(job.completed_checkpoints()) > known, TIMEOUT_S)
 
 
-def _downtime(job: BenchmarkJob, parallelism: int, change: Callable[[], None]) -> float:
-    """Seconds until every subtask of the sink, so many, has got rows again."""
-    before = _newest(job).subtasks
-    attempt = max(document["attempt"] for document in before.values())
-    last_ms = max(float(document["last_ms"]) for document in before.values())
-    change()
+@dataclass(frozen=True)
+class _Change:
+    """The ``number``-th, to this configuration."""
+
+    session: BenchmarkSession
+    arguments: list[int]
+    configuration: Mapping[str, str]
+    number: int
+
+
+def _rescale(job: BenchmarkJob, change: _Change) -> tuple[BenchmarkJob, int]:
+    parallelism = PARALLELISM if change.number % 2 else 2 * PARALLELISM
+    job.rescale(parallelism)
+    return job, parallelism
+
+
+def _configure(job: BenchmarkJob, change: _Change) -> tuple[BenchmarkJob, int]:
+    job.configure({OPTION: change.configuration[OPTION]})
+    return job, PARALLELISM
+
+
+def _resume(job: BenchmarkJob, change: _Change) -> tuple[BenchmarkJob, int]:
+    """The new job's subtasks report to another place."""
+    stopped = job.stop()
+    return change.session.run(PIPELINE, change.arguments, PARALLELISM, change.configuration, stopped), PARALLELISM
+
+
+_KINDS = {"rescale": _rescale, "config": _configure, "savepoint-resume": _resume}
+
+
+def _downtime(job: BenchmarkJob, change: Callable[[], tuple[BenchmarkJob, int]]) -> tuple[BenchmarkJob, float]:
+    """The job after the change, and the seconds until every subtask of its sink, so many, has got rows again."""
+    before = _newest(job).subtasks.values()
+    attempt = max(document["attempt"] for document in before)
+    last_ms = max(float(document["last_ms"]) for document in before)
+    following, parallelism = change()
 
     def all_have_rows() -> bool:
         """A subtask that ends writes its last report, which the next attempt's first one replaces."""
         nonlocal last_ms
-        subtasks = job.report().subtasks.values()
-        last_ms = max([last_ms, *(float(d["last_ms"]) for d in subtasks if d["attempt"] == attempt)])
-        return sum(d["attempt"] > attempt for d in subtasks) == parallelism
+        old, new = job.report().subtasks.values(), following.report().subtasks.values()
+        last_ms = max([last_ms, *(float(d["last_ms"]) for d in old if d["attempt"] == attempt)])
+        return sum(d["attempt"] > attempt or following is not job for d in new) == parallelism
 
-    job.wait_for("rows after the change", all_have_rows, TIMEOUT_S, poll_s=0.005)
-    return max(float(document["first_ms"]) - last_ms for document in _newest(job).subtasks.values()) / 1000
+    following.wait_for("rows after the change", all_have_rows, TIMEOUT_S, poll_s=0.005)
+    newest = _newest(following).subtasks.values()
+    return following, max(float(document["first_ms"]) - last_ms for document in newest) / 1000
 
 
 if __name__ == "__main__":

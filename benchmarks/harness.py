@@ -313,9 +313,13 @@ class BenchmarkJob:
 
     def drain(self) -> str:
         """Stops the job with a savepoint of everything that was read; its URL."""
-        trigger = self._client.stop_with_savepoint(self.id, str(self._session.directory / "savepoints"), drain=True)
-        status = self._client.wait_for_operation("savepoint", trigger, self.id, timeout_s=120, poll_interval_s=0.1)
-        self._client.wait_for_state(self.id, ["FINISHED"], timeout_s=60, poll_interval_s=0.1)
+        return self.stop(drain=True)
+
+    def stop(self, *, drain: bool = False) -> str:
+        """Stops the job with a savepoint, from which it can go on unless it is drained; its URL."""
+        trigger = self._client.stop_with_savepoint(self.id, str(self._session.directory / "savepoints"), drain=drain)
+        status = self._client.wait_for_operation("savepoint", trigger, self.id, timeout_s=120, poll_interval_s=0.02)
+        self._client.wait_for_state(self.id, ["FINISHED"], timeout_s=60, poll_interval_s=0.02)
         assert status.location is not None
         return status.location
 

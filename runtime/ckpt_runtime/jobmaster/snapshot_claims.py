@@ -98,12 +98,14 @@ class JobClaims:
         return tuple(sorted(file.url for file in self._left() if file.url not in used))
 
     def _left(self) -> Iterator[Location]:
+        """As long as the snapshot is there as one, it has its files: who deletes it has not begun, or has lost."""
         for url in self.places:
             place = resolve(url)
             check_directory(place.parent)
             claim = claims.read_claim(place)
-            if claim is not None and claim.owner.is_same_job(self.claimant):
-                yield from _present(place, claim.files)
+            if claim is None or not claim.owner.is_same_job(self.claimant) or has_metadata(resolve(claim.snapshot)):
+                continue
+            yield from _present(place, claim.files)
 
     def release(self) -> None:
         """The job has ended: deletes what no checkpoint needs, and ends the claims that its own ones do not need."""
