@@ -190,8 +190,9 @@ class MiniCluster:
             return status.completed
 
         self.wait_until(done, "the savepoint")
-        assert outcome[0].location is not None, outcome[0].failure
-        return outcome[0].location
+        location, failure = outcome[0].location, outcome[0].failure
+        assert location is not None, f"{failure}; the job's latest failure: {self.failure(job_id)}"
+        return location
 
     def failure(self, job_id: str) -> str:
         """The newest failure's stack trace; empty without one."""

@@ -227,6 +227,22 @@ def test_claimed_files_that_a_dead_driver_did_not_get_to_are_found_by_the_next(j
 
 
 @pytest.mark.row("203.6")
+def test_a_claimed_snapshot_that_a_dead_driver_did_not_get_to_keeps_its_files(jobs: Jobs) -> None:
+    """Nobody may take it for a complete one that lacks some: who deletes it begins with its metadata."""
+    shared = jobs.shared_file(FIRST, 1)
+    claimed = jobs.checkpoint(FIRST, 2, shared)
+    claims = jobs.claim(claimed, SECOND)
+    own = jobs.checkpoint(SECOND, 3)
+    told = list[Any]()
+    effects(jobs, claims, AtOnce(), told, JobRecord(), own).execute(out.FindLeftovers())
+    assert told[0].shared == ()
+    assert open_snapshot(claimed.directory).verify() == []
+    discard(claimed)
+    claims.release()
+    assert not is_there(shared)
+
+
+@pytest.mark.row("203.6")
 def test_a_disposal_that_was_done_and_not_recorded_is_done_again(jobs: Jobs) -> None:
     """With the last claimed file the directory of the job that wrote it goes as well."""
     claimed = jobs.checkpoint(FIRST, 2)
