@@ -25,12 +25,16 @@ Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 Wanted = Callable[[str, str], bool]
 """By method and path, ``/bucket/key``."""
 
-READ_TIMEOUT_S = 1.5
-SETTINGS = {
-    "config_kwargs": {"connect_timeout": 2, "read_timeout": READ_TIMEOUT_S},
-    "default_block_size": 5 << 20,  # the smallest part of an upload in parts
-}
-"""As ``FSSPEC_S3`` gives them to s3fs."""
+IMPATIENT_S = 1.5
+"""For tests of requests that get no answer: those of busy processes may well take longer."""
+
+
+def _settings(read_timeout_s: float) -> dict[str, Any]:
+    """As ``FSSPEC_S3`` gives them to s3fs."""
+    return {
+        "config_kwargs": {"connect_timeout": 10, "read_timeout": read_timeout_s},
+        "default_block_size": 5 << 20,  # the smallest part of an upload in parts
+    }
 
 
 @dataclass
@@ -75,7 +79,7 @@ class ObjectStore:
                 return answer
         if fault.silent:
             # Until the client has given up.
-            self._patience.wait(READ_TIMEOUT_S * 4)
+            self._patience.wait(IMPATIENT_S * 4)
         self._count(method, str(fault.status))
         respond(f"{fault.status} {fault.code}", [("Content-Type", "application/xml")])
         text = f"<Error><Code>{fault.code}</Code><Message>as the test wants it</Message></Error>"
@@ -173,7 +177,7 @@ class _Quiet(MotoRequestHandler):
 
 
 @contextmanager
-def object_store() -> Iterator[ObjectStore]:
+def object_store(read_timeout_s: float = 20) -> Iterator[ObjectStore]:
     """A server, with the environment that leads this process and those that it starts to it, as users would set it."""
     store = ObjectStore()
     server = make_server("127.0.0.1", 0, store, threaded=True, request_handler=_Quiet)
@@ -186,8 +190,9 @@ def object_store() -> Iterator[ObjectStore]:
         patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         patch.setenv("AWS_MAX_ATTEMPTS", "2")
-        patch.setenv("FSSPEC_S3", json.dumps(SETTINGS))
-        patch.setitem(conf, "s3", SETTINGS)  # read from the environment when a process starts
+        settings = _settings(read_timeout_s)
+        patch.setenv("FSSPEC_S3", json.dumps(settings))
+        patch.setitem(conf, "s3", settings)  # read from the environment when a process starts
         S3FileSystem.clear_instance_cache()
         try:
             yield store

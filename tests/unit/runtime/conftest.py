@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from ckpt_runtime.storage.filesystem import Location, delete_tree, make_directory, memory_allowed, resolve
-from tests.support.object_store import ObjectStore, object_store
+from tests.support.object_store import IMPATIENT_S, ObjectStore, object_store
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -21,7 +21,7 @@ def memory_is_a_place() -> Iterator[None]:
 
 @pytest.fixture(scope="package")
 def s3() -> Iterator[ObjectStore]:
-    with object_store() as started:
+    with object_store(IMPATIENT_S) as started:
         yield started
 
 
