@@ -138,6 +138,7 @@ def test_a_damaged_savepoint_that_was_to_be_claimed_is_left_alone(
     job.start(configuration={**FILES, **own}, savepoint=str(copy))
     _assert_refused(job, [victim.name])
     job.assert_retained()
+    job.cluster.wait_until(lambda: not (copy / "claim").exists(), "the end of the claim")
     assert _content(copy) == before
 
 
