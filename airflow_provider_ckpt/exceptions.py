@@ -24,7 +24,7 @@ class CkptArgumentInvalid(AirflowFailException, ValueError):
 
 
 class CkptRequestRejected(AirflowFailException):
-    """The job manager refused the request as malformed; the same request would be refused again."""
+    """The job manager refused the request, or has no such call, as Flink; it would be refused again."""
 
 
 class CkptNotFound(AirflowFailException):
