@@ -85,6 +85,7 @@ class _Methods:
     job_exceptions = _Method(requests.job_exceptions)
     execution_result = _Method(requests.execution_result)
     cancel_job = _Method(requests.cancel_job)
+    cancel_and_retain = _Method(requests.cancel_and_retain)
     vertex_details = _Method(requests.vertex_details)
     vertex_backpressure = _Method(requests.vertex_backpressure)
     vertex_metrics = _Method(requests.vertex_metrics)

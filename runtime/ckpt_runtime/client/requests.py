@@ -18,8 +18,10 @@ from ckpt_runtime.client.checkpoint_models import (
     CheckpointConfig,
     CheckpointConfigPatch,
     CheckpointStatistics,
+    RetainedCheckpoint,
     read_checkpoint,
     read_config,
+    read_retained,
     read_statistics,
 )
 from ckpt_runtime.client.models import (
@@ -239,6 +241,14 @@ def execution_result(job_id: str) -> Call[ExecutionResult]:
 def cancel_job(job_id: str) -> Call[None]:
     """Start cancelling; nothing to do on a canceled job, a conflict on a finished or failed one."""
     return Call("PATCH", _job(job_id), _nothing, query={"mode": "cancel"})
+
+
+def cancel_and_retain(job_id: str) -> Call[RetainedCheckpoint | None]:
+    """As :func:`cancel_job`, and the job's checkpoints outlive it, whatever its options say; gives the latest so far.
+
+    Flink ignores the argument, and answers with nothing: for that the call is an error.
+    """
+    return Call("PATCH", _job(job_id), read_retained, query={"mode": "cancel", "retain": "true"})
 
 
 def vertex_details(job_id: str, vertex_id: str) -> Call[Vertex]:

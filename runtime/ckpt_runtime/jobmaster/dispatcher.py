@@ -14,7 +14,7 @@ from pathlib import Path
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
-from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
+from ckpt_runtime.checkpoint.statistics import CheckpointStats, CheckpointStatsSnapshot
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions, RecoveryClaimMode
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
@@ -179,7 +179,7 @@ class Dispatcher:
             ended = self._jobs[found.job_id] = EndedJob(found.result)
             request = ended.request
             if found.submission is not None:
-                self._finish_clean_up(found.submission, ended.status)
+                self._finish_clean_up(found.submission, ended)
         elif found.submission is not None:
             request = found.submission.request
             submission = replace(found.submission, ended_jobs=self._ended_before(found.submission.savepoint))
@@ -188,11 +188,12 @@ class Dispatcher:
         if request is not None:
             self._requests[found.job_id] = request
 
-    def _finish_clean_up(self, submission: JobSubmission, status: JobStatus) -> None:
+    def _finish_clean_up(self, submission: JobSubmission, ended: EndedJob) -> None:
         """As at the end of the job, which its driver did not live to see."""
         job = JobMaster(submission, self._slots, self._pools)
         self._cleaning.append(job)
-        job.clean_up_after(status)
+        kept = not ended.checkpoint_config().settings.discards_on(JobStatus.CANCELED)
+        job.clean_up_after(ended.status, retain=kept)
 
     async def lose_leadership(self) -> None:
         """Another driver leads: nothing may be changed any more, and this session ends."""
@@ -361,16 +362,17 @@ class Dispatcher:
     async def execution_result(self, job_id: str) -> ExecutionResult:
         return self._job(job_id).result()
 
-    async def cancel_job(self, job_id: str) -> None:
+    async def cancel_job(self, job_id: str, *, retain: bool = False) -> CheckpointStats | None:
         job = self._job(job_id)
         if job.status is JobStatus.CANCELED:
-            return
+            return _retained(job)
         if job.status.is_globally_terminal:
             message = (
                 f"Job cancellation failed because the job has already reached another terminal state ({job.status})."
             )
             raise JobTerminated(job_id, job.status, message)
-        self._living_job(job_id).cancel()
+        self._living_job(job_id).cancel(retain=retain)
+        return _retained(job)
 
     async def resource_requirements(self, job_id: str) -> Mapping[str, ParallelismBounds]:
         return self._living_job(job_id).resource_requirements()
@@ -478,6 +480,13 @@ class Dispatcher:
     async def operation_status(self, kind: OperationKind, trigger_id: str, job_id: str | None) -> OperationStatus:
         self._check_leads()
         return self._operations.status(kind, job_id, trigger_id)
+
+
+def _retained(job: JobMaster | EndedJob) -> CheckpointStats | None:
+    """The checkpoint to go on from, if it is kept when the job is cancelled."""
+    latest = job.checkpoint_statistics().latest_completed
+    kept = not job.checkpoint_config().settings.discards_on(JobStatus.CANCELED)
+    return latest if kept and latest is not None and not latest.discarded else None
 
 
 async def _fail(error: StorageError) -> OperationStatus:

@@ -24,7 +24,7 @@ from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 
 if TYPE_CHECKING:
-    from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
+    from ckpt_runtime.checkpoint.statistics import CheckpointStats, CheckpointStatsSnapshot
     from ckpt_runtime.graph.job_graph import JobGraph
     from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer, ConfigurationRequest
     from ckpt_runtime.jobmaster.restore_preview import PlanPreview
@@ -473,8 +473,12 @@ class DispatcherGateway(Protocol):
 
     async def execution_result(self, job_id: str) -> ExecutionResult: ...
 
-    async def cancel_job(self, job_id: str) -> None:
-        """Start cancelling. Nothing to do on a CANCELED job; :class:`JobTerminated` on a FINISHED or FAILED one."""
+    async def cancel_job(self, job_id: str, *, retain: bool = False) -> CheckpointStats | None:
+        """Start cancelling. Nothing to do on a CANCELED job; :class:`JobTerminated` on a FINISHED or FAILED one.
+
+        With ``retain`` its checkpoints outlive it, whatever its options say. Returns the latest that does; one that
+        is being completed may still come after it.
+        """
         ...
 
     async def checkpoint_statistics(self, job_id: str) -> CheckpointStatsSnapshot: ...

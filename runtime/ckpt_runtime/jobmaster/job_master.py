@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ckpt_runtime.checkpoint import effects as checkpoint_out
+from ckpt_runtime.checkpoint import events as checkpoint_on
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.events import TriggerRequested
 from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
@@ -134,11 +135,16 @@ class JobMaster:
     def start(self) -> None:
         self._shell.tell(job_on.Start())
 
-    def cancel(self) -> None:
+    def cancel(self, *, retain: bool = False) -> None:
+        """``retain``: its checkpoints outlive it, whatever its options say. Once asked for, that stays so."""
+        if retain:
+            self._shell.tell(checkpoint_on.RetentionAsked())
         self._shell.tell(job_on.CancelRequested())
 
-    def clean_up_after(self, status: JobStatus) -> None:
+    def clean_up_after(self, status: JobStatus, *, retain: bool = False) -> None:
         """Of a job that ended as ``status`` under an earlier driver, which did not live to see the end of it."""
+        if retain:
+            self._shell.tell(checkpoint_on.RetentionAsked())
         self._shell.clean_up_after(status)
 
     def suspend(self, *, fenced: bool = False) -> None:

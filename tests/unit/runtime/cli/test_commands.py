@@ -134,6 +134,15 @@ def test_cancel(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[
     assert ckpt("cancel", "1" * 32) == 5
 
 
+def test_cancel_and_retain(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    gateway.complete_checkpoint(gateway.jobs[JOB])
+    assert ckpt("cancel", JOB, "--retain", "--wait", "--wait-timeout", "10 s") == 0
+    assert "Retained: file:" in capsys.readouterr().out
+    gateway.add_job("1" * 32)
+    assert ckpt("--json", "cancel", "1" * 32, "--retain") == 0
+    assert json.loads(capsys.readouterr().out) == {"job_id": "1" * 32, "retained_checkpoint": None}
+
+
 @pytest.mark.row("203.1")
 @pytest.mark.parametrize(
     ("option", "written"), [("native", "NATIVE"), ("canonical", "CANONICAL"), ("CANONICAL", "CANONICAL")]

@@ -18,7 +18,13 @@ from ckpt_runtime.checkpoint.configuration import (
 )
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
-from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStatsSnapshot, CheckpointType, SubtaskStats
+from ckpt_runtime.checkpoint.statistics import (
+    CheckpointMetrics,
+    CheckpointStats,
+    CheckpointStatsSnapshot,
+    CheckpointType,
+    SubtaskStats,
+)
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
@@ -344,13 +350,13 @@ class FakeGateway:
         failure = job.exceptions[0].failure if job.status is JobStatus.FAILED else None
         return g.ExecutionResult(job_id, job.graph.name, job.status if ended else None, START_MS, end, failure)
 
-    async def cancel_job(self, job_id: str) -> None:
+    async def cancel_job(self, job_id: str, *, retain: bool = False) -> CheckpointStats | None:
         job = self._job(job_id)
-        if job.status is JobStatus.CANCELED:
-            return
-        if job.status.is_terminal:
-            raise g.JobTerminated(job_id, job.status)
-        self.move(job_id, JobStatus.CANCELED)
+        if job.status is not JobStatus.CANCELED:
+            if job.status.is_terminal:
+                raise g.JobTerminated(job_id, job.status)
+            self.move(job_id, JobStatus.CANCELED)
+        return job.tracker.snapshot().latest_completed if retain else None
 
     # checkpoints
 
