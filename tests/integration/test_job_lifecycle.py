@@ -83,7 +83,6 @@ def test_a_cancelled_job_keeps_what_retention_says(job: SequenceJob, retention: 
     )
 
 
-@pytest.mark.row("147.5")
 def test_cancel_and_retain_outweighs_the_options(job: SequenceJob) -> None:
     """What is kept is what the last answer names; a job that starts from it goes on without a gap."""
     job.start(rows=ROWS, configuration=fast(execution__checkpointing__interval="100 ms"))
@@ -101,6 +100,7 @@ def test_cancel_and_retain_outweighs_the_options(job: SequenceJob) -> None:
     assert_sequence(job.out, ROWS)
 
 
+@pytest.mark.row("147.5")
 @pytest.mark.parametrize("drain", [False, True])
 def test_stop_with_savepoint_commits_up_to_it(job: SequenceJob, drain: bool) -> None:
     job.start()

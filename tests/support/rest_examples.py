@@ -144,6 +144,8 @@ CALLS = [
     Call("DELETE", "/cluster"),
     Call("POST", "/jars/upload", arguments={"files": {"jarfile": ("flights.py", b"x = 1")}}),
     Call("GET", "/jars"),
+    Call("PUT", "/jars/{jarid}/holds/{owner}", values={"owner": "upgrade-flights"}),
+    Call("DELETE", "/jars/{jarid}/holds/{owner}", values={"owner": "upgrade-flights"}),
     Call("POST", "/jars/{jarid}/plan", "fresh", arguments={"json": {}}),
     Call("POST", "/jars/{jarid}/plan", "a snapshot that fits", arguments={"json": {"savepointPath": SNAPSHOT}}),
     Call("POST", "/jars/{jarid}/plan", "one that is refused", arguments={"json": {"savepointPath": REFUSED}}),

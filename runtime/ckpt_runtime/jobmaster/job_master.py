@@ -20,6 +20,7 @@ from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.checkpoint_settings import submitted_settings
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRefused, VersionConflict
@@ -357,6 +358,11 @@ class JobMaster:
     def configuration(self) -> Configuration:
         """What was accepted last."""
         return self._shell.core.accepted_plan.configuration
+
+    @property
+    def own(self) -> OwnConfiguration:
+        """As accepted last."""
+        return self._shell.core.accepted_plan.own
 
     @property
     def executions(self) -> ExecutionGraph:

@@ -202,8 +202,24 @@ class FakeGateway:
         return tuple(self.pipelines.values())
 
     async def delete_pipeline(self, pipeline_id: str) -> None:
-        if self.pipelines.pop(pipeline_id, None) is None:
+        if pipeline_id not in self.pipelines:
             raise g.PipelineNotFound(pipeline_id)
+        if self.pipelines[pipeline_id].holds:
+            raise g.PipelineInUse(pipeline_id, sorted(self.pipelines[pipeline_id].holds))
+        del self.pipelines[pipeline_id]
+
+    async def hold_pipeline(self, pipeline_id: str, owner: str) -> g.StoredPipeline:
+        if pipeline_id not in self.pipelines:
+            raise g.PipelineNotFound(pipeline_id)
+        known = self.pipelines[pipeline_id]
+        self.pipelines[pipeline_id] = replace(known, holds={owner: self.now, **known.holds})
+        return self.pipelines[pipeline_id]
+
+    async def release_pipeline(self, pipeline_id: str, owner: str) -> None:
+        known = self.pipelines.get(pipeline_id)
+        if known is not None:
+            holds = {name: since for name, since in known.holds.items() if name != owner}
+            self.pipelines[pipeline_id] = replace(known, holds=holds)
 
     async def plan_pipeline(self, request: g.RunRequest) -> PlanPreview:
         """As if all kept state fitted but that of one operator, whose snapshot has "refused" in its name."""
