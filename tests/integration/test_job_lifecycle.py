@@ -83,6 +83,23 @@ def test_a_cancelled_job_keeps_what_retention_says(job: SequenceJob, retention: 
     )
 
 
+def test_cancel_and_retain_outweighs_the_options(job: SequenceJob) -> None:
+    """What is kept is what the last answer names; a job that starts from it goes on without a gap."""
+    job.start(rows=ROWS, configuration=fast(execution__checkpointing__interval="100 ms"))
+    job.running()
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    dispatcher = job.cluster.dispatcher
+    assert job.cluster.call(dispatcher.cancel_job(job.job_id, retain=True)) is not None
+    job.cluster.wait_for_status(job.job_id, JobStatus.CANCELED)
+    kept = job.cluster.call(dispatcher.cancel_job(job.job_id, retain=True))
+    assert kept is not None
+    assert kept.external_path is not None
+    job.assert_retained(kept.external_path.rpartition("/")[2])
+    job.start(rows=ROWS, savepoint=kept.external_path)
+    job.finished()
+    assert_sequence(job.out, ROWS)
+
+
 @pytest.mark.row("147.5")
 @pytest.mark.parametrize("drain", [False, True])
 def test_stop_with_savepoint_commits_up_to_it(job: SequenceJob, drain: bool) -> None:

@@ -10,7 +10,14 @@ from typing import Annotated
 
 import typer
 
-from ckpt_runtime.cli import job_commands, job_config_commands, session_commands, snapshot_commands, snapshot_tools
+from ckpt_runtime.cli import (
+    job_commands,
+    job_config_commands,
+    program_commands,
+    session_commands,
+    snapshot_commands,
+    snapshot_tools,
+)
 from ckpt_runtime.cli.config_commands import patch_checkpoint_config
 from ckpt_runtime.cli.framework import TOKEN_VARIABLE, URL_VARIABLE, Settings, add_command
 from ckpt_runtime.cli.health_command import health
@@ -65,6 +72,11 @@ add_command(config, "set", job_config_commands.set_options)
 add_command(config, "unset", job_config_commands.unset)
 add_command(config, "edit", job_config_commands.edit)
 app.add_typer(config, name="config")
+program = typer.Typer(help="Uploaded programs, and who holds them.", rich_markup_mode=None)
+add_command(program, "list", program_commands.list_programs)
+add_command(program, "hold", program_commands.hold)
+add_command(program, "release", program_commands.release)
+app.add_typer(program, name="program")
 # What follows the pipeline goes to the pipeline.
 add_command(app, "run", run, context_settings={"allow_interspersed_args": False})
 add_command(app, "plan", plan, context_settings={"allow_interspersed_args": False})

@@ -14,7 +14,7 @@ from pathlib import Path
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
-from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
+from ckpt_runtime.checkpoint.statistics import CheckpointStats, CheckpointStatsSnapshot
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions, RecoveryClaimMode
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
@@ -45,6 +45,7 @@ from ckpt_runtime.jobmaster.gateway import (
     RunRequest,
     SlotOverview,
     StoredPipeline,
+    SubmissionFailed,
     VertexNotFound,
     VertexPressure,
 )
@@ -53,9 +54,12 @@ from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_job, find_jobs, r
 from ckpt_runtime.jobmaster.job_submitter import JobSubmitter
 from ckpt_runtime.jobmaster.operations import OperationStore
 from ckpt_runtime.jobmaster.planning import Planner
+from ckpt_runtime.jobmaster.program_holds import ProgramHolds
 from ckpt_runtime.jobmaster.program_store import ProgramStore
 from ckpt_runtime.jobmaster.request_checks import (
     check_target,
+    completed_like,
+    like,
     with_recovery_options,
 )
 from ckpt_runtime.jobmaster.restore_preview import PlanPreview
@@ -104,6 +108,7 @@ class Dispatcher:
         self._submitting: dict[str, asyncio.Future[None]] = {}
         self._requests: dict[str, RunRequest] = {}
         self._operations = OperationStore()
+        self._holds = ProgramHolds(programs, self._running_archive)
         self._planner = Planner(configuration, pools)
         self._references = SnapshotReferences(self._living_references, pools.paths)
         self._submitter = JobSubmitter(
@@ -148,6 +153,7 @@ class Dispatcher:
         """This driver leads: goes on with what earlier ones left. Raises StorageError for an unreadable directory."""
         self._leader_elsewhere = None
         self._submitter.store = store
+        await self._holds.take_over(store.programs)
         jobs = await asyncio.to_thread(find_jobs, store, self._configuration, self._read_snapshot)
         if self._closing:  # the leadership was lost meanwhile, or the session ends
             return
@@ -179,7 +185,7 @@ class Dispatcher:
             ended = self._jobs[found.job_id] = EndedJob(found.result)
             request = ended.request
             if found.submission is not None:
-                self._finish_clean_up(found.submission, ended.status)
+                self._finish_clean_up(found.submission, ended)
         elif found.submission is not None:
             request = found.submission.request
             submission = replace(found.submission, ended_jobs=self._ended_before(found.submission.savepoint))
@@ -188,11 +194,12 @@ class Dispatcher:
         if request is not None:
             self._requests[found.job_id] = request
 
-    def _finish_clean_up(self, submission: JobSubmission, status: JobStatus) -> None:
+    def _finish_clean_up(self, submission: JobSubmission, ended: EndedJob) -> None:
         """As at the end of the job, which its driver did not live to see."""
         job = JobMaster(submission, self._slots, self._pools)
         self._cleaning.append(job)
-        job.clean_up_after(status)
+        kept = not ended.checkpoint_config().settings.discards_on(JobStatus.CANCELED)
+        job.clean_up_after(ended.status, retain=kept)
 
     async def lose_leadership(self) -> None:
         """Another driver leads: nothing may be changed any more, and this session ends."""
@@ -250,14 +257,33 @@ class Dispatcher:
             raise NotReady(str(error)) from error
 
     async def list_pipelines(self) -> tuple[StoredPipeline, ...]:
-        return self._programs.list()
+        return tuple(map(self._shown, self._programs.list()))
 
     async def delete_pipeline(self, pipeline_id: str) -> None:
+        self._holds.check_unheld(pipeline_id)
         self._programs.delete(pipeline_id)
+
+    async def hold_pipeline(self, pipeline_id: str, owner: str) -> StoredPipeline:
+        self._check_leads()
+        pools = self._pools
+        await self._holds.hold(pipeline_id, owner, wall_clock_ms(), pools.own, pools.planning)
+        return self._shown(self._programs.get(pipeline_id).description)
+
+    async def release_pipeline(self, pipeline_id: str, owner: str) -> None:
+        self._check_leads()
+        await self._holds.release(pipeline_id, owner, self._pools.own)
+
+    def _shown(self, pipeline: StoredPipeline) -> StoredPipeline:
+        return replace(pipeline, holds=self._holds.of(pipeline.id))
+
+    def _running_archive(self, pipeline_id: str) -> bytes | None:
+        """What a job that has not ended has of a program."""
+        masters = (job for job in self._jobs.values() if isinstance(job, JobMaster) and not job.has_ended)
+        return next((job.program().archive for job in masters if job.config_info().pipeline_id == pipeline_id), None)
 
     async def plan_pipeline(self, request: RunRequest) -> PlanPreview:
         self._check_leads()
-        request = with_recovery_options(request)
+        request = with_recovery_options(self._complete(request))
         program = self._programs.get(request.pipeline_id)
         return await self._planner.preview(program, request, await self._submitter.read_savepoint(request))
 
@@ -265,9 +291,11 @@ class Dispatcher:
         self._check_leads()
         if self._closing:
             raise NotReady("the session is shutting down")
-        request = with_recovery_options(request)
         job_id = request.job_id or uuid.uuid4().hex
         known = self._requests.get(job_id)
+        # The other job may have changed since, or be forgotten.
+        request = self._complete(request) if known is None else completed_like(request, known)
+        request = with_recovery_options(request)
         if known is not None:
             if known != request:
                 raise JobAlreadyExists(job_id)
@@ -289,6 +317,16 @@ class Dispatcher:
             if not done.done():
                 done.set_result(None)
         return job_id
+
+    def _complete(self, request: RunRequest) -> RunRequest:
+        """With what the job says that it is to be like, if one is named."""
+        if request.like_job is None:
+            return request
+        other = self._job(request.like_job)
+        known = self._requests.get(request.like_job)
+        if known is None:
+            raise SubmissionFailed(f"likeJob: how job {request.like_job} was submitted is not known any more")
+        return like(request, known, other.own)
 
     async def _submit(self, job_id: str, request: RunRequest) -> None:
         job = await self._submitter.submit(job_id, request)
@@ -361,16 +399,17 @@ class Dispatcher:
     async def execution_result(self, job_id: str) -> ExecutionResult:
         return self._job(job_id).result()
 
-    async def cancel_job(self, job_id: str) -> None:
+    async def cancel_job(self, job_id: str, *, retain: bool = False) -> CheckpointStats | None:
         job = self._job(job_id)
         if job.status is JobStatus.CANCELED:
-            return
+            return _retained(job)
         if job.status.is_globally_terminal:
             message = (
                 f"Job cancellation failed because the job has already reached another terminal state ({job.status})."
             )
             raise JobTerminated(job_id, job.status, message)
-        self._living_job(job_id).cancel()
+        self._living_job(job_id).cancel(retain=retain)
+        return _retained(job)
 
     async def resource_requirements(self, job_id: str) -> Mapping[str, ParallelismBounds]:
         return self._living_job(job_id).resource_requirements()
@@ -478,6 +517,13 @@ class Dispatcher:
     async def operation_status(self, kind: OperationKind, trigger_id: str, job_id: str | None) -> OperationStatus:
         self._check_leads()
         return self._operations.status(kind, job_id, trigger_id)
+
+
+def _retained(job: JobMaster | EndedJob) -> CheckpointStats | None:
+    """The checkpoint to go on from, if it is kept when the job is cancelled."""
+    latest = job.checkpoint_statistics().latest_completed
+    kept = not job.checkpoint_config().settings.discards_on(JobStatus.CANCELED)
+    return latest if kept and latest is not None and not latest.discarded else None
 
 
 async def _fail(error: StorageError) -> OperationStatus:

@@ -115,7 +115,13 @@ class EndedJob:
             self._version,
             self._version,
             self._notes,
+            None if self.request is None else self.request.pipeline_id,
         )
+
+    @property
+    def own(self) -> OwnConfiguration:
+        """As it was at the end."""
+        return OwnConfiguration(self.configuration, self._version, self._notes)
 
     def checkpoint_config(self) -> EffectiveCheckpointConfig:
         return self._checkpoint_config

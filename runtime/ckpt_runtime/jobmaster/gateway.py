@@ -8,7 +8,7 @@ digits, already checked by the caller.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
@@ -24,7 +24,7 @@ from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 
 if TYPE_CHECKING:
-    from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
+    from ckpt_runtime.checkpoint.statistics import CheckpointStats, CheckpointStatsSnapshot
     from ckpt_runtime.graph.job_graph import JobGraph
     from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer, ConfigurationRequest
     from ckpt_runtime.jobmaster.restore_preview import PlanPreview
@@ -126,6 +126,13 @@ class Conflict(GatewayError):
     """The request is fine, but the present state of its target forbids it; nothing has changed."""
 
 
+class PipelineInUse(Conflict):
+    """An uploaded pipeline that somebody holds is not deleted."""
+
+    def __init__(self, pipeline_id: str, owners: Sequence[str]) -> None:
+        super().__init__(f"Pipeline {pipeline_id} is held by {', '.join(owners)}; release it first")
+
+
 class UpdateInProgress(Conflict):
     """FLIP-571: of two concurrent updates of one job the second is refused."""
 
@@ -211,12 +218,16 @@ class DashboardConfig:
 
 @dataclass(frozen=True, slots=True)
 class StoredPipeline:
-    """An uploaded pipeline. ``id`` is chosen by the server; ``name`` is the client's file name, for display only."""
+    """An uploaded pipeline. ``id`` is chosen by the server; ``name`` is the client's file name, for display only.
+
+    ``holds`` maps those who need it to since when, in milliseconds since the epoch.
+    """
 
     id: str
     name: str
     uploaded_at_ms: int
     entry_points: tuple[str, ...] = ()
+    holds: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +236,8 @@ class RunRequest:
 
     ``entry_point`` is ``"module:function"`` or None for the archive's only one. ``job_id`` given by the client makes
     the call idempotent: the same request again returns the same job, a different one is :class:`JobAlreadyExists`.
+    ``like_job`` gives what the request itself does not: the entry point, arguments, parallelism and options of a job
+    that runs or has ended.
     """
 
     pipeline_id: str
@@ -236,6 +249,7 @@ class RunRequest:
     allow_non_restored_state: bool = False
     claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
     job_id: str | None = None
+    like_job: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +313,8 @@ class JobDetails:
 class JobConfigInfo:
     """``configuration`` holds what was given at submission or changed later, never the cluster's (FLIP-530).
 
-    ``version`` was accepted last. The tasks run with ``running_version``, which is an older one until their restart.
+    ``pipeline_id`` is what it runs. ``version`` was accepted last.
+    The tasks run with ``running_version``, which is an older one until their restart.
     """
 
     job_id: str
@@ -310,6 +325,7 @@ class JobConfigInfo:
     version: int = 1
     running_version: int = 1
     notes: tuple[ChangeNote, ...] = ()
+    pipeline_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,7 +432,18 @@ class DispatcherGateway(Protocol):
     async def list_pipelines(self) -> tuple[StoredPipeline, ...]: ...
 
     async def delete_pipeline(self, pipeline_id: str) -> None:
-        """Raises :class:`PipelineNotFound`."""
+        """Raises :class:`PipelineNotFound`, and :class:`PipelineInUse` while it is held."""
+        ...
+
+    async def hold_pipeline(self, pipeline_id: str, owner: str) -> StoredPipeline:
+        """Keep it, also for the next driver, until its owner releases it; again is fine.
+
+        One that is not here any more is brought back from a job that runs it. Raises :class:`PipelineNotFound`.
+        """
+        ...
+
+    async def release_pipeline(self, pipeline_id: str, owner: str) -> None:
+        """One that the owner does not hold, or that is not known, is fine."""
         ...
 
     async def plan_pipeline(self, request: RunRequest) -> PlanPreview:
@@ -473,8 +500,12 @@ class DispatcherGateway(Protocol):
 
     async def execution_result(self, job_id: str) -> ExecutionResult: ...
 
-    async def cancel_job(self, job_id: str) -> None:
-        """Start cancelling. Nothing to do on a CANCELED job; :class:`JobTerminated` on a FINISHED or FAILED one."""
+    async def cancel_job(self, job_id: str, *, retain: bool = False) -> CheckpointStats | None:
+        """Start cancelling. Nothing to do on a CANCELED job; :class:`JobTerminated` on a FINISHED or FAILED one.
+
+        With ``retain`` its checkpoints outlive it, whatever its options say. Returns the latest that does; one that
+        is being completed may still come after it.
+        """
         ...
 
     async def checkpoint_statistics(self, job_id: str) -> CheckpointStatsSnapshot: ...

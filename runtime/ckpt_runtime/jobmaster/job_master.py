@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ckpt_runtime.checkpoint import effects as checkpoint_out
+from ckpt_runtime.checkpoint import events as checkpoint_on
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.events import TriggerRequested
 from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
@@ -19,6 +20,7 @@ from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.checkpoint_settings import submitted_settings
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRefused, VersionConflict
@@ -134,11 +136,16 @@ class JobMaster:
     def start(self) -> None:
         self._shell.tell(job_on.Start())
 
-    def cancel(self) -> None:
+    def cancel(self, *, retain: bool = False) -> None:
+        """``retain``: its checkpoints outlive it, whatever its options say. Once asked for, that stays so."""
+        if retain:
+            self._shell.tell(checkpoint_on.RetentionAsked())
         self._shell.tell(job_on.CancelRequested())
 
-    def clean_up_after(self, status: JobStatus) -> None:
+    def clean_up_after(self, status: JobStatus, *, retain: bool = False) -> None:
         """Of a job that ended as ``status`` under an earlier driver, which did not live to see the end of it."""
+        if retain:
+            self._shell.tell(checkpoint_on.RetentionAsked())
         self._shell.clean_up_after(status)
 
     def suspend(self, *, fenced: bool = False) -> None:
@@ -351,6 +358,11 @@ class JobMaster:
     def configuration(self) -> Configuration:
         """What was accepted last."""
         return self._shell.core.accepted_plan.configuration
+
+    @property
+    def own(self) -> OwnConfiguration:
+        """As accepted last."""
+        return self._shell.core.accepted_plan.own
 
     @property
     def executions(self) -> ExecutionGraph:

@@ -153,6 +153,7 @@ class JobView:
             own.version,
             running_version,
             own.notes,
+            self._submission.program_id,
         )
 
     def metrics(self, statistics: CheckpointStatsSnapshot) -> dict[str, str]:

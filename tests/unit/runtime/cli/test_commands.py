@@ -16,7 +16,7 @@ from ckpt_runtime.cli.main import main
 from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.failure_report import FailureCause
-from ckpt_runtime.jobmaster.gateway import ExceptionEntry, JobStatus, RunRequest
+from ckpt_runtime.jobmaster.gateway import ExceptionEntry, JobStatus, RunRequest, StoredPipeline
 from ckpt_runtime.rest.handlers import health
 from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway
 
@@ -132,6 +132,25 @@ def test_cancel(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[
     gateway.add_job("1" * 32)
     gateway.move("1" * 32, JobStatus.FINISHED)
     assert ckpt("cancel", "1" * 32) == 5
+
+
+def test_holding_a_program(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    program = StoredPipeline("0" * 32 + "_p", "job.py", gateway.now)
+    gateway.pipelines[program.id] = program
+    assert ckpt("program", "hold", program.id, "--owner", "me") == 0
+    assert ckpt("program", "list") == 0
+    assert "me" in capsys.readouterr().out.splitlines()[-1]
+    assert ckpt("program", "release", program.id, "--owner", "me") == 0
+    assert gateway.pipelines[program.id].holds == {}
+
+
+def test_cancel_and_retain(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    gateway.complete_checkpoint(gateway.jobs[JOB])
+    assert ckpt("cancel", JOB, "--retain", "--wait", "--wait-timeout", "10 s") == 0
+    assert "Retained: file:" in capsys.readouterr().out
+    gateway.add_job("1" * 32)
+    assert ckpt("--json", "cancel", "1" * 32, "--retain") == 0
+    assert json.loads(capsys.readouterr().out) == {"job_id": "1" * 32, "retained_checkpoint": None}
 
 
 @pytest.mark.row("203.1")

@@ -18,7 +18,13 @@ from ckpt_runtime.checkpoint.configuration import (
 )
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
-from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStatsSnapshot, CheckpointType, SubtaskStats
+from ckpt_runtime.checkpoint.statistics import (
+    CheckpointMetrics,
+    CheckpointStats,
+    CheckpointStatsSnapshot,
+    CheckpointType,
+    SubtaskStats,
+)
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
@@ -196,8 +202,24 @@ class FakeGateway:
         return tuple(self.pipelines.values())
 
     async def delete_pipeline(self, pipeline_id: str) -> None:
-        if self.pipelines.pop(pipeline_id, None) is None:
+        if pipeline_id not in self.pipelines:
             raise g.PipelineNotFound(pipeline_id)
+        if self.pipelines[pipeline_id].holds:
+            raise g.PipelineInUse(pipeline_id, sorted(self.pipelines[pipeline_id].holds))
+        del self.pipelines[pipeline_id]
+
+    async def hold_pipeline(self, pipeline_id: str, owner: str) -> g.StoredPipeline:
+        if pipeline_id not in self.pipelines:
+            raise g.PipelineNotFound(pipeline_id)
+        known = self.pipelines[pipeline_id]
+        self.pipelines[pipeline_id] = replace(known, holds={owner: self.now, **known.holds})
+        return self.pipelines[pipeline_id]
+
+    async def release_pipeline(self, pipeline_id: str, owner: str) -> None:
+        known = self.pipelines.get(pipeline_id)
+        if known is not None:
+            holds = {name: since for name, since in known.holds.items() if name != owner}
+            self.pipelines[pipeline_id] = replace(known, holds=holds)
 
     async def plan_pipeline(self, request: g.RunRequest) -> PlanPreview:
         """As if all kept state fitted but that of one operator, whose snapshot has "refused" in its name."""
@@ -344,13 +366,13 @@ class FakeGateway:
         failure = job.exceptions[0].failure if job.status is JobStatus.FAILED else None
         return g.ExecutionResult(job_id, job.graph.name, job.status if ended else None, START_MS, end, failure)
 
-    async def cancel_job(self, job_id: str) -> None:
+    async def cancel_job(self, job_id: str, *, retain: bool = False) -> CheckpointStats | None:
         job = self._job(job_id)
-        if job.status is JobStatus.CANCELED:
-            return
-        if job.status.is_terminal:
-            raise g.JobTerminated(job_id, job.status)
-        self.move(job_id, JobStatus.CANCELED)
+        if job.status is not JobStatus.CANCELED:
+            if job.status.is_terminal:
+                raise g.JobTerminated(job_id, job.status)
+            self.move(job_id, JobStatus.CANCELED)
+        return job.tracker.snapshot().latest_completed if retain else None
 
     # checkpoints
 
