@@ -18,6 +18,9 @@ from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfiguration
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster import gateway as g
+from ckpt_runtime.jobmaster.job_announcer import JobAnnouncer
+from ckpt_runtime.rest.openapi import EVENT_STREAM
+from ckpt_runtime.scheduler.job_effects import StatusChanged
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.runtime.rest.conftest import send_to
 from tests.unit.runtime.rest.fake_gateway import START_MS, VERTICES, FakeGateway, Operation
@@ -81,6 +84,10 @@ def dispatcher() -> FakeGateway:
     fake.move(FINISHED, JobStatus.FINISHED)
     fake.move(FAILED, JobStatus.FAILED)
     add_operations(fake)
+    announcer = JobAnnouncer(RUNNING, fake.events.publish)
+    with patch("ckpt_runtime.jobmaster.job_announcer.wall_clock_ms", lambda: NOW_MS):
+        announcer.told(StatusChanged(JobStatus.RUNNING, NOW_MS))
+        announcer.checkpoint(job.tracker.snapshot().history[-1])
     return fake
 
 
@@ -153,6 +160,10 @@ CALLS = [
     Call("DELETE", "/jars/{jarid}"),
     Call("GET", "/jobs"),
     Call("GET", "/jobs/overview"),
+    Call("GET", "/events", "from now on"),
+    Call("GET", "/events", "what was missed", arguments={"headers": {"Last-Event-ID": "5e551017a2b3c4d5-0"}}),
+    Call("GET", "/events", "another session", arguments={"headers": {"Last-Event-ID": "01d5e5510a2b3c4d-7"}}),
+    Call("GET", JOB + "/events", "a checkpoint", arguments={"headers": {"Last-Event-ID": "5e551017a2b3c4d5-0"}}),
     Call("GET", "/jobs/metrics", "names"),
     Call("GET", "/jobs/metrics", "values", query="?get=uptime"),
     Call("GET", "/jobs/metrics", "one aggregation", query="?get=uptime&agg=max"),
@@ -232,7 +243,9 @@ def answers() -> dict[str, dict[str, Any]]:
             response = send_to(dispatcher())(call.method, call.path, **call.arguments)
             if response.status_code not in (200, 202):
                 raise AssertionError(f"{call.method} {call.path}: {response.text}")
-            found.setdefault(f"{call.method} {call.template}", {})[call.situation] = response.json()
+            is_stream = response.headers["content-type"].startswith(EVENT_STREAM)
+            answer = response.text if is_stream else response.json()
+            found.setdefault(f"{call.method} {call.template}", {})[call.situation] = answer
     return found
 
 

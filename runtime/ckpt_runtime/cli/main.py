@@ -19,6 +19,7 @@ from ckpt_runtime.cli import (
     snapshot_tools,
 )
 from ckpt_runtime.cli.config_commands import patch_checkpoint_config
+from ckpt_runtime.cli.events_command import events
 from ckpt_runtime.cli.framework import TOKEN_VARIABLE, URL_VARIABLE, Settings, add_command
 from ckpt_runtime.cli.health_command import health
 from ckpt_runtime.cli.leftover_commands import leftovers
@@ -83,6 +84,7 @@ add_command(app, "plan", plan, context_settings={"allow_interspersed_args": Fals
 add_command(app, "list", job_commands.list_jobs)
 add_command(app, "info", job_commands.info)
 add_command(app, "health", health)
+add_command(app, "events", events)
 add_command(app, "cancel", job_commands.cancel)
 add_command(app, "savepoint", snapshot_commands.savepoint)
 add_command(app, "stop", snapshot_commands.stop)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
@@ -18,6 +18,7 @@ import httpx
 
 from ckpt_runtime.client import requests, waiting
 from ckpt_runtime.client.errors import CkptClientError
+from ckpt_runtime.client.event_stream import EventFeed, StreamedEvent
 from ckpt_runtime.client.requests import Call
 from ckpt_runtime.client.transport import (
     DEFAULT_TIMEOUT_S,
@@ -126,6 +127,7 @@ class _Client(_Methods, Generic[Http, Transport]):
     ) -> None:
         self.url = normalise_url(url)
         self.patience_s = patience_s
+        self._timeout_s = timeout_s
         self._on_away = on_away
         self._http = self._connect(**client_options(self.url, token, verify, timeout_s), transport=transport)
 
@@ -160,6 +162,34 @@ class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):
     def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
         """Send one call of :mod:`ckpt_runtime.client.requests`. Raises the errors of ``client.errors``."""
         return self.run(self._patient(call, patience_s))
+
+    def stream_events(self, feed: EventFeed) -> Iterator[StreamedEvent]:
+        """One connection, from where the feed stands to its end. Raises the errors of ``client.errors``."""
+        try:
+            with self._http.stream(**feed.request(self._timeout_s)) as response:
+                if not feed.is_stream(response):
+                    response.read()
+                    raise feed.refused(response)
+                for line in response.iter_lines():
+                    yield from feed.take(line)
+        except httpx.TransportError as error:
+            raise unreachable(self.url, error) from error
+
+    def follow_events(
+        self, jobs: Collection[str] | None = None, *, last_event_id: str | None = None, patience_s: float = 60.0
+    ) -> Iterator[StreamedEvent]:
+        """What happens to these jobs, or to all, in connections one after the other.
+
+        Raises :class:`NotServed` where there are no such streams, and what keeps it from connecting for ``patience_s``.
+        """
+        feed = EventFeed(jobs, last_event_id)
+        while True:
+            lost: CkptClientError | None = None
+            try:
+                yield from self.stream_events(feed)
+            except CkptClientError as error:
+                lost = error
+            time.sleep(feed.pause_after(lost, time.monotonic(), patience_s))
 
     def run(self, steps: Steps[T], *, patience_s: float = 0.0) -> T:
         """Carry out steps one by one, each call for ``patience_s`` while the server is away; gives their result."""
@@ -209,6 +239,33 @@ class AsyncCkptClient(_Client[httpx.AsyncClient, httpx.AsyncBaseTransport]):
     async def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
         """Send one call of :mod:`ckpt_runtime.client.requests`. Raises the errors of ``client.errors``."""
         return await self.run(self._patient(call, patience_s))
+
+    async def stream_events(self, feed: EventFeed) -> AsyncIterator[StreamedEvent]:
+        """One connection, from where the feed stands to its end. Raises the errors of ``client.errors``."""
+        try:
+            async with self._http.stream(**feed.request(self._timeout_s)) as response:
+                if not feed.is_stream(response):
+                    await response.aread()
+                    raise feed.refused(response)
+                async for line in response.aiter_lines():
+                    for event in feed.take(line):
+                        yield event
+        except httpx.TransportError as error:
+            raise unreachable(self.url, error) from error
+
+    async def follow_events(
+        self, jobs: Collection[str] | None = None, *, last_event_id: str | None = None, patience_s: float = 60.0
+    ) -> AsyncIterator[StreamedEvent]:
+        """As of :class:`CkptClient`."""
+        feed = EventFeed(jobs, last_event_id)
+        while True:
+            lost: CkptClientError | None = None
+            try:
+                async for event in self.stream_events(feed):
+                    yield event
+            except CkptClientError as error:
+                lost = error
+            await asyncio.sleep(feed.pause_after(lost, time.monotonic(), patience_s))
 
     async def run(self, steps: Steps[T], *, patience_s: float = 0.0) -> T:
         """Carry out steps one by one, each call for ``patience_s`` while the server is away; gives their result."""

@@ -78,6 +78,14 @@ class RestOptions:
         _CLUSTER,
         _NEVER,
     )
+    EVENT_BUFFER_SIZE = ConfigOption(
+        "rest.events.buffer-size",
+        IntegerType(minimum=1, maximum=1_000_000),
+        4_096,
+        "Events that are kept for clients of event streams that were away or are slow.",
+        _CLUSTER,
+        _NEVER,
+    )
     MAX_CONNECTIONS = ConfigOption(
         "rest.server.max-connections",
         IntegerType(minimum=1, maximum=65_535),

@@ -9,6 +9,7 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
@@ -19,11 +20,13 @@ from ckpt_runtime.configuration.checkpointing_options import CheckpointingOption
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
+from ckpt_runtime.configuration.rest_options import RestOptions
 from ckpt_runtime.graph.job_graph import JobVertex
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer, ConfigurationRequest
 from ckpt_runtime.jobmaster.configuration_updates import ConfigurationUpdates
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.ended_job import EndedJob
+from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway import (
     NOT_YET,
@@ -49,6 +52,7 @@ from ckpt_runtime.jobmaster.gateway import (
     VertexNotFound,
     VertexPressure,
 )
+from ckpt_runtime.jobmaster.job_announcer import operation_ended
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_job, find_jobs, read_snapshot
 from ckpt_runtime.jobmaster.job_submitter import JobSubmitter
@@ -107,12 +111,14 @@ class Dispatcher:
         self._cleaning: list[JobMaster] = []
         self._submitting: dict[str, asyncio.Future[None]] = {}
         self._requests: dict[str, RunRequest] = {}
-        self._operations = OperationStore()
+        self._events = EventLog(uuid.uuid4().hex[:16], configuration.get(RestOptions.EVENT_BUFFER_SIZE))
+        self._operations = OperationStore(partial(operation_ended, self._events.publish))
         self._holds = ProgramHolds(programs, self._running_archive)
         self._planner = Planner(configuration, pools)
         self._references = SnapshotReferences(self._living_references, pools.paths)
+        self._create = partial(JobMaster, slots=slots, pools=pools, events=self._events)
         self._submitter = JobSubmitter(
-            slots,
+            self._create,
             programs,
             configuration,
             str(work_directory / "checkpoints"),
@@ -189,7 +195,7 @@ class Dispatcher:
         elif found.submission is not None:
             request = found.submission.request
             submission = replace(found.submission, ended_jobs=self._ended_before(found.submission.savepoint))
-            job = self._jobs[found.job_id] = JobMaster(submission, self._slots, self._pools)
+            job = self._jobs[found.job_id] = self._create(submission)
             job.start()
         if request is not None:
             self._requests[found.job_id] = request
@@ -243,6 +249,10 @@ class Dispatcher:
 
     async def cluster_configuration(self) -> Mapping[str, str]:
         return self._configuration.displayed()
+
+    async def event_log(self) -> EventLog:
+        self._check_leads()
+        return self._events
 
     async def shutdown_cluster(self) -> None:
         self._closing = True

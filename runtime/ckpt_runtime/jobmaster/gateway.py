@@ -19,6 +19,7 @@ from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.own_configuration import ChangeNote
 from ckpt_runtime.failure_report import FailureCause
+from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
@@ -416,6 +417,10 @@ class DispatcherGateway(Protocol):
 
     async def cluster_configuration(self) -> Mapping[str, str]:
         """Gives the cluster's options, secrets already masked."""
+        ...
+
+    async def event_log(self) -> EventLog:
+        """What happens in this session, from the moment on that it leads."""
         ...
 
     async def shutdown_cluster(self) -> None:

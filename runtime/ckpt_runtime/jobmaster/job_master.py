@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ckpt_runtime.checkpoint import effects as checkpoint_out
@@ -15,7 +15,7 @@ from ckpt_runtime.checkpoint.events import TriggerRequested
 from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
-from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot, CheckpointType
+from ckpt_runtime.checkpoint.statistics import CheckpointStats, CheckpointStatsSnapshot, CheckpointType
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
@@ -25,6 +25,7 @@ from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.checkpoint_settings import submitted_settings
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRefused, VersionConflict
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
+from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.executions import ExecutionGraph
 from ckpt_runtime.jobmaster.gateway import (
     CheckpointKind,
@@ -43,6 +44,7 @@ from ckpt_runtime.jobmaster.gateway import (
     RescaleInProgress,
     UpdateInProgress,
 )
+from ckpt_runtime.jobmaster.job_announcer import JobAnnouncer
 from ckpt_runtime.jobmaster.job_host import LoopHost
 from ckpt_runtime.jobmaster.job_shell import JobShell
 from ckpt_runtime.jobmaster.job_view import JobView
@@ -90,7 +92,11 @@ class JobMaster:
     Raises InvalidOptionError or CheckpointConfigurationError for values that cannot be used.
     """
 
-    def __init__(self, submission: JobSubmission, slots: SlotPool, pools: DriverPools) -> None:
+    def __init__(
+        self, submission: JobSubmission, slots: SlotPool, pools: DriverPools, events: EventLog | None = None
+    ) -> None:
+        """``events`` None: nobody hears what happens to it."""
+        announcer = JobAnnouncer(submission.job_id, None if events is None else events.publish)
         self._tasks = TaskGateway(submission.archive)
         # Up to a gigabyte, which the gateway alone needs, and no longer than the job lives.
         self._submission = submission = replace(submission, archive=b"")
@@ -100,10 +106,11 @@ class JobMaster:
         directory = submission.configuration.get(CheckpointingOptions.CHECKPOINTS_DIRECTORY)
         self._shell = JobShell(
             submission,
-            create_job_core(submission, self._ids),
+            create_job_core(submission, self._ids, announcer.checkpoint),
             LoopHost(slots, self._pools),
             CheckpointStorage(directory or submission.default_checkpoint_directory, submission.job_id),
             self._tasks,
+            announcer,
         )
         self._asked: set[asyncio.Future[JobOutput]] = set()
         self._stopping: dict[tuple[str, SavepointFormat, bool], asyncio.Future[OperationStatus]] = {}
@@ -399,7 +406,11 @@ class JobMaster:
         return self.view.metrics(self.checkpoint_statistics())
 
 
-def create_job_core(submission: JobSubmission, ids: CheckpointIdCounter) -> JobCore:
+def create_job_core(
+    submission: JobSubmission,
+    ids: CheckpointIdCounter,
+    on_checkpoint: Callable[[CheckpointStats], None] | None = None,
+) -> JobCore:
     """A new job's core, or that of one which goes on under this driver.
 
     Raises InvalidOptionError or CheckpointConfigurationError for values that cannot be used.
@@ -408,7 +419,7 @@ def create_job_core(submission: JobSubmission, ids: CheckpointIdCounter) -> JobC
     settings = submitted_settings(configuration)
     overrides = CheckpointOverrides.from_document(history.overrides)
     recovered = [entry.checkpoint for entry in history.checkpoints]
-    statistics = CheckpointStatsTracker(configuration.get(JobManagerOptions.CHECKPOINT_HISTORY_SIZE))
+    statistics = CheckpointStatsTracker(configuration.get(JobManagerOptions.CHECKPOINT_HISTORY_SIZE), on_checkpoint)
     for checkpoint in recovered:
         if checkpoint.job_id == submission.job_id:
             statistics.report_recovered(checkpoint)

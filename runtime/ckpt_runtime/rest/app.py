@@ -11,11 +11,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ckpt_runtime.jobmaster.gateway import DispatcherGateway
 from ckpt_runtime.rest.auth import Guard
 from ckpt_runtime.rest.errors import install_error_handlers
+from ckpt_runtime.rest.event_stream import EventStreams
 from ckpt_runtime.rest.handlers import (
     checkpoint_config,
     checkpoints,
     cluster,
     dashboard,
+    events,
     health,
     job_config,
     jobs,
@@ -66,9 +68,10 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.gateway = gateway
+    app.state.event_streams = EventStreams()
     app.state.max_upload_bytes = max_upload_bytes
     # checkpoint_config comes before checkpoints, whose ":triggerid" would match "configuration"
-    of_jobs = (jobs, job_config, rescaling, vertices, checkpoint_config, checkpoints, savepoints)
+    of_jobs = (jobs, job_config, events, rescaling, vertices, checkpoint_config, checkpoints, savepoints)
     for room in (cluster, dashboard, health, pipelines, *of_jobs):
         app.include_router(room.router)
     install_error_handlers(app)

@@ -35,6 +35,7 @@ from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorN
 from ckpt_runtime.jobmaster import gateway as g
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer, ConfigurationRequest, VersionConflict
 from ckpt_runtime.jobmaster.configuration_updates import changed_options, judge, wanted_configuration
+from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig, ExecutionState
 from ckpt_runtime.jobmaster.restore_preview import OperatorPreview, PlanPreview, RestorePreview
 from ckpt_runtime.network.control_messages import SubtaskMeasures
@@ -118,6 +119,7 @@ class FakeGateway:
         self.allow_list: tuple[str, ...] = JobManagerOptions.DYNAMIC_CONFIGURATION_ALLOW_LIST.default
         self.unexpected: Exception | None = None
         self.end_of_new_jobs: JobStatus | None = None
+        self.events = EventLog("5e551017a2b3c4d5", capacity=8)
 
     def _check(self) -> None:
         if not self.ready:
@@ -128,6 +130,10 @@ class FakeGateway:
         if job_id not in self.jobs:
             raise g.JobNotFound(job_id)
         return self.jobs[job_id]
+
+    async def event_log(self) -> EventLog:
+        self._check()
+        return self.events
 
     def move(self, job_id: str, status: JobStatus) -> None:
         self.now += 10
