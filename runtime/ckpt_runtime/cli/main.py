@@ -20,7 +20,14 @@ from ckpt_runtime.cli import (
 )
 from ckpt_runtime.cli.config_commands import patch_checkpoint_config
 from ckpt_runtime.cli.events_command import events
-from ckpt_runtime.cli.framework import TOKEN_VARIABLE, URL_VARIABLE, Settings, add_command
+from ckpt_runtime.cli.framework import (
+    CLUSTER_ID_VARIABLE,
+    HA_DIRECTORY_VARIABLE,
+    TOKEN_VARIABLE,
+    URL_VARIABLE,
+    Settings,
+    add_command,
+)
 from ckpt_runtime.cli.health_command import health
 from ckpt_runtime.cli.leftover_commands import leftovers
 from ckpt_runtime.cli.plan_command import plan
@@ -50,9 +57,26 @@ def connection(
     ca_file: Annotated[str | None, typer.Option("--ca-file", help="Certificates to trust.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Do not check the server's certificate.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    ha_dir: Annotated[
+        str | None,
+        typer.Option(
+            "--ha-dir", envvar=HA_DIRECTORY_VARIABLE, help="Follow the leader in this high-availability.storageDir."
+        ),
+    ] = None,
+    cluster_id: Annotated[
+        str | None,
+        typer.Option("--cluster-id", envvar=CLUSTER_ID_VARIABLE, help="Its high-availability.cluster-id there."),
+    ] = None,
 ) -> None:
     """Checkpointed streaming jobs on Spark."""
-    ctx.obj = Settings(url or None, token or None, ca_file, insecure, as_json)
+    if url and ha_dir and _typed(ctx, "url") != _typed(ctx, "ha_dir"):  # what is typed wins over the environment
+        url, ha_dir = (url, None) if _typed(ctx, "url") else (None, ha_dir)
+    ctx.obj = Settings(url or None, token or None, ca_file, insecure, as_json, ha_dir or None, cluster_id or None)
+
+
+def _typed(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 session = typer.Typer(help="Start, stop and look at a session cluster on Spark.", rich_markup_mode=None)

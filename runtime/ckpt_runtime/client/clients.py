@@ -17,11 +17,20 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 import httpx
 
 from ckpt_runtime.client import requests, waiting
-from ckpt_runtime.client.errors import CkptClientError
+from ckpt_runtime.client.errors import (
+    CkptApiError,
+    CkptClientError,
+    NotServed,
+    Unauthorized,
+    UnexpectedAnswer,
+    is_passing,
+)
 from ckpt_runtime.client.event_stream import EventFeed, StreamedEvent
+from ckpt_runtime.client.leader import Leader, LeaderSource
 from ckpt_runtime.client.requests import Call
 from ckpt_runtime.client.transport import (
     DEFAULT_TIMEOUT_S,
+    check_certificates,
     client_options,
     normalise_url,
     read_answer,
@@ -112,11 +121,14 @@ class _Methods:
 
 
 class _Client(_Methods, Generic[Http, Transport]):
-    """What the two have in common: where they send to, and how long they repeat it."""
+    """What the two have in common: where they send to, and how long they repeat it.
+
+    One that follows a leader has HTTP connections of its own for each address that has led, until it is closed.
+    """
 
     def __init__(
         self,
-        url: str,
+        address: str | LeaderSource,
         *,
         token: str | None = None,
         verify: bool | str | ssl.SSLContext = True,
@@ -125,14 +137,47 @@ class _Client(_Methods, Generic[Http, Transport]):
         transport: Transport | None = None,
         on_away: Callable[[CkptClientError], None] | None = None,
     ) -> None:
-        self.url = normalise_url(url)
         self.patience_s = patience_s
-        self._timeout_s = timeout_s
         self._on_away = on_away
-        self._http = self._connect(**client_options(self.url, token, verify, timeout_s), transport=transport)
+        self._options = (token, verify, timeout_s)
+        self._transport = transport
+        self._timeout_s = timeout_s
+        self._connected: dict[str, Http] = {}
+        self._leader: Leader | None = None
+        self._failed: Leader | None = None
+        self._source = None if isinstance(address, str) else address
+        self._url = address if isinstance(address, str) else ""
+        if isinstance(address, str):
+            self._url = normalise_url(address)
+            self._http_at(self._url)
+        elif not isinstance(verify, ssl.SSLContext):
+            check_certificates(verify)
+
+    @property
+    def url(self) -> str:
+        """Where requests go: the given address, or the leader's that was found last (empty before the first)."""
+        return self._url
 
     def _connect(self, **options: Any) -> Http:
         raise NotImplementedError
+
+    def _http_at(self, url: str) -> Http:
+        found = self._connected.get(url)
+        if found is None:
+            token, verify, timeout_s = self._options
+            made = self._connect(**client_options(url, token, verify, timeout_s), transport=self._transport)
+            found = self._connected.setdefault(url, made)
+        return found
+
+    def _led_by(self, leader: Leader) -> Http:
+        self._leader, self._url = leader, leader.url
+        return self._http_at(leader.url)
+
+    def _after(self, error: CkptClientError) -> CkptClientError:
+        """The error, once the leader is doubted on whose side it may lie."""
+        if self._leader is not None and (not isinstance(error, CkptApiError) or is_passing(error) or _foreign(error)):
+            self._failed = self._leader
+        return error
 
     def _patient(self, call: Call[T], patience_s: float | None) -> Steps[T]:
         return waiting.patiently(call, self.patience_s if patience_s is None else patience_s, self._on_away)
@@ -141,7 +186,9 @@ class _Client(_Methods, Generic[Http, Transport]):
 class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):
     """Blocking client.
 
-    ``url`` is ``host:port`` or a URL. ``verify`` is True, False, a CA file or an ``ssl.SSLContext``. ``timeout_s``
+    ``address`` is ``host:port`` or a URL, or a source that says who leads (``ckpt_runtime.leader_retrieval``): then
+    requests follow the leader, and the token goes to proven addresses alone. ``verify`` is True, False, a CA file or an
+    ``ssl.SSLContext``. ``timeout_s``
     bounds each single request; for ``patience_s`` it is repeated while the server is away (0: never repeated), and
     ``on_away`` is told each time. ``transport`` replaces the network.
     """
@@ -157,7 +204,8 @@ class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):
 
     def close(self) -> None:
         """Close the connections."""
-        self._http.close()
+        for http in self._connected.values():
+            http.close()
 
     def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
         """Send one call of :mod:`ckpt_runtime.client.requests`. Raises the errors of ``client.errors``."""
@@ -165,15 +213,19 @@ class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):
 
     def stream_events(self, feed: EventFeed) -> Iterator[StreamedEvent]:
         """One connection, from where the feed stands to its end. Raises the errors of ``client.errors``."""
+        http, url = self._where()
         try:
-            with self._http.stream(**feed.request(self._timeout_s)) as response:
+            with http.stream(**feed.request(self._timeout_s)) as response:
                 if not feed.is_stream(response):
                     response.read()
                     raise feed.refused(response)
                 for line in response.iter_lines():
                     yield from feed.take(line)
         except httpx.TransportError as error:
-            raise unreachable(self.url, error) from error
+            raise self._after(unreachable(url, error)) from error
+        except CkptApiError as error:
+            self._after(error)
+            raise
 
     def follow_events(
         self, jobs: Collection[str] | None = None, *, last_event_id: str | None = None, patience_s: float = 60.0
@@ -211,11 +263,21 @@ class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):
             return time.sleep(step.seconds)
         if patience_s > 0:
             return self.execute(step, patience_s=patience_s)
+        http, url = self._where()
         try:
-            response = self._http.request(**request_arguments(step))
+            response = http.request(**request_arguments(step))
+            return read_answer(step, response)
         except httpx.TransportError as error:
-            raise unreachable(self.url, error) from error
-        return read_answer(step, response)
+            raise self._after(unreachable(url, error)) from error
+        except CkptApiError as error:
+            self._after(error)
+            raise
+
+    def _where(self) -> tuple[httpx.Client, str]:
+        if self._source is not None:
+            leader = self._source.find(self._timeout_s, other_than=self._failed)
+            return self._led_by(leader), leader.url
+        return self._http_at(self._url), self._url
 
 
 class AsyncCkptClient(_Client[httpx.AsyncClient, httpx.AsyncBaseTransport]):
@@ -234,7 +296,8 @@ class AsyncCkptClient(_Client[httpx.AsyncClient, httpx.AsyncBaseTransport]):
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        for http in self._connected.values():
+            await http.aclose()
 
     async def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
         """Send one call of :mod:`ckpt_runtime.client.requests`. Raises the errors of ``client.errors``."""
@@ -242,8 +305,9 @@ class AsyncCkptClient(_Client[httpx.AsyncClient, httpx.AsyncBaseTransport]):
 
     async def stream_events(self, feed: EventFeed) -> AsyncIterator[StreamedEvent]:
         """One connection, from where the feed stands to its end. Raises the errors of ``client.errors``."""
+        http, url = await self._where()
         try:
-            async with self._http.stream(**feed.request(self._timeout_s)) as response:
+            async with http.stream(**feed.request(self._timeout_s)) as response:
                 if not feed.is_stream(response):
                     await response.aread()
                     raise feed.refused(response)
@@ -251,7 +315,10 @@ class AsyncCkptClient(_Client[httpx.AsyncClient, httpx.AsyncBaseTransport]):
                     for event in feed.take(line):
                         yield event
         except httpx.TransportError as error:
-            raise unreachable(self.url, error) from error
+            raise self._after(unreachable(url, error)) from error
+        except CkptApiError as error:
+            self._after(error)
+            raise
 
     async def follow_events(
         self, jobs: Collection[str] | None = None, *, last_event_id: str | None = None, patience_s: float = 60.0
@@ -287,8 +354,23 @@ class AsyncCkptClient(_Client[httpx.AsyncClient, httpx.AsyncBaseTransport]):
             return await asyncio.sleep(step.seconds)
         if patience_s > 0:
             return await self.execute(step, patience_s=patience_s)
+        http, url = await self._where()
         try:
-            response = await self._http.request(**request_arguments(step))
+            response = await http.request(**request_arguments(step))
+            return read_answer(step, response)
         except httpx.TransportError as error:
-            raise unreachable(self.url, error) from error
-        return read_answer(step, response)
+            raise self._after(unreachable(url, error)) from error
+        except CkptApiError as error:
+            self._after(error)
+            raise
+
+    async def _where(self) -> tuple[httpx.AsyncClient, str]:
+        if self._source is not None:
+            leader = await self._source.afind(self._timeout_s, other_than=self._failed)
+            return self._led_by(leader), leader.url
+        return self._http_at(self._url), self._url
+
+
+def _foreign(error: CkptApiError) -> bool:
+    """Whether somebody else may listen there by now."""
+    return isinstance(error, (Unauthorized, NotServed, UnexpectedAnswer))

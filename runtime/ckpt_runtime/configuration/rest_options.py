@@ -35,6 +35,15 @@ class RestOptions:
         _CLUSTER,
         _NEVER,
     )
+    ADDRESS = ConfigOption(
+        "rest.address",
+        NON_EMPTY_STRING,
+        None,
+        "Name or address under which clients reach the API, as the session shows it and as they find it in the "
+        "high-availability directory; the address that the server listens on if not given.",
+        _CLUSTER,
+        _NEVER,
+    )
     BIND_ADDRESS = ConfigOption(
         "rest.bind-address",
         NON_EMPTY_STRING,

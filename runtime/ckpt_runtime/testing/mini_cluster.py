@@ -37,7 +37,7 @@ class ClusterTimeoutError(AssertionError):
 
 
 class MiniCluster:
-    """Use as a context manager. ``rest_url`` is set when ``rest`` is true."""
+    """Use as a context manager. ``rest_url`` is set when ``rest`` is true; it asks for ``token`` if there is one."""
 
     rest_url = ""
 
@@ -47,12 +47,14 @@ class MiniCluster:
         configuration: Mapping[str, str] | None = None,
         work_directory: Path | None = None,
         rest: bool = False,
+        token: str | None = None,
         heartbeat_timeout_s: float = 10.0,
         heartbeat_interval_s: float = 1.0,
         slot_request_timeout_s: float = 300.0,
         lease_timeout_s: float = LEASE_TIMEOUT_S,
     ) -> None:
         self._rest = rest
+        self._token = token
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="mini-cluster", daemon=True)
         self._directory = tempfile.TemporaryDirectory(prefix="ckpt-mini-cluster-")
@@ -84,9 +86,9 @@ class MiniCluster:
         await self.cluster.start()
         self._server = None
         if self._rest:
-            self._server, port = await rest_server.start(create_app(self.dispatcher, token=None), "127.0.0.1", 0)
+            self._server, port = await rest_server.start(create_app(self.dispatcher, token=self._token), "127.0.0.1", 0)
             self.rest_url = f"http://127.0.0.1:{port}"
-        await self.cluster.lead(self.rest_url, "mini-cluster")
+        await self.cluster.lead(self.rest_url, "mini-cluster", self._token)
 
     async def _stop(self) -> None:
         if self._server is not None:
