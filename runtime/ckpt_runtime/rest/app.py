@@ -21,6 +21,7 @@ from ckpt_runtime.rest.handlers import (
     jobs,
     pipelines,
     rescaling,
+    savepoint_catalogue,
     savepoints,
     vertices,
 )
@@ -68,7 +69,7 @@ def create_app(
     app.state.gateway = gateway
     app.state.max_upload_bytes = max_upload_bytes
     # checkpoint_config comes before checkpoints, whose ":triggerid" would match "configuration"
-    of_jobs = (jobs, job_config, rescaling, vertices, checkpoint_config, checkpoints, savepoints)
+    of_jobs = (jobs, job_config, rescaling, vertices, checkpoint_config, checkpoints, savepoints, savepoint_catalogue)
     for room in (cluster, dashboard, health, pipelines, *of_jobs):
         app.include_router(room.router)
     install_error_handlers(app)
