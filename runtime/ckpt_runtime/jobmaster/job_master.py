@@ -163,9 +163,9 @@ class JobMaster:
         return OperationStatus(True, checkpoint_id=done.checkpoint_id)
 
     async def trigger_savepoint(
-        self, directory: str, savepoint_format: SavepointFormat, cancel_job: bool, taken_by: TakenBy
+        self, directory: str, savepoint_format: SavepointFormat, cancel_job: bool, taken_by: TakenBy | None = None
     ) -> OperationStatus:
-        """Raises OperationFailed; the job goes on then."""
+        """Raises OperationFailed; the job goes on then. Without ``taken_by`` there is no entry in the catalogue."""
         properties = CheckpointProperties(CheckpointType.SAVEPOINT, savepoint_format)
         done = await self._trigger(properties, directory, cancels=cancel_job)
         try:
@@ -190,9 +190,9 @@ class JobMaster:
         assert isinstance(answer, checkpoint_out.RequestFailed)
         raise OperationFailed(answer.message)
 
-    async def _catalogue(self, location: str | None, taken_by: TakenBy) -> None:
+    async def _catalogue(self, location: str | None, taken_by: TakenBy | None) -> None:
         """A savepoint without an entry is a savepoint all the same."""
-        if location is None:
+        if location is None or taken_by is None:
             return
         try:
             await self._loop.run_in_executor(self._pools.paths, record_savepoint, location, taken_by)
@@ -200,7 +200,7 @@ class JobMaster:
             logger.warning("savepoint %s has no entry in the catalogue: %s", location, error)
 
     async def stop_with_savepoint(
-        self, directory: str, savepoint_format: SavepointFormat, drain: bool, taken_by: TakenBy
+        self, directory: str, savepoint_format: SavepointFormat, drain: bool, taken_by: TakenBy | None = None
     ) -> OperationStatus:
         """Completes when all tasks have finished after the savepoint. Raises OperationFailed.
 
@@ -214,7 +214,7 @@ class JobMaster:
         return await asyncio.shield(stopping)
 
     async def _stop(
-        self, directory: str, savepoint_format: SavepointFormat, drain: bool, taken_by: TakenBy
+        self, directory: str, savepoint_format: SavepointFormat, drain: bool, taken_by: TakenBy | None = None
     ) -> OperationStatus:
         request_id = uuid.uuid4().hex
         answer = await self._ask(request_id, job_on.StopRequested(request_id, drain, directory, savepoint_format))
