@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -22,6 +22,8 @@ from ckpt_runtime.jobmaster.job_announcer import JobAnnouncer
 from ckpt_runtime.rest.openapi import EVENT_STREAM
 from ckpt_runtime.scheduler.job_effects import StatusChanged
 from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
+from ckpt_runtime.storage.savepoint_entry import Mark, SavepointEntry
 from tests.unit.runtime.rest.conftest import send_to
 from tests.unit.runtime.rest.fake_gateway import START_MS, VERTICES, FakeGateway, Operation
 
@@ -33,6 +35,7 @@ DONE, PENDING, BROKEN = "a" * 32, "b" * 32, "c" * 32
 NOW_MS = START_MS + 60_000
 PIPELINE = "5bfa03f3a0324da19bf4d4cb96cbace4_p"
 SNAPSHOT = "file:/data/savepoints/savepoint-fa461a-5dcf0ae7b2f1"
+DRILLED = {"savepoint-path": SNAPSHOT, "kind": "DRILL", "passed": True}
 REFUSED = f"{SNAPSHOT}-refused"
 CAUSE = FailureCause("ckpt_runtime.storage.StorageError", "no space left", "StorageError: no space left")
 
@@ -88,7 +91,42 @@ def dispatcher() -> FakeGateway:
     with patch("ckpt_runtime.jobmaster.job_announcer.wall_clock_ms", lambda: NOW_MS):
         announcer.told(StatusChanged(JobStatus.RUNNING, NOW_MS))
         announcer.checkpoint(job.tracker.snapshot().history[-1])
+    fake.catalogue = catalogue(fake.now)
     return fake
+
+
+def catalogue(now: int) -> list[CataloguedSavepoint]:
+    """One of each kind: proven, failed, taken before there was a catalogue, unreadable."""
+    entry = SavepointEntry(
+        job_id=RUNNING,
+        savepoint_id=3,
+        triggered_at_ms=now - 800,
+        completed_at_ms=now,
+        format="NATIVE",
+        state_backend="hashmap",
+        bytes=48_213,
+        files=2,
+        written_by="0.1.0",
+        job_name="flights",
+        program=PIPELINE,
+        configuration_version=1,
+        cluster="file:///data/ha/cluster",
+        taken_by="airflow: nightly/savepoint",
+        verifications=(Mark(now + 5_000, True, "ana", "complete and intact", 912),),
+        drills=(Mark(now + 60_000, True, "airflow: drills/restore", "RUNNING after 4.1 s", 9_800),),
+    )
+    old = SavepointEntry(RUNNING, 2, now - 90_800, now - 90_000, "CANONICAL", "any", 47_100, 2)
+    failed = "the file is missing"
+    return [
+        CataloguedSavepoint(SNAPSHOT, entry),
+        CataloguedSavepoint(
+            f"{SNAPSHOT}-failed",
+            replace(entry, verifications=(Mark(now, False, None, failed),), drills=()),
+            f"its newest verification failed: {failed}",
+        ),
+        CataloguedSavepoint(f"{SNAPSHOT}-old", old),
+        CataloguedSavepoint(f"{SNAPSHOT}-damaged", None, "_metadata is damaged or foreign: it is too short"),
+    ]
 
 
 def add_operations(fake: FakeGateway) -> None:
@@ -229,6 +267,12 @@ CALLS = [
     *polls(JOB + "/savepoints/{triggerid}", 1),
     Call("POST", "/savepoint-disposal", arguments={"json": {"savepoint-path": "/s/1", "triggerId": "5" * 32}}),
     *polls("/savepoint-disposal/{triggerid}", 2),
+    Call("GET", "/savepoints"),
+    Call("GET", "/savepoints/latest"),
+    Call("GET", "/savepoints/latest", "of a job, by its name", query="?directory=/s&job=flights"),
+    Call(
+        "POST", "/savepoints/marks", arguments={"json": {"savepoint-path": SNAPSHOT, "kind": "DRILL", "passed": True}}
+    ),
 ]
 
 

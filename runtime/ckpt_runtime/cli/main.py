@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ckpt_runtime.cli import (
+    catalogue_commands,
     job_commands,
     job_config_commands,
     program_commands,
@@ -85,9 +86,10 @@ add_command(session, "stop", session_commands.stop)
 add_command(session, "status", session_commands.status)
 app.add_typer(session, name="session")
 snapshot = typer.Typer(help="Look at, verify, copy and convert snapshots, without a session.", rich_markup_mode=None)
-add_command(snapshot, "list", snapshot_tools.list_snapshots)
+add_command(snapshot, "list", catalogue_commands.list_snapshots)
+add_command(snapshot, "latest", catalogue_commands.latest)
 add_command(snapshot, "show", snapshot_tools.show)
-add_command(snapshot, "verify", snapshot_tools.verify)
+add_command(snapshot, "verify", catalogue_commands.verify)
 add_command(snapshot, "copy", snapshot_tools.copy)
 add_command(snapshot, "convert", snapshot_tools.convert)
 app.add_typer(snapshot, name="snapshot")

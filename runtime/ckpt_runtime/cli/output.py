@@ -5,6 +5,7 @@ Results go to standard output, everything else to standard error. Rich is loaded
 
 from __future__ import annotations
 
+import getpass
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -141,3 +142,11 @@ def size_text(size: int | None) -> str:
     while amount >= 1024 and unit < len(_UNITS) - 1:
         amount, unit = amount / 1024, unit + 1
     return f"{size} B" if unit == 0 else f"{amount:.1f} {_UNITS[unit]}"
+
+
+def user_name() -> str | None:
+    """Who runs the command, for records that others read."""
+    try:
+        return getpass.getuser()
+    except (KeyError, ImportError, OSError):  # an id without a name
+        return None

@@ -14,7 +14,7 @@ from ckpt_runtime.cli import values
 from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
 from ckpt_runtime.cli.framework import Cli
 from ckpt_runtime.cli.job_commands import JobArgument, WaitTimeoutOption
-from ckpt_runtime.cli.output import size_text
+from ckpt_runtime.cli.output import size_text, user_name
 from ckpt_runtime.client.checkpoint_models import Checkpoint
 from ckpt_runtime.client.errors import UNKNOWN_JOB, CkptClientError, Conflict, NotFound, OperationFailed
 from ckpt_runtime.client.models import OperationStatus
@@ -127,7 +127,9 @@ def savepoint(
         return
     if job is None:
         raise CommandError("Missing argument 'JOB'", ExitCode.USAGE)
-    trigger_id = cli.client().trigger_savepoint(job, directory, savepoint_format=type.on_the_wire)
+    trigger_id = cli.client().trigger_savepoint(
+        job, directory, savepoint_format=type.on_the_wire, requester=user_name()
+    )
     _tell_location(StartedOperation(cli, "savepoint", trigger_id, job), "taking a savepoint", detached, timeout_s)
 
 
@@ -144,7 +146,9 @@ def stop(
 ) -> None:
     """Stop a job with a savepoint."""
     timeout_s = values.timeout_s("--wait-timeout", wait_timeout)
-    trigger_id = cli.client().stop_with_savepoint(job, savepoint_path, savepoint_format=type.on_the_wire, drain=drain)
+    trigger_id = cli.client().stop_with_savepoint(
+        job, savepoint_path, savepoint_format=type.on_the_wire, drain=drain, requester=user_name()
+    )
     _tell_location(
         StartedOperation(cli, "savepoint", trigger_id, job), "stopping with a savepoint", detached, timeout_s
     )

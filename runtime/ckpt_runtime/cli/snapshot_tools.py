@@ -1,4 +1,4 @@
-"""``ckpt snapshot``: looks at snapshots, proves and copies them where they lie. Needs no session and no job."""
+"""``ckpt snapshot``: looks at snapshots, copies and converts them where they lie. Needs no session and no job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from ckpt_runtime.cli.snapshot_commands import FormatChoice
 from ckpt_runtime.spark.runtime_guard import MODULES
 
 if TYPE_CHECKING:
-    from ckpt_runtime.snapshots.description import SnapshotSummary
     from ckpt_runtime.snapshots.snapshot import Snapshot
 
 SnapshotArgument = Annotated[
@@ -25,7 +24,7 @@ SnapshotArgument = Annotated[
 
 
 @contextmanager
-def _failures() -> Iterator[None]:
+def storage_failures() -> Iterator[None]:
     """Expected failures as errors of the command, each with its exit code."""
     try:
         from ckpt_runtime.state.errors import StateError
@@ -57,55 +56,16 @@ def _not_installed(error: ModuleNotFoundError) -> Exception:
     )
 
 
-def _opened(path: str) -> Snapshot:
+def opened_snapshot(path: str) -> Snapshot:
+    """Opens it. Raises as ``open_snapshot``."""
     from ckpt_runtime.snapshots.snapshot import open_snapshot
 
     return open_snapshot(path)
 
 
-def _shown(name: str) -> str:
+def shown_name(name: str) -> str:
     """A name out of a snapshot that anybody may have written: nothing that a terminal would act on."""
     return name if name.isprintable() else repr(name)
-
-
-def list_snapshots(
-    cli: Cli,
-    directory: Annotated[str, typer.Argument(metavar="DIRECTORY", help="Where to look: absolute path or URL.")],
-) -> None:
-    """List the checkpoints and savepoints below a directory, the latest first."""
-    with _failures():
-        from ckpt_runtime.snapshots.description import summary_of
-        from ckpt_runtime.snapshots.finding import find_snapshots
-        from ckpt_runtime.storage.errors import CorruptFileError
-        from ckpt_runtime.storage.filesystem import check_directory, resolve
-
-        base = resolve(directory)
-        check_directory(base)
-        readable: list[SnapshotSummary] = []
-        damaged: list[tuple[str, str]] = []
-        for location in find_snapshots(base):
-            try:
-                readable.append(summary_of(_opened(location.url)))
-            except CorruptFileError as error:
-                damaged.append((location.url, str(error)))
-    readable.sort(key=lambda found: (-found.completion_timestamp, found.location))
-    document = [structs.asdict(found) for found in readable]
-    document += [{"location": location, "error": reason} for location, reason in damaged]
-    rows = [
-        (
-            found.kind,
-            str(found.checkpoint_id),
-            found.job_id,
-            time_text(found.completion_timestamp),
-            f"{found.format.lower()} of {found.state_backend}",
-            size_text(found.bytes),
-            found.location,
-        )
-        for found in readable
-    ]
-    rows += [("unreadable", "-", "-", "-", "-", "-", location) for location, _ in damaged]
-    columns = ("KIND", "ID", "JOB ID", "COMPLETED", "FORMAT", "SIZE", "LOCATION")
-    cli.output.table(document, columns, rows, empty="no snapshots")
 
 
 def show(
@@ -116,10 +76,10 @@ def show(
     ] = True,
 ) -> None:
     """Show what a snapshot holds: operators, states, schemas, sizes, counts, and what wrote it."""
-    with _failures():
+    with storage_failures():
         from ckpt_runtime.snapshots.description import states_of, summary_of
 
-        opened = _opened(snapshot)
+        opened = opened_snapshot(snapshot)
         summary, states = summary_of(opened), list(states_of(opened, count=count))
     if not cli.output.as_json:
         lines = {
@@ -134,13 +94,13 @@ def show(
         cli.output.result(None, *(f"{name + ':':<16} {text}" for name, text in lines.items()), "")
     rows = [
         (
-            _shown(state.operator),
-            _shown(state.state),
+            shown_name(state.operator),
+            shown_name(state.state),
             state.kind,
             "-" if state.rows is None else state.rows,
             "-" if state.keys is None else state.keys,
             size_text(state.bytes),
-            _shown(", ".join(state.schema)) or "-",
+            shown_name(", ".join(state.schema)) or "-",
         )
         for state in states
     ]
@@ -149,30 +109,13 @@ def show(
     cli.output.table(document, columns, rows, empty="no state")
 
 
-def verify(cli: Cli, snapshot: SnapshotArgument) -> ExitCode:
-    """Read everything that belongs to a snapshot, and prove that it is complete and intact."""
-    with _failures():
-        from ckpt_runtime.snapshots.verification import verify_snapshot
-
-        opened = _opened(snapshot)
-        problems = verify_snapshot(opened)
-    document = {
-        "location": opened.directory.url,
-        "intact": not problems,
-        "problems": [{"state": problem.state, "reason": problem.reason} for problem in problems],
-    }
-    lines = [str(problem) for problem in problems] or [f"{opened.directory.url} is complete and intact."]
-    cli.output.result(document, *lines)
-    return ExitCode.FAILED if problems else ExitCode.OK
-
-
 def copy(
     cli: Cli,
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="The snapshot: absolute path or URL.")],
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A new directory, in any file system.")],
 ) -> None:
     """Copy a self-contained snapshot to a new directory, verifying it on the way."""
-    with _failures(), cli.output.progress() as show_progress:
+    with storage_failures(), cli.output.progress() as show_progress:
         from ckpt_runtime.snapshots.copying import copy_snapshot
         from ckpt_runtime.storage.filesystem import resolve
 
@@ -194,7 +137,7 @@ def convert(
     ] = "hashmap",
 ) -> None:
     """Make a canonical or native savepoint of a snapshot, in a new directory."""
-    with _failures(), cli.output.progress() as show_progress:
+    with storage_failures(), cli.output.progress() as show_progress:
         from ckpt_runtime.checkpoint.properties import SavepointFormat
         from ckpt_runtime.snapshots.convert import convert_snapshot
         from ckpt_runtime.storage.filesystem import resolve

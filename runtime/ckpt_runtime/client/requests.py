@@ -45,6 +45,7 @@ from ckpt_runtime.client.models import (
     read_operation_status,
     reader,
 )
+from ckpt_runtime.client.savepoint_models import Savepoint
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -74,6 +75,7 @@ class Call(Generic[T_co]):
 
 _HOLDS = "holds of uploaded programs"
 _RESCALE = "live rescale, changes of a running job's resource requirements"
+_CATALOGUE = "the savepoint catalogue"
 _FLIP_530 = "FLIP-530, changes of a running job's configuration"
 _FLIP_571 = "FLIP-571, changes of a running job's checkpoint configuration"
 
@@ -355,8 +357,12 @@ def trigger_savepoint(
     savepoint_format: Format = "NATIVE",
     cancel_job: bool = False,
     trigger_id: str | None = None,
+    requester: str | None = None,
 ) -> Call[str]:
-    """Start a savepoint in ``directory``, or in the configured one; gives the trigger id to poll."""
+    """Start a savepoint in ``directory``, or in the configured one; gives the trigger id to poll.
+
+    ``requester`` says who asks, for the savepoint catalogue.
+    """
     body: dict[str, Any] = {
         "cancel-job": cancel_job,
         "formatType": savepoint_format,
@@ -364,7 +370,7 @@ def trigger_savepoint(
     }
     if directory is not None:
         body["target-directory"] = directory
-    return Call("POST", _job(job_id, "/savepoints"), _request_id, body=body)
+    return Call("POST", _job(job_id, "/savepoints"), _request_id, body=body, headers=_asked_by(requester))
 
 
 def stop_with_savepoint(
@@ -374,18 +380,55 @@ def stop_with_savepoint(
     savepoint_format: Format = "NATIVE",
     drain: bool = False,
     trigger_id: str | None = None,
+    requester: str | None = None,
 ) -> Call[str]:
-    """Start a stop with a savepoint; gives the trigger id to poll, as a savepoint."""
+    """Start a stop with a savepoint; gives the trigger id to poll, as a savepoint. ``requester`` as there."""
     body: dict[str, Any] = {"drain": drain, "formatType": savepoint_format, "triggerId": trigger_id or new_id()}
     if directory is not None:
         body["targetDirectory"] = directory
-    return Call("POST", _job(job_id, "/stop"), _request_id, body=body)
+    return Call("POST", _job(job_id, "/stop"), _request_id, body=body, headers=_asked_by(requester))
+
+
+def _asked_by(requester: str | None) -> dict[str, str]:
+    """A header, which servers that do not know it ignore."""
+    return {} if requester is None else {"Ckpt-Requester": quote(requester[:200], safe=" !#$&'()*+,/:;=?@[]")[:600]}
 
 
 def dispose_savepoint(path: str, *, trigger_id: str | None = None) -> Call[str]:
     """Start deleting a savepoint; gives the trigger id to poll."""
     body = {"savepoint-path": path, "triggerId": trigger_id or new_id()}
     return Call("POST", "/savepoint-disposal", _request_id, body=body)
+
+
+def list_savepoints(directory: str | None = None, *, job: str | None = None) -> Call[tuple[Savepoint, ...]]:
+    """The savepoints below a directory, or below the configured one, the latest first; of a job by id or name."""
+    query = _catalogue_query(directory, job)
+    return Call("GET", "/savepoints", reader(tuple[Savepoint, ...], "savepoints"), query=query, feature=_CATALOGUE)
+
+
+def latest_savepoint(directory: str | None = None, *, job: str | None = None) -> Call[Savepoint]:
+    """The latest of these that is good; not found when there is none."""
+    query = _catalogue_query(directory, job)
+    return Call("GET", "/savepoints/latest", reader(Savepoint), query=query, feature=_CATALOGUE)
+
+
+def _catalogue_query(directory: str | None, job: str | None) -> dict[str, str]:
+    return {name: value for name, value in (("directory", directory), ("job", job)) if value is not None}
+
+
+def mark_savepoint(
+    path: str,
+    kind: Literal["VERIFICATION", "DRILL"],
+    *,
+    passed: bool,
+    by: str | None = None,
+    detail: str = "",
+    duration_ms: int | None = None,
+) -> Call[Savepoint]:
+    """Note what came of a verification or a restore drill of a savepoint. Repeated, it is noted twice."""
+    body: dict[str, Any] = {"savepoint-path": path, "kind": kind, "passed": passed, "detail": detail[:1000]}
+    body |= {name: value for name, value in (("by", by), ("duration", duration_ms)) if value is not None}
+    return Call("POST", "/savepoints/marks", reader(Savepoint), body=body, feature=_CATALOGUE)
 
 
 def operation_status(kind: OperationKind, trigger_id: str, job_id: str | None = None) -> Call[OperationStatus]:

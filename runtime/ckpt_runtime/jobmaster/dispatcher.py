@@ -36,6 +36,7 @@ from ckpt_runtime.jobmaster.gateway import (
     EffectiveCheckpointConfig,
     ExceptionHistory,
     ExecutionResult,
+    InvalidRequest,
     JobAlreadyExists,
     JobConfigInfo,
     JobDetails,
@@ -46,6 +47,7 @@ from ckpt_runtime.jobmaster.gateway import (
     OperationKind,
     OperationStatus,
     RunRequest,
+    SavepointList,
     SlotOverview,
     StoredPipeline,
     SubmissionFailed,
@@ -67,6 +69,7 @@ from ckpt_runtime.jobmaster.request_checks import (
     with_recovery_options,
 )
 from ckpt_runtime.jobmaster.restore_preview import PlanPreview
+from ckpt_runtime.jobmaster.savepoint_catalogue import SavepointCatalogue
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.snapshot_references import References, SnapshotReferences
 from ckpt_runtime.jobmaster.stored_submissions import forget_result
@@ -74,10 +77,11 @@ from ckpt_runtime.jobmaster.stranded_jobs import StrandedJobs
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
-from ckpt_runtime.snapshots.snapshot import disposal_of
+from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint, dispose_of
 from ckpt_runtime.storage.errors import PoolExhaustedError, StorageError, StorageTimeoutError
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.leader_store import LeaderInfo
+from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +119,7 @@ class Dispatcher:
         self._operations = OperationStore(partial(operation_ended, self._events.publish))
         self._holds = ProgramHolds(programs, self._running_archive)
         self._planner = Planner(configuration, pools)
+        self._catalogue = SavepointCatalogue(pools.paths)
         self._references = SnapshotReferences(self._living_references, pools.paths)
         self._create = partial(JobMaster, slots=slots, pools=pools, events=self._events)
         self._submitter = JobSubmitter(
@@ -458,14 +463,19 @@ class Dispatcher:
         savepoint_format: SavepointFormat,
         cancel_job: bool,
         trigger_id: str | None,
+        requester: str | None = None,
     ) -> str:
         operation = OperationKind.SAVEPOINT
         if self._operations.knows(operation, job_id, trigger_id):
             return trigger_id or ""
         job = self._living_job(job_id)
         check_target(directory)
+        taken_by = job.taken_by(self._submitter.cluster, requester)
         return self._operations.start(
-            operation, job_id, trigger_id, lambda: job.trigger_savepoint(directory, savepoint_format, cancel_job)
+            operation,
+            job_id,
+            trigger_id,
+            lambda: job.trigger_savepoint(directory, savepoint_format, cancel_job, taken_by),
         )
 
     async def stop_with_savepoint(
@@ -475,14 +485,16 @@ class Dispatcher:
         savepoint_format: SavepointFormat,
         drain: bool,
         trigger_id: str | None,
+        requester: str | None = None,
     ) -> str:
         operation = OperationKind.SAVEPOINT
         if self._operations.knows(operation, job_id, trigger_id):
             return trigger_id or ""
         job = self._living_job(job_id)
         check_target(directory)
+        taken_by = job.taken_by(self._submitter.cluster, requester)
         return self._operations.start(
-            operation, job_id, trigger_id, lambda: job.stop_with_savepoint(directory, savepoint_format, drain)
+            operation, job_id, trigger_id, lambda: job.stop_with_savepoint(directory, savepoint_format, drain, taken_by)
         )
 
     async def dispose_savepoint(self, path: str, trigger_id: str | None) -> str:
@@ -522,7 +534,33 @@ class Dispatcher:
     def _dispose(self, path: str) -> None:
         if self._store is not None:
             self._store.fence()
-        disposal_of(path).execute()
+        dispose_of(path)
+
+    # --- the savepoint catalogue
+
+    async def list_savepoints(self, directory: str | None, job: str | None) -> SavepointList:
+        self._check_leads()
+        return await self._catalogue.list(self._savepoint_directory(directory, job), job)
+
+    async def latest_savepoint(self, directory: str | None, job: str | None) -> CataloguedSavepoint:
+        self._check_leads()
+        return await self._catalogue.latest(self._savepoint_directory(directory, job), job)
+
+    async def mark_savepoint(self, path: str, kind: MarkKind, mark: Mark) -> CataloguedSavepoint:
+        self._check_leads()
+        return await self._catalogue.mark(path, kind, mark)
+
+    def _savepoint_directory(self, directory: str | None, job: str | None) -> str:
+        """The one that was given, or that is configured: for the latest known job of that id or name, or for all."""
+        if directory is not None:
+            return directory
+        known = (found for found in reversed(self._jobs.values()) if job in (found.overview().job_id, found.graph.name))
+        of_job = next((found.configuration for found in known), Configuration())
+        option = CheckpointingOptions.SAVEPOINT_DIRECTORY
+        configured = Configuration.merge(self._configuration, of_job).get(option)
+        if configured is None:
+            raise InvalidRequest("directory", directory, f"name one, or set {option.key} for the job or the session")
+        return configured
 
     async def operation_status(self, kind: OperationKind, trigger_id: str, job_id: str | None) -> OperationStatus:
         self._check_leads()

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from ckpt_runtime.graph.job_graph import JobGraph
     from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer, ConfigurationRequest
     from ckpt_runtime.jobmaster.restore_preview import PlanPreview
+    from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
+    from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 
 NOT_YET = -1
 
@@ -354,6 +356,14 @@ class OperationStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class SavepointList:
+    """What the catalogue has below ``directory``, the latest first."""
+
+    directory: str
+    savepoints: tuple[CataloguedSavepoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ExceptionEntry:
     """One failure of the job. Task fields are None for failures of the job itself."""
 
@@ -558,8 +568,12 @@ class DispatcherGateway(Protocol):
         savepoint_format: SavepointFormat,
         cancel_job: bool,
         trigger_id: str | None,
+        requester: str | None = None,
     ) -> str:
-        """As :meth:`trigger_checkpoint`. Problems with the directory show in the operation."""
+        """As :meth:`trigger_checkpoint`. Problems with the directory show in the operation.
+
+        ``requester`` is who asks, in his own words, for the savepoint catalogue.
+        """
         ...
 
     async def stop_with_savepoint(
@@ -569,12 +583,28 @@ class DispatcherGateway(Protocol):
         savepoint_format: SavepointFormat,
         drain: bool,
         trigger_id: str | None,
+        requester: str | None = None,
     ) -> str:
-        """As :meth:`trigger_checkpoint`; polled as a :attr:`OperationKind.SAVEPOINT`."""
+        """As :meth:`trigger_savepoint`; polled as a :attr:`OperationKind.SAVEPOINT`."""
         ...
 
     async def dispose_savepoint(self, path: str, trigger_id: str | None) -> str:
         """As :meth:`trigger_checkpoint`, for a path and no job."""
+        ...
+
+    async def list_savepoints(self, directory: str | None, job: str | None) -> SavepointList:
+        """The savepoints below a directory, the latest first; of a ``job`` by its id or name.
+
+        Without a directory it is the configured one. Raises :class:`InvalidRequest`, :class:`NotFound`.
+        """
+        ...
+
+    async def latest_savepoint(self, directory: str | None, job: str | None) -> CataloguedSavepoint:
+        """The latest of these that is good. Raises :class:`NotFound` when there is none."""
+        ...
+
+    async def mark_savepoint(self, path: str, kind: MarkKind, mark: Mark) -> CataloguedSavepoint:
+        """Notes what came of a verification or a drill. Raises :class:`InvalidRequest`, :class:`NotFound`."""
         ...
 
     async def operation_status(self, kind: OperationKind, trigger_id: str, job_id: str | None) -> OperationStatus:

@@ -79,6 +79,7 @@ from ckpt_runtime.scheduler.replacement import (
     subtasks_of,
 )
 from ckpt_runtime.scheduler.restart_strategies import RestartStrategy
+from ckpt_runtime.snapshots.catalogue import TakenBy, record_savepoint
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.crash_points import reach
 from ckpt_runtime.storage.errors import StorageError
@@ -176,9 +177,9 @@ class JobMaster:
         return OperationStatus(True, checkpoint_id=done.checkpoint_id)
 
     async def trigger_savepoint(
-        self, directory: str, savepoint_format: SavepointFormat, cancel_job: bool
+        self, directory: str, savepoint_format: SavepointFormat, cancel_job: bool, taken_by: TakenBy | None = None
     ) -> OperationStatus:
-        """Raises OperationFailed; the job goes on then."""
+        """Raises OperationFailed; the job goes on then. Without ``taken_by`` there is no entry in the catalogue."""
         properties = CheckpointProperties(CheckpointType.SAVEPOINT, savepoint_format)
         done = await self._trigger(properties, directory, cancels=cancel_job)
         try:
@@ -187,6 +188,7 @@ class JobMaster:
             )
         except StorageError as error:
             logger.warning("a later driver will not know of savepoint %s: %s", done.external_path, error)
+        await self._catalogue(done.external_path, taken_by)
         if cancel_job:
             self.cancel()
         return OperationStatus(True, location=done.external_path)
@@ -202,8 +204,17 @@ class JobMaster:
         assert isinstance(answer, checkpoint_out.RequestFailed)
         raise OperationFailed(answer.message)
 
+    async def _catalogue(self, location: str | None, taken_by: TakenBy | None) -> None:
+        """A savepoint without an entry is a savepoint all the same."""
+        if location is None or taken_by is None:
+            return
+        try:
+            await self._loop.run_in_executor(self._pools.paths, record_savepoint, location, taken_by)
+        except (StorageError, ValueError) as error:
+            logger.warning("savepoint %s has no entry in the catalogue: %s", location, error)
+
     async def stop_with_savepoint(
-        self, directory: str, savepoint_format: SavepointFormat, drain: bool
+        self, directory: str, savepoint_format: SavepointFormat, drain: bool, taken_by: TakenBy | None = None
     ) -> OperationStatus:
         """Completes when all tasks have finished after the savepoint. Raises OperationFailed.
 
@@ -212,16 +223,19 @@ class JobMaster:
         wanted = (directory, savepoint_format, drain)
         stopping = self._stopping.get(wanted)
         if stopping is None:
-            stopping = self._stopping[wanted] = self._loop.create_task(self._stop(*wanted))
+            stopping = self._stopping[wanted] = self._loop.create_task(self._stop(*wanted, taken_by))
             stopping.add_done_callback(lambda _: self._stopping.pop(wanted))
         return await asyncio.shield(stopping)
 
-    async def _stop(self, directory: str, savepoint_format: SavepointFormat, drain: bool) -> OperationStatus:
+    async def _stop(
+        self, directory: str, savepoint_format: SavepointFormat, drain: bool, taken_by: TakenBy | None = None
+    ) -> OperationStatus:
         request_id = uuid.uuid4().hex
         answer = await self._ask(request_id, job_on.StopRequested(request_id, drain, directory, savepoint_format))
+        assert isinstance(answer, job_out.StopCompleted | job_out.StopFailed)
+        await self._catalogue(answer.location, taken_by)
         if isinstance(answer, job_out.StopCompleted):
             return OperationStatus(True, location=answer.location)
-        assert isinstance(answer, job_out.StopFailed)
         suffix = "" if answer.location is None else f" (savepoint: {answer.location})"
         raise OperationFailed(answer.message + suffix)
 
@@ -265,6 +279,11 @@ class JobMaster:
     def overrides(self) -> CheckpointOverrides:
         """FLIP-571's."""
         return self._shell.core.overrides
+
+    def taken_by(self, cluster: str, requester: str | None) -> TakenBy:
+        """What the catalogue keeps of a savepoint that this job takes now."""
+        own = self._shell.core.accepted_plan.own
+        return TakenBy(self.graph.name, self._submission.program_id, own.version, cluster, requester)
 
     def program(self) -> RunningProgram:
         submission = self._submission

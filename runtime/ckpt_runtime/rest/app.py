@@ -23,6 +23,7 @@ from ckpt_runtime.rest.handlers import (
     jobs,
     pipelines,
     rescaling,
+    savepoint_catalogue,
     savepoints,
     vertices,
 )
@@ -71,7 +72,17 @@ def create_app(
     app.state.event_streams = EventStreams()
     app.state.max_upload_bytes = max_upload_bytes
     # checkpoint_config comes before checkpoints, whose ":triggerid" would match "configuration"
-    of_jobs = (jobs, job_config, events, rescaling, vertices, checkpoint_config, checkpoints, savepoints)
+    of_jobs = (
+        jobs,
+        job_config,
+        events,
+        rescaling,
+        vertices,
+        checkpoint_config,
+        checkpoints,
+        savepoints,
+        savepoint_catalogue,
+    )
     for room in (cluster, dashboard, health, pipelines, *of_jobs):
         app.include_router(room.router)
     install_error_handlers(app)

@@ -39,6 +39,7 @@ from ckpt_runtime.rest.parameters import HEX_ID_PATTERN
 
 MAX_PATH_CHARS = 4096
 MAX_TEXT_CHARS = 64 * 1024
+MAX_NOTE_CHARS = 1_000
 MAX_OPTIONS = 500
 MAX_KEY_CHARS = 1024
 MAX_ITEMS = 10_000
@@ -168,6 +169,16 @@ Location = Annotated[
     ),
 ]
 """An absolute path or a URL: no control characters, no ``..`` segment."""
+
+
+def _note(value: str) -> str:
+    if len(value) > MAX_NOTE_CHARS or not value.replace("\n", " ").isprintable():
+        raise refused(f"it must be at most {MAX_NOTE_CHARS} printable characters", f"{len(value)} characters")
+    return value
+
+
+Note = Annotated[_TEXT, AfterValidator(_note)]
+"""A few words for people."""
 EntryPoint = Annotated[_TEXT, AfterValidator(_entry_point), Field(description="module:function")]
 Texts = Annotated[tuple[StrictStr, ...], _said("it must be a list of strings"), AfterValidator(_texts)]
 Options = Annotated[dict[str, Annotated[str, BeforeValidator(_option)]], BeforeValidator(_options)]

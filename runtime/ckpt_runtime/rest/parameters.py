@@ -6,8 +6,9 @@ Ids are 32 ASCII hex digits in any case and reach handlers in lower case. A valu
 from __future__ import annotations
 
 from typing import Annotated, Any
+from urllib.parse import unquote
 
-from fastapi import Depends, Path, Query, Request
+from fastapi import Depends, Header, Path, Query, Request
 from pydantic import AfterValidator
 
 from ckpt_runtime.jobmaster.gateway import DispatcherGateway
@@ -53,3 +54,28 @@ Aggregations = Annotated[
     Query(alias="agg", description="comma-separated: min, max, avg, sum, skew", max_length=200, examples=["min,max"]),
 ]
 MaxExceptions = Annotated[int, Query(alias="maxExceptions", ge=1, le=1000, description="how many entries at most")]
+REQUESTER_HEADER = "Ckpt-Requester"
+Requester = Annotated[
+    str | None,
+    Header(
+        alias=REQUESTER_HEADER,
+        description="who asks, in his own words, percent-encoded; kept in the savepoint catalogue",
+        pattern="^[ -~]{1,600}$",
+        examples=["airflow: nightly/savepoint"],
+    ),
+    AfterValidator(lambda text: None if text is None else unquote(text, errors="replace")[:200]),
+]
+SavepointDirectory = Annotated[
+    str | None,
+    Query(
+        alias="directory",
+        description="absolute path or URL; without it the configured savepoint directory",
+        min_length=1,
+        max_length=4096,
+        examples=["s3://bucket/savepoints"],
+    ),
+]
+SavepointsOfJob = Annotated[
+    str | None,
+    Query(alias="job", description="id or name of a job", min_length=1, max_length=1000, examples=["flights"]),
+]

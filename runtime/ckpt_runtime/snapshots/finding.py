@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from ckpt_runtime.storage.checkpoint_storage import SHARED_NAME, TASK_OWNED_NAME
+from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import Location, is_directory, is_plain_name, list_names
-from ckpt_runtime.storage.snapshot_metadata import has_metadata
+from ckpt_runtime.storage.savepoint_entry import CATALOGUE_NAME
+from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, has_metadata
 
 MAX_DEPTH = 4
+MAX_DIRECTORIES = 20_000
 _NO_SNAPSHOTS = (SHARED_NAME, TASK_OWNED_NAME)
 
 
@@ -17,9 +21,29 @@ def find_snapshots(directory: Location, depth: int = MAX_DEPTH) -> Iterator[Loca
 
     ``depth`` says how many levels below are looked at. Raises :class:`StorageError` when a directory cannot be listed.
     """
-    if has_metadata(directory):
-        yield directory
-    elif depth > 0:
-        for name in list_names(directory):
-            if is_plain_name(name) and name not in _NO_SNAPSHOTS and is_directory(directory.child(name)):
-                yield from find_snapshots(directory.child(name), depth - 1)
+    return (found for found in find_places(directory, depth, at_most=None) if has_metadata(found))
+
+
+def find_places(
+    directory: Location, depth: int = MAX_DEPTH, at_most: int | None = MAX_DIRECTORIES
+) -> Iterator[Location]:
+    """As :func:`find_snapshots`, with directories that only an entry of the catalogue is left in.
+
+    Raises :class:`StorageError` when it would have to look into more than ``at_most`` directories, too.
+    """
+    waiting = [(directory, depth)]
+    for seen in itertools.count(1):
+        if not waiting:
+            return
+        if at_most is not None and seen > at_most:
+            message = (
+                f"there are more than {at_most} directories below {directory.url}; name one nearer to the savepoints"
+            )
+            raise StorageError(message, directory.url)
+        found, levels = waiting.pop()
+        names = list_names(found)
+        if METADATA_NAME in names or CATALOGUE_NAME in names:
+            yield found
+        elif levels > 0:
+            inner = [name for name in names if is_plain_name(name) and name not in _NO_SNAPSHOTS]
+            waiting += [(found.child(name), levels - 1) for name in reversed(inner) if is_directory(found.child(name))]

@@ -2,7 +2,7 @@
 
 ``_metadata`` goes first, so that what is half deleted is no snapshot any more. A checkpoint's directory belongs to the
 system and goes as a whole. A savepoint's may have been moved by its owner to a place with other files in it, so only
-what its metadata refers to is deleted, and its directories only when they are empty then.
+what its metadata refers to is deleted, then its entry in the catalogue, and its directories when they are empty then.
 
 What is gone is fine, but only where the directory that held it is there: a mount that is missing shows nothing of what
 comes back with it.
@@ -31,6 +31,7 @@ from ckpt_runtime.storage.filesystem import (
     is_plain_name,
     resolve,
 )
+from ckpt_runtime.storage.savepoint_entry import delete_entry
 from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME
 
 
@@ -111,6 +112,7 @@ class SnapshotDisposal:
         for segments in self.files:
             delete_file(directory.child(*segments))
             parents.update(directory.child(*segments[:depth]) for depth in range(1, len(segments)))
+        delete_entry(directory)
         for parent in sorted(parents, key=lambda location: -len(location.path)):
             delete_empty_directory(parent)
         delete_empty_directory(directory)

@@ -11,7 +11,7 @@ from ckpt_runtime.jobmaster.gateway import DispatcherGateway, OperationKind
 from ckpt_runtime.rest.bodies import TRIGGER_ID, Body, Flag, HexId, Location, OneOf, body_of, spelled
 from ckpt_runtime.rest.errors import BadRequest
 from ckpt_runtime.rest.openapi import errors, json_body
-from ckpt_runtime.rest.parameters import Gateway, JobId, TriggerId
+from ckpt_runtime.rest.parameters import Gateway, JobId, Requester, TriggerId
 from ckpt_runtime.rest.shapes import checkpoints as shapes
 
 router = APIRouter(tags=["savepoints"])
@@ -85,11 +85,12 @@ async def trigger(
     job_id: JobId,
     gateway: Gateway,
     body: Annotated[SavepointTriggerRequestBody, body_of(SavepointTriggerRequestBody)],
+    requester: Requester = None,
 ) -> dict[str, Any]:
     """Take a savepoint."""
     directory = await _directory(body.directory, job_id, gateway, "target-directory")
     trigger_id = await gateway.trigger_savepoint(
-        job_id, directory, body.savepoint_format, body.cancel_job, body.trigger_id
+        job_id, directory, body.savepoint_format, body.cancel_job, body.trigger_id, requester
     )
     return {"request-id": trigger_id}
 
@@ -99,11 +100,12 @@ async def stop(
     job_id: JobId,
     gateway: Gateway,
     body: Annotated[StopWithSavepointRequestBody, body_of(StopWithSavepointRequestBody)],
+    requester: Requester = None,
 ) -> dict[str, Any]:
     """Stop with a savepoint."""
     directory = await _directory(body.directory, job_id, gateway, "targetDirectory")
     trigger_id = await gateway.stop_with_savepoint(
-        job_id, directory, body.savepoint_format, body.drain, body.trigger_id
+        job_id, directory, body.savepoint_format, body.drain, body.trigger_id, requester
     )
     return {"request-id": trigger_id}
 

@@ -41,7 +41,9 @@ from ckpt_runtime.jobmaster.restore_preview import OperatorPreview, PlanPreview,
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds, ReplacementRefusedError, check_bounds, rescaled
+from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
 from ckpt_runtime.snapshots.preflight import StateVerdict
+from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 
 START_MS = 1_795_197_699_641
 VERTICES = tuple(vertex_id_of(uid) for uid in ("src", "count", "sink"))
@@ -111,6 +113,8 @@ class FakeGateway:
         self.planned: list[g.RunRequest] = []
         self.operations: dict[str, Operation] = {}
         self.disposed: list[str] = []
+        self.requesters: list[str | None] = []
+        self.catalogue: list[CataloguedSavepoint] = []
         self.shut_down = False
         self.savepoint_failure: FailureCause | None = None
         self.rescale_failure: str | None = None
@@ -468,8 +472,10 @@ class FakeGateway:
         savepoint_format: SavepointFormat,
         cancel_job: bool,
         trigger_id: str | None,
+        requester: str | None = None,
     ) -> str:
         self._job(job_id)
+        self.requesters.append(requester)
         then = JobStatus.CANCELED if cancel_job else None
         return self._start(
             g.OperationKind.SAVEPOINT,
@@ -479,9 +485,16 @@ class FakeGateway:
         )
 
     async def stop_with_savepoint(
-        self, job_id: str, directory: str, savepoint_format: SavepointFormat, drain: bool, trigger_id: str | None
+        self,
+        job_id: str,
+        directory: str,
+        savepoint_format: SavepointFormat,
+        drain: bool,
+        trigger_id: str | None,
+        requester: str | None = None,
     ) -> str:
         self._job(job_id)
+        self.requesters.append(requester)
         return self._start(
             g.OperationKind.SAVEPOINT,
             job_id,
@@ -498,6 +511,26 @@ class FakeGateway:
             return g.OperationStatus(True)
 
         return self._start(g.OperationKind.SAVEPOINT_DISPOSAL, None, trigger_id, run)
+
+    async def list_savepoints(self, directory: str | None, job: str | None) -> g.SavepointList:
+        self._check()
+        found = [item for item in self.catalogue if job is None or item.is_of(job)]
+        return g.SavepointList(directory or "file:///data/savepoints", tuple(found))
+
+    async def latest_savepoint(self, directory: str | None, job: str | None) -> CataloguedSavepoint:
+        for found in (await self.list_savepoints(directory, job)).savepoints:
+            if found.is_good:
+                return found
+        raise g.NotFound(f"there is no good savepoint in {directory}")
+
+    async def mark_savepoint(self, path: str, kind: MarkKind, mark: Mark) -> CataloguedSavepoint:
+        self._check()
+        for number, found in enumerate(self.catalogue):
+            if found.location == path and found.entry is not None:
+                marked = replace(found, entry=found.entry.marked(kind, replace(mark, at_ms=self.now)))
+                self.catalogue[number] = marked
+                return marked
+        raise g.NotFound(f"cannot find checkpoint or savepoint: there is no file or directory {path}")
 
     async def operation_status(self, kind: g.OperationKind, trigger_id: str, job_id: str | None) -> g.OperationStatus:
         self._check()

@@ -1,0 +1,187 @@
+"""``ckpt snapshot list``, ``latest`` and ``verify``: the savepoint catalogue where it lies. Needs no session."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from msgspec import structs
+
+from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
+from ckpt_runtime.cli.framework import Cli
+from ckpt_runtime.cli.output import size_text, time_text, user_name
+from ckpt_runtime.cli.snapshot_tools import SnapshotArgument, opened_snapshot, shown_name, storage_failures
+
+if TYPE_CHECKING:
+    from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
+    from ckpt_runtime.snapshots.description import SnapshotSummary
+    from ckpt_runtime.storage.filesystem import Location
+    from ckpt_runtime.storage.savepoint_entry import Mark
+
+DirectoryArgument = Annotated[str, typer.Argument(metavar="DIRECTORY", help="Where to look: absolute path or URL.")]
+
+
+def list_snapshots(cli: Cli, directory: DirectoryArgument) -> None:
+    """List the checkpoints and savepoints below a directory, the latest first, with what the catalogue says."""
+    with storage_failures():
+        from ckpt_runtime.snapshots.catalogue import look_at
+        from ckpt_runtime.snapshots.description import summary_of
+        from ckpt_runtime.snapshots.finding import find_places
+        from ckpt_runtime.storage.errors import CorruptFileError, NotFoundError
+        from ckpt_runtime.storage.filesystem import check_directory, resolve
+
+        base = resolve(directory)
+        check_directory(base)
+        readable: list[tuple[SnapshotSummary, CataloguedSavepoint | None]] = []
+        damaged: list[tuple[str, str]] = []
+        for location in find_places(base, at_most=None):
+            try:
+                readable.append((summary_of(opened_snapshot(location.url)), look_at(location)))
+            except (CorruptFileError, NotFoundError) as error:
+                damaged.append((location.url, _what_is_left(location) or str(error)))
+    readable.sort(key=lambda found: (-found[0].completion_timestamp, found[0].location))
+    document = [{**structs.asdict(found), "catalogue": _document(known)} for found, known in readable]
+    document += [{"location": location, "error": reason} for location, reason in damaged]
+    rows = [
+        (
+            found.kind,
+            str(found.checkpoint_id),
+            found.job_id,
+            _name(known),
+            time_text(found.completion_timestamp),
+            f"{found.format.lower()} of {found.state_backend}",
+            size_text(found.bytes),
+            _checked(known),
+            found.location,
+        )
+        for found, known in readable
+    ]
+    rows += [("unreadable", "-", "-", "-", "-", "-", "-", "-", location) for location, _ in damaged]
+    columns = ("KIND", "ID", "JOB ID", "NAME", "COMPLETED", "FORMAT", "SIZE", "CHECKED", "LOCATION")
+    cli.output.table(document, columns, rows, empty="no snapshots")
+
+
+def _what_is_left(location: Location) -> str | None:
+    from ckpt_runtime.snapshots.catalogue import look_at
+
+    found = look_at(location)
+    return None if found is None else found.problem
+
+
+def _name(known: CataloguedSavepoint | None) -> str:
+    name = None if known is None or known.entry is None else known.entry.job_name
+    return "-" if name is None else shown_name(name)
+
+
+def _checked(known: CataloguedSavepoint | None) -> str:
+    """What was done to find out whether a savepoint is good, and what failed of it."""
+    entry = None if known is None else known.entry
+    if entry is None:
+        return "-"
+    if entry.disposing is not None:
+        return "being deleted"
+    newest = (("verified", "verification", entry.verifications), ("drilled", "drill", entry.drills))
+    return ", ".join(done if marks[-1].passed else f"{what} failed" for done, what, marks in newest if marks) or "-"
+
+
+def _document(known: CataloguedSavepoint | None) -> dict[str, Any] | None:
+    """None for a checkpoint, and for a savepoint whose entry cannot be read."""
+    if known is None or known.entry is None:
+        return None
+    entry = known.entry
+    return {
+        "good": known.is_good,
+        "problem": known.problem,
+        "job_name": entry.job_name,
+        "program": entry.program,
+        "configuration_version": entry.configuration_version,
+        "cluster": entry.cluster,
+        "taken_by": entry.taken_by,
+        "duration_ms": entry.duration_ms,
+        "verifications": [_mark(mark) for mark in entry.verifications],
+        "drills": [_mark(mark) for mark in entry.drills],
+    }
+
+
+def _mark(mark: Mark) -> dict[str, Any]:
+    return {
+        "timestamp": mark.at_ms,
+        "passed": mark.passed,
+        "by": mark.by,
+        "detail": mark.detail,
+        "duration_ms": mark.duration_ms,
+    }
+
+
+def latest(
+    cli: Cli,
+    directory: DirectoryArgument,
+    job: Annotated[str | None, typer.Option("--job", "-j", help="Id or name of the job that took it.")] = None,
+) -> None:
+    """Print the latest good savepoint: complete, and failed in neither its newest verification nor its newest drill."""
+    with storage_failures():
+        from ckpt_runtime.snapshots.catalogue import latest_good
+
+        found = latest_good(directory, job)
+    if found is None or found.entry is None:
+        raise CommandError(
+            f"no good savepoint {'' if job is None else f'of job {job} '}in {directory}", ExitCode.NOT_FOUND
+        )
+    entry = found.entry
+    document = {
+        "location": found.location,
+        "job_id": entry.job_id,
+        "completion_timestamp": entry.completed_at_ms,
+        **(_document(found) or {}),
+    }
+    cli.output.result(document, found.location)
+
+
+def verify(
+    cli: Cli,
+    snapshot: SnapshotArgument,
+    mark: Annotated[bool, typer.Option("--mark/--no-mark", help="Note the result in the savepoint catalogue.")] = True,
+) -> ExitCode:
+    """Read everything that belongs to a snapshot, and prove that it is complete and intact."""
+    began = time.monotonic()
+    with storage_failures():
+        from ckpt_runtime.snapshots.verification import verify_snapshot
+        from ckpt_runtime.storage.errors import CorruptFileError
+
+        try:
+            opened = opened_snapshot(snapshot)
+        except CorruptFileError as error:
+            if mark:
+                _note(cli, snapshot, began, [str(error)])
+            raise
+        problems = verify_snapshot(opened)
+    if mark and opened.metadata.is_savepoint:
+        _note(cli, opened.directory, began, [str(problem) for problem in problems])
+    document = {
+        "location": opened.directory.url,
+        "intact": not problems,
+        "problems": [{"state": problem.state, "reason": problem.reason} for problem in problems],
+    }
+    lines = [str(problem) for problem in problems] or [f"{opened.directory.url} is complete and intact."]
+    cli.output.result(document, *lines)
+    return ExitCode.FAILED if problems else ExitCode.OK
+
+
+def _note(cli: Cli, savepoint: str | Location, began: float, problems: list[str]) -> None:
+    """That the result cannot be noted changes nothing about it."""
+    from ckpt_runtime.snapshots.catalogue import mark_damaged, mark_savepoint
+    from ckpt_runtime.storage.errors import CorruptFileError, StorageError
+    from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
+
+    detail = f"{len(problems)} problems, the first: {problems[0]}" if problems else "complete and intact"
+    result = Mark(
+        time.time_ns() // 1_000_000, not problems, user_name(), detail, round((time.monotonic() - began) * 1000)
+    )
+    try:
+        try:
+            mark_savepoint(savepoint, MarkKind.VERIFICATION, result)
+        except CorruptFileError:
+            mark_damaged(savepoint, result)
+    except StorageError as error:
+        cli.output.note(f"the result is not in the catalogue: {error}")

@@ -1,0 +1,64 @@
+"""The savepoint catalogue as the driver answers for it: in the pool for paths that users name, with errors for REST."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+from typing import TypeVar
+
+from ckpt_runtime.jobmaster.gateway import Conflict, InvalidRequest, NotFound, NotReady, SavepointList
+from ckpt_runtime.snapshots import catalogue
+from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
+from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
+from ckpt_runtime.storage.filesystem import resolve
+from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
+
+T = TypeVar("T")
+
+
+class SavepointCatalogue:
+    """Keeps nothing itself. Lives on one event loop; looks in ``pool``."""
+
+    def __init__(self, pool: Executor) -> None:
+        self._pool = pool
+
+    async def list(self, directory: str, job: str | None) -> SavepointList:
+        """Raises InvalidRequest, NotFound, NotReady."""
+
+        def look() -> SavepointList:
+            base = resolve(directory)
+            return SavepointList(base.url, tuple(catalogue.list_savepoints(base, job)))
+
+        return await self._call("directory", directory, look)
+
+    async def latest(self, directory: str, job: str | None) -> CataloguedSavepoint:
+        """The latest good one. Raises InvalidRequest, NotFound, NotReady."""
+        found = await self._call("directory", directory, partial(catalogue.latest_good, directory, job))
+        if found is None:
+            raise NotFound(f"there is no good savepoint {'' if job is None else f'of job {job} '}in {directory}")
+        return found
+
+    async def mark(self, path: str, kind: MarkKind, mark: Mark) -> CataloguedSavepoint:
+        """The savepoint with that mark. Raises InvalidRequest, NotFound, NotReady, Conflict for what is damaged."""
+
+        def change() -> CataloguedSavepoint:
+            catalogue.mark_savepoint(path, kind, mark)
+            found = catalogue.look_at(catalogue.open_savepoint(path).directory)
+            assert found is not None
+            return found
+
+        return await self._call("savepoint-path", path, change)
+
+    async def _call(self, field: str, given: str, call: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+        except InvalidLocationError as error:
+            raise InvalidRequest(field, given, str(error)) from error
+        except NotFoundError as error:
+            raise NotFound(str(error)) from error
+        except CorruptFileError as error:
+            raise Conflict(str(error)) from error
+        except StorageError as error:
+            raise NotReady(str(error)) from error

@@ -1,0 +1,64 @@
+"""What a job's savepoints look like in the catalogue, over REST, and what becomes of an entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.cli.main import main
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import BadRequest, NotFound
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import SequenceJob, fast
+
+
+@pytest.fixture(scope="module")
+def client(cluster: MiniCluster) -> Iterator[CkptClient]:
+    with CkptClient(cluster.rest_url) as connected:
+        yield connected
+
+
+@pytest.mark.row("air.10")
+def test_savepoints_are_catalogued_when_they_are_taken(
+    cluster: MiniCluster, client: CkptClient, job: SequenceJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = job.directory / "savepoints"
+    job.start(configuration=fast(execution__checkpointing__savepoint_dir=str(directory)))
+    job.running()
+    with pytest.raises(BadRequest, match=r"name one, or set execution.checkpointing.savepoint-dir"):
+        client.list_savepoints()
+    with pytest.raises(NotFound, match="there is no directory"):
+        client.latest_savepoint(job=job.job_id)
+    trigger = client.trigger_savepoint(job.job_id, requester="a test")
+    first = client.wait_for_operation("savepoint", trigger, job.job_id, timeout_s=60).location
+    trigger = client.stop_with_savepoint(job.job_id, savepoint_format="CANONICAL")
+    second = client.wait_for_operation("savepoint", trigger, job.job_id, timeout_s=60).location
+    assert first is not None
+    assert second is not None
+    name = client.job_details(job.job_id).name
+    stopped, taken = client.list_savepoints(job=name)
+    assert (taken.location, stopped.location) == (first, second)
+    assert (taken.taken_by, stopped.taken_by) == ("a test", None)
+    assert (taken.format, stopped.format) == ("NATIVE", "CANONICAL")
+    for found in (taken, stopped):
+        assert (found.good, found.job_id, found.job_name, found.configuration_version) == (True, job.job_id, name, 1)
+        assert (found.program or "").endswith(".zip")
+        assert (found.cluster or "").startswith("session ")
+        assert found.size is not None
+        assert found.duration_ms is not None
+        assert found.size > 0 <= found.duration_ms
+    assert client.latest_savepoint(str(directory)).location == second
+    marked = client.mark_savepoint(second, "DRILL", passed=False, by="a test", detail="no checkpoint came")
+    assert (marked.good, marked.problem) == (False, "its newest drill failed: no checkpoint came")
+    assert client.latest_savepoint(str(directory), job=job.job_id).location == first
+    assert main(["snapshot", "verify", first]) == 0
+    assert main(["snapshot", "list", str(directory)]) == 0
+    shown = capsys.readouterr().out
+    assert "drill failed" in shown
+    assert "verified" in shown
+    for location in (first, second):
+        client.wait_for_operation("savepoint-disposal", client.dispose_savepoint(location), timeout_s=60)
+        assert not Path(location.removeprefix("file://")).exists()
+    assert client.list_savepoints(str(directory)) == ()
