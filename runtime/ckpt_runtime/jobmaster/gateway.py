@@ -17,7 +17,9 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
+from ckpt_runtime.configuration.effective import EffectiveOption
 from ckpt_runtime.configuration.own_configuration import ChangeNote
+from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -237,6 +239,12 @@ class RunRequest:
     claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
     job_id: str | None = None
 
+    @property
+    def option_keys(self) -> frozenset[str]:
+        """The options that came with it."""
+        parallelism = () if self.parallelism is None else (PipelineOptions.PARALLELISM.key,)
+        return frozenset((*self.configuration, *parallelism))
+
 
 @dataclass(frozen=True, slots=True)
 class JobOverview:
@@ -300,6 +308,7 @@ class JobConfigInfo:
     """``configuration`` holds what was given at submission or changed later, never the cluster's (FLIP-530).
 
     ``version`` was accepted last. The tasks run with ``running_version``, which is an older one until their restart.
+    ``effective`` are all options of the job with what holds by that version, wherever it comes from.
     """
 
     job_id: str
@@ -310,6 +319,7 @@ class JobConfigInfo:
     version: int = 1
     running_version: int = 1
     notes: tuple[ChangeNote, ...] = ()
+    effective: tuple[EffectiveOption, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
