@@ -17,7 +17,9 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
+from ckpt_runtime.configuration.effective import EffectiveOption
 from ckpt_runtime.configuration.own_configuration import ChangeNote
+from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.network.control_messages import SubtaskMeasures
@@ -254,6 +256,12 @@ class RunRequest:
     job_id: str | None = None
     like_job: str | None = None
 
+    @property
+    def option_keys(self) -> frozenset[str]:
+        """The options that came with it."""
+        parallelism = () if self.parallelism is None else (PipelineOptions.PARALLELISM.key,)
+        return frozenset((*self.configuration, *parallelism))
+
 
 @dataclass(frozen=True, slots=True)
 class JobOverview:
@@ -318,6 +326,7 @@ class JobConfigInfo:
 
     ``pipeline_id`` is what it runs. ``version`` was accepted last.
     The tasks run with ``running_version``, which is an older one until their restart.
+    ``effective`` are all options of the job with what holds by that version, wherever it comes from.
     """
 
     job_id: str
@@ -329,6 +338,7 @@ class JobConfigInfo:
     running_version: int = 1
     notes: tuple[ChangeNote, ...] = ()
     pipeline_id: str | None = None
+    effective: tuple[EffectiveOption, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

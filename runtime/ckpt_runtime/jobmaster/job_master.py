@@ -22,7 +22,7 @@ from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.graph.job_graph import JobGraph
-from ckpt_runtime.jobmaster.checkpoint_settings import submitted_settings
+from ckpt_runtime.jobmaster.checkpoint_settings import overridden_options, submitted_settings
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRefused, VersionConflict
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.event_log import EventLog
@@ -402,7 +402,7 @@ class JobMaster:
 
     def config_info(self) -> JobConfigInfo:
         core = self._shell.core
-        return self.view.config_info(core.accepted_plan, core.plan.own.version)
+        return self.view.config_info(core.accepted_plan, core.plan.own.version, overridden_options(core.overrides))
 
     def exception_history(self, limit: int) -> ExceptionHistory:
         return self.view.exception_history(limit)

@@ -286,6 +286,9 @@ def job_config(config: JobConfigInfo) -> Json:
             {"version": note.version, "timestamp": note.timestamp_ms, "by": note.by, "options": list(note.options)}
             for note in config.notes
         ],
+        "effective": [
+            {"key": option.key, "value": option.value, "origin": option.origin.value} for option in config.effective
+        ],
     }
 
 

@@ -29,10 +29,12 @@ from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.differences import differences
+from ckpt_runtime.configuration.effective import effective_options
 from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfiguration
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning, vertex_id_of
 from ckpt_runtime.jobmaster import gateway as g
+from ckpt_runtime.jobmaster.checkpoint_settings import overridden_options
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer, ConfigurationRequest, VersionConflict
 from ckpt_runtime.jobmaster.configuration_updates import changed_options, judge, wanted_configuration
 from ckpt_runtime.jobmaster.event_log import EventLog
@@ -48,6 +50,7 @@ from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 START_MS = 1_795_197_699_641
 VERTICES = tuple(vertex_id_of(uid) for uid in ("src", "count", "sink"))
 PARALLELISM = 2
+CLUSTER = Configuration({"execution.checkpointing.num-retained": "2"})
 
 
 def graph_of(name: str) -> JobGraph:
@@ -321,8 +324,17 @@ class FakeGateway:
         job = self._job(job_id)
         own = job.own
         given = own.given.displayed()
+        effective = effective_options(own, own.given.keys(), CLUSTER, overridden_options(job.overrides))
         return g.JobConfigInfo(
-            job_id, job.graph.name, "fixed-delay", PARALLELISM, given, own.version, own.version, own.notes
+            job_id,
+            job.graph.name,
+            "fixed-delay",
+            PARALLELISM,
+            given,
+            own.version,
+            own.version,
+            own.notes,
+            effective=effective,
         )
 
     async def change_job_config(self, job_id: str, request: ConfigurationRequest) -> ConfigurationAnswer:
