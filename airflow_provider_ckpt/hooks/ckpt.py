@@ -89,7 +89,7 @@ class CkptHook(BaseHook):
 
 def _client_arguments(endpoint: Endpoint, patience: float) -> dict[str, Any]:
     return {
-        "url": endpoint.base_url,
+        "address": endpoint.base_url,
         "token": endpoint.token,
         "verify": endpoint.verify,
         "timeout_s": endpoint.timeout,
