@@ -46,6 +46,7 @@ BACKENDS: Mapping[str, Mapping[str, str]] = {
         "state.backend.rocksdb.memory.fixed-per-slot": "4 mb",
     },
 }
+BUFFER_TIMEOUT = "execution.buffer-timeout.interval"
 EVERYWHERE = "everywhere"
 ROLES = ("worker", "template", "agent")
 PROGRESS_S = 90.0
@@ -270,6 +271,23 @@ def _kill_jvm(run: Run) -> None:
     run.session.kill_jvm()
 
 
+def _kill_host(run: Run) -> None:
+    assert isinstance(run.session, SparkSession)
+    run.session.kill_host(run.choice)
+
+
+def _configure(run: Run) -> None:
+    """An option that needs a restart, perhaps while a worker is killed."""
+    milliseconds = run.choice.choice((10, 50, 100, 200))
+    run.log(f"  buffer timeout {milliseconds} ms")
+    if run.choice.random() < 0.5:
+        kill(run.victim("worker"))
+    try:
+        run.client.patch_job_config(run.job_id, {BUFFER_TIMEOUT: f"{milliseconds} ms"})
+    except CkptClientError as error:
+        run.log(f"  not changed: {str(error)[:200]}")
+
+
 def _vanish(name: str) -> Callable[[Run], None]:
     def happen(run: Run) -> None:
         run.disk.vanish(name, mounted=run.choice.random() < 0.5)
@@ -363,6 +381,7 @@ FAULTS: dict[str, Callable[[Run], None]] = {
     "rescale": lambda run: run.rescale(run.rate),
     "rescale while it runs": Run.rescale_live,
     "worker killed while it is rescaled": _rescale_and_kill,
+    "configuration": _configure,
     "cancel and resume": _cancel_and_resume,
     "cancel while it restarts": _cancel_while_it_restarts,
     "cancel while all is frozen": _cancel_while_frozen,
@@ -376,5 +395,6 @@ SPARK_FAULTS: dict[str, Callable[[Run], None]] = {
     "freeze jvm": _freeze("jvm"),
     "kill executor": _kill("executor"),
     "freeze executor": _freeze("executor"),
+    "kill host": _kill_host,
 }
 """With those of a session in Spark."""

@@ -56,6 +56,7 @@ class Session:
         return {
             "high-availability.type": "filesystem",
             "high-availability.storageDir": str(self.directory / "ha"),
+            "jobmanager.execution.dynamic-configuration.allow-list": "*",
         }
 
     @property

@@ -115,6 +115,8 @@ class SparkCluster:
     workers: list[subprocess.Popen[bytes]]
     secret: str
     """Of its master, its workers, and whoever may submit applications."""
+    start_worker: Callable[[], subprocess.Popen[bytes]]
+    """One more, which joins :attr:`workers`."""
 
     def alive_workers(self) -> int:
         """As the master's page says; 0 before it answers."""
@@ -155,12 +157,19 @@ def standalone_cluster(directory: Path, workers: int, *, authenticated: bool = T
     try:
         master = ["org.apache.spark.deploy.master.Master", *address, "--port", str(port), "--webui-port", str(web_port)]
         start("master", *master)
-        cluster = SparkCluster(f"spark://127.0.0.1:{port}", f"http://127.0.0.1:{web_port}", [], secret)
+        url = f"spark://127.0.0.1:{port}"
+        running: list[subprocess.Popen[bytes]] = []
+
+        def start_worker() -> subprocess.Popen[bytes]:
+            number = len(running)
+            own = [*address, *size, "--work-dir", str(directory / f"work-{number}"), url]
+            running.append(start(f"worker-{number}", "org.apache.spark.deploy.worker.Worker", *own))
+            return running[-1]
+
+        cluster = SparkCluster(url, f"http://127.0.0.1:{web_port}", running, secret, start_worker)
         wait_until(lambda: _answers(port), "the master")
-        for number in range(workers):
-            own = [*address, *size, "--work-dir", str(directory / f"work-{number}"), cluster.url]
-            worker = start(f"worker-{number}", "org.apache.spark.deploy.worker.Worker", *own)
-            cluster.workers.append(worker)
+        for _ in range(workers):
+            start_worker()
         wait_until(lambda: cluster.alive_workers() == workers, "the workers")
         yield cluster
     finally:
