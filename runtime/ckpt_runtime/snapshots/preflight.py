@@ -198,5 +198,10 @@ def _answer(document: bytes) -> bytes:
     return json.dumps(to_builtins(_Answer(tuple(verdicts(plan, question.stored))))).encode()
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The process's entry point."""
     serve(_answer)
+
+
+if __name__ == "__main__":
+    main()
