@@ -11,7 +11,7 @@ import pytest
 
 from tests.attack.conftest import AttackedSession
 
-pytestmark = [pytest.mark.attack, pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.attack, pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 def test_no_file_of_a_session_can_be_read(

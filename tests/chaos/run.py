@@ -175,7 +175,7 @@ class Run:
         def stopped() -> bool:
             try:
                 trigger = self.client.stop_with_savepoint(self.job_id, str(self.directory / "savepoints"))
-                done = self.client.wait_for_operation("savepoint", trigger, self.job_id, timeout_s=60)
+                done = self.client.wait_for_operation("savepoint", trigger, self.job_id, timeout_s=180)
             except OperationFailed as error:
                 self.log(f"  the stop failed, again: {str(error)[:200]}")
                 return False
@@ -195,7 +195,7 @@ class Run:
             # One vertex has a parallelism that its output shows.
             vertices = self.client.job_details(self.job_id).vertices
             wanted = {v.id: v.parallelism if EVERYWHERE in v.name else self.parallelism for v in vertices}
-            self.client.rescale(self.job_id, wanted, timeout_s=60)
+            self.client.rescale(self.job_id, wanted, timeout_s=180)
             self.log(f"  rescaled to {self.parallelism}")
         except CkptClientError as error:
             self.log(f"  not rescaled: {str(error)[:200]}")

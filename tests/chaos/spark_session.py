@@ -69,7 +69,7 @@ class SparkSession(Session):
         """The next session comes when nothing of this one but the cluster runs any more."""
         mine = [*self.of_role("jvm"), self.driver_pid]
         kill(pid)
-        wait_until(lambda: not set(mine) & set(self.processes()), "driver and JVM to end together", 60)
+        wait_until(lambda: not set(mine) & set(self.processes()), "driver and JVM to end together", 120)
         return self.start()
 
     def of_role(self, role: str) -> list[int]:

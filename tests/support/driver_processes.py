@@ -94,7 +94,7 @@ class Sessions:
         orphans = children(process.pid)
         process.kill()
         process.wait()
-        wait_until(lambda: not living(orphans), "the slots of the killed driver to end", 30)
+        wait_until(lambda: not living(orphans), "the slots of the killed driver to end", 120)
 
     def arm(self, point: str) -> None:
         """The present or the next driver dies where it gets to this point first."""
@@ -111,7 +111,7 @@ class Sessions:
             orphans.extend(pid for pid in children(process.pid) if pid not in orphans)
             return process.poll() is not None
 
-        wait_until(ended, "the driver to reach its crash point", 30)
+        wait_until(ended, "the driver to reach its crash point", 120)
         assert process.returncode == -signal.SIGKILL
         assert not self._crash_point.exists()
-        wait_until(lambda: not living(orphans), "the slots of the crashed driver to end", 30)
+        wait_until(lambda: not living(orphans), "the slots of the crashed driver to end", 120)

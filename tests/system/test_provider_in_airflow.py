@@ -83,7 +83,7 @@ def test_marking_a_waiting_task_failed_cancels_its_job_and_says_so(
     airflow.api.set_task_state(run, "submit", "failed")
     job.cluster.wait_for_status(job.job_id, JobStatus.CANCELED)
     words = f"job {job.job_id} is being cancelled"
-    until(lambda: words in airflow.api.task_log(run, "submit"), "a word in the task's log", 30)
+    until(lambda: words in airflow.api.task_log(run, "submit"), "a word in the task's log")
 
 
 @pytest.mark.row("air.3")

@@ -17,6 +17,7 @@ from ckpt_runtime.jobmaster.program_store import ProgramStore
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slot_stages import SlotProvider
 from ckpt_runtime.jobmaster.slots import SlotTimes
+from ckpt_runtime.limited_process import drop_templates, keep_templates
 from ckpt_runtime.network.authentication import new_secret
 from ckpt_runtime.storage.ha_store import HaStore
 
@@ -69,6 +70,7 @@ class Cluster:
             self._on_shutdown,
             leads=settings.high_availability is None,
         )
+        keep_templates()
 
     async def lead(self, rest_url: str, application_id: str, token: str | None = None) -> None:
         """With high availability: waits until this driver leads, and goes on with all jobs. Otherwise does nothing.
@@ -96,4 +98,5 @@ class Cluster:
         if self._leadership is not None:
             await self._leadership.release()
         await self._endpoint.stop()
+        await asyncio.to_thread(drop_templates)
         self._pools.shutdown()

@@ -374,6 +374,11 @@ class Dispatcher:
             raise JobNotFound(job_id)
         return job
 
+    def has_cleaned_up(self, job_id: str) -> bool:
+        """Whether all is done that follows the end of a job: files, claims and records of it have gone."""
+        job = self._job(job_id)
+        return isinstance(job, EndedJob) or job.cleaned_up
+
     def _living_job(self, job_id: str) -> JobMaster:
         job = self._job(job_id)
         if isinstance(job, EndedJob) or job.status.is_globally_terminal:

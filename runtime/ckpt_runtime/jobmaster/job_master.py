@@ -132,6 +132,11 @@ class JobMaster:
     def has_ended(self) -> bool:
         return self.status.is_globally_terminal
 
+    @property
+    def cleaned_up(self) -> bool:
+        """Whether all is done that follows its end: files and claims of it have gone, and what was recorded of it."""
+        return self._shell.storage.cleaned_up
+
     def prepare_storage(self) -> int:
         """Makes the job's checkpoint directory, in a pool thread; returns the first checkpoint id of a new job.
 

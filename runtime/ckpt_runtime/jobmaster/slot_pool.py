@@ -421,7 +421,11 @@ class SlotPool:
     async def _watch_heartbeats(self) -> None:
         """Finds the silent (a stopped process keeps its sockets open), and stages that nobody needs."""
         while True:
+            began = self._clock()
             await asyncio.sleep(self._times.heartbeat_interval_s)
+            if self._clock() - began > 2 * self._times.heartbeat_interval_s:
+                # This process has stood still, or is late: what its peers have sent meanwhile is read first.
+                await asyncio.sleep(self._times.heartbeat_interval_s)
             self.check()
 
     def check(self) -> None:

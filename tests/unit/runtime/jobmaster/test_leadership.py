@@ -16,7 +16,7 @@ from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.leader_store import LeaderInfo, LeaderStore, NotLeaderError
 
 LEASE_S = 0.5
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 
 class Store(LeaderStore):
