@@ -42,6 +42,19 @@ _CONNECTION: dict[str, Any] = {
             "description": "Path of a PEM file with the authorities to trust instead of the system's.",
             "schema": {"type": ["string", "null"]},
         },
+        "ha_dir": {
+            "label": "HA directory",
+            "description": (
+                "Instead of the host: the session's high-availability.storageDir, as a path or URL that Airflow's "
+                "machines reach. The job manager that leads is found there, and followed when another one takes over."
+            ),
+            "schema": {"type": ["string", "null"]},
+        },
+        "ha_cluster_id": {
+            "label": "HA cluster id",
+            "description": "The session's high-availability.cluster-id in that directory.",
+            "schema": {"type": ["string", "null"], "default": "default"},
+        },
         "timeout": {
             "label": "Request timeout in seconds",
             "description": "How long one request may take; waiting for jobs and operations is not limited by it.",

@@ -43,7 +43,9 @@ class CkptTask:
 
     def publish_links(self, context: Context, job_id: str) -> None:
         """Store the links' addresses now, so that they work while the task is still deferred."""
-        base_url = self.hook.endpoint().base_url
+        base_url = self.hook.base_url()
+        if not base_url:
+            return
         for link in JOB_LINKS:
             self.link_addresses[link.xcom_key] = link.address(base_url, job_id)
             context["ti"].xcom_push(key=link.xcom_key, value=self.link_addresses[link.xcom_key])

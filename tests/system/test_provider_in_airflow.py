@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 
 from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.jobmaster.leadership import LeaseSeal
+from ckpt_runtime.storage.ha_store import HaStore
 from demo.airflow_api import DagRun
 from demo.airflow_instance import LocalAirflow
 from tests.support.jobs import SequenceJob
@@ -141,3 +147,24 @@ def test_a_sensor_sees_new_checkpoints(airflow: LocalAirflow, held: SequenceJob)
     held.release("processor")
     assert airflow.wait_run(run, 120) == "success", airflow.failure_report(run)
     assert airflow.api.xcom(run, "checkpoint", "checkpoint_id") >= before.id + 2
+
+
+@pytest.mark.row("air.1")
+def test_the_form_has_both_ways_and_the_test_button_says_who_leads(
+    airflow: LocalAirflow, session: Session, tmp_path: Path
+) -> None:
+    kinds = airflow.api.call("GET", f"{airflow.base_url}/ui/connections/hook_meta")
+    (form,) = [kind for kind in kinds if kind["connection_type"] == "ckpt"]
+    assert {"ha_dir", "ha_cluster_id", "verify", "ca_file", "timeout"} <= set(form["extra_fields"])
+    url = f"http://127.0.0.1:{session.port}"
+    HaStore(str(tmp_path)).leader.sealed_by(LeaseSeal("token", "default")).claim(url, "app", "1", after=0)
+    fields = {"connection_id": "tried", "conn_type": "ckpt"}
+    by_address = {**fields, "host": "127.0.0.1", "port": session.port}
+    by_leader = {**fields, "password": "token", "extra": json.dumps({"ha_dir": str(tmp_path)})}
+    for connection in (by_address, by_leader):
+        answer = airflow.api.call("POST", "/connections/test", connection)
+        assert answer["status"], answer
+        assert re.match(rf"version \S+, leader {url}, .* jobs running", answer["message"]), answer
+    wrong = airflow.api.call("POST", "/connections/test", {**by_leader, "password": "another token"})
+    assert not wrong["status"]
+    assert "does not prove its leader's address" in wrong["message"]
