@@ -71,6 +71,7 @@ class _Methods:
     upload_pipeline = _Method(requests.upload_pipeline)
     list_pipelines = _Method(requests.list_pipelines)
     delete_pipeline = _Method(requests.delete_pipeline)
+    run_drill = _Method(requests.run_drill)
     plan_pipeline = _Method(requests.plan_pipeline)
     run_pipeline = _Method(requests.run_pipeline)
     list_jobs = _Method(requests.list_jobs)

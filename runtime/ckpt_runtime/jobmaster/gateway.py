@@ -227,6 +227,7 @@ class RunRequest:
 
     ``entry_point`` is ``"module:function"`` or None for the archive's only one. ``job_id`` given by the client makes
     the call idempotent: the same request again returns the same job, a different one is :class:`JobAlreadyExists`.
+    ``drill``: the job is thrown away, and nothing outside it may be touched.
     """
 
     pipeline_id: str
@@ -238,11 +239,15 @@ class RunRequest:
     allow_non_restored_state: bool = False
     claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
     job_id: str | None = None
+    drill: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class JobOverview:
-    """A line of the job list. ``tasks_by_state`` counts subtasks; ``pending_operators`` wait for the plan to adapt."""
+    """A line of the job list. ``tasks_by_state`` counts subtasks; ``pending_operators`` wait for the plan to adapt.
+
+    ``drill``: it is a restore drill, which touches nothing outside.
+    """
 
     job_id: str
     name: str
@@ -252,6 +257,7 @@ class JobOverview:
     last_modification_ms: int
     tasks_by_state: Mapping[ExecutionState, int]
     pending_operators: int = 0
+    drill: bool = False
 
 
 @dataclass(frozen=True, slots=True)
