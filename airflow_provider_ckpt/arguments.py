@@ -27,6 +27,7 @@ which is what a template makes of a number and means seconds as well; or a timed
 
 _HEX_ID: Final = re.compile(r"[0-9a-fA-F]{32}")
 _HEX_DIGITS: Final = 32
+_IDS_AS_NUMBERS: Final = range(10 ** (_HEX_DIGITS - 1), 10**_HEX_DIGITS)
 _DURATION: Final = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([a-zA-Z]*)\s*")
 _LONGEST_MILLIS: Final = timedelta.max / timedelta(milliseconds=1)
 _UNIT_MILLIS: Final[Mapping[str, int]] = {
@@ -51,18 +52,16 @@ def or_field(name: str, value: object, *fields: str) -> object:
     return found
 
 
-def hex_id(name: str, value: object) -> str:
-    """A job or trigger id, in lower case. One of digits alone may come as the number that a native template makes."""
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**_HEX_DIGITS:
-        value = f"{value:0{_HEX_DIGITS}d}"
-    if not isinstance(value, str) or not _HEX_ID.fullmatch(value.strip()):
-        raise CkptArgumentInvalid(name, value, "it must be 32 hexadecimal digits")
-    return value.strip().lower()
-
-
-def job_id(value: object) -> str:
-    """The argument ``job_id``: an id, or a task's result that has one."""
-    return hex_id("job_id", or_field("job_id", value, "job_id"))
+def job(value: object, name: str = "job") -> str:
+    """A job: its id in lower case, its name, or a task's result that has an id."""
+    given = or_field(name, value, "job_id")
+    if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
+        # What a native template makes of digits alone: an id has 32 of them, and a number no leading zeros.
+        given = f"{given:0{_HEX_DIGITS}d}" if given == 0 or given in _IDS_AS_NUMBERS else str(given)
+    if not isinstance(given, str) or not given.strip() or given.strip() == "None":
+        raise CkptArgumentInvalid(name, value, "it must be a job's id (32 hexadecimal digits) or its name")
+    found = given.strip()
+    return found.lower() if _HEX_ID.fullmatch(found) else found
 
 
 def millis(name: str, value: object, *, minimum: int = 1) -> int:

@@ -31,6 +31,18 @@ class CkptNotFound(AirflowFailException):
     """The job manager has said several times that it does not know the job, or the pipeline."""
 
 
+class CkptJobNotFound(AirflowException):
+    """No such job lives in the session; the message names those that do. Another job may get the name at any time."""
+
+
+class CkptJobAmbiguous(AirflowFailException):
+    """Several living jobs have the name that was given; the message lists them."""
+
+
+class CkptJobRunning(AirflowFailException):
+    """A job of the name that is to be started lives already."""
+
+
 class CkptJobNotResumable(AirflowFailException):
     """The job of an earlier try has ended, its output is partly committed, and there is nothing to go on from."""
 

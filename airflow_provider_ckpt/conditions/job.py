@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from airflow_provider_ckpt.conditions.base import Condition, Json, Poll, Status, Verdict
 from airflow_provider_ckpt.conditions.job_log import failure_of, progress_of
+from airflow_provider_ckpt.job_names import living
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
 from ckpt_runtime.client.errors import NotFound
@@ -100,6 +101,26 @@ class ReadyForSnapshotCondition(OfJob):
         cause = yield from failure_of(job)
         running_since = {"running_since_ms": job.timestamps_ms.get("RUNNING", 0)}
         return Verdict(Status.DONE, cause.clause, job_facts(job) | running_since, cause.trace)
+
+
+class NameFreeCondition(Condition):
+    """Done when no living job has the name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    @property
+    def subject(self) -> str:
+        return f"the end of every job named {self._name!r}"
+
+    def poll(self) -> Poll:
+        lines = yield requests.list_jobs()
+        found = living(self._name, lines)
+        if not found:
+            return Verdict(Status.DONE)
+        self.standing = ", ".join(f"job {line.job_id} is {line.state}" for line in found)
+        return None
 
 
 def _is_stopping(job_id: str) -> Generator[Call[Any], Any, bool]:

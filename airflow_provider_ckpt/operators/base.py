@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from airflow.sdk import BaseOperator
+from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.exceptions import TaskDeferralTimeout
 
 from airflow_provider_ckpt import arguments, defaults
@@ -24,6 +24,7 @@ from airflow_provider_ckpt.exceptions import (
     CkptWaitTimeout,
 )
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
+from airflow_provider_ckpt.job_tasks import CkptJobTask
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.tasks import FIRST_LOOKS_SECONDS, CkptTask, backstop, seconds_here, tell_trace, wait_here
 from airflow_provider_ckpt.triggers.base import CkptTrigger, event_payload
@@ -182,22 +183,32 @@ class CkptOperator(CkptTask, BaseOperator):
         return CkptRequestRejected(message) if status is Status.REFUSED else failed(message)
 
 
-class CkptJobOperator(CkptOperator):
+class CkptJobOperator(CkptJobTask, CkptOperator):
     """Base of the operators that act on one existing job; not for use in DAGs.
 
-    :param job_id: the job, 32 hex digits, or a task's result that has one. (templated)
+    :param job: the job: its id, its name where no other living job has it, or a task's result that has an id.
+        (templated)
+    :param if_not_found: ``fail``, or ``skip`` this task, when there is no such job. (templated)
     """
 
-    template_fields: Collection[str] = (*CkptOperator.template_fields, "job_id")
+    template_fields: Collection[str] = (*CkptOperator.template_fields, "job", "if_not_found")
     operator_extra_links: Collection[BaseOperatorLink] = JOB_LINKS
 
-    def __init__(self, *, job_id: Templated[str], **kwargs: Any) -> None:
+    def __init__(self, *, job: Templated[str], if_not_found: Templated[str] = "fail", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.job_id = job_id
+        self.job = job
+        self.if_not_found = if_not_found
 
-    def checked_job_id(self) -> str:
-        """The job id after rendering, also of a result that has one.
+    @property
+    def job_id(self) -> XComArg:
+        """The id of the job that this task has found, for arguments of other tasks."""
+        return XComArg(self, "job_id")
 
-        :raises CkptArgumentInvalid: when it is not one.
-        """
-        return arguments.job_id(self.job_id)
+    def find(self, context: Context, deadline: float | None) -> str:
+        """The id of the job, see :meth:`find_job`; errors as of :meth:`connected`."""
+        return self.find_job(context, lambda: self.connected(deadline), self.pause(), self.log)
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """As of every operator; the job stays the one that was waited for."""
+        self.go_on_with(context, next_kwargs)
+        return super().resume_execution(next_method, next_kwargs, context)

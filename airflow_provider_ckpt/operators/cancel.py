@@ -24,25 +24,25 @@ class CancelJobOperator(CkptJobOperator):
 
     Returns the job's facts: ``{"job_id", "name", "status", "start_time_ms", "end_time_ms", "duration_ms"}``.
 
-    :param job_id: the job. (templated)
+    :param job: the job, by id or unique name. (templated)
     :param already_ended_ok: a job that has FINISHED or FAILED by itself is no failure of this task.
     """
 
     template_fields: Collection[str] = CkptJobOperator.template_fields
 
-    def __init__(self, *, job_id: Templated[str], already_ended_ok: bool = True, **kwargs: Any) -> None:
-        super().__init__(job_id=job_id, **kwargs)
+    def __init__(self, *, job: Templated[str], already_ended_ok: bool = True, **kwargs: Any) -> None:
+        super().__init__(job=job, **kwargs)
         self.already_ended_ok = already_ended_ok
 
     def execute(self, context: Context) -> Any:
-        job_id, deadline = self.checked_job_id(), self.deadline()
-        self.publish_links(context, job_id)
+        deadline = self.deadline()
+        job_id = self.find(context, deadline)
         with self.connected(deadline) as client:
             try:
                 self.ask(client, requests.cancel_job(job_id))
             except Conflict as error:
                 self.log.info("Job %s was not cancelled: %s", job_id, error)
-                return self._ended(job_facts(self.ask(client, requests.job_details(job_id))))
+                return self._ended(context, job_facts(self.ask(client, requests.job_details(job_id))))
         self.log.info("Job %s is being cancelled", job_id)
         trigger = CkptJobTrigger(
             ckpt_conn_id=self.ckpt_conn_id,
@@ -55,16 +55,17 @@ class CancelJobOperator(CkptJobOperator):
 
     def execute_complete(self, context: Context, event: Event | None = None) -> Any:
         event = event or {}
-        self.publish_links(context, self.checked_job_id())
+        self.publish_links(context, self.found_job)
         if Status(event["status"]) is not Status.DONE:
             raise self.failure(context, event, CkptJobFailed)
-        return self._ended(event["result"])
+        return self._ended(context, event["result"])
 
-    def _ended(self, facts: dict[str, Any]) -> dict[str, Any]:
+    def _ended(self, context: Context, facts: dict[str, Any]) -> dict[str, Any]:
         if facts["status"] != "CANCELED" and not self.already_ended_ok:
-            raise CkptJobFailed(f"job {self.checked_job_id()} was not cancelled, it is {facts['status']}")
-        self.log.info("Job %s is %s", self.checked_job_id(), facts["status"])
+            raise CkptJobFailed(f"job {self.found_job} was not cancelled, it is {facts['status']}")
+        self.forget_job(context)
+        self.log.info("Job %s is %s", self.found_job, facts["status"])
         return facts
 
     def after_timeout(self, context: Context, event: Event | None) -> str:
-        return f"Job {self.checked_job_id()} was told to cancel and may still be at it"
+        return f"Job {self.found_job} was told to cancel and may still be at it"

@@ -22,17 +22,15 @@ class TriggerCheckpointOperator(CkptOperationOperator):
 
     Returns ``{"job_id", "trigger_id", "checkpoint_id"}``.
 
-    :param job_id: the job. (templated)
+    :param job: the job, by id or unique name. (templated)
     :param checkpoint_type: ``CONFIGURED`` or ``FULL``. (templated)
     """
 
     template_fields: Collection[str] = (*CkptOperationOperator.template_fields, "checkpoint_type")
     operation: ClassVar[Operation] = Operation.CHECKPOINT
 
-    def __init__(
-        self, *, job_id: Templated[str], checkpoint_type: Templated[str] = "CONFIGURED", **kwargs: Any
-    ) -> None:
-        super().__init__(job_id=job_id, **kwargs)
+    def __init__(self, *, job: Templated[str], checkpoint_type: Templated[str] = "CONFIGURED", **kwargs: Any) -> None:
+        super().__init__(job=job, **kwargs)
         self.checkpoint_type = checkpoint_type
 
     @property

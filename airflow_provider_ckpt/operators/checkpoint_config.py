@@ -37,7 +37,7 @@ class PatchCheckpointConfigOperator(CkptJobOperator):
     Returns the configuration that holds now: ``{"interval_ms", "timeout_ms", "min_pause_ms", "max_concurrent",
     "tolerable_failed_checkpoints", "unaligned", "aligned_timeout_ms", "max_inflight_data_bytes", "overrides", ...}``.
 
-    :param job_id: the job. (templated)
+    :param job: the job, by id or unique name. (templated)
     :param interval: between the starts of two checkpoints. (templated)
     :param timeout: after which a checkpoint is given up; holds for pending ones as well. (templated)
     :param min_pause: between the end of a checkpoint and the start of the next. (templated)
@@ -60,7 +60,7 @@ class PatchCheckpointConfigOperator(CkptJobOperator):
     def __init__(  # noqa: PLR0913 - keyword arguments of a DAG author
         self,
         *,
-        job_id: Templated[str],
+        job: Templated[str],
         interval: Templated[Duration] | None = None,
         timeout: Templated[Duration] | None = None,
         min_pause: Templated[Duration] | None = None,
@@ -72,7 +72,7 @@ class PatchCheckpointConfigOperator(CkptJobOperator):
         reset: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(job_id=job_id, **kwargs)
+        super().__init__(job=job, **kwargs)
         self.interval = interval
         self.timeout = timeout
         self.min_pause = min_pause
@@ -84,15 +84,15 @@ class PatchCheckpointConfigOperator(CkptJobOperator):
         self.reset = reset
 
     def execute(self, context: Context) -> Any:
-        job_id = self.checked_job_id()
-        patch = self.patch()
-        self.publish_links(context, job_id)
+        patch, deadline = self.patch(), self.deadline()
+        job_id = self.find(context, deadline)
         call = (
             requests.reset_checkpoint_config(job_id) if self.reset else requests.patch_checkpoint_config(job_id, patch)
         )
-        with self.connected(self.deadline()) as client:
+        with self.connected(deadline) as client:
             effective = self._apply(client, job_id, call)
-        result = structs.asdict(effective) | {"overrides": list(effective.overrides)}
+        self.forget_job(context)
+        result = {"job_id": job_id} | structs.asdict(effective) | {"overrides": list(effective.overrides)}
         self.log.info("Checkpoint configuration of job %s now: %s", job_id, result)
         return result
 

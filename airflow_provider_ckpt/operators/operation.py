@@ -59,12 +59,14 @@ class CkptOperationOperator(CkptJobOperator):
     def keep(self, context: Context, record: Json, result: Json) -> None:
         """What the journal holds after a success: nothing, so that a cleared task takes another."""
         Journal(context, RECORD).forget()
+        self.forget_job(context)
 
     def execute(self, context: Context) -> Any:
-        job_id = self.checked_job_id()
-        self.request(job_id, new_id(context, self.operation.value))  # bad arguments are told before anything is sent
-        self.publish_links(context, job_id)
-        record, deadline = Journal(context, RECORD).read(), self.deadline()
+        # Bad arguments are told before anything is sent.
+        self.request(self.found_job, new_id(context, self.operation.value))
+        deadline = self.deadline()
+        job_id = self.find(context, deadline)
+        record = Journal(context, RECORD).read()
         known = record.get("job_id") == job_id and record.get("operation") == self.operation.value
         with self.connected(deadline) as client:
             verdict = self._look_up(client, record) if known else _NOTHING
@@ -102,13 +104,13 @@ class CkptOperationOperator(CkptJobOperator):
         ``memo``: the ``round``, and the ``trigger_id`` if it is not to be a new one.
         """
         with self.connected(deadline) as client:
-            verdict = self.look(client, ReadyForSnapshotCondition(self.checked_job_id()))
+            verdict = self.look(client, ReadyForSnapshotCondition(self.found_job))
         trigger = CkptReadyTrigger(
             ckpt_conn_id=self.ckpt_conn_id,
             deadline=deadline,
             poll_interval=self.pause(),
             memo=memo,
-            job_id=self.checked_job_id(),
+            job_id=self.found_job,
         )
         if verdict is None:
             return self.wait_for(context, trigger)
@@ -116,7 +118,7 @@ class CkptOperationOperator(CkptJobOperator):
 
     def _start(self, context: Context, event: Event) -> Any:
         """The job is ready, or has ended."""
-        job_id, facts = self.checked_job_id(), event["result"]
+        job_id, facts = self.found_job, event["result"]
         deadline, memo = event["trigger"]["deadline"], event["trigger"]["memo"]
         with self.connected(deadline) as client:
             if facts["status"] in TERMINAL_STATES:
@@ -147,7 +149,7 @@ class CkptOperationOperator(CkptJobOperator):
             poll_interval=self.pause(),
             memo=memo,
             operation=self.operation.value,
-            job_id=self.checked_job_id(),
+            job_id=self.found_job,
             trigger_id=trigger_id,
         )
         return self.wait_for(context, trigger)
@@ -156,7 +158,7 @@ class CkptOperationOperator(CkptJobOperator):
 
     def execute_complete(self, context: Context, event: Event | None = None) -> Any:
         event = event or {}
-        self.publish_links(context, self.checked_job_id())
+        self.publish_links(context, self.found_job)
         status, started = Status(event["status"]), "trigger_id" in event["trigger"]
         if status is Status.DONE:
             return self._succeed(context, event["result"]) if started else self._start(context, event)
@@ -169,7 +171,7 @@ class CkptOperationOperator(CkptJobOperator):
         memo, deadline = event["trigger"]["memo"], event["trigger"]["deadline"]
         round_ = memo.get("round", 0) + 1
         with self.connected(deadline) as client:
-            result = self.finished_earlier(client, self.checked_job_id())
+            result = self.finished_earlier(client, self.found_job)
             again = result is None and round_ < MAX_ROUNDS and self._is_to_repeat(client, event)
         if result is not None:
             return self._succeed(context, result)
@@ -185,7 +187,7 @@ class CkptOperationOperator(CkptJobOperator):
         memo = event["trigger"]["memo"]
         if memo.get("inherited") or Status(event["status"]) is Status.MISSING:
             return True
-        now = self.look(client, ReadyForSnapshotCondition(self.checked_job_id()))
+        now = self.look(client, ReadyForSnapshotCondition(self.found_job))
         if now is None:
             return True
         restarted = now.result.get("running_since_ms") != memo["running_since_ms"]
@@ -193,7 +195,7 @@ class CkptOperationOperator(CkptJobOperator):
 
     def _succeed(self, context: Context, result: Json) -> Json:
         self.keep(context, Journal(context, RECORD).read(), result)
-        self.log.info("The %s of job %s succeeded: %s", self.operation.noun, self.checked_job_id(), result)
+        self.log.info("The %s of job %s succeeded: %s", self.operation.noun, self.found_job, result)
         return result
 
     def after_timeout(self, context: Context, event: Event | None) -> str:
@@ -210,5 +212,5 @@ class CkptOperationOperator(CkptJobOperator):
             "The task was killed; a %s of job %s that was started is not cancelled and runs to its end. "
             "The next try of this task attaches to it.",
             self.operation.noun,
-            self.checked_job_id(),
+            self.found_job,
         )

@@ -29,12 +29,12 @@ class CkptSavepointOperator(CkptOperationOperator):
     def __init__(
         self,
         *,
-        job_id: Templated[str],
+        job: Templated[str],
         target_directory: Templated[str] | None = None,
         savepoint_format: Templated[str] = "NATIVE",
         **kwargs: Any,
     ) -> None:
-        super().__init__(job_id=job_id, **kwargs)
+        super().__init__(job=job, **kwargs)
         self.target_directory = target_directory
         self.savepoint_format = savepoint_format
 
@@ -60,7 +60,7 @@ class TakeSavepointOperator(CkptSavepointOperator):
 
     Returns ``{"job_id", "trigger_id", "savepoint_path"}``.
 
-    :param job_id: the job. (templated)
+    :param job: the job, by id or unique name. (templated)
     :param target_directory: where to put it; without one the job's default directory. (templated)
     :param savepoint_format: ``NATIVE`` (the state backend's own files) or ``CANONICAL`` (any backend). (templated)
     """

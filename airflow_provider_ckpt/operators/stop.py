@@ -28,7 +28,7 @@ class StopWithSavepointOperator(CkptSavepointOperator):
     Returns ``{"job_id", "trigger_id", "savepoint_path"}``; ``trigger_id`` is ``None`` when the result was recovered
     from the ended job because the job manager had forgotten the operation.
 
-    :param job_id: the job. (templated)
+    :param job: the job, by id or unique name. (templated)
     :param target_directory: where to put the savepoint; without one the job's default directory. (templated)
     :param savepoint_format: ``NATIVE`` or ``CANONICAL``. (templated)
     :param drain: let the end of all data flow through first: windows fire, the job cannot be resumed as it was.
@@ -41,14 +41,14 @@ class StopWithSavepointOperator(CkptSavepointOperator):
     def __init__(
         self,
         *,
-        job_id: Templated[str],
+        job: Templated[str],
         target_directory: Templated[str] | None = None,
         savepoint_format: Templated[str] = "NATIVE",
         drain: Templated[bool | str] = False,
         **kwargs: Any,
     ) -> None:
         # Spelt out for whoever writes a DAG: editors and type checkers see no further than this.
-        super().__init__(job_id=job_id, target_directory=target_directory, savepoint_format=savepoint_format, **kwargs)
+        super().__init__(job=job, target_directory=target_directory, savepoint_format=savepoint_format, **kwargs)
         self.drain = drain
 
     def request(self, job_id: str, trigger_id: str) -> Call[str]:

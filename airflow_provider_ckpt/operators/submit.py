@@ -15,18 +15,20 @@ from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.conditions.base import Json, Status
 from airflow_provider_ckpt.conditions.job import job_facts
 from airflow_provider_ckpt.earlier_job import EarlierJob, Plan, Step, plan
-from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed
+from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed, CkptJobRunning
+from airflow_provider_ckpt.job_names import living
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.operators.base import CkptOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal, numbered_id, series_of
 from airflow_provider_ckpt.secret_values import hide
+from airflow_provider_ckpt.starting_point import KINDS, latest_snapshot_of
 from airflow_provider_ckpt.tasks import tell_trace
 from airflow_provider_ckpt.triggers.base import ON_KILL_PATIENCE_SECONDS
-from airflow_provider_ckpt.triggers.job import CkptJobTrigger
+from airflow_provider_ckpt.triggers.job import CkptJobTrigger, CkptNameFreeTrigger
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError, NotFound
-from ckpt_runtime.client.models import RunOptions
+from ckpt_runtime.client.models import JobLine, RunOptions
 from ckpt_runtime.client.packaging import PackagingError, pack_pipeline
 from ckpt_runtime.client.requests import job_details
 
@@ -35,7 +37,10 @@ if TYPE_CHECKING:
     from airflow.sdk.bases.operatorlink import BaseOperatorLink
 
 _RECORD = "ckpt_job"
+_NAME_OPTION = "pipeline.name"
 CLAIM_MODES = ("NO_CLAIM", "CLAIM")
+IF_RUNNING = ("FAIL", "WAIT", "REUSE")
+IF_NO_SNAPSHOT = ("FAIL", "START")
 
 
 class SubmitJobOperator(CkptOperator):
@@ -47,7 +52,8 @@ class SubmitJobOperator(CkptOperator):
     completed checkpoints and none is retained, or the job manager has forgotten it, the task fails and says so, without
     a retry. See :mod:`airflow_provider_ckpt.earlier_job`.
 
-    Returns ``{"job_id", "name", "status", "pipeline_id", "start_time_ms", "end_time_ms", "duration_ms"}``.
+    Returns ``{"job_id", "name", "status", "pipeline_id", "started_from", "start_time_ms", "end_time_ms",
+    "duration_ms"}``; ``started_from`` is the snapshot, if any.
 
     :param pipeline: a ``.py``, a ``.zip`` or a directory on the worker. (templated)
     :param pipeline_id: instead of ``pipeline``: one that was uploaded already. (templated)
@@ -57,6 +63,14 @@ class SubmitJobOperator(CkptOperator):
     :param configuration: options of the job. (templated)
     :param savepoint_path: the savepoint or checkpoint to resume from, or a task's result that has one. (templated)
     :param allow_non_restored_state: resume although the job has no place for some of the state. (templated)
+    :param job_name: the job's name (``pipeline.name``), which no other living job may have. (templated)
+    :param if_running: what to do when a job of ``job_name`` lives that this task has not started: ``fail``, ``wait``
+        until it has ended, or ``reuse`` it as if this task had started it, but for cancelling it. (templated)
+    :param from_latest_of: instead of ``savepoint_path``: a job, by id or name, whose latest snapshot to start from; of
+        jobs that have ended the latest of the name. It is chosen once: a retry starts from the same. (templated)
+    :param latest_kind: ``ANY``, ``CHECKPOINT`` or ``SAVEPOINT``: of which kind. (templated)
+    :param if_no_snapshot: ``fail``, or ``start`` from nothing, when ``from_latest_of`` is no job of the session, or has
+        completed nothing yet. (templated)
     :param claim_mode: ``NO_CLAIM``, or ``CLAIM`` to make the system the owner of the snapshot. (templated)
     :param wait_for_completion: wait until the job is FINISHED instead, without an end unless ``wait_timeout`` is given.
     :param cancel_on_kill: cancel the job when a person ends this task while it waits.
@@ -77,6 +91,11 @@ class SubmitJobOperator(CkptOperator):
         "allow_non_restored_state",
         "claim_mode",
         "start_over",
+        "job_name",
+        "if_running",
+        "from_latest_of",
+        "latest_kind",
+        "if_no_snapshot",
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {"configuration": "json", "args": "json"}
     operator_extra_links: Collection[BaseOperatorLink] = JOB_LINKS
@@ -97,6 +116,11 @@ class SubmitJobOperator(CkptOperator):
         cancel_on_kill: bool = True,
         cancel_on_timeout: bool = False,
         start_over: Templated[bool | str] = False,
+        job_name: Templated[str] | None = None,
+        if_running: Templated[str] = "fail",
+        from_latest_of: Templated[str] | None = None,
+        latest_kind: Templated[str] = "ANY",
+        if_no_snapshot: Templated[str] = "fail",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -113,7 +137,13 @@ class SubmitJobOperator(CkptOperator):
         self.cancel_on_kill = cancel_on_kill
         self.cancel_on_timeout = cancel_on_timeout
         self.start_over = start_over
+        self.job_name = job_name
+        self.if_running = if_running
+        self.from_latest_of = from_latest_of
+        self.latest_kind = latest_kind
+        self.if_no_snapshot = if_no_snapshot
         self._waiting_for: str | None = None
+        self._reused = False
 
     @property
     def job_id(self) -> XComArg:
@@ -135,7 +165,12 @@ class SubmitJobOperator(CkptOperator):
         with self.connected(deadline) as client:
             earlier = self._earlier(client, context)
             found = None if earlier is None else plan(earlier, options.savepoint_path, start_over=self._starts_over())
+            if found is None or found.step in (Step.REPEAT, Step.START):
+                namesakes = self._namesakes(client)
+                if namesakes:
+                    return self._meet(context, options, namesakes, deadline)
             if earlier is None or found is None:
+                options = self._with_snapshot(client, options)
                 record = self._start(client, context, options, self._new_record(context, options))
             else:
                 self.log.info("%s", found.why)
@@ -153,10 +188,52 @@ class SubmitJobOperator(CkptOperator):
         if found.resumes:
             # Its owner has ended: the new job deletes it in time.
             options = replace(options, claim_mode="CLAIM")
+        options = self._with_snapshot(client, options)
         fresh = self._new_record(context, options, record) | {"resumes": found.resumes}
         if found.step is Step.REPEAT:
             fresh |= {name: record[name] for name in ("number", "job_id", "pipeline_id")}
         return self._start(client, context, options, fresh)
+
+    def _namesakes(self, client: CkptClient) -> list[JobLine]:
+        """Living jobs of the name that the new one is to have."""
+        name = arguments.optional_text("job_name", self.job_name)
+        return [] if name is None else living(name, self.ask(client, requests.list_jobs()))
+
+    def _meet(self, context: Context, options: RunOptions, others: list[JobLine], deadline: float | None) -> Any:
+        """Do what is to be done when jobs of the name live that this task has not started."""
+        name, shown = others[0].name, " and ".join(f"{line.job_id} ({line.state})" for line in others)
+        what = self._if_running()
+        if what == "FAIL" or (what == "REUSE" and len(others) > 1):
+            ways = "end it first, or give if_running='wait' or 'reuse'" if what == "FAIL" else "only one can be reused"
+            raise CkptJobRunning(f"job_name: {name!r} is the name of job {shown} already; {ways}")
+        if what == "REUSE":
+            self.log.info("Job %r lives as %s: it is reused, with its own program and state", name, shown)
+            record = self._new_record(context, options) | {"job_id": others[0].job_id, "reused": True, "started": True}
+            return self._attend(context, Journal(context, _RECORD).write(**record), deadline, inherited=False)
+        self.log.info("Job %r lives as %s: waiting for its end", name, shown)
+        trigger = CkptNameFreeTrigger(
+            ckpt_conn_id=self.ckpt_conn_id, deadline=deadline, poll_interval=self.pause(), name=name
+        )
+        return self.wait_for(context, trigger)
+
+    def _if_running(self) -> str:
+        return arguments.choice("if_running", self.if_running, IF_RUNNING)
+
+    def _with_snapshot(self, client: CkptClient, options: RunOptions) -> RunOptions:
+        """The options with the latest snapshot of the job that was named for that, unless they have one."""
+        origin = self._origin()
+        if origin is None or options.savepoint_path is not None:
+            return options
+        kind = arguments.choice("latest_kind", self.latest_kind, KINDS)
+        or_nothing = arguments.choice("if_no_snapshot", self.if_no_snapshot, IF_NO_SNAPSHOT) == "START"
+        steps = latest_snapshot_of(origin, kind, or_nothing=or_nothing, pause=self.pause())
+        path = client.run(steps, patience_s=client.patience_s)
+        self.log.info("The latest snapshot of job %r is %s", origin, path or "not there: the job starts from nothing")
+        return replace(options, savepoint_path=path)
+
+    def _origin(self) -> str | None:
+        given = arguments.or_field("from_latest_of", self.from_latest_of, "job_id")
+        return None if given in (None, "", "None") else arguments.job(given, "from_latest_of")
 
     def _starts_over(self) -> bool:
         return arguments.boolean("start_over", self.start_over)
@@ -219,12 +296,21 @@ class SubmitJobOperator(CkptOperator):
         given: Any = self.args
         if isinstance(given, str) or not all(isinstance(item, (str, int, float)) for item in given):
             raise CkptArgumentInvalid("args", given, "it must be a list of texts")
+        configuration = arguments.options("configuration", self.configuration)
+        name = arguments.optional_text("job_name", self.job_name)
+        if name is not None and configuration.setdefault(_NAME_OPTION, name) != name:
+            allowed = f"configuration[{_NAME_OPTION!r}] says {configuration[_NAME_OPTION]!r}: give one of them"
+            raise CkptArgumentInvalid("job_name", name, allowed)
+        if name is None and self._if_running() != "FAIL":
+            raise CkptArgumentInvalid("if_running", self.if_running, "it needs job_name, which the job is known by")
+        if self._origin() is not None and self._snapshot() is not None:
+            raise CkptArgumentInvalid("from_latest_of", self.from_latest_of, "give either it or savepoint_path")
         parallelism = None if self.parallelism in (None, "", "None") else self.parallelism
         return RunOptions(
             entry_point=arguments.optional_text("entry", self.entry),
             arguments=tuple(str(item) for item in given),
             parallelism=None if parallelism is None else arguments.integer("parallelism", parallelism, minimum=1),
-            configuration=arguments.options("configuration", self.configuration),
+            configuration=configuration,
             savepoint_path=self._snapshot(),
             allow_non_restored_state=arguments.boolean("allow_non_restored_state", self.allow_non_restored_state),
             claim_mode=arguments.choice("claim_mode", self.claim_mode, CLAIM_MODES),
@@ -272,7 +358,7 @@ class SubmitJobOperator(CkptOperator):
     # -- waiting -----------------------------------------------------------------------------------------------
 
     def _attend(self, context: Context, record: Json, deadline: float | None, *, inherited: bool) -> Any:
-        self._waiting_for = record["job_id"]
+        self._waiting_for, self._reused = record["job_id"], bool(record.get("reused"))
         self.publish_links(context, record["job_id"])
         trigger = CkptJobTrigger(
             ckpt_conn_id=self.ckpt_conn_id,
@@ -282,13 +368,17 @@ class SubmitJobOperator(CkptOperator):
             job_id=record["job_id"],
             expected=["FINISHED"] if self.wait_for_completion else ["RUNNING", "FINISHED"],
             all_tasks=True,
-            cancel_on_kill=self.cancel_on_kill,
+            cancel_on_kill=self.cancel_on_kill and not record.get("reused"),
         )
         return self.wait_for(context, trigger)
 
     def execute_complete(self, context: Context, event: Event | None = None) -> Any:
         event = event or {}
         status, memo = Status(event["status"]), event["trigger"]["memo"]
+        if "name" in event["trigger"]:
+            if status is Status.DONE:
+                return self._go_on(context, self.run_options(), event["trigger"]["deadline"])
+            raise self.failure(context, event, CkptJobFailed)
         self.publish_links(context, memo["record"]["job_id"])
         if status is Status.DONE:
             return self._succeed(context, memo["record"], event["result"])
@@ -304,15 +394,18 @@ class SubmitJobOperator(CkptOperator):
         self._waiting_for = None
         self.publish_links(context, record["job_id"])
         self.log.info("Job %s is %s", record["job_id"], facts["status"])
-        return facts | {"pipeline_id": record.get("pipeline_id")}
+        return facts | {"pipeline_id": record.get("pipeline_id"), "started_from": record.get("snapshot")}
 
     # -- ends --------------------------------------------------------------------------------------------------
 
     def after_timeout(self, context: Context, event: Event | None) -> str:
-        job_id = Journal(context, _RECORD).read().get("job_id")
+        if event is not None and "name" in event["trigger"]:
+            return "No job was started"
+        record = Journal(context, _RECORD).read()
+        job_id = record.get("job_id")
         if job_id is None and event is not None:
             job_id = event["trigger"]["job_id"]
-        if job_id is None or not self.cancel_on_timeout:
+        if job_id is None or not self.cancel_on_timeout or record.get("reused"):
             return f"Job {job_id} was not cancelled and goes on; the next try attaches to it"
         return self._cancel(job_id)
 
@@ -321,7 +414,7 @@ class SubmitJobOperator(CkptOperator):
         job_id = self._waiting_for
         if job_id is None:
             return
-        if not self.cancel_on_kill:
+        if not self.cancel_on_kill or self._reused:
             self.log.warning("The task was killed; job %s was not cancelled and goes on.", job_id)
             return
         self.log.warning("The task was killed. %s", self._cancel(job_id))

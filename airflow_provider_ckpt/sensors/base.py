@@ -8,10 +8,10 @@ from collections.abc import Collection
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow.sdk import BaseSensorOperator, PokeReturnValue
+from airflow.sdk import BaseSensorOperator, PokeReturnValue, XComArg
 from airflow.sdk.exceptions import AirflowSensorTimeout
 
-from airflow_provider_ckpt import arguments, defaults
+from airflow_provider_ckpt import defaults
 from airflow_provider_ckpt.arguments import Duration, Templated
 from airflow_provider_ckpt.conditions.base import Condition, Status, Verdict
 from airflow_provider_ckpt.conditions.progress import Progress
@@ -24,10 +24,12 @@ from airflow_provider_ckpt.exceptions import (
     CkptUnavailable,
 )
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
+from airflow_provider_ckpt.job_tasks import CkptJobTask
 from airflow_provider_ckpt.links import JOB_LINKS
-from airflow_provider_ckpt.tasks import FIRST_LOOKS_SECONDS, CkptTask, backstop, seconds_here, tell_trace, wait_here
+from airflow_provider_ckpt.tasks import FIRST_LOOKS_SECONDS, backstop, seconds_here, tell_trace, wait_here
 from airflow_provider_ckpt.triggers.base import CkptTrigger, event_payload
 from ckpt_runtime.client.errors import CkptClientError, is_passing
+from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -37,10 +39,12 @@ CONFIRMING_SECONDS = 1.0
 """Between two looks for a job that seems to be unknown, at most."""
 
 
-class CkptSensor(CkptTask, BaseSensorOperator):
+class CkptSensor(CkptJobTask, BaseSensorOperator):
     """Base of the sensors; not for use in DAGs. A sensor only watches: whatever becomes of it, the job goes on.
 
-    :param job_id: the job, 32 hex digits, or a task's result that has one. (templated)
+    :param job: the job: its id, its name where no other living job has it, or a task's result that has an id.
+        (templated)
+    :param if_not_found: ``fail``, or ``skip`` this sensor, when there is no such job. (templated)
     :param ckpt_conn_id: the Airflow connection of the job manager. (templated)
     :param deferrable: wait in the triggerer; default ``[ckpt] deferrable``, and not with a ``mode``.
     :param mode: ``poke`` or ``reschedule``: how a sensor waits that is not deferrable. Both together are refused.
@@ -50,14 +54,15 @@ class CkptSensor(CkptTask, BaseSensorOperator):
     :param timeout: how long to wait, as of every sensor.
     """
 
-    template_fields: Collection[str] = ("ckpt_conn_id", "job_id", "defer_after")
+    template_fields: Collection[str] = ("ckpt_conn_id", "job", "if_not_found", "defer_after")
     operator_extra_links: Collection[BaseOperatorLink] = JOB_LINKS
     ui_color = "#e3f0ec"
 
     def __init__(
         self,
         *,
-        job_id: Templated[str],
+        job: Templated[str],
+        if_not_found: Templated[str] = "fail",
         ckpt_conn_id: str = CkptHook.default_conn_name,
         deferrable: bool | None = None,
         mode: str | None = None,
@@ -70,13 +75,19 @@ class CkptSensor(CkptTask, BaseSensorOperator):
         super().__init__(poke_interval=interval, mode=mode or "poke", **kwargs)
         if deferrable and mode is not None:
             raise CkptArgumentInvalid("mode", mode, "a deferrable sensor has none; give deferrable=False with it")
-        self.job_id = job_id
+        self.job = job
+        self.if_not_found = if_not_found
         self.ckpt_conn_id = ckpt_conn_id
         self.deferrable = mode is None and defaults.deferrable() if deferrable is None else deferrable
         self.defer_after = defer_after
         self.link_addresses: dict[str, str] = {}
         self._condition: Condition | None = None
         self._progress: Progress | None = None
+
+    @property
+    def job_id(self) -> XComArg:
+        """The id of the job that this task has found, for arguments of other tasks."""
+        return XComArg(self, "job_id")
 
     @abstractmethod
     def trigger(self, context: Context, deadline: float | None) -> CkptTrigger:
@@ -89,11 +100,12 @@ class CkptSensor(CkptTask, BaseSensorOperator):
         """Called once the condition holds."""
 
     def execute(self, context: Context) -> Any:
-        self.publish_links(context, self.checked_job_id())
         if not self.deferrable:
             return super().execute(context)
         try:
-            trigger = self.trigger(context, time.time() + self.timeout)
+            deadline = time.time() + self.timeout
+            self._find(context, deadline)
+            trigger = self.trigger(context, deadline)
         except CkptClientError as error:
             raise (CkptUnavailable if is_passing(error) else CkptRequestRejected)(str(error)) from error
         verdict = self._wait_here(trigger)
@@ -112,9 +124,10 @@ class CkptSensor(CkptTask, BaseSensorOperator):
     def poke(self, context: Context) -> bool | PokeReturnValue:
         """One look; a job manager that is away for a while does not fail the sensor."""
         if self._progress is None:
-            self._progress = Progress(self.log, f"job {self.checked_job_id()}")
+            self._progress = Progress(self.log, f"job {self.found_job}")
         try:
             if self._condition is None:
+                self._find(context, None)
                 self._condition = self.trigger(context, None).condition()
                 self._progress = Progress(self.log, self._condition.subject)
             with self.hook.get_conn() as client:
@@ -132,17 +145,19 @@ class CkptSensor(CkptTask, BaseSensorOperator):
             tell_trace(self.log, {"trace": verdict.trace})
             self._fail(verdict.status, verdict.message)
         self.succeeded(context)
+        self.forget_job(context)
         return PokeReturnValue(is_done=True, xcom_value=verdict.result)
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> Any:
         """Go on after the trigger's event."""
         event = event or {}
-        self.publish_links(context, self.checked_job_id())
+        self.publish_links(context, self.found_job)
         status = Status(event["status"])
         if status is not Status.DONE:
             tell_trace(self.log, event)
             self._fail(status, event["message"])
         self.succeeded(context)
+        self.forget_job(context)
         self.log.info("Reached: %s", event["result"])
         return event["result"]
 
@@ -153,9 +168,14 @@ class CkptSensor(CkptTask, BaseSensorOperator):
             raise CkptNotFound(message)
         raise (CkptRequestRejected if status is Status.REFUSED else CkptJobFailed)(message)
 
-    def checked_job_id(self) -> str:
-        """The job id after rendering, also of a result that has one.
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """As of every sensor; the job stays the one that was waited for."""
+        self.go_on_with(context, next_kwargs)
+        return super().resume_execution(next_method, next_kwargs, context)
 
-        :raises CkptArgumentInvalid: when it is not one.
-        """
-        return arguments.job_id(self.job_id)
+    def _find(self, context: Context, deadline: float | None) -> None:
+        """The job, with a patience that ends before the deadline; without one this is a short look of many."""
+        away = Progress(self.log, "the session to answer").away
+        patience = DEFAULT_PATIENCE_S if deadline is None else self.request_patience(deadline)
+        pause = min(self.poke_interval, CONFIRMING_SECONDS)
+        self.find_job(context, lambda: self.hook.get_conn(patience=patience, on_away=away), pause, self.log)

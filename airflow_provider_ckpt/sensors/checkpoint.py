@@ -37,7 +37,7 @@ class CheckpointCompletedSensor(CkptSensor):
     Returns facts of the newest one, and all ids: ``{"job_id", "checkpoint_id", "checkpoint_type", "external_path",
     "triggered_at_ms", "duration_ms", "state_size", "checkpointed_size", "checkpoint_ids"}``.
 
-    :param job_id: the job. (templated)
+    :param job: the job, by id or unique name. (templated)
     :param checkpoint_id: exactly this checkpoint. (templated)
     :param count: how many. (templated)
     :param since_checkpoint_id: only checkpoints with a higher id. (templated)
@@ -57,7 +57,7 @@ class CheckpointCompletedSensor(CkptSensor):
     def __init__(
         self,
         *,
-        job_id: Templated[str],
+        job: Templated[str],
         checkpoint_id: Templated[int | str] | None = None,
         count: Templated[int | str] = 1,
         since_checkpoint_id: Templated[int | str] | None = None,
@@ -65,7 +65,7 @@ class CheckpointCompletedSensor(CkptSensor):
         include_savepoints: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(job_id=job_id, **kwargs)
+        super().__init__(job=job, **kwargs)
         self.checkpoint_id = checkpoint_id
         self.count = count
         self.since_checkpoint_id = since_checkpoint_id
@@ -82,7 +82,7 @@ class CheckpointCompletedSensor(CkptSensor):
             ckpt_conn_id=self.ckpt_conn_id,
             deadline=deadline,
             poll_interval=self.poke_interval,
-            job_id=self.checked_job_id(),
+            job_id=self.found_job,
             goal=self.goal(context, deadline),
         )
 
@@ -109,7 +109,7 @@ class CheckpointCompletedSensor(CkptSensor):
 
     def _first_look(self, context: Context, deadline: float | None) -> int:
         """The newest id when the first try looked for the first time."""
-        journal, job_id = Journal(context, _RECORD), self.checked_job_id()
+        journal, job_id = Journal(context, _RECORD), self.found_job
         record = journal.read()
         if record.get("job_id") != job_id:
             away = Progress(self.log, "the session to answer").away

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
@@ -20,22 +20,23 @@ class JobStatusSensor(CkptSensor):
 
     Returns ``{"job_id", "name", "status", "start_time_ms", "end_time_ms", "duration_ms"}``.
 
-    :param job_id: the job. (templated)
+    :param job: the job, by id or unique name. (templated)
     :param expected: Flink's names of states, one or several. (templated)
     :param all_tasks: RUNNING counts only when every task runs, or has finished.
     """
 
     template_fields: Collection[str] = (*CkptSensor.template_fields, "expected")
+    finds_ended: ClassVar[bool] = True
 
     def __init__(
         self,
         *,
-        job_id: Templated[str],
+        job: Templated[str],
         expected: Templated[str | Sequence[str]] = "FINISHED",
         all_tasks: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(job_id=job_id, **kwargs)
+        super().__init__(job=job, **kwargs)
         self.expected = expected
         self.all_tasks = all_tasks
 
@@ -46,7 +47,7 @@ class JobStatusSensor(CkptSensor):
             ckpt_conn_id=self.ckpt_conn_id,
             deadline=deadline,
             poll_interval=self.poke_interval,
-            job_id=self.checked_job_id(),
+            job_id=self.found_job,
             expected=[arguments.choice("expected", state, STATES) for state in wanted],
             all_tasks=self.all_tasks,
         )

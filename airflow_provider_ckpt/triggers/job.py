@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from airflow_provider_ckpt.conditions.job import JobCondition
+from airflow_provider_ckpt.conditions.job import JobCondition, NameFreeCondition
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.triggers.base import ON_KILL_PATIENCE_SECONDS, CkptTrigger
 from ckpt_runtime.client import requests
@@ -59,3 +59,24 @@ class CkptJobTrigger(CkptTrigger):
             self.log.error("The task was killed; cancelling job %s failed, it may go on: %s", self.job_id, error)
         else:
             self.log.warning("The task was killed; job %s is being cancelled.", self.job_id)
+
+
+class CkptNameFreeTrigger(CkptTrigger):
+    """Waits until no living job has a name.
+
+    :param name: the name.
+    """
+
+    def __init__(self, *, name: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.name = name
+
+    def condition(self) -> NameFreeCondition:
+        return NameFreeCondition(self.name)
+
+    def arguments(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+    async def on_kill(self) -> None:
+        """Say what became of the job that was to be started."""
+        self.log.warning("The task was killed; no job was started, and the one named %r goes on.", self.name)

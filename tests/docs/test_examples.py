@@ -227,7 +227,7 @@ def test_the_types_of_every_dag_are_right(tmp_path: Path) -> None:
         files[-1].write_text(block.text)
     readme = next(block.text for block in DAGS if block.page.name == "README.md")
     wrong = tmp_path / "wrong.py"
-    wrong.write_text(readme.replace("job_id=submit.job_id", "job_id=17"))
+    wrong.write_text(readme.replace("job=submit.job_id", "job=17"))
     output, errors, _ = mypy.api.run([*map(str, files), str(wrong), "--config-file", str(ROOT / "pyproject.toml")])
     assert errors == ""
     found = [line for line in output.splitlines() if ": error: " in line]

@@ -106,7 +106,7 @@ def test_a_savepoint_and_two_stops_at_once_of_a_job_that_is_restarting(job: Sequ
     from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 
     def task(kind: type[CkptOperationOperator]) -> Any:
-        operator = kind(task_id="t", job_id=job.job_id, target_directory=str(job.directory / "savepoints"), **FAST)
+        operator = kind(task_id="t", job=job.job_id, target_directory=str(job.directory / "savepoints"), **FAST)
         return operator.execute(Task().context())
 
     job.start(configuration=fast(restart_strategy__fixed_delay__delay="1500 ms"))

@@ -127,7 +127,7 @@ class TaskInstance:
     def xcom_push(self, key, value): pass
 
 os.environ["AIRFLOW_CONN_CKPT_DEFAULT"] = {job_manager.connection!r}
-operator = PatchCheckpointConfigOperator(task_id="patch", job_id={JOB!r}, interval="7 s")
+operator = PatchCheckpointConfigOperator(task_id="patch", job={JOB!r}, interval="7 s")
 print(operator.execute({{"ti": TaskInstance()}})["interval_ms"])
 sys.argv = ["ckpt", "--url", "http://127.0.0.1:{job_manager.port}", "list"]
 entry_point()

@@ -42,12 +42,12 @@ class CrashingSavepointOperator(TakeSavepointOperator):
 
 
 with DAG("system_savepoint", schedule=None, params=PARAMS):
-    TakeSavepointOperator(task_id="savepoint", job_id=JOB, target_directory=f"{DIRECTORY}/savepoints", **WAIT)
+    TakeSavepointOperator(task_id="savepoint", job=JOB, target_directory=f"{DIRECTORY}/savepoints", **WAIT)
 
 with DAG("system_crash", schedule=None, params=PARAMS):
     CrashingSavepointOperator(
         task_id="savepoint",
-        job_id=JOB,
+        job=JOB,
         target_directory=f"{DIRECTORY}/savepoints",
         retries=1,
         retry_delay=timedelta(seconds=1),
@@ -68,4 +68,4 @@ with DAG("system_resume", schedule=None, params=PARAMS):
     )
 
 with DAG("system_sensor", schedule=None, params=PARAMS):
-    CheckpointCompletedSensor(task_id="checkpoint", job_id=JOB, count=2, defer_after=0, poke_interval=0.5, timeout=300)
+    CheckpointCompletedSensor(task_id="checkpoint", job=JOB, count=2, defer_after=0, poke_interval=0.5, timeout=300)

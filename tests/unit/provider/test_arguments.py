@@ -49,17 +49,30 @@ def test_a_duration_that_nobody_can_wait_for_is_refused(value: Any) -> None:
 
 @given(st.one_of(st.text(), st.floats(), st.none(), st.booleans(), st.lists(st.integers())))
 def test_anything_else_is_at_worst_a_named_error(value: Any) -> None:
-    for convert in (arguments.millis, lambda n, v: arguments.integer(n, v, minimum=1), arguments.hex_id):
+    for convert in (
+        arguments.millis,
+        lambda n, v: arguments.integer(n, v, minimum=1),
+        lambda n, v: arguments.job(v, n),
+    ):
         with suppress(CkptArgumentInvalid):
             convert("field", value)
 
 
-def test_an_id_of_digits_alone_may_come_as_a_number() -> None:
-    assert arguments.hex_id("job_id", 12345678901234567890123456789012) == "12345678901234567890123456789012"
-    assert arguments.hex_id("job_id", 0) == "0" * 32
-    for wrong in (10**32, -1, True, 1.5e31):
-        with pytest.raises(CkptArgumentInvalid, match="32 hexadecimal digits"):
-            arguments.hex_id("job_id", wrong)
+def test_an_id_of_digits_alone_may_come_as_the_number_that_a_native_template_makes() -> None:
+    assert arguments.job(12345678901234567890123456789012) == "12345678901234567890123456789012"
+    assert arguments.job(0) == "0" * 32
+    assert arguments.job(2024) == "2024"
+    for wrong in (-1, True, 1.5e31, None, "", "None", {"savepoint_path": "/d"}):
+        with pytest.raises(CkptArgumentInvalid, match="^job: "):
+            arguments.job(wrong)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("AB" * 16, "ab" * 16), (" Orders of today ", "Orders of today"), ({"job_id": "AB" * 16}, "ab" * 16)],
+)
+def test_a_job_is_an_id_or_a_name(value: Any, expected: str) -> None:
+    assert arguments.job(value) == expected
 
 
 def test_moments() -> None:

@@ -20,9 +20,9 @@ FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 10}
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("deferrable", [True, False])
 def test_cancelling_waits_for_the_end(job_manager: JobManager, task: Task, finish: Finish, deferrable: bool) -> None:
-    result = finish(CancelJobOperator(task_id="t", job_id=JOB, deferrable=deferrable, **FAST), task.context())
+    result = finish(CancelJobOperator(task_id="t", job=JOB, deferrable=deferrable, **FAST), task.context())
     assert result["status"] == "CANCELED"
-    again = finish(CancelJobOperator(task_id="t", job_id=JOB, **FAST), task.context())
+    again = finish(CancelJobOperator(task_id="t", job=JOB, **FAST), task.context())
     assert again["status"] == "CANCELED"
 
 
@@ -30,14 +30,14 @@ def test_a_job_that_ended_by_itself_is_fine_unless_it_is_not(
     job_manager: JobManager, task: Task, finish: Finish
 ) -> None:
     job_manager.gateway.move(JOB, JobStatus.FINISHED)
-    assert finish(CancelJobOperator(task_id="t", job_id=JOB, **FAST), task.context())["status"] == "FINISHED"
+    assert finish(CancelJobOperator(task_id="t", job=JOB, **FAST), task.context())["status"] == "FINISHED"
     with pytest.raises(CkptJobFailed, match="it is FINISHED"):
-        finish(CancelJobOperator(task_id="t", job_id=JOB, already_ended_ok=False, **FAST), task.context())
+        finish(CancelJobOperator(task_id="t", job=JOB, already_ended_ok=False, **FAST), task.context())
 
 
 def test_an_unknown_job_fails_the_task(job_manager: JobManager, task: Task) -> None:
     with pytest.raises(CkptNotFound, match="not found"):
-        CancelJobOperator(task_id="t", job_id="0" * 32, **FAST).execute(task.context())
+        CancelJobOperator(task_id="t", job="0" * 32, **FAST).execute(task.context())
 
 
 @pytest.mark.row("571.1")
@@ -45,7 +45,7 @@ def test_an_unknown_job_fails_the_task(job_manager: JobManager, task: Task) -> N
 def test_a_patch_changes_what_is_given_and_returns_what_holds(job_manager: JobManager, task: Task) -> None:
     operator = PatchCheckpointConfigOperator(
         task_id="t",
-        job_id=JOB,
+        job=JOB,
         interval="5 s",
         timeout=timedelta(minutes=15),
         min_pause="0",
@@ -64,8 +64,8 @@ def test_a_patch_changes_what_is_given_and_returns_what_holds(job_manager: JobMa
 
 
 def test_a_reset_returns_to_the_submitted_values(job_manager: JobManager, task: Task) -> None:
-    PatchCheckpointConfigOperator(task_id="t", job_id=JOB, interval=5, **FAST).execute(task.context())
-    result = PatchCheckpointConfigOperator(task_id="t", job_id=JOB, reset=True, **FAST).execute(task.context())
+    PatchCheckpointConfigOperator(task_id="t", job=JOB, interval=5, **FAST).execute(task.context())
+    result = PatchCheckpointConfigOperator(task_id="t", job=JOB, reset=True, **FAST).execute(task.context())
     assert result["interval_ms"] == 2000
     assert result["overrides"] == []
 
@@ -76,7 +76,7 @@ def test_a_patch_waits_for_another_change_that_is_in_progress(job_manager: JobMa
     job.update_in_progress = True
     timer = threading.Timer(0.15, setattr, (job, "update_in_progress", False))
     timer.start()
-    result = PatchCheckpointConfigOperator(task_id="t", job_id=JOB, interval=5, **FAST).execute(task.context())
+    result = PatchCheckpointConfigOperator(task_id="t", job=JOB, interval=5, **FAST).execute(task.context())
     timer.join()
     assert result["interval_ms"] == 5000
     assert job_manager.count(f"PATCH /jobs/{JOB}/checkpoints/configuration") > 1
@@ -88,13 +88,13 @@ def test_a_change_that_never_ends_fails_the_patch(
     monkeypatch.setenv("AIRFLOW__CKPT__REQUEST_PATIENCE", "0.05")
     job_manager.gateway.jobs[JOB].update_in_progress = True
     with pytest.raises(CkptOperationFailed, match="in progress"):
-        PatchCheckpointConfigOperator(task_id="t", job_id=JOB, interval=5, **FAST).execute(task.context())
+        PatchCheckpointConfigOperator(task_id="t", job=JOB, interval=5, **FAST).execute(task.context())
 
 
 def test_an_ended_job_cannot_be_patched(job_manager: JobManager, task: Task) -> None:
     job_manager.gateway.move(JOB, JobStatus.CANCELED)
     with pytest.raises(CkptJobFailed, match="is CANCELED"):
-        PatchCheckpointConfigOperator(task_id="t", job_id=JOB, interval=5, **FAST).execute(task.context())
+        PatchCheckpointConfigOperator(task_id="t", job=JOB, interval=5, **FAST).execute(task.context())
 
 
 @pytest.mark.parametrize(
@@ -115,5 +115,5 @@ def test_a_bad_argument_is_named_and_nothing_is_sent(
     job_manager: JobManager, task: Task, arguments: Any, name: str
 ) -> None:
     with pytest.raises(CkptArgumentInvalid, match=f"^{name}: "):
-        PatchCheckpointConfigOperator(task_id="t", job_id=JOB, **arguments).execute(task.context())
+        PatchCheckpointConfigOperator(task_id="t", job=JOB, **arguments).execute(task.context())
     assert job_manager.received == []

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,12 +20,7 @@ FILE = ROOT / "dags" / "ckpt_lifecycle.py"
 
 @pytest.fixture(scope="module")
 def module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("ckpt_lifecycle_under_test", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+    return import_module("airflow_provider_ckpt.dags.lifecycle")
 
 
 def test_importing_it_adds_no_heavy_library_and_little_time() -> None:
@@ -46,7 +41,7 @@ sys.exit(f"heavy: {heavy}" if heavy else f"slow: {seconds}" if seconds > 2 else 
 
 
 def test_the_steps_are_in_order(module: ModuleType) -> None:
-    steps = [task.task_id for task in module.dag.topological_sort()]
+    steps = [task.task_id for task in module.ckpt_lifecycle.topological_sort()]
     assert steps == [
         "output_directory",
         "job_options",
@@ -65,7 +60,7 @@ def test_the_steps_are_in_order(module: ModuleType) -> None:
 
 
 def test_airflow_can_store_and_load_it(module: ModuleType) -> None:
-    document = json.loads(json.dumps(DagSerialization.to_dict(module.dag)))
+    document = json.loads(json.dumps(DagSerialization.to_dict(module.ckpt_lifecycle)))
     loaded = DagSerialization.from_dict(document)
     assert loaded.dag_id == "ckpt_lifecycle"
     stored = {task["__var"]["task_id"]: task["__var"] for task in document["dag"]["tasks"]}
@@ -76,8 +71,8 @@ def test_airflow_can_store_and_load_it(module: ModuleType) -> None:
 
 
 def test_all_parameters_have_acceptable_defaults(module: ModuleType) -> None:
-    module.dag.params.validate()
-    options: dict[str, Any] = module.options(module.dag.params.dump() | {"configuration": {"a": 1}})
+    module.ckpt_lifecycle.params.validate()
+    options: dict[str, Any] = module.options(module.ckpt_lifecycle.params.dump() | {"configuration": {"a": 1}})
     assert options["execution.checkpointing.interval"] == "2 s"
     assert options["a"] == 1
 
@@ -103,7 +98,7 @@ def test_a_directory_that_is_not_empty_is_refused_before_anything_starts(module:
 
 def test_every_task_writes_and_reads_the_runs_own_directory(module: ModuleType) -> None:
     for task_id in ("submit_v1", "resume_v2"):
-        arguments = module.dag.get_task(task_id).args
+        arguments = module.ckpt_lifecycle.get_task(task_id).args
         assert arguments[arguments.index("--output") + 1] == "{{ ti.xcom_pull(task_ids='output_directory') }}"
-        assert "output_directory" in module.dag.get_task(task_id).get_flat_relative_ids(upstream=True)
-    assert "output_directory" in module.dag.get_task("verify").upstream_task_ids
+        assert "output_directory" in module.ckpt_lifecycle.get_task(task_id).get_flat_relative_ids(upstream=True)
+    assert "output_directory" in module.ckpt_lifecycle.get_task("verify").upstream_task_ids

@@ -26,18 +26,18 @@ CAUSE = FailureCause("java.io.IOException", "disk full", "java.io.IOException: d
 
 
 def savepoint(**kwargs: Any) -> TakeSavepointOperator:
-    return TakeSavepointOperator(task_id="t", job_id=JOB, target_directory="/data", **FAST | kwargs)
+    return TakeSavepointOperator(task_id="t", job=JOB, target_directory="/data", **FAST | kwargs)
 
 
 def stop(**kwargs: Any) -> StopWithSavepointOperator:
-    return StopWithSavepointOperator(task_id="t", job_id=JOB, target_directory="/data", **FAST | kwargs)
+    return StopWithSavepointOperator(task_id="t", job=JOB, target_directory="/data", **FAST | kwargs)
 
 
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("deferrable", [True, False])
 def test_a_checkpoint_returns_its_id(job_manager: JobManager, task: Task, finish: Finish, deferrable: bool) -> None:
     operator = TriggerCheckpointOperator(
-        task_id="t", job_id=JOB.upper(), checkpoint_type="full", deferrable=deferrable, **FAST
+        task_id="t", job=JOB.upper(), checkpoint_type="full", deferrable=deferrable, **FAST
     )
     result = finish(operator, task.context())
     assert result["checkpoint_id"] == 1
@@ -144,7 +144,7 @@ def test_another_job_id_after_a_clear_is_another_operation(job_manager: JobManag
     other = "00" * 16
     job_manager.gateway.add_job(other)
     deferral(savepoint(), task.context())
-    operator = TakeSavepointOperator(task_id="t", job_id=other, target_directory="/data", **FAST)
+    operator = TakeSavepointOperator(task_id="t", job=other, target_directory="/data", **FAST)
     assert finish(operator, task.context())["job_id"] == other
     assert job_manager.gateway.triggered["savepoint"] == 2
 
@@ -224,7 +224,7 @@ def test_a_driver_that_is_starting_is_waited_for(job_manager: JobManager, task: 
 
 
 def test_a_refused_request_is_not_retried(job_manager: JobManager, task: Task) -> None:
-    operator = TakeSavepointOperator(task_id="t", job_id=JOB, **FAST)
+    operator = TakeSavepointOperator(task_id="t", job=JOB, **FAST)
     with pytest.raises(CkptRequestRejected, match="savepoint-dir"):
         operator.execute(task.context())
 
@@ -232,11 +232,11 @@ def test_a_refused_request_is_not_retried(job_manager: JobManager, task: Task) -
 @pytest.mark.parametrize(
     ("operator", "name"),
     [
-        (TriggerCheckpointOperator(task_id="t", job_id="nope"), "job_id"),
-        (TriggerCheckpointOperator(task_id="t", job_id=JOB, checkpoint_type="INCREMENTAL"), "checkpoint_type"),
-        (TakeSavepointOperator(task_id="t", job_id=JOB, savepoint_format="zip"), "savepoint_format"),
-        (StopWithSavepointOperator(task_id="t", job_id=JOB, drain="perhaps"), "drain"),
-        (TriggerCheckpointOperator(task_id="t", job_id=JOB, wait_timeout=-1), "wait_timeout"),
+        (TriggerCheckpointOperator(task_id="t", job=""), "job"),
+        (TriggerCheckpointOperator(task_id="t", job=JOB, checkpoint_type="INCREMENTAL"), "checkpoint_type"),
+        (TakeSavepointOperator(task_id="t", job=JOB, savepoint_format="zip"), "savepoint_format"),
+        (StopWithSavepointOperator(task_id="t", job=JOB, drain="perhaps"), "drain"),
+        (TriggerCheckpointOperator(task_id="t", job=JOB, wait_timeout=-1), "wait_timeout"),
     ],
 )
 def test_a_bad_argument_is_named_and_nothing_is_sent(

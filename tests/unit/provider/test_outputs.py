@@ -86,12 +86,12 @@ def pipeline(tmp_path: Path) -> str:
 def test_outputs_are_arguments(run: Callable[[DAG], Run], pipeline: str, job_manager: JobManager) -> None:
     with DAG(dag_id="one", schedule=None) as dag:
         submit = SubmitJobOperator(task_id="submit", pipeline=pipeline, **FAST)
-        trigger = TriggerCheckpointOperator(task_id="trigger", job_id=submit.job_id, **FAST)
+        trigger = TriggerCheckpointOperator(task_id="trigger", job=submit.job_id, **FAST)
         sensor = CheckpointCompletedSensor(
-            task_id="sensor", job_id=submit.job_id, checkpoint_id=trigger.checkpoint_id, **SENSOR
+            task_id="sensor", job=submit.job_id, checkpoint_id=trigger.checkpoint_id, **SENSOR
         )
-        savepoint = TakeSavepointOperator(task_id="savepoint", job_id=submit.job_id, target_directory="/data", **FAST)
-        stop = StopWithSavepointOperator(task_id="stop", job_id=submit.job_id, target_directory="/data", **FAST)
+        savepoint = TakeSavepointOperator(task_id="savepoint", job=submit.job_id, target_directory="/data", **FAST)
+        stop = StopWithSavepointOperator(task_id="stop", job=submit.job_id, target_directory="/data", **FAST)
         for name, path in (("a", sensor.external_path), ("b", savepoint.savepoint_path), ("c", stop.savepoint_path)):
             SubmitJobOperator(task_id=name, pipeline=pipeline, savepoint_path=path, **FAST)
     assert dag.get_task("sensor").upstream_task_ids == {"submit", "trigger"}
@@ -110,7 +110,7 @@ def test_the_results_of_a_mapped_task_are_expanded_over(
     with DAG(dag_id="mapped", schedule=None) as dag:
         submits = SubmitJobOperator.partial(task_id="submit", pipeline=pipeline, **FAST).expand(args=[["eu"], ["us"]])
         stops = StopWithSavepointOperator.partial(task_id="stop", target_directory="/data", **FAST).expand(
-            job_id=submits.output
+            job=submits.output
         )
         SubmitJobOperator.partial(task_id="resume", pipeline=pipeline, **FAST).expand(savepoint_path=stops.output)
     assert dag.get_task("stop").upstream_task_ids == {"submit"}
@@ -129,7 +129,7 @@ def test_a_list_of_outputs_is_expanded_over(run: Callable[[DAG], Run], pipeline:
     with DAG(dag_id="listed", schedule=None) as dag:
         one = SubmitJobOperator(task_id="one", pipeline=pipeline, **FAST)
         other = SubmitJobOperator(task_id="other", pipeline=pipeline, **FAST)
-        CancelJobOperator.partial(task_id="cancel", **FAST).expand(job_id=[one.output, other.output])
+        CancelJobOperator.partial(task_id="cancel", **FAST).expand(job=[one.output, other.output])
     assert dag.get_task("cancel").upstream_task_ids == {"one", "other"}
     document = json.loads(json.dumps(DagSerialization.to_dict(dag)))
     assert DagSerialization.from_dict(document).get_task("cancel").upstream_task_ids == {"one", "other"}
@@ -144,10 +144,8 @@ def test_a_sensor_takes_a_result_and_a_job_resumes_from_its_checkpoint(
 ) -> None:
     with DAG(dag_id="results", schedule=None) as dag:
         submit = SubmitJobOperator(task_id="submit", pipeline=pipeline, **FAST)
-        trigger = TriggerCheckpointOperator(task_id="trigger", job_id=submit.output, **FAST)
-        sensor = CheckpointCompletedSensor(
-            task_id="sensor", job_id=submit.output, checkpoint_id=trigger.output, **SENSOR
-        )
+        trigger = TriggerCheckpointOperator(task_id="trigger", job=submit.output, **FAST)
+        sensor = CheckpointCompletedSensor(task_id="sensor", job=submit.output, checkpoint_id=trigger.output, **SENSOR)
         SubmitJobOperator(task_id="next", pipeline_id=submit.output, savepoint_path=sensor.output, **FAST)
     running = run(dag)
     submitted, _, seen, following = [running.task(name) for name in dag.task_ids]
@@ -156,6 +154,6 @@ def test_a_sensor_takes_a_result_and_a_job_resumes_from_its_checkpoint(
 
 
 def test_a_result_without_what_is_asked_for_is_refused() -> None:
-    operator = CancelJobOperator(task_id="t", job_id={"savepoint_path": "/d"})  # type: ignore[arg-type]
-    with pytest.raises(CkptArgumentInvalid, match="^job_id: .* a task's result must have job_id"):
-        operator.checked_job_id()
+    operator = CancelJobOperator(task_id="t", job={"savepoint_path": "/d"})  # type: ignore[arg-type]
+    with pytest.raises(CkptArgumentInvalid, match="^job: .* a task's result must have job_id"):
+        operator.execute(Task().context())

@@ -44,13 +44,13 @@ def pipeline(tmp_path: Path) -> str:
 def operators(pipeline: str) -> dict[str, Any]:
     return {
         "submit": SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST),
-        "patch": PatchCheckpointConfigOperator(task_id="t", job_id=JOB, interval="5 s", **FAST),
-        "checkpoint": TriggerCheckpointOperator(task_id="t", job_id=JOB, **FAST),
-        "savepoint": TakeSavepointOperator(task_id="t", job_id=JOB, target_directory="/data", **FAST),
-        "stop": StopWithSavepointOperator(task_id="t", job_id=JOB, target_directory="/data", **FAST),
-        "cancel": CancelJobOperator(task_id="t", job_id=JOB, **FAST),
-        "status": JobStatusSensor(task_id="t", job_id=JOB, expected="RUNNING", **SENSOR),
-        "checkpoints": CheckpointCompletedSensor(task_id="t", job_id=JOB, since_checkpoint_id=0, **SENSOR),
+        "patch": PatchCheckpointConfigOperator(task_id="t", job=JOB, interval="5 s", **FAST),
+        "checkpoint": TriggerCheckpointOperator(task_id="t", job=JOB, **FAST),
+        "savepoint": TakeSavepointOperator(task_id="t", job=JOB, target_directory="/data", **FAST),
+        "stop": StopWithSavepointOperator(task_id="t", job=JOB, target_directory="/data", **FAST),
+        "cancel": CancelJobOperator(task_id="t", job=JOB, **FAST),
+        "status": JobStatusSensor(task_id="t", job=JOB, expected="RUNNING", **SENSOR),
+        "checkpoints": CheckpointCompletedSensor(task_id="t", job=JOB, since_checkpoint_id=0, **SENSOR),
     }
 
 
@@ -180,7 +180,7 @@ def test_a_job_that_restarts_for_too_long_gets_no_savepoint(
     job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     job_manager.gateway.move(JOB, JobStatus.RESTARTING)
-    operator = TakeSavepointOperator(task_id="t", job_id=JOB, target_directory="/d", **FAST | {"wait_timeout": 0.1})
+    operator = TakeSavepointOperator(task_id="t", job=JOB, target_directory="/d", **FAST | {"wait_timeout": 0.1})
     with pytest.raises(CkptWaitTimeout, match="No savepoint was started"):
         finish(operator, task.context())
 

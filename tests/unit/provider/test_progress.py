@@ -194,10 +194,10 @@ def triggerer_log(make: Callable[..., CkptTrigger], monkeypatch: pytest.MonkeyPa
 def operators(**how: Any) -> dict[str, Any]:
     sensor = {"poke_interval": 0.01, "timeout": 30, **how}
     return {
-        "savepoint": TakeSavepointOperator(task_id="t", job_id=JOB, target_directory="/d", **FAST, **how),
-        "stop": StopWithSavepointOperator(task_id="t", job_id=JOB, target_directory="/d", **FAST, **how),
-        "status": JobStatusSensor(task_id="t", job_id=JOB, expected="FINISHED", **sensor),
-        "checkpoints": CheckpointCompletedSensor(task_id="t", job_id=JOB, since_checkpoint_id=0, **sensor),
+        "savepoint": TakeSavepointOperator(task_id="t", job=JOB, target_directory="/d", **FAST, **how),
+        "stop": StopWithSavepointOperator(task_id="t", job=JOB, target_directory="/d", **FAST, **how),
+        "status": JobStatusSensor(task_id="t", job=JOB, expected="FINISHED", **sensor),
+        "checkpoints": CheckpointCompletedSensor(task_id="t", job=JOB, since_checkpoint_id=0, **sensor),
     }
 
 
@@ -219,7 +219,7 @@ def test_a_request_that_is_repeated_says_so(
     job_manager: JobManager, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A single request of an operator, not a wait, is repeated for minutes."""
-    operator = CancelJobOperator(task_id="t", job_id=JOB, deferrable=False, **FAST)
+    operator = CancelJobOperator(task_id="t", job=JOB, deferrable=False, **FAST)
     job_manager.stop()
     log = Lines(job_manager.start)
     monkeypatch.setattr(type(operator), "log", log)
@@ -230,7 +230,7 @@ def test_a_request_that_is_repeated_says_so(
 def test_a_sensor_that_pokes_says_where_it_stands(
     job_manager: JobManager, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    operator, log = JobStatusSensor(task_id="t", job_id=JOB, mode="poke"), Lines()
+    operator, log = JobStatusSensor(task_id="t", job=JOB, mode="poke"), Lines()
     monkeypatch.setattr(type(operator), "log", log)
     assert [operator.poke(task.context()) for _ in range(3)] == [False] * 3
     [line] = log.said

@@ -23,7 +23,7 @@ BOTH = pytest.mark.parametrize("deferrable", [True, False])
 @pytest.mark.row("air.2")
 @BOTH
 def test_a_state_is_waited_for(job_manager: JobManager, task: Task, finish: Finish, deferrable: bool) -> None:
-    sensor = JobStatusSensor(task_id="t", job_id=JOB, expected=["running", "FINISHED"], deferrable=deferrable, **FAST)
+    sensor = JobStatusSensor(task_id="t", job=JOB, expected=["running", "FINISHED"], deferrable=deferrable, **FAST)
     assert finish(sensor, task.context())["status"] == "RUNNING"
 
 
@@ -35,20 +35,20 @@ def test_another_end_fails_the_sensor_with_the_cause(
     cause = FailureCause("ValueError", "no such carrier", "ValueError: no such carrier\n  at line 3")
     job.exceptions.append(ExceptionEntry(cause, 5))
     job_manager.gateway.move(JOB, JobStatus.FAILED)
-    sensor = JobStatusSensor(task_id="t", job_id=JOB, deferrable=deferrable, **FAST)
+    sensor = JobStatusSensor(task_id="t", job=JOB, deferrable=deferrable, **FAST)
     with pytest.raises(CkptJobFailed, match="is FAILED, not FINISHED: ValueError: no such carrier"):
         finish(sensor, task.context())
 
 
 @BOTH
 def test_the_timeout_is_the_sensors_own(job_manager: JobManager, task: Task, finish: Finish, deferrable: bool) -> None:
-    sensor = JobStatusSensor(task_id="t", job_id=JOB, deferrable=deferrable, poke_interval=0.01, timeout=0.05)
+    sensor = JobStatusSensor(task_id="t", job=JOB, deferrable=deferrable, poke_interval=0.01, timeout=0.05)
     with pytest.raises(AirflowSensorTimeout):
         finish(sensor, task.context())
 
 
 def test_soft_fail_skips(job_manager: JobManager, task: Task, finish: Finish) -> None:
-    sensor = JobStatusSensor(task_id="t", job_id=JOB, soft_fail=True, poke_interval=0.01, timeout=0.05)
+    sensor = JobStatusSensor(task_id="t", job=JOB, soft_fail=True, poke_interval=0.01, timeout=0.05)
     with pytest.raises(AirflowSkipException):
         finish(sensor, task.context())
 
@@ -57,7 +57,7 @@ def test_soft_fail_skips(job_manager: JobManager, task: Task, finish: Finish) ->
 def test_a_job_that_stays_unknown_fails_the_sensor(
     job_manager: JobManager, task: Task, finish: Finish, deferrable: bool
 ) -> None:
-    sensor = JobStatusSensor(task_id="t", job_id="0" * 32, deferrable=deferrable, **FAST)
+    sensor = JobStatusSensor(task_id="t", job="0" * 32, deferrable=deferrable, **FAST)
     with pytest.raises(CkptNotFound, match="not found"):
         finish(sensor, task.context())
     assert job_manager.count(f"GET /jobs/{'0' * 32}") == 3
@@ -68,7 +68,7 @@ def test_a_job_that_stays_unknown_fails_the_sensor(
 def test_a_job_that_stays_unknown_is_noticed_in_the_first_poke_of_every_mode(
     job_manager: JobManager, task: Task, kind: Any, mode: str
 ) -> None:
-    sensor = kind(task_id="t", job_id="0" * 32, mode=mode, poke_interval=0.01, timeout=5)
+    sensor = kind(task_id="t", job="0" * 32, mode=mode, poke_interval=0.01, timeout=5)
     assert not sensor.deferrable, "a mode says how to wait without the triggerer"
     with pytest.raises(CkptNotFound, match="not found"):
         sensor.poke(task.context())
@@ -76,7 +76,7 @@ def test_a_job_that_stays_unknown_is_noticed_in_the_first_poke_of_every_mode(
 
 def test_a_poke_does_not_believe_a_single_not_found(job_manager: JobManager, task: Task) -> None:
     job_manager.faults.append(Fault(f"GET /jobs/{JOB}", 404, times=2))
-    sensor = JobStatusSensor(task_id="t", job_id=JOB, expected="RUNNING", mode="reschedule", poke_interval=0.01)
+    sensor = JobStatusSensor(task_id="t", job=JOB, expected="RUNNING", mode="reschedule", poke_interval=0.01)
     found = sensor.poke(task.context())
     assert found
     assert found.xcom_value["status"] == "RUNNING"
@@ -84,7 +84,7 @@ def test_a_poke_does_not_believe_a_single_not_found(job_manager: JobManager, tas
 
 def test_a_poke_whose_first_look_finds_no_session_is_repeated(job_manager: JobManager, task: Task) -> None:
     job_manager.gateway.ready = False
-    sensor = CheckpointCompletedSensor(task_id="t", job_id=JOB, mode="reschedule", poke_interval=0.01)
+    sensor = CheckpointCompletedSensor(task_id="t", job=JOB, mode="reschedule", poke_interval=0.01)
     assert sensor.poke(task.context()) is False
     assert task.store == {}
     job_manager.gateway.ready = True
@@ -95,15 +95,15 @@ def test_a_poke_whose_first_look_finds_no_session_is_repeated(job_manager: JobMa
 
 def test_a_mode_beside_deferral_is_refused() -> None:
     with pytest.raises(CkptArgumentInvalid, match="^mode: 'reschedule'"):
-        JobStatusSensor(task_id="t", job_id=JOB, deferrable=True, mode="reschedule")
-    assert JobStatusSensor(task_id="t", job_id=JOB, deferrable=False, mode="reschedule").reschedule
+        JobStatusSensor(task_id="t", job=JOB, deferrable=True, mode="reschedule")
+    assert JobStatusSensor(task_id="t", job=JOB, deferrable=False, mode="reschedule").reschedule
 
 
 @pytest.mark.row("air.2")
 @BOTH
 def test_any_completed_checkpoint(job_manager: JobManager, task: Task, finish: Finish, deferrable: bool) -> None:
     job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
-    sensor = CheckpointCompletedSensor(task_id="t", job_id=JOB, since_checkpoint_id=0, deferrable=deferrable, **FAST)
+    sensor = CheckpointCompletedSensor(task_id="t", job=JOB, since_checkpoint_id=0, deferrable=deferrable, **FAST)
     result = finish(sensor, task.context())
     assert result["checkpoint_id"] == 1
     assert result["external_path"] == "file:/data/chk-1"
@@ -114,10 +114,10 @@ def test_any_completed_checkpoint(job_manager: JobManager, task: Task, finish: F
 def test_so_many_new_ones_since_the_first_look_also_after_a_retry(job_manager: JobManager, task: Task) -> None:
     job = job_manager.gateway.jobs[JOB]
     job_manager.gateway.complete_checkpoint(job)
-    deferral(CheckpointCompletedSensor(task_id="t", job_id=JOB, count=2, **FAST), task.context())
+    deferral(CheckpointCompletedSensor(task_id="t", job=JOB, count=2, **FAST), task.context())
     job_manager.gateway.complete_checkpoint(job, CheckpointType.SAVEPOINT, "NATIVE")
     job_manager.gateway.complete_checkpoint(job)
-    second = CheckpointCompletedSensor(task_id="t", job_id=JOB, count=2, **FAST)
+    second = CheckpointCompletedSensor(task_id="t", job=JOB, count=2, **FAST)
     context = task.context()
     deferred = deferral(second, context)
     job_manager.gateway.complete_checkpoint(job)
@@ -134,10 +134,10 @@ def test_one_by_its_id_and_one_after_a_moment(job_manager: JobManager, task: Tas
     gateway.now += 60_000
     moment = datetime.fromtimestamp(gateway.now / 1000, UTC)
     gateway.complete_checkpoint(job)
-    by_id = CheckpointCompletedSensor(task_id="t", job_id=JOB, checkpoint_id="1", **FAST)
+    by_id = CheckpointCompletedSensor(task_id="t", job=JOB, checkpoint_id="1", **FAST)
     assert finish(by_id, task.context())["checkpoint_id"] == 1
     for after in (moment, moment.isoformat(), round(moment.timestamp() * 1000)):
-        sensor = CheckpointCompletedSensor(task_id="t", job_id=JOB, after=after, **FAST)
+        sensor = CheckpointCompletedSensor(task_id="t", job=JOB, after=after, **FAST)
         assert finish(sensor, task.context())["checkpoint_ids"] == [2]
 
 
@@ -145,7 +145,7 @@ def test_one_by_its_id_and_one_after_a_moment(job_manager: JobManager, task: Tas
 def test_savepoints_count_when_they_are_meant_to(job_manager: JobManager, task: Task, finish: Finish) -> None:
     job = job_manager.gateway.jobs[JOB]
     job_manager.gateway.complete_checkpoint(job, CheckpointType.SAVEPOINT, "CANONICAL")
-    sensor = CheckpointCompletedSensor(task_id="t", job_id=JOB, since_checkpoint_id=0, include_savepoints=True, **FAST)
+    sensor = CheckpointCompletedSensor(task_id="t", job=JOB, since_checkpoint_id=0, include_savepoints=True, **FAST)
     assert finish(sensor, task.context())["checkpoint_type"] == "SAVEPOINT"
 
 
@@ -153,7 +153,7 @@ def test_a_wanted_checkpoint_that_failed_fails_the_sensor(job_manager: JobManage
     job = job_manager.gateway.jobs[JOB]
     checkpoint_id = job_manager.gateway.start_checkpoint(job)
     job.tracker.report_failed(checkpoint_id, job_manager.gateway.now, "it expired")
-    sensor = CheckpointCompletedSensor(task_id="t", job_id=JOB, checkpoint_id=checkpoint_id, **FAST)
+    sensor = CheckpointCompletedSensor(task_id="t", job=JOB, checkpoint_id=checkpoint_id, **FAST)
     with pytest.raises(CkptJobFailed, match="checkpoint 1 .* failed: it expired"):
         finish(sensor, task.context())
 
@@ -163,13 +163,13 @@ def test_an_ended_job_completes_no_more_checkpoints(
     job_manager: JobManager, task: Task, finish: Finish, deferrable: bool
 ) -> None:
     job_manager.gateway.move(JOB, JobStatus.FINISHED)
-    sensor = CheckpointCompletedSensor(task_id="t", job_id=JOB, deferrable=deferrable, **FAST)
+    sensor = CheckpointCompletedSensor(task_id="t", job=JOB, deferrable=deferrable, **FAST)
     with pytest.raises(CkptJobFailed, match="is FINISHED and completes no more"):
         finish(sensor, task.context())
 
 
 def test_poking_outlasts_a_job_manager_that_is_away(job_manager: JobManager, task: Task) -> None:
-    sensor = JobStatusSensor(task_id="t", job_id=JOB, expected="RUNNING", deferrable=False, **FAST)
+    sensor = JobStatusSensor(task_id="t", job=JOB, expected="RUNNING", deferrable=False, **FAST)
     job_manager.gateway.ready = False
     assert sensor.poke(task.context()) is False
     job_manager.gateway.ready = True
@@ -181,11 +181,11 @@ def test_poking_outlasts_a_job_manager_that_is_away(job_manager: JobManager, tas
 @pytest.mark.parametrize(
     ("sensor", "name"),
     [
-        (JobStatusSensor(task_id="t", job_id=JOB, expected="DONE"), "expected"),
-        (JobStatusSensor(task_id="t", job_id="x"), "job_id"),
-        (CheckpointCompletedSensor(task_id="t", job_id=JOB, checkpoint_id=1, count=2), "count"),
-        (CheckpointCompletedSensor(task_id="t", job_id=JOB, after="2026-01-01"), "after"),
-        (CheckpointCompletedSensor(task_id="t", job_id=JOB, since_checkpoint_id=-1), "since_checkpoint_id"),
+        (JobStatusSensor(task_id="t", job=JOB, expected="DONE"), "expected"),
+        (JobStatusSensor(task_id="t", job=" "), "job"),
+        (CheckpointCompletedSensor(task_id="t", job=JOB, checkpoint_id=1, count=2), "count"),
+        (CheckpointCompletedSensor(task_id="t", job=JOB, after="2026-01-01"), "after"),
+        (CheckpointCompletedSensor(task_id="t", job=JOB, since_checkpoint_id=-1), "since_checkpoint_id"),
     ],
 )
 def test_a_bad_argument_is_named(job_manager: JobManager, task: Task, sensor: Any, name: str) -> None:
@@ -195,14 +195,14 @@ def test_a_bad_argument_is_named(job_manager: JobManager, task: Task, sensor: An
 
 
 def test_what_holds_already_is_not_deferred(job_manager: JobManager, task: Task) -> None:
-    sensor = JobStatusSensor(task_id="t", job_id=JOB, expected="RUNNING", poke_interval=0.01)
+    sensor = JobStatusSensor(task_id="t", job=JOB, expected="RUNNING", poke_interval=0.01)
     assert sensor.execute(task.context())["status"] == "RUNNING"
-    never = JobStatusSensor(task_id="t", job_id=JOB, defer_after=0.05, poke_interval=0.01)
+    never = JobStatusSensor(task_id="t", job=JOB, defer_after=0.05, poke_interval=0.01)
     deferral(never, task.context())
 
 
 def test_what_cannot_come_any_more_is_skipped_without_a_deferral(job_manager: JobManager, task: Task) -> None:
     job_manager.gateway.move(JOB, JobStatus.CANCELED)
-    sensor = JobStatusSensor(task_id="t", job_id=JOB, soft_fail=True, poke_interval=0.01)
+    sensor = JobStatusSensor(task_id="t", job=JOB, soft_fail=True, poke_interval=0.01)
     with pytest.raises(AirflowSkipException):
         sensor.execute(task.context())

@@ -26,7 +26,7 @@ def rendered(operator: Any, native: bool, values: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("job_id", [DIGITS, "0" * 32])
 def test_an_id_of_digits_alone_survives(native: bool, job_id: str, job_manager: JobManager, task: Task) -> None:
     job_manager.gateway.add_job(job_id)
-    operator = PatchCheckpointConfigOperator(task_id="t", job_id="{{ job }}", interval="{{ interval }}")
+    operator = PatchCheckpointConfigOperator(task_id="t", job="{{ job }}", interval="{{ interval }}")
     rendered(operator, native, {"job": job_id, "interval": 7})
     assert operator.execute(task.context())["interval_ms"] == 7000
     assert job_manager.count(f"PATCH /jobs/{job_id}/checkpoints/configuration") == 1
@@ -35,7 +35,7 @@ def test_an_id_of_digits_alone_survives(native: bool, job_id: str, job_manager: 
 @pytest.mark.parametrize("native", [False, True])
 def test_every_duration_may_be_a_template(native: bool) -> None:
     operator = TakeSavepointOperator(
-        task_id="t", job_id=DIGITS, defer_after="{{ a }}", wait_timeout="{{ b }}", poll_interval="{{ c }}"
+        task_id="t", job=DIGITS, defer_after="{{ a }}", wait_timeout="{{ b }}", poll_interval="{{ c }}"
     )
     rendered(operator, native, {"a": "250 ms", "b": 90, "c": "0.5"})
     assert operator.pause() == 0.5

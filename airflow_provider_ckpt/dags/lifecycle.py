@@ -1,0 +1,234 @@
+"""The life of a stream job, end to end: submit, patch, savepoint, stop, resume as a new version, verify exactly once.
+
+Start it from the trigger form, where every path and duration is a parameter. It needs a session that answers at the
+connection ``ckpt_default``, and the flights in Parquet (``python pipelines/prepare_flights.py <input_path>``).
+
+Besides Airflow's own import, this file loads nothing heavy; Spark runs in a process of its own in the last task.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import DAG, BaseOperator, Param, TriggerRule, XComArg, chain, task
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
+from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
+from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
+from airflow_provider_ckpt.operators.submit import SubmitJobOperator
+from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
+from airflow_provider_ckpt.sensors.job import JobStatusSensor
+
+CONNECTION = os.environ.get("CKPT_CONN_ID", "ckpt_default")
+PIPELINES = os.environ.get("CKPT_PIPELINES", str(Path(__file__).resolve().parents[2] / "pipelines"))
+PATIENCE_SECONDS = 180.0
+"""How long a request of the DAG's own tasks is repeated while the session is away."""
+DATA = os.environ.get("CKPT_DATA", str(Path.home() / "ckpt-data"))
+
+
+def result(operator: BaseOperator, key: str) -> Any:
+    """One field of what an operator returns, for another task's argument."""
+    return XComArg(operator, key)
+
+
+def text(default: str, title: str) -> Param:
+    """A required text in the trigger form."""
+    return Param(default, type="string", title=title, minLength=1)
+
+
+PARAMS = {
+    "pipelines": text(PIPELINES, "Folder of the pipelines, on the worker"),
+    "entry_v1": text("flights:pipeline", "Entry point of version 1"),
+    "entry_v2": text("flights_v2:pipeline", "Entry point of version 2"),
+    "input": text(f"{DATA}/flights.parquet", "Flights in Parquet"),
+    "output": text(f"{DATA}/output", "Directory for the results; each run gets one of its own in it"),
+    "savepoints": text(f"{DATA}/savepoints", "Directory for savepoints"),
+    "checkpoints": text(f"{DATA}/checkpoints", "Directory for checkpoints"),
+    "parallelism": Param(2, type="integer", minimum=1, title="Parallelism"),
+    "rows_per_second": Param(3000, type="number", minimum=0, title="Rows per second of version 1, 0 is unlimited"),
+    "rows_per_second_v2": Param(20000, type="number", minimum=0, title="Rows per second of version 2"),
+    "interval": text("2 s", "Checkpoint interval at submission"),
+    "timeout": text("60 s", "Checkpoint timeout at submission"),
+    "new_interval": text("1 s", "Checkpoint interval after the patch"),
+    "new_timeout": text("90 s", "Checkpoint timeout after the patch"),
+    "configuration": Param({}, type="object", title="Further options of the job"),
+    "verifier": text(f"{PIPELINES}/verify_flights.py", "Script that compares the results with Spark SQL"),
+}
+
+DEFAULTS: dict[str, Any] = {"ckpt_conn_id": CONNECTION, "retries": 2, "retry_delay": timedelta(seconds=5)}
+
+
+def arguments(rate: str) -> list[str]:
+    """The pipeline's arguments; ``rate`` names the parameter with the replayed rows per second."""
+    output = "{{ ti.xcom_pull(task_ids='output_directory') }}"
+    paths = ["--input", "{{ params.input }}", "--output", output]
+    return [*paths, "--rows-per-second", f"{{{{ params.{rate} }}}}"]
+
+
+def options(params: dict[str, Any]) -> dict[str, Any]:
+    """The job's options: what the form's own fields say, and whatever else is given."""
+    return {
+        "execution.checkpointing.interval": params["interval"],
+        "execution.checkpointing.timeout": params["timeout"],
+        "execution.checkpointing.dir": f"file://{params['checkpoints']}",
+        **params["configuration"],
+    }
+
+
+def directory_of_run(output: str, run_id: str) -> Path:
+    """Where one run's results go.
+
+    :raises AirflowFailException: when anything is there already: rows of two runs would be counted together.
+    """
+    directory = Path(output) / re.sub(r"[^A-Za-z0-9_-]+", "_", run_id)
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise AirflowFailException(
+            f"output: {str(directory)!r} is not empty, an earlier try of this run has written there; "
+            "trigger another run, or move the directory away"
+        )
+    return directory
+
+
+@task(retries=0)
+def output_directory(params: dict[str, Any] | None = None, run_id: str | None = None) -> str:
+    """The run's own directory for results, looked at before anything is started."""
+    return str(directory_of_run(dict(params or {})["output"], str(run_id)))
+
+
+@task
+def job_options(params: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The job's options as an XCom, so that both versions get the same."""
+    return options(dict(params or {}))
+
+
+@task
+def assert_patched(job_id: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Ask the job manager what holds now, and compare it with what was asked for."""
+    from airflow_provider_ckpt.arguments import millis
+    from airflow_provider_ckpt.hooks.ckpt import CkptHook
+
+    wanted = dict(params or {})
+    with CkptHook(CONNECTION).get_conn(patience=PATIENCE_SECONDS) as client:
+        config = client.checkpoint_config(job_id)
+    found = {"interval_ms": config.interval_ms, "timeout_ms": config.timeout_ms}
+    expected = {
+        "interval_ms": millis("new_interval", wanted["new_interval"]),
+        "timeout_ms": millis("new_timeout", wanted["new_timeout"]),
+    }
+    if found != expected:
+        raise ValueError(f"the job manager says {found}, but {expected} was asked for")
+    return found
+
+
+@task(execution_timeout=timedelta(minutes=20), retries=0)
+def verify(output: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Compare the results with an answer that Spark SQL computes from the input alone, in a process of its own."""
+    import json
+    import subprocess
+    import sys
+
+    given = dict(params or {})
+    command = [sys.executable, given["verifier"], given["input"], output]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    print(done.stderr[-4000:])
+    print(done.stdout[-4000:])
+    if done.returncode != 0:
+        raise ValueError(f"the results are wrong (code {done.returncode}): {done.stdout[-1000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+@task(trigger_rule=TriggerRule.ONE_FAILED, retries=0)
+def cancel_leftovers(ti: Any = None) -> None:
+    """When something failed, leave no job behind that nobody watches; the run is a failed one all the same."""
+    from airflow_provider_ckpt.hooks.ckpt import CkptHook
+
+    job_ids = [ti.xcom_pull(task_ids=task_id, key="job_id") for task_id in ("submit_v1", "resume_v2")]
+    cancelled = []
+    with CkptHook(CONNECTION).get_conn(patience=PATIENCE_SECONDS) as client:
+        living = {job.job_id for job in client.list_jobs() if job.end_time_ms < 0}
+        for job_id in living.intersection(job_ids):
+            client.cancel_job(job_id)
+            cancelled.append(job_id)
+    raise AirflowFailException(f"a task of this run failed; cancelled jobs: {cancelled or 'none'}")
+
+
+with DAG(
+    dag_id="ckpt_lifecycle",
+    description="Submit, patch, savepoint, stop, resume as version 2, and verify exactly once",
+    schedule=None,
+    catchup=False,
+    max_active_runs=1,
+    params=PARAMS,
+    default_args=DEFAULTS,
+    render_template_as_native_obj=True,
+    tags=["ckpt"],
+    doc_md=__doc__,
+) as ckpt_lifecycle:
+    output: Any = output_directory()
+    configuration: Any = job_options()
+
+    submit_v1 = SubmitJobOperator(
+        task_id="submit_v1",
+        pipeline="{{ params.pipelines }}",
+        entry="{{ params.entry_v1 }}",
+        args=arguments("rows_per_second"),
+        parallelism="{{ params.parallelism }}",
+        configuration=configuration,
+    )
+    job_v1 = result(submit_v1, "job_id")
+
+    checkpoint_v1 = CheckpointCompletedSensor(
+        task_id="checkpoint_of_v1", job=job_v1, since_checkpoint_id=0, timeout=300
+    )
+    patch = PatchCheckpointConfigOperator(
+        task_id="patch_interval_and_timeout",
+        job=job_v1,
+        interval="{{ params.new_interval }}",
+        timeout="{{ params.new_timeout }}",
+    )
+    patched = assert_patched(job_v1)
+    savepoint = TakeSavepointOperator(
+        task_id="native_savepoint", job=job_v1, target_directory="{{ params.savepoints }}"
+    )
+    stop_v1 = StopWithSavepointOperator(
+        task_id="stop_v1_with_savepoint", job=job_v1, target_directory="{{ params.savepoints }}"
+    )
+
+    resume_v2 = SubmitJobOperator(
+        task_id="resume_v2",
+        pipeline="{{ params.pipelines }}",
+        entry="{{ params.entry_v2 }}",
+        args=arguments("rows_per_second_v2"),
+        parallelism="{{ params.parallelism }}",
+        configuration=configuration,
+        savepoint_path=result(stop_v1, "savepoint_path"),
+    )
+    job_v2 = result(resume_v2, "job_id")
+
+    checkpoint_v2 = CheckpointCompletedSensor(
+        task_id="checkpoint_of_v2", job=job_v2, since_checkpoint_id=0, timeout=300
+    )
+    end_v2 = JobStatusSensor(task_id="end_of_v2", job=job_v2, expected="FINISHED", timeout=1800)
+    verified = verify(output)
+
+    chain(
+        output,
+        configuration,
+        submit_v1,
+        checkpoint_v1,
+        patch,
+        patched,
+        savepoint,
+        stop_v1,
+        resume_v2,
+        checkpoint_v2,
+        end_v2,
+        verified,
+    )
+    chain([stop_v1, end_v2, verified], cancel_leftovers())

@@ -1,0 +1,250 @@
+"""Jobs that are given by their names: found once, kept over retries and deferrals, and what is told without one."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowSkipException
+
+from airflow_provider_ckpt.exceptions import (
+    CkptArgumentInvalid,
+    CkptJobAmbiguous,
+    CkptJobNotFound,
+    CkptJobNotResumable,
+    CkptJobRunning,
+)
+from airflow_provider_ckpt.operators.cancel import CancelJobOperator
+from airflow_provider_ckpt.operators.checkpoint import TriggerCheckpointOperator
+from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
+from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
+from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
+from airflow_provider_ckpt.operators.submit import SubmitJobOperator
+from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
+from airflow_provider_ckpt.sensors.job import JobStatusSensor
+from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.jobmaster.gateway import JobStatus
+from tests.unit.provider.conftest import JOB, Finish, JobManager, Task, deferral, fire
+
+FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 10}
+SENSOR = {"defer_after": 0, "poke_interval": 0.01, "timeout": 10}
+NAME = "contract-job"
+OTHER = "1" * 32
+
+BY_NAME = [
+    (CancelJobOperator, FAST),
+    (TriggerCheckpointOperator, FAST),
+    (PatchCheckpointConfigOperator, FAST | {"interval": 5}),
+    (TakeSavepointOperator, FAST | {"target_directory": "/data"}),
+    (StopWithSavepointOperator, FAST | {"target_directory": "/data"}),
+    (JobStatusSensor, SENSOR | {"expected": "RUNNING"}),
+    (JobStatusSensor, SENSOR | {"expected": "RUNNING", "mode": "poke"}),
+    (CheckpointCompletedSensor, SENSOR | {"since_checkpoint_id": 0}),
+]
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> str:
+    path = tmp_path / "orders.py"
+    path.write_text("def pipeline(session): ...\n")
+    return str(path)
+
+
+@pytest.mark.row("air.2")
+@pytest.mark.parametrize(("kind", "arguments"), BY_NAME)
+def test_every_task_takes_a_name(
+    job_manager: JobManager, task: Task, finish: Finish, kind: Any, arguments: dict[str, Any]
+) -> None:
+    job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
+    job_manager.gateway.move(job_manager.gateway.add_job(OTHER, NAME).job_id, JobStatus.FINISHED)
+    context = task.context()
+    assert finish(kind(task_id="t", job=f" {NAME}", **arguments), context)["job_id"] == JOB
+    assert context["ti"].xcoms["_link_CkptJobLink"].endswith(f"/jobs/{JOB}")
+
+
+@pytest.mark.row("air.2")
+@pytest.mark.parametrize(("kind", "arguments"), BY_NAME)
+def test_an_ambiguous_name_lists_the_candidates(
+    job_manager: JobManager, task: Task, kind: Any, arguments: dict[str, Any]
+) -> None:
+    job_manager.gateway.add_job(OTHER, NAME)
+    with pytest.raises(CkptJobAmbiguous, match=rf"2 living jobs, .*{OTHER} .*RUNNING.*{JOB}.*Give the id"):
+        kind(task_id="t", job=NAME, **arguments).execute(task.context())
+    assert {line.partition(" ")[0] for line in job_manager.received} == {"GET"}
+
+
+@pytest.mark.parametrize(("kind", "arguments"), BY_NAME)
+def test_a_job_that_is_not_there_fails_the_task_or_skips_it(
+    job_manager: JobManager, task: Task, kind: Any, arguments: dict[str, Any]
+) -> None:
+    with pytest.raises(CkptJobNotFound, match=f"no job is named 'nope'; living jobs are {JOB}.*if_not_found='skip'"):
+        kind(task_id="t", job="nope", **arguments).execute(task.context())
+    for job in ("nope", OTHER):
+        with pytest.raises(AirflowSkipException):
+            kind(task_id="t", job=job, if_not_found="skip", **arguments).execute(task.context())
+
+
+def test_the_name_of_an_ended_job_is_told_with_what_became_of_it(job_manager: JobManager, task: Task) -> None:
+    job_manager.gateway.move(JOB, JobStatus.FINISHED)
+    with pytest.raises(CkptJobNotFound, match=f"the latest one, {JOB}, is FINISHED; no job lives in this session"):
+        TakeSavepointOperator(task_id="t", job=NAME, **FAST).execute(task.context())
+    sensor = JobStatusSensor(task_id="t", job=NAME, **SENSOR)
+    assert fire(deferral(sensor, task.context()))["result"]["job_id"] == JOB
+
+
+def test_an_id_needs_no_look_and_a_wrong_word_is_refused(job_manager: JobManager, task: Task) -> None:
+    PatchCheckpointConfigOperator(task_id="t", job=JOB.upper(), interval=5, **FAST).execute(task.context())
+    assert job_manager.count("GET /jobs/overview") == 0
+    with pytest.raises(CkptArgumentInvalid, match="^if_not_found: "):
+        PatchCheckpointConfigOperator(task_id="t", job=JOB, interval=5, if_not_found="perhaps").execute(task.context())
+
+
+@pytest.mark.row("air.3")
+def test_a_deferral_and_a_retry_keep_the_job_and_a_cleared_success_looks_again(
+    job_manager: JobManager, task: Task, finish: Finish
+) -> None:
+    def stop() -> StopWithSavepointOperator:
+        return StopWithSavepointOperator(task_id="t", job=NAME, target_directory="/data", **FAST)
+
+    def savepoint() -> TakeSavepointOperator:
+        return TakeSavepointOperator(task_id="t", job=NAME, target_directory="/data", **FAST)
+
+    event = fire(deferral(stop(), task.context()))
+    job_manager.gateway.add_job(OTHER, NAME)
+    resumed, context = stop(), task.context()
+    start = partial(resumed.resume_execution, "execute_complete", {"event": event}, context)
+    assert finish(resumed, context, start=start)["job_id"] == JOB
+    assert finish(stop(), task.context())["job_id"] == JOB
+
+    job_manager.reset()
+    task = Task()
+    deferral(savepoint(), task.context())
+    job_manager.gateway.add_job(OTHER, NAME)
+    assert finish(savepoint(), task.context())["job_id"] == JOB
+    job_manager.gateway.move(JOB, JobStatus.CANCELED)
+    assert finish(savepoint(), task.context())["job_id"] == OTHER
+
+
+# --- submitting under a name
+
+
+def submit(pipeline: str, **arguments: Any) -> SubmitJobOperator:
+    return SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST | arguments)
+
+
+def started(job_manager: JobManager) -> list[Any]:
+    return [job for job_id, job in job_manager.gateway.jobs.items() if job_id != JOB]
+
+
+@pytest.mark.row("air.2")
+def test_a_name_is_given_to_the_job_and_has_to_be_free(
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
+) -> None:
+    finish(submit(pipeline, job_name="orders"), task.context())
+    (job,) = started(job_manager)
+    assert job.request.configuration == {"pipeline.name": "orders"}
+    with pytest.raises(CkptJobRunning, match=f"{NAME!r} is the name of job {JOB} .RUNNING. already; end it first"):
+        submit(pipeline, job_name=NAME).execute(Task().context())
+    assert started(job_manager) == [job]
+
+
+def test_the_end_of_the_other_job_is_waited_for(
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
+) -> None:
+    operator, context = submit(pipeline, job_name=NAME, if_running="wait"), task.context()
+    deferred = deferral(operator, context)
+    assert not started(job_manager)
+    job_manager.gateway.move(JOB, JobStatus.FINISHED)
+    start = partial(operator.resume_execution, "execute_complete", {"event": fire(deferred)}, context)
+    result = finish(operator, context, start=start)
+    assert [job.job_id for job in started(job_manager)] == [result["job_id"]]
+
+
+@pytest.mark.parametrize("deferrable", [True, False])
+def test_the_other_job_is_reused_and_never_cancelled(
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, deferrable: bool
+) -> None:
+    operator = submit(pipeline, job_name=NAME, if_running="reuse", deferrable=deferrable, wait_for_completion=True)
+    operator.wait_timeout = 0.05
+    operator.cancel_on_timeout = True
+    with pytest.raises(Exception, match=f"Job {JOB} was not cancelled and goes on"):
+        finish(operator, task.context())
+    operator.on_kill()
+    assert job_manager.gateway.jobs[JOB].status is JobStatus.RUNNING
+    result = finish(submit(pipeline, job_name=NAME, if_running="reuse"), task.context())
+    assert result["job_id"] == JOB
+    assert not started(job_manager)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"if_running": "wait"}, "if_running"),
+        ({"job_name": "a", "configuration": {"pipeline.name": "b"}}, "job_name"),
+        ({"job_name": "a", "if_running": "perhaps"}, "if_running"),
+        ({"from_latest_of": NAME, "savepoint_path": "/data/sp"}, "from_latest_of"),
+        ({"from_latest_of": NAME, "latest_kind": "newest"}, "latest_kind"),
+    ],
+)
+def test_bad_arguments_are_named(
+    job_manager: JobManager, task: Task, pipeline: str, arguments: dict[str, Any], name: str
+) -> None:
+    job_manager.gateway.jobs[JOB].graph = job_manager.gateway.jobs[JOB].graph.__class__("a", (), ())
+    with pytest.raises(CkptArgumentInvalid, match=f"^{name}: "):
+        submit(pipeline, **arguments).execute(task.context())
+    assert not started(job_manager)
+
+
+# --- from the latest snapshot of a job
+
+
+@pytest.mark.row("air.2")
+@pytest.mark.parametrize(("kind", "wanted"), [("any", 2), ("savepoint", 1), ("checkpoint", 2)])
+def test_a_job_starts_from_the_latest_of_another_once(
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, kind: str, wanted: int
+) -> None:
+    gateway, job = job_manager.gateway, job_manager.gateway.jobs[JOB]
+    paths = {1: gateway.complete_checkpoint(job, CheckpointType.SAVEPOINT, "NATIVE")[1]}
+    paths[2] = gateway.complete_checkpoint(job)[1]
+    gateway.move(JOB, JobStatus.CANCELED)
+    first = submit(pipeline, from_latest_of=NAME, latest_kind=kind)
+    deferral(first, task.context())
+    (fresh,) = started(job_manager)
+    assert fresh.request.savepoint_path == paths[wanted]
+    fresh.graph = type(fresh.graph)(NAME, fresh.graph.vertices, fresh.graph.edges)
+    gateway.complete_checkpoint(job)  # too late: the choice is made
+    result = finish(submit(pipeline, from_latest_of=NAME, latest_kind=kind), task.context())
+    assert (result["job_id"], result["started_from"]) == (fresh.job_id, paths[wanted])
+    assert started(job_manager) == [fresh]
+
+
+def test_a_cleared_success_whose_job_has_ended_goes_on_from_the_latest_of_the_name(
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
+) -> None:
+    gateway = job_manager.gateway
+    gateway.complete_checkpoint(gateway.jobs[JOB])
+    gateway.move(JOB, JobStatus.FINISHED)
+    operator = submit(pipeline, from_latest_of="orders.py", if_no_snapshot="start")
+    assert finish(operator, task.context())["started_from"] is None
+    (first,) = started(job_manager)
+    _, path = gateway.complete_checkpoint(first, CheckpointType.SYNC_SAVEPOINT, "NATIVE")
+    gateway.move(first.job_id, JobStatus.FINISHED)
+    assert finish(submit(pipeline, from_latest_of="orders.py"), task.context())["started_from"] == path
+
+
+def test_nothing_to_start_from_is_told(job_manager: JobManager, task: Task, finish: Finish, pipeline: str) -> None:
+    with pytest.raises(CkptJobNotFound, match="no job is named 'nope'"):
+        submit(pipeline, from_latest_of="nope").execute(task.context())
+    with pytest.raises(CkptJobNotResumable, match=f"{JOB} .*has no completed checkpoint or savepoint to start from"):
+        submit(pipeline, from_latest_of=NAME).execute(Task().context())
+    gateway, job = job_manager.gateway, job_manager.gateway.jobs[JOB]
+    _, path = gateway.complete_checkpoint(job, CheckpointType.SAVEPOINT, "NATIVE")
+    number, _ = gateway.complete_checkpoint(job)
+    job.tracker.report_discarded(number)
+    with pytest.raises(CkptJobNotResumable, match=f"the latest .* {number}, is not retained"):
+        submit(pipeline, from_latest_of=NAME).execute(Task().context())
+    assert not started(job_manager)
+    result = finish(submit(pipeline, from_latest_of=NAME, latest_kind="savepoint"), Task().context())
+    assert result["started_from"] == path
