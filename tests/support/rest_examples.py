@@ -195,6 +195,7 @@ CALLS = [
     Call("POST", "/jars/{jarid}/plan", "a snapshot that fits", arguments={"json": {"savepointPath": SNAPSHOT}}),
     Call("POST", "/jars/{jarid}/plan", "one that is refused", arguments={"json": {"savepointPath": REFUSED}}),
     Call("POST", "/jars/{jarid}/run", arguments={"json": {"jobId": "1" * 32}}),
+    Call("POST", "/jars/{jarid}/drill", arguments={"json": {"jobId": "6" * 32, "savepointPath": SNAPSHOT}}),
     Call("DELETE", "/jars/{jarid}"),
     Call("GET", "/jobs"),
     Call("GET", "/jobs/overview"),

@@ -20,7 +20,13 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import InvalidOptionError
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
-from ckpt_runtime.configuration.registry import RESTORED_MAX_PARALLELISM, VERTEX_PARALLELISM, find_option, options_of
+from ckpt_runtime.configuration.registry import (
+    RESTORE_DRILL,
+    RESTORED_MAX_PARALLELISM,
+    VERTEX_PARALLELISM,
+    find_option,
+    options_of,
+)
 from ckpt_runtime.configuration.validation import problem_of
 from ckpt_runtime.graph.compiler import CompiledPlan, compile_plan
 from ckpt_runtime.graph.errors import PlanError
@@ -69,6 +75,10 @@ class RuntimeConfig:
     def effective(self) -> Configuration:
         """The cluster's options, under the pipeline's own, under those given at submission."""
         return Configuration.merge(self._defaults, self._own, self._submitted)
+
+
+DRILL_NAME = "restore drill of "
+"""Before the job's name, which a real job may have at the same time."""
 
 
 class DataSourceRegistration:
@@ -127,9 +137,11 @@ class StreamSession:
         maximum = configuration.get(PipelineOptions.MAX_PARALLELISM)
         if maximum == 0:
             raise PlanError(PipelineOptions.MAX_PARALLELISM.key, "0 is not a number of key groups; give 1 to 32768")
+        drill = configuration.get_text(RESTORE_DRILL) == "true"
+        name = configuration.get(PipelineOptions.NAME) or plan.name
         compiled = compile_plan(
             LogicalPlan(
-                name=configuration.get(PipelineOptions.NAME) or plan.name,
+                name=f"{DRILL_NAME}{name}" if drill else name,
                 configuration=configuration.to_dict(),
                 nodes=plan.nodes,
                 default_parallelism=configuration.get(PipelineOptions.PARALLELISM),
@@ -137,6 +149,7 @@ class StreamSession:
                 restored_max_parallelism=json.loads(configuration.get_text(RESTORED_MAX_PARALLELISM) or "{}"),
                 vertex_parallelism=json.loads(configuration.get_text(VERTEX_PARALLELISM) or "{}"),
                 chaining=configuration.get(PipelineOptions.OPERATOR_CHAINING),
+                drill=drill,
             )
         )
         return replace(compiled, own_configuration=self.conf.own.to_dict())

@@ -15,6 +15,9 @@ from ckpt_runtime.checkpoint.state_handles import SubtaskState
 
 SINK_ID = "sink"
 PENDING = "pending"
+DRILL_MARK = "restore-drill"
+"""A state of every sink of a restore drill: no job may start from its checkpoints."""
+
 _ID = re.compile("[0-9a-f]{16}")
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ckpt_runtime.cli import values
-from ckpt_runtime.cli.exit_codes import ExitCode
+from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
 from ckpt_runtime.cli.framework import Cli
 from ckpt_runtime.cli.output import size_text
 from ckpt_runtime.client import requests
@@ -62,6 +62,9 @@ def run(  # noqa: PLR0913 -- one parameter for each option
     job_id: Annotated[
         str | None, typer.Option("--job-id", help="Id to give the job.", callback=values.optional_job_id)
     ] = None,
+    drill: Annotated[
+        bool, typer.Option("--drill", help="Restore drill of that snapshot: nothing outside the job is touched.")
+    ] = False,
 ) -> ExitCode:
     """Run a pipeline. Attached, it shows progress and ends as the job ends; Ctrl-C leaves the job running."""
     options = RunOptions(
@@ -73,9 +76,12 @@ def run(  # noqa: PLR0913 -- one parameter for each option
         allow_non_restored_state=allow_non_restored_state,
         claim_mode=claim_mode.name,
     )
+    if drill and from_savepoint is None:
+        raise CommandError("--drill needs --from-savepoint: a restore drill restores something", ExitCode.USAGE)
     filename, content = pack_pipeline(pipeline)
     client = cli.client()
-    job = client.run_pipeline(client.upload_pipeline(filename, content), options, job_id=job_id)
+    start = client.run_drill if drill else client.run_pipeline
+    job = start(client.upload_pipeline(filename, content), options, job_id=job_id)
     if detached:
         cli.output.result({"job_id": job}, job)
         return ExitCode.OK

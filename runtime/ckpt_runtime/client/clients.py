@@ -83,6 +83,7 @@ class _Methods:
     delete_pipeline = _Method(requests.delete_pipeline)
     hold_pipeline = _Method(requests.hold_pipeline)
     release_pipeline = _Method(requests.release_pipeline)
+    run_drill = _Method(requests.run_drill)
     plan_pipeline = _Method(requests.plan_pipeline)
     run_pipeline = _Method(requests.run_pipeline)
     list_jobs = _Method(requests.list_jobs)

@@ -128,6 +128,7 @@ class JobLine(Struct, frozen=True):
     duration_ms: int = field(name="duration")
     last_modification_ms: int = field(name="last-modification")
     tasks: dict[str, int]
+    drill: bool = field(name="restore-drill", default=False)
 
 
 class IoMetrics(Struct, frozen=True, rename="kebab"):
@@ -181,6 +182,7 @@ class JobDetails(Struct, frozen=True):
     timestamps_ms: dict[str, int] = field(name="timestamps")
     vertices: tuple[Vertex, ...]
     plan: dict[str, Any]
+    drill: bool = field(name="restore-drill", default=False)
 
 
 class JobConfig(Struct, frozen=True, rename="kebab"):

@@ -163,6 +163,18 @@ def run_pipeline(pipeline_id: str, options: RunOptions | None = None, *, job_id:
     return Call("POST", path, reader(str, "jobid"), body=body, lookup=started)
 
 
+def run_drill(pipeline_id: str, options: RunOptions, *, job_id: str | None = None) -> Call[str]:
+    """Start a restore drill of ``options.savepoint_path``, a job to be thrown away that touches nothing outside.
+
+    Gives its id; the same ``job_id`` again gives the same job. A server without drills starts nothing.
+    """
+    job_id = job_id or new_id()
+    body = {**_run_body(options), "jobId": job_id}
+    path = f"/jars/{_segment(pipeline_id)}/drill"
+    started = Call("GET", _job(job_id), reader(str, "jid"))
+    return Call("POST", path, reader(str, "jobid"), body=body, lookup=started, feature="restore drills")
+
+
 def plan_pipeline(pipeline_id: str, options: RunOptions | None = None) -> Call[PlanPreview]:
     """What a job of an uploaded pipeline would run, and how the snapshot that it is to start from fits."""
     body = _run_body(options or RunOptions())

@@ -29,7 +29,7 @@ _GREATEST_IDLE_MS = 500
 class EnumeratorOperator(SourceOperator):
     """Plans offset ranges; parallelism 1. Option ``availableNow=true`` ends the source with what is there at the start.
 
-    The reader's ``commit(end)`` follows the completion of a checkpoint that covers ``end``.
+    The reader's ``commit(end)`` follows the completion of a checkpoint that covers ``end``, but in a restore drill.
     """
 
     def __init__(self, spec: EnumeratorSpec) -> None:
@@ -38,6 +38,7 @@ class EnumeratorOperator(SourceOperator):
         self._options = spec.options
         self._schema = source_schema(spec.format, spec.options, spec.schema)
         self._available_now = available_now(spec.options)
+        self._acknowledges = spec.acknowledges
         self._planner: StreamPlanner | None = None
         self._offsets: dict[int, Offset] = {}
         self._committed: Offset | None = None
@@ -50,7 +51,7 @@ class EnumeratorOperator(SourceOperator):
         super().open(context, output)
         begin_task(0, context.attempt)
         self._planner = new_planner(self._source, self._options, self._schema, self._available_now)
-        self.requires_final_checkpoint = self._planner.commits
+        self.requires_final_checkpoint = self._acknowledges and self._planner.commits
         self._values = values_of(self._source, self._planner.reader)
         restored = checked_items(context.uid, context.operator_state.restored(_OFFSET))
         if restored:
@@ -92,7 +93,7 @@ class EnumeratorOperator(SourceOperator):
         end = self._offsets[max(covered)]
         for known in covered:
             del self._offsets[known]
-        if end != self._committed:
+        if end != self._committed and self._acknowledges:
             self._planner.commit(end)
             self._committed = end
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ckpt_runtime.graph.specs import (
     CommitterSpec,
+    DrillSinkSpec,
     EnumeratorSpec,
     OperatorSpec,
     RangeReaderSpec,
@@ -38,6 +39,10 @@ def create_connector(spec: OperatorSpec) -> Operator:
             return CommitterOperator(spec)
         case SinkSpec():
             return _create_sink(spec)
+        case DrillSinkSpec():
+            from ckpt_runtime.connectors.drill_sink import DrillSink
+
+            return DrillSink(spec)
     raise ValueError(f"no connector carries out {type(spec).__name__}, format {getattr(spec, 'format', None)!r}")
 
 

@@ -24,6 +24,7 @@ from ckpt_runtime.graph.key_groups import DEFAULT_MAX_PARALLELISM, UPPER_BOUND_M
 from ckpt_runtime.graph.logical import Chaining, LogicalInput, LogicalNode, LogicalPlan
 from ckpt_runtime.graph.specs import (
     CommitterSpec,
+    DrillSinkSpec,
     EnumeratorSpec,
     JoinSpec,
     OperatorSpec,
@@ -93,6 +94,8 @@ def compile_plan(plan: LogicalPlan) -> CompiledPlan:
     nodes, warnings = _reachable(plan)
     nodes = _expand_data_sources(nodes)
     operators = _decide(plan, nodes, warnings)
+    if plan.drill:
+        _replace_what_is_seen_outside(operators)
     _connect(operators)
     chains = _chain(plan, operators)
     graph = _job_graph(plan, chains)
@@ -188,6 +191,16 @@ def _committer(node: LogicalNode, spec: SinkSpec) -> LogicalNode:
         None,
         Chaining.NEVER,
     )
+
+
+def _replace_what_is_seen_outside(operators: list[_Operator]) -> None:
+    """For a restore drill. Uids, vertices and edges stay, so that the snapshot fits; the fingerprint does not."""
+    for operator in operators:
+        spec = operator.node.spec
+        if isinstance(spec, SinkSpec | CommitterSpec):
+            operator.node.spec = DrillSinkSpec()
+        elif isinstance(spec, EnumeratorSpec):
+            operator.node.spec = replace(spec, acknowledges=False)
 
 
 def _format_name(format_: str | type) -> str:

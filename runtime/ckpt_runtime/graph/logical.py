@@ -16,6 +16,7 @@ from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.specs import (
     AggregateSpec,
     CommitterSpec,
+    DrillSinkSpec,
     EnumeratorSpec,
     FilterSpec,
     JoinSpec,
@@ -42,9 +43,10 @@ KINDS: dict[type, str] = {
     JoinSpec: "join",
     SinkSpec: "sink",
     CommitterSpec: "committer",
+    DrillSinkSpec: "drill_sink",
 }
 STATEFUL_KINDS = frozenset(
-    {"source", "enumerator", "range_reader", "aggregate", "process", "join", "sink", "committer"}
+    {"source", "enumerator", "range_reader", "aggregate", "process", "join", "sink", "committer", "drill_sink"}
 )
 
 
@@ -104,7 +106,7 @@ class LogicalPlan:
     """All nodes in the order in which they were written, and the job's own settings.
 
     ``restored_max_parallelism`` is by operator uid, of the snapshot that the job starts from. ``vertex_parallelism`` is
-    by vertex id, of a job that was rescaled.
+    by vertex id, of a job that was rescaled. ``drill``: nothing of the job may be seen outside.
     """
 
     name: str
@@ -115,6 +117,7 @@ class LogicalPlan:
     restored_max_parallelism: Mapping[str, int] = field(default_factory=dict)
     vertex_parallelism: Mapping[str, int] = field(default_factory=dict)
     chaining: bool = True
+    drill: bool = False
 
     def add(self, node: LogicalNode) -> LogicalNode:
         self.nodes.append(node)

@@ -149,12 +149,22 @@ class CommitterSpec(_ConnectorSpec):
 
 @dataclass(frozen=True, slots=True)
 class EnumeratorSpec(_ConnectorSpec):
-    """The single planner of offset ranges in front of a PySpark stream reader; its :class:`RangeReaderSpec` follows."""
+    """The single planner of offset ranges in front of a PySpark stream reader; its :class:`RangeReaderSpec` follows.
+
+    ``acknowledges``: it tells the reader how far checkpoints have come. Never in a restore drill.
+    """
+
+    acknowledges: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class RangeReaderSpec(_ConnectorSpec):
     """Reads the partitions of offset ranges that an :class:`EnumeratorSpec` planned and sent to this subtask."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrillSinkSpec:
+    """Stands for a sink, or for its committer, in a restore drill: counts rows and writes nothing anywhere."""
 
 
 OperatorSpec = (
@@ -168,6 +178,7 @@ OperatorSpec = (
     | JoinSpec
     | SinkSpec
     | CommitterSpec
+    | DrillSinkSpec
     | EnumeratorSpec
     | RangeReaderSpec
 )

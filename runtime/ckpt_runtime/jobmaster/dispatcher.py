@@ -86,6 +86,7 @@ from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 logger = logging.getLogger(__name__)
 
 MAX_ENDED_JOBS = 100
+NO_SAVEPOINT = "no savepoint is taken of it, since it has not what the real sinks have; cancel it"
 
 
 class Dispatcher:
@@ -475,6 +476,7 @@ class Dispatcher:
             return trigger_id or ""
         job = self._living_job(job_id)
         check_target(directory)
+        job.check_no_drill(NO_SAVEPOINT)
         taken_by = job.taken_by(self._submitter.cluster, requester)
         return self._operations.start(
             operation,
@@ -497,6 +499,7 @@ class Dispatcher:
             return trigger_id or ""
         job = self._living_job(job_id)
         check_target(directory)
+        job.check_no_drill(NO_SAVEPOINT)
         taken_by = job.taken_by(self._submitter.cluster, requester)
         return self._operations.start(
             operation, job_id, trigger_id, lambda: job.stop_with_savepoint(directory, savepoint_format, drain, taken_by)

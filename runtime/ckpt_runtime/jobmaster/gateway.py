@@ -243,6 +243,7 @@ class RunRequest:
     the call idempotent: the same request again returns the same job, a different one is :class:`JobAlreadyExists`.
     ``like_job`` gives what the request itself does not: the entry point, arguments, parallelism and options of a job
     that runs or has ended.
+    ``drill``: the job is thrown away, and nothing outside it may be touched.
     """
 
     pipeline_id: str
@@ -255,6 +256,7 @@ class RunRequest:
     claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
     job_id: str | None = None
     like_job: str | None = None
+    drill: bool = False
 
     @property
     def option_keys(self) -> frozenset[str]:
@@ -265,7 +267,10 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class JobOverview:
-    """A line of the job list. ``tasks_by_state`` counts subtasks; ``pending_operators`` wait for the plan to adapt."""
+    """A line of the job list. ``tasks_by_state`` counts subtasks; ``pending_operators`` wait for the plan to adapt.
+
+    ``drill``: it is a restore drill, which touches nothing outside.
+    """
 
     job_id: str
     name: str
@@ -275,6 +280,7 @@ class JobOverview:
     last_modification_ms: int
     tasks_by_state: Mapping[ExecutionState, int]
     pending_operators: int = 0
+    drill: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -294,8 +294,14 @@ class JobMaster:
         submission = self._submission
         return RunningProgram(self._tasks.archive, submission.entry, submission.arguments, submission.defaults)
 
+    def check_no_drill(self, wish: str) -> None:
+        """Raises Conflict for a restore drill, of which nothing stays."""
+        if self._submission.is_drill:
+            raise Conflict(f"job {self.job_id} is a restore drill: {wish}")
+
     def check_configurable(self) -> None:
-        """Raises Conflict when the state of the job allows no other configuration."""
+        """Raises Conflict when the job, or its state, allows no other configuration."""
+        self.check_no_drill("its configuration does not change")
         try:
             check_replaceable(self._shell.core.machine.state, "configuration")
         except ReplacementRefusedError as error:

@@ -24,12 +24,15 @@ from ckpt_runtime.jobmaster.program_store import ProgramStore
 from ckpt_runtime.jobmaster.request_checks import (
     check_backend,
     check_directories,
+    check_drill,
     check_fits,
+    check_no_drill,
+    check_planned,
     check_release,
     checkpoint_directory,
     given_configuration,
+    planning_configuration,
     with_own_configuration,
-    with_restored_key_groups,
 )
 from ckpt_runtime.jobmaster.snapshot_references import SnapshotReferences
 from ckpt_runtime.jobmaster.stored_submissions import store_job
@@ -70,9 +73,11 @@ class JobSubmitter:
     async def submit(self, job_id: str, request: RunRequest) -> JobMaster:
         """The job, stored and not started. Raises as ``DispatcherGateway.run_pipeline``; nothing is left then."""
         program = self._programs.get(request.pipeline_id)
+        check_drill(request)
         given = given_configuration(request)
         savepoint = await self.read_savepoint(request)
-        graph, own = await self._planner.plan(program, request, with_restored_key_groups(given, savepoint))
+        graph, own = await self._planner.plan(program, request, planning_configuration(given, savepoint, request))
+        check_planned(graph, request)
         given = with_own_configuration(own, given)
         if savepoint is not None:
             fits = partial(check_fits, savepoint, graph, request)
@@ -82,6 +87,8 @@ class JobSubmitter:
         if savepoint is not None:
             check_backend(savepoint, configuration, request)
             check_release(savepoint, request)
+            check_no_drill(savepoint, request)
+        store = None if request.drill else self.store  # a drill ends with its driver
         submission = JobSubmission(
             job_id=job_id,
             graph=graph,
@@ -96,7 +103,7 @@ class JobSubmitter:
             allow_non_restored_state=request.allow_non_restored_state,
             default_checkpoint_directory=self._default_checkpoint_directory(),
             request=request,
-            record=JobRecord() if self.store is None else DurableRecord(self.store, job_id),
+            record=JobRecord() if store is None else DurableRecord(store, job_id),
             ended_jobs=self._ended_before(savepoint),
         )
         try:
@@ -111,8 +118,8 @@ class JobSubmitter:
             raise NotReady(str(error)) from error
         except StorageError as error:
             raise SubmissionFailed(f"the checkpoint directory cannot be used: {error}") from error
-        if self.store is not None:
-            await self._store_job(self.store, submission, first_checkpoint_id)
+        if store is not None:
+            await self._store_job(store, submission, first_checkpoint_id)
         return job
 
     async def _claimed(self, submission: JobSubmission) -> JobSubmission:

@@ -137,6 +137,7 @@ class JobView:
             end_time_ms=self._timestamps[self.status] if self.status.is_globally_terminal else NOT_YET,
             last_modification_ms=self._last_modification,
             tasks_by_state=self.executions.counts(),
+            drill=self._submission.is_drill,
         )
 
     def details(self) -> JobDetails:

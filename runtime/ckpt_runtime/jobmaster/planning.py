@@ -23,8 +23,8 @@ from ckpt_runtime.jobmaster.program_archive import DEFAULT_FUNCTION
 from ckpt_runtime.jobmaster.program_store import StoredProgram
 from ckpt_runtime.jobmaster.request_checks import (
     given_configuration,
+    planning_configuration,
     with_own_configuration,
-    with_restored_key_groups,
 )
 from ckpt_runtime.jobmaster.restore_preview import PlanPreview, RestorePreview, preview
 from ckpt_runtime.jobmaster.submission import options_of_jobs
@@ -99,7 +99,7 @@ class Planner:
     ) -> PlanPreview:
         """What a submission would run, and how the snapshot fits. Raises as a submission, but for what does not fit."""
         given = given_configuration(request)
-        planned = with_restored_key_groups(given, snapshot)
+        planned = planning_configuration(given, snapshot, request)
         graph, own = await self.plan(program, request, planned)
         configuration = Configuration.merge(self.cluster, with_own_configuration(own, given))
         if snapshot is None:

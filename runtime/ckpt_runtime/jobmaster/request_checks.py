@@ -7,9 +7,11 @@ from dataclasses import replace
 
 from ckpt_runtime.checkpoint.channel_state_assignment import StateAssignmentError
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.sink_state import DRILL_MARK
 from ckpt_runtime.checkpoint.state_assignment import assign_states, restored_max_parallelism
 from ckpt_runtime.configuration.checkpointing_options import (
     CheckpointingOptions,
+    CheckpointRetention,
     RecoveryClaimMode,
     StateRecoveryOptions,
 )
@@ -18,7 +20,8 @@ from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
-from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, RESTORED_MAX_PARALLELISM
+from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, RESTORE_DRILL, RESTORED_MAX_PARALLELISM
+from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions, RestartStrategyType
 from ckpt_runtime.configuration.state_options import StateBackendType, StateOptions
 from ckpt_runtime.configuration.validation import validate
 from ckpt_runtime.graph.job_graph import JobGraph
@@ -41,7 +44,7 @@ def given_configuration(request: RunRequest) -> Configuration:
     except ConfigurationError as error:
         raise SubmissionFailed(str(error)) from error
     check_directories(given)
-    return given
+    return given.with_values(_OF_DRILLS) if request.drill else given
 
 
 def with_own_configuration(own: Configuration, given: Configuration) -> Configuration:
@@ -57,10 +60,46 @@ def with_own_configuration(own: Configuration, given: Configuration) -> Configur
     return submitted
 
 
-def with_restored_key_groups(configuration: Configuration, savepoint: CompletedCheckpoint | None) -> Configuration:
-    """A job that sets no max parallelism takes over its snapshot's: what it would derive may be another number."""
+_OF_DRILLS: dict[str, str | None] = {
+    CheckpointingOptions.EXTERNALIZED_RETENTION.key: CheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS.value,
+    RestartStrategyOptions.TYPE.key: RestartStrategyType.NONE.value,
+}
+"""Whatever the request, the pipeline or the cluster say: nothing of a drill stays, and its first failure is its end."""
+
+
+def planning_configuration(
+    configuration: Configuration, savepoint: CompletedCheckpoint | None, request: RunRequest
+) -> Configuration:
+    """What a plan is made with. A restore drill is planned as one.
+
+    A job that sets no max parallelism takes over its snapshot's: what it would derive may be another number.
+    """
     restored = {} if savepoint is None else restored_max_parallelism(savepoint)
-    return configuration.with_values({RESTORED_MAX_PARALLELISM: json.dumps(restored)} if restored else {})
+    internal: dict[str, str | None] = {RESTORED_MAX_PARALLELISM: json.dumps(restored)} if restored else {}
+    return configuration.with_values(internal | ({RESTORE_DRILL: "true"} if request.drill else {}))
+
+
+def check_drill(request: RunRequest) -> None:
+    """A restore drill restores something, and never owns it. Raises InvalidRequest."""
+    if request.drill and request.savepoint_path is None:
+        raise InvalidRequest("savepointPath", None, "a restore drill has to name the snapshot that it restores")
+    if request.drill and request.claim_mode is not RecoveryClaimMode.NO_CLAIM:
+        raise InvalidRequest("claimMode", request.claim_mode.value, "a restore drill restores with NO_CLAIM only")
+
+
+def check_planned(graph: JobGraph, request: RunRequest) -> None:
+    """That nothing of a drill writes, and that nothing but a drill does not: whatever the pipeline has set itself."""
+    kinds = {operator.kind for vertex in graph.vertices for operator in vertex.operators}
+    wrong = kinds & ({"sink", "committer"} if request.drill else {"drill_sink"})
+    if wrong:
+        raise SubmissionFailed(f"the plan has a {sorted(wrong)[0]}, which this kind of job must not have")
+
+
+def check_no_drill(savepoint: CompletedCheckpoint, request: RunRequest) -> None:
+    """What a drill's sinks keep is not what the real ones have prepared: from its checkpoints rows would be lost."""
+    operators = (operator for state in savepoint.states.values() for operator in state.operators.values())
+    if any(listed.name == DRILL_MARK for operator in operators for listed in operator.lists):
+        raise SubmissionFailed(f"cannot restore from {request.savepoint_path}: it is a checkpoint of a restore drill")
 
 
 def check_fits(savepoint: CompletedCheckpoint, graph: JobGraph, request: RunRequest) -> None:

@@ -96,6 +96,11 @@ class JobSubmission:
         return Configuration.merge(self.defaults, self.own.given)
 
     @property
+    def is_drill(self) -> bool:
+        """Whether it is a restore drill: nothing outside the job may be touched."""
+        return self.request is not None and self.request.drill
+
+    @property
     def seed(self) -> str:
         """No other submission's, also under the same job id, and the same under later drivers."""
         return f"{self.job_id}@{self.submitted_at_ms}"

@@ -91,6 +91,18 @@ _RUN_BODY = json_body(
 )
 
 
+_DRILL_BODY = json_body(
+    JarRunRequestBody,
+    {
+        "of a savepoint": {
+            "savepointPath": "file:///data/savepoints/savepoint-fa461a-5dcf0ae7b2f1",
+            "programArgsList": ["--output", "/data/out"],
+            "jobId": "fa461ac280c9aa36bde4a060aa97618c",
+        },
+    },
+)
+
+
 @router.post("/upload", responses=errors(400, 408, 413), openapi_extra=_UPLOAD_BODY)
 async def upload(request: Request, gateway: Gateway) -> dict[str, Any]:
     """Upload a pipeline."""
@@ -165,4 +177,19 @@ async def run(
 ) -> dict[str, Any]:
     """Start a job of a pipeline."""
     job_id = await gateway.run_pipeline(RunRequest(pipeline_id=pipeline_id, **dict(body)))
+    return {"jobid": job_id, "applicationId": job_id}
+
+
+@router.post(
+    "/{jarid}/drill",
+    responses=errors(400, 404, 408, 409, 413),
+    openapi_extra=_DRILL_BODY,
+    dependencies=[Depends(_no_parameters)],
+)
+async def drill(
+    pipeline_id: PipelineId, gateway: Gateway, body: Annotated[JarRunRequestBody, body_of(JarRunRequestBody)]
+) -> dict[str, Any]:
+    """Start a restore drill: a job to be thrown away, which touches nothing outside."""
+    # A path of its own: a server that does not know drills must not start a real job.
+    job_id = await gateway.run_pipeline(RunRequest(pipeline_id=pipeline_id, **dict(body), drill=True))
     return {"jobid": job_id, "applicationId": job_id}

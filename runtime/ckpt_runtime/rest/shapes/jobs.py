@@ -66,6 +66,7 @@ def job_line(job: JobOverview, now_ms: int) -> Json:
         "last-modification": job.last_modification_ms,
         "tasks": {**tasks, "total": sum(tasks.values())},
         "pending-operators": job.pending_operators,
+        "restore-drill": job.drill,
     }
 
 
@@ -89,6 +90,7 @@ def job_details(details: JobDetails, now_ms: int) -> Json:
         "status-counts": counts_by_state(statuses),
         "plan": plan(job.job_id, details.graph),
         "pending-operators": job.pending_operators,
+        "restore-drill": job.drill,
     }
 
 

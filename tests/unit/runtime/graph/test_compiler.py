@@ -17,6 +17,7 @@ from ckpt_runtime.graph.specs import (
     Aggregate,
     AggregateSpec,
     CommitterSpec,
+    DrillSinkSpec,
     EnumeratorSpec,
     FilterSpec,
     RangeReaderSpec,
@@ -149,6 +150,30 @@ def test_a_pyspark_writer_gets_one_committer() -> None:
     assert committer.schema == SCHEMA
     assert compiled.output_schemas["out"] == COMMITTABLE_SCHEMA
     assert compiled.job_graph.vertices[1].parallelism == 1
+
+
+@pytest.mark.row("air.9")
+def test_nothing_of_a_drill_is_seen_outside_and_its_snapshot_fits() -> None:
+    """The same uids, vertices and edges, derived ones too; but no worker would take the one plan for the other."""
+
+    def planned(*, drill: bool) -> CompiledPlan:
+        plan = LogicalPlan("test", drill=drill)
+        start = source(plan, format_=FakeDataSource)
+        for uid, format_ in (("table", "noop"), (None, "noop"), ("own", FakeDataSource), (None, FakeDataSource)):
+            sink(plan, start, uid=uid, format_=format_)
+        return compile_plan(plan)
+
+    real, drill = planned(drill=False), planned(drill=True)
+    assert chains(drill) == chains(real)
+    assert edges(drill) == edges(real)
+    kinds = {node.kind for vertex in drill.job_graph.vertices for node in vertex.operators}
+    assert kinds == {"enumerator", "range_reader", "drill_sink"}
+    enumerator = drill.specs["source"]
+    assert isinstance(enumerator, EnumeratorSpec)
+    assert not enumerator.acknowledges
+    assert sum(spec == DrillSinkSpec() for spec in drill.specs.values()) == 6
+    assert drill.job_graph.output_directories == {}
+    assert drill.job_graph.fingerprint != real.job_graph.fingerprint
 
 
 def test_missing_uids_are_derived_and_warned_about_where_state_is_kept() -> None:

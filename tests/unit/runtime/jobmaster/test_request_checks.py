@@ -15,14 +15,23 @@ from ckpt_runtime.checkpoint.state_handles import (
     IncrementalKeyedStateHandle,
     KeyedHandle,
     KeyedStateHandle,
+    OperatorListState,
+    OperatorStateMode,
     OperatorSubtaskState,
     StateFile,
     SubtaskState,
 )
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.jobmaster.gateway import RunRequest, SubmissionFailed
-from ckpt_runtime.jobmaster.request_checks import check_backend, check_release
+from ckpt_runtime.jobmaster.request_checks import (
+    check_backend,
+    check_no_drill,
+    check_planned,
+    check_release,
+    given_configuration,
+)
 from ckpt_runtime.version import VERSION
 
 ALL = KeyGroupRange(0, 127)
@@ -103,3 +112,36 @@ def test_data_in_flight_is_for_the_release_that_wrote_it(written_by: str) -> Non
 @pytest.mark.parametrize("written_by", [VERSION, f"{VERSION.rpartition('.')[0]}.99", None])
 def test_and_its_patches(written_by: str | None) -> None:
     check_release(released(written_by, in_flight=True), RunRequest("p", savepoint_path="/s"))
+
+
+def graph(kind: str) -> JobGraph:
+    return JobGraph("g", (JobVertex("v", (OperatorNode("u", "u", kind),), 1),), ())
+
+
+@pytest.mark.row("air.9")
+@pytest.mark.parametrize(("kind", "drill"), [("sink", True), ("committer", True), ("drill_sink", False)])
+def test_only_a_drill_has_what_a_drill_has(kind: str, drill: bool) -> None:
+    with pytest.raises(SubmissionFailed, match=kind):
+        check_planned(graph(kind), RunRequest("p", drill=drill))
+    check_planned(graph(kind), RunRequest("p", drill=not drill))
+
+
+@pytest.mark.row("air.9")
+def test_a_drill_keeps_nothing_and_ends_with_its_first_failure_whatever_is_said() -> None:
+    said = {"execution.checkpointing.externalized-checkpoint-retention": "RETAIN_ON_CANCELLATION"}
+    said["restart-strategy.type"] = "fixed-delay"
+    assert given_configuration(RunRequest("p", configuration=said)).to_dict() == said
+    assert given_configuration(RunRequest("p", configuration=said, drill=True)).to_dict() == {
+        "execution.checkpointing.externalized-checkpoint-retention": "NO_EXTERNALIZED_CHECKPOINTS",
+        "restart-strategy.type": "none",
+    }
+
+
+@pytest.mark.row("air.9")
+def test_no_job_starts_from_a_checkpoint_of_a_drill() -> None:
+    real = snapshot([])
+    request = RunRequest("p", savepoint_path="/s")
+    check_no_drill(real, request)
+    marked = OperatorSubtaskState((), (OperatorListState("restore-drill", OperatorStateMode.SPLIT, ({"rows": 0},)),))
+    with pytest.raises(SubmissionFailed, match="cannot restore from /s: it is a checkpoint of a restore drill"):
+        check_no_drill(replace(real, states={("v", 0): SubtaskState({"op": marked})}), request)

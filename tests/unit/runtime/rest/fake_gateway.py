@@ -286,7 +286,9 @@ class FakeGateway:
         state = ExecutionState.RUNNING if job.status is JobStatus.RUNNING else ExecutionState.CANCELED
         end = job.timestamps[job.status] if job.status.is_terminal else g.NOT_YET
         tasks = {state: PARALLELISM * len(VERTICES)}
-        return g.JobOverview(job.job_id, job.graph.name, job.status, START_MS, end, self.now, tasks)
+        return g.JobOverview(
+            job.job_id, job.graph.name, job.status, START_MS, end, self.now, tasks, drill=job.request.drill
+        )
 
     async def list_jobs(self) -> tuple[g.JobOverview, ...]:
         self._check()
