@@ -59,6 +59,14 @@ class CkptJobFailed(AirflowException):
     """A job ended in a state in which it cannot do what the task waits for."""
 
 
+class CkptSnapshotDamaged(AirflowFailException):
+    """A savepoint is not complete and intact; the message names operators and files."""
+
+
+class CkptTargetExists(AirflowFailException):
+    """What was to be written to exists already."""
+
+
 class CkptSessionFailed(AirflowException):
     """A session's process ended, or its REST API never answered."""
 

@@ -18,9 +18,12 @@ def _modules(folder: str, names: tuple[str, ...]) -> list[dict[str, Any]]:
     return [{"integration-name": _INTEGRATION, "python-modules": modules}]
 
 
-_OPERATORS = ("cancel", "checkpoint", "checkpoint_config", "savepoint", "session", "stop", "submit")
-_SENSORS = ("checkpoint", "job")
-_TRIGGERS = ("checkpoint", "job", "operation", "session")
+_OPERATORS = (
+    *("cancel", "checkpoint", "checkpoint_config", "dispose", "job_config", "rescale", "rescue", "retention"),
+    *("savepoint", "session", "snapshots", "stop", "submit"),
+)
+_SENSORS = ("checkpoint", "health", "job")
+_TRIGGERS = ("changes", "checkpoint", "health", "job", "operation", "rescue", "session", "snapshots")
 
 _CONNECTION: dict[str, Any] = {
     "connection-type": "ckpt",
@@ -132,6 +135,13 @@ def get_provider_info() -> dict[str, Any]:
         "sensors": _modules("sensors", _SENSORS),
         "hooks": _modules("hooks", ("ckpt",)),
         "triggers": _modules("triggers", _TRIGGERS),
+        "asset-uris": [
+            {
+                "schemes": ["ckpt"],
+                "handler": f"{_PACKAGE}.assets.sanitize_uri",
+                "factory": f"{_PACKAGE}.assets.create_asset",
+            }
+        ],
         "connection-types": [_CONNECTION],
         "extra-links": [f"{_PACKAGE}.links.CkptJobLink", f"{_PACKAGE}.links.CkptCheckpointsLink"],
         "config": _CONFIG,
