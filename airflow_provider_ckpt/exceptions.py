@@ -59,6 +59,10 @@ class CkptJobFailed(AirflowException):
     """A job ended in a state in which it cannot do what the task waits for."""
 
 
+class CkptDrillFailed(AirflowFailException):
+    """A savepoint could not be restored, or took no checkpoint then; the message says why."""
+
+
 class CkptSessionFailed(AirflowException):
     """A session's process ended, or its REST API never answered."""
 

@@ -18,9 +18,9 @@ def _modules(folder: str, names: tuple[str, ...]) -> list[dict[str, Any]]:
     return [{"integration-name": _INTEGRATION, "python-modules": modules}]
 
 
-_OPERATORS = ("cancel", "checkpoint", "checkpoint_config", "savepoint", "session", "stop", "submit")
+_OPERATORS = ("cancel", "checkpoint", "checkpoint_config", "drill", "savepoint", "session", "stop", "submit")
 _SENSORS = ("checkpoint", "job")
-_TRIGGERS = ("checkpoint", "job", "operation", "session")
+_TRIGGERS = ("checkpoint", "drill", "job", "operation", "session")
 
 _CONNECTION: dict[str, Any] = {
     "connection-type": "ckpt",

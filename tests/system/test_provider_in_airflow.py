@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.snapshots.catalogue import list_savepoints
 from demo.airflow_api import DagRun
 from demo.airflow_instance import LocalAirflow
-from tests.support.jobs import SequenceJob
+from tests.support.jobs import PIPELINES, SequenceJob
 from tests.system.airflow_instance import until, wait_state
 from tests.system.conftest import Session
 
@@ -141,3 +142,33 @@ def test_a_sensor_sees_new_checkpoints(airflow: LocalAirflow, held: SequenceJob)
     held.release("processor")
     assert airflow.wait_run(run, 120) == "success", airflow.failure_report(run)
     assert airflow.api.xcom(run, "checkpoint", "checkpoint_id") >= before.id + 2
+
+
+@pytest.mark.row("air.6", "air.9", "air.10")
+def test_the_latest_savepoint_of_a_job_is_drilled_beside_it(airflow: LocalAirflow, job: SequenceJob) -> None:
+    """By the DAG as it is delivered; the job goes on meanwhile, and its output stays exact."""
+    job.start(rate=500)
+    job.running()
+    job.has_output()
+    savepoint = job.cluster.savepoint(job.job_id, job.directory / "savepoints")
+    arguments = ["--output", str(job.out), "--faults", str(job.faults), "--rate", "500", "--batch", "64"]
+    given = {
+        "latest_of": job.job_id,
+        "directory": str(job.directory / "savepoints"),
+        "pipeline": str(PIPELINES),
+        "entry": "sequence:pipeline",
+        "args": [*arguments, "--rows", "0"],
+        "parallelism": 2,
+        "configuration": {"execution.checkpointing.dir": str(job.checkpoints)},
+        "checkpoint_interval": "500 ms",
+    }
+    run = airflow.trigger_dag("ckpt_restore_drill", given)
+    assert airflow.wait_run(run, 240) == "success", airflow.failure_report(run)
+    assert airflow.api.xcom(run, "drill", "savepoint_path") == savepoint
+    drilled = airflow.api.xcom(run, "drill", "job_id")
+    assert job.cluster.status(drilled) is JobStatus.CANCELED
+    (found,) = list_savepoints(str(job.directory / "savepoints"))
+    assert found.entry is not None
+    assert [(mark.passed, mark.by) for mark in found.entry.drills] == [(True, "airflow: ckpt_restore_drill/drill")]
+    job.cluster.wait_until(lambda: not (job.checkpoints / drilled).exists(), "the drill's directory to go")
+    job.stopped()

@@ -87,6 +87,7 @@ class _Methods:
     execution_result = _Method(requests.execution_result)
     cancel_job = _Method(requests.cancel_job)
     vertex_details = _Method(requests.vertex_details)
+    subtask_times = _Method(requests.subtask_times)
     vertex_backpressure = _Method(requests.vertex_backpressure)
     vertex_metrics = _Method(requests.vertex_metrics)
     checkpoint_statistics = _Method(requests.checkpoint_statistics)

@@ -69,7 +69,7 @@ def client(request: pytest.FixtureRequest, url: str, gateway: FakeGateway) -> Bo
 
 
 def test_both_clients_have_every_call_with_its_signature() -> None:
-    assert len(BUILDERS) == 41
+    assert len(BUILDERS) == 42
     for name, build in BUILDERS.items():
         for kind in (CkptClient, AsyncCkptClient):
             method = getattr(kind, name)
