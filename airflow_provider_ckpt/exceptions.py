@@ -67,6 +67,10 @@ class CkptTargetExists(AirflowFailException):
     """What was to be written to exists already."""
 
 
+class CkptDrillFailed(AirflowFailException):
+    """A savepoint could not be restored, or took no checkpoint then; the message says why."""
+
+
 class CkptSessionFailed(AirflowException):
     """A session's process ended, or its REST API never answered."""
 

@@ -17,8 +17,9 @@ from airflow_provider_ckpt.hooks.connection import Endpoint
 from airflow_provider_ckpt.leader import leader_of
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
-from ckpt_runtime.client.errors import CkptClientError
+from ckpt_runtime.client.errors import CkptClientError, NotFound
 from ckpt_runtime.client.leader import LeaderSource
+from ckpt_runtime.client.savepoint_models import Savepoint
 from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S
 
 
@@ -90,6 +91,26 @@ class CkptHook(BaseHook):
         except CkptClientError as error:
             self.log.info("No leader's address to show: %s", error)
             return ""
+
+    def savepoints(self, directory: str | None = None, job: str | None = None) -> tuple[Savepoint, ...]:
+        """The savepoint catalogue: what lies below a directory, or the configured one, the latest first.
+
+        :param job: id or name of the job that took them.
+        :raises CkptClientError: what the client raises; ``NotServed`` by a server without a catalogue.
+        """
+        with self.get_conn() as client:
+            return client.list_savepoints(directory, job=job)
+
+    def latest_good_savepoint(self, directory: str | None = None, job: str | None = None) -> Savepoint | None:
+        """The latest of these that is complete and has not failed in its newest verification or drill, if any.
+
+        :raises CkptClientError: as :meth:`savepoints`.
+        """
+        with self.get_conn() as client:
+            try:
+                return client.latest_savepoint(directory, job=job)
+            except NotFound:
+                return None
 
     @contextmanager
     def _certificates_named(self, endpoint: Endpoint) -> Iterator[None]:

@@ -43,6 +43,11 @@ class CkptSavepointOperator(CkptOperationOperator):
         """The savepoint that this task takes, for arguments of other tasks."""
         return XComArg(self, "savepoint_path")
 
+    @property
+    def requester(self) -> str:
+        """Who takes the savepoint, for the catalogue."""
+        return f"airflow: {self.dag_id}/{self.task_id}"
+
     def checked_directory(self) -> str | None:
         """Where the savepoint is to lie; ``None`` for the job's default directory."""
         return arguments.optional_text("target_directory", self.target_directory)
@@ -69,5 +74,9 @@ class TakeSavepointOperator(CkptSavepointOperator):
 
     def request(self, job_id: str, trigger_id: str) -> Call[str]:
         return requests.trigger_savepoint(
-            job_id, self.checked_directory(), savepoint_format=self.checked_format(), trigger_id=trigger_id
+            job_id,
+            self.checked_directory(),
+            savepoint_format=self.checked_format(),
+            trigger_id=trigger_id,
+            requester=self.requester,
         )

@@ -58,6 +58,7 @@ class StopWithSavepointOperator(CkptSavepointOperator):
             savepoint_format=self.checked_format(),
             drain=arguments.boolean("drain", self.drain),
             trigger_id=trigger_id,
+            requester=self.requester,
         )
 
     def keep(self, context: Context, record: Json, result: Json) -> None:

@@ -10,10 +10,11 @@ import pytest
 
 from ckpt_runtime.jobmaster.gateway import JobStatus
 from ckpt_runtime.jobmaster.leadership import LeaseSeal
+from ckpt_runtime.snapshots.catalogue import list_savepoints
 from ckpt_runtime.storage.ha_store import HaStore
 from demo.airflow_api import DagRun
 from demo.airflow_instance import LocalAirflow
-from tests.support.jobs import SequenceJob
+from tests.support.jobs import PIPELINES, SequenceJob
 from tests.system.airflow_instance import until, wait_state
 from tests.system.conftest import Session
 
@@ -168,3 +169,33 @@ def test_the_form_has_both_ways_and_the_test_button_says_who_leads(
     wrong = airflow.api.call("POST", "/connections/test", {**by_leader, "password": "another token"})
     assert not wrong["status"]
     assert "does not prove its leader's address" in wrong["message"]
+
+
+@pytest.mark.row("air.6", "air.9", "air.10")
+def test_the_latest_savepoint_of_a_job_is_drilled_beside_it(airflow: LocalAirflow, job: SequenceJob) -> None:
+    """By the DAG as it is delivered; the job goes on meanwhile, and its output stays exact."""
+    job.start(rate=500)
+    job.running()
+    job.has_output()
+    savepoint = job.cluster.savepoint(job.job_id, job.directory / "savepoints")
+    arguments = ["--output", str(job.out), "--faults", str(job.faults), "--rate", "500", "--batch", "64"]
+    given = {
+        "latest_of": job.job_id,
+        "directory": str(job.directory / "savepoints"),
+        "pipeline": str(PIPELINES),
+        "entry": "sequence:pipeline",
+        "args": [*arguments, "--rows", "0"],
+        "parallelism": 2,
+        "configuration": {"execution.checkpointing.dir": str(job.checkpoints)},
+        "checkpoint_interval": "500 ms",
+    }
+    run = airflow.trigger_dag("ckpt_restore_drill", given)
+    assert airflow.wait_run(run, 240) == "success", airflow.failure_report(run)
+    assert airflow.api.xcom(run, "drill", "savepoint_path") == savepoint
+    drilled = airflow.api.xcom(run, "drill", "job_id")
+    assert job.cluster.status(drilled) is JobStatus.CANCELED
+    (found,) = list_savepoints(str(job.directory / "savepoints"))
+    assert found.entry is not None
+    assert [(mark.passed, mark.by) for mark in found.entry.drills] == [(True, "airflow: ckpt_restore_drill/drill")]
+    job.cluster.wait_until(lambda: not (job.checkpoints / drilled).exists(), "the drill's directory to go")
+    job.stopped()

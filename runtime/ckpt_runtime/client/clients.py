@@ -100,6 +100,7 @@ class _Methods:
     cancel_job = _Method(requests.cancel_job)
     cancel_and_retain = _Method(requests.cancel_and_retain)
     vertex_details = _Method(requests.vertex_details)
+    subtask_times = _Method(requests.subtask_times)
     vertex_backpressure = _Method(requests.vertex_backpressure)
     vertex_metrics = _Method(requests.vertex_metrics)
     checkpoint_statistics = _Method(requests.checkpoint_statistics)

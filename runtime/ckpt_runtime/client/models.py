@@ -157,6 +157,13 @@ class Subtask(Struct, frozen=True, kw_only=True):
     io: IoMetrics = field(name="metrics")
 
 
+class SubtaskTimes(Struct, frozen=True):
+    """When the present attempt of a subtask entered each state, 0 for never."""
+
+    index: int = field(name="subtask")
+    timestamps_ms: dict[str, int] = field(name="timestamps")
+
+
 class Vertex(Struct, frozen=True):
     """A vertex of the job. ``tasks`` counts subtasks by state; ``subtasks`` is filled by ``vertex_details`` alone."""
 

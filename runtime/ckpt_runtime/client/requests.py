@@ -38,6 +38,7 @@ from ckpt_runtime.client.models import (
     Pipeline,
     PlanPreview,
     RunOptions,
+    SubtaskTimes,
     Vertex,
     read,
     read_backpressure,
@@ -285,6 +286,12 @@ def cancel_and_retain(job_id: str) -> Call[RetainedCheckpoint | None]:
 def vertex_details(job_id: str, vertex_id: str) -> Call[Vertex]:
     """One vertex with its subtasks."""
     return Call("GET", _job(job_id, f"/vertices/{_segment(vertex_id)}"), reader(Vertex))
+
+
+def subtask_times(job_id: str, vertex_id: str) -> Call[tuple[SubtaskTimes, ...]]:
+    """When the subtasks of a vertex entered their states."""
+    path = _job(job_id, f"/vertices/{_segment(vertex_id)}/subtasktimes")
+    return Call("GET", path, reader(tuple[SubtaskTimes, ...], "subtasks"))
 
 
 def vertex_backpressure(job_id: str, vertex_id: str) -> Call[Backpressure]:

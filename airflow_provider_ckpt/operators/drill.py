@@ -1,0 +1,312 @@
+"""Restores a savepoint for practice: into a job that touches nothing outside and is thrown away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.sdk import XComArg
+
+from airflow_provider_ckpt import arguments
+from airflow_provider_ckpt.arguments import Duration, Templated
+from airflow_provider_ckpt.conditions.base import Json, Status
+from airflow_provider_ckpt.conditions.drill import has_slots, progress_of_restore
+from airflow_provider_ckpt.conditions.job import JobCondition
+from airflow_provider_ckpt.conditions.waiting import Wait
+from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptDrillFailed, CkptOperationFailed
+from airflow_provider_ckpt.links import JOB_LINKS
+from airflow_provider_ckpt.operators.base import CkptOperator, Event
+from airflow_provider_ckpt.operators.journal import Journal, new_id
+from airflow_provider_ckpt.secret_values import hide
+from airflow_provider_ckpt.triggers.base import ON_KILL_PATIENCE_SECONDS
+from airflow_provider_ckpt.triggers.drill import CkptDrillTrigger
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import CkptClientError, Conflict, NotFound
+from ckpt_runtime.client.models import TERMINAL_STATES, RunOptions
+from ckpt_runtime.client.packaging import PackagingError, pack_pipeline
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+    from airflow.sdk.bases.operatorlink import BaseOperatorLink
+
+_RECORD = "ckpt_drill"
+_INTERVAL_OPTION = "execution.checkpointing.interval"
+_REMOVAL_SECONDS = 120.0
+
+
+class RestoreDrillOperator(CkptOperator):
+    """Restores a savepoint into a job that touches nothing outside, waits until that has its state and completes
+    checkpoints, notes the result in the savepoint catalogue, and removes the job, whatever came of it.
+
+    A drill that failed fails the task, without a retry. One that could not begin (refused, no slots) or was ended by
+    others (cancelled, its driver) proves nothing about the savepoint and is not noted. A later try removes what an
+    earlier one has left, and begins anew.
+
+    Returns ``{"job_id", "name", "status", "savepoint_path", "passed", "checkpoints", "restored_after_ms",
+    "healthy_after_ms"}``; times count from the submission.
+
+    :param pipeline: a ``.py``, a ``.zip`` or a directory on the worker. (templated)
+    :param pipeline_id: instead of ``pipeline``: one that was uploaded already. (templated)
+    :param savepoint_path: what to restore, or a task's result that has it. (templated)
+    :param latest_of: instead of that: a job, by id or name, of which to take the latest good savepoint. (templated)
+    :param directory: where to look for it; default: the directory that is configured for that job. (templated)
+    :param entry: ``module:function``, when the pipeline has more than one entry point. (templated)
+    :param args: arguments of the pipeline. (templated)
+    :param parallelism: the drill's parallelism. (templated)
+    :param configuration: options of the job. (templated)
+    :param allow_non_restored_state: restore although the job has no place for some of the state. (templated)
+    :param checkpoints: how many checkpoints have to complete. (templated)
+    :param checkpoint_interval: the drill's, in the place of the job's; ``None`` leaves that. (templated)
+    :param mark: whether to note the result in the savepoint catalogue. (templated)
+    """
+
+    template_fields: Collection[str] = (
+        *CkptOperator.template_fields,
+        "pipeline",
+        "pipeline_id",
+        "savepoint_path",
+        "latest_of",
+        "directory",
+        "entry",
+        "args",
+        "parallelism",
+        "configuration",
+        "allow_non_restored_state",
+        "checkpoints",
+        "checkpoint_interval",
+        "mark",
+    )
+    template_fields_renderers: ClassVar[dict[str, str]] = {"configuration": "json", "args": "json"}
+    operator_extra_links: Collection[BaseOperatorLink] = JOB_LINKS
+
+    def __init__(  # noqa: PLR0913 - keyword arguments of a DAG author
+        self,
+        *,
+        pipeline: Templated[str] | None = None,
+        pipeline_id: Templated[str] | None = None,
+        savepoint_path: Templated[str] | None = None,
+        latest_of: Templated[str] | None = None,
+        directory: Templated[str] | None = None,
+        entry: Templated[str] | None = None,
+        args: Templated[Sequence[str]] = (),
+        parallelism: Templated[int | str] | None = None,
+        configuration: Templated[Mapping[str, Any]] | None = None,
+        allow_non_restored_state: Templated[bool | str] = False,
+        checkpoints: Templated[int | str] = 2,
+        checkpoint_interval: Templated[Duration] | None = "5 s",
+        mark: Templated[bool | str] = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.pipeline = pipeline
+        self.pipeline_id = pipeline_id
+        self.savepoint_path = savepoint_path
+        self.latest_of = latest_of
+        self.directory = directory
+        self.entry = entry
+        self.args = args
+        self.parallelism = parallelism
+        self.configuration = configuration
+        self.allow_non_restored_state = allow_non_restored_state
+        self.checkpoints = checkpoints
+        self.checkpoint_interval = checkpoint_interval
+        self.mark = mark
+        self._drilling: str | None = None
+
+    @property
+    def drilled_savepoint(self) -> XComArg:
+        """The savepoint that was restored, for arguments of other tasks."""
+        return XComArg(self, "savepoint_path")
+
+    # -- starting ----------------------------------------------------------------------------------------------
+
+    def execute(self, context: Context) -> Any:
+        options, wanted = self.run_options(), self._wanted()
+        origin, marks = self._origin(), arguments.boolean("mark", self.mark)
+        hide(options.configuration)
+        deadline = self.deadline()
+        with self.connected(deadline) as client:
+            self._remove_earlier(client, context)
+            path = options.savepoint_path or self._latest(client, origin)
+            try:
+                record = self._start(client, context, options, path)
+            except CkptClientError:
+                if self._drilling is not None:
+                    self.log.warning("The drill could not be started. %s", self._cancel(self._drilling))
+                raise
+        trigger = CkptDrillTrigger(
+            ckpt_conn_id=self.ckpt_conn_id,
+            deadline=deadline,
+            poll_interval=self.pause(),
+            memo={"savepoint_path": path, "marks": marks},
+            job_id=record["job_id"],
+            checkpoints=wanted,
+        )
+        return self.wait_for(context, trigger)
+
+    def _remove_earlier(self, client: CkptClient, context: Context) -> None:
+        """An earlier try that died may have left its drill behind."""
+        earlier = Journal(context, _RECORD).read().get("job_id")
+        if earlier is not None:
+            self.log.info("Removing the drill %s of an earlier try", earlier)
+            self._remove(client, earlier)
+
+    def _latest(self, client: CkptClient, origin: str) -> str:
+        directory = arguments.optional_text("directory", self.directory)
+        found = client.execute(requests.latest_savepoint(directory, job=origin))
+        self.log.info("The latest good savepoint of job %r is %s", origin, found.location)
+        return found.location
+
+    def _start(self, client: CkptClient, context: Context, options: RunOptions, path: str) -> Json:
+        """Written down before anything is sent, so that a later try can remove it."""
+        record = Journal(context, _RECORD).write(job_id=new_id(context, "drill"), savepoint_path=path)
+        job_id = self._drilling = record["job_id"]
+        options = replace(options, savepoint_path=path)
+        self.publish_links(context, job_id)
+        self.ask(client, requests.run_drill(self._uploaded() or self._upload(client), options, job_id=job_id))
+        self.log.info("Started the restore drill %s of %s", job_id, path)
+        return record
+
+    def _upload(self, client: CkptClient) -> str:
+        try:
+            filename, content = pack_pipeline(Path(self._pipeline() or ""))
+        except PackagingError as error:
+            raise CkptArgumentInvalid("pipeline", self.pipeline, str(error)) from error
+        return client.execute(requests.upload_pipeline(filename, content))
+
+    def run_options(self) -> RunOptions:
+        """The request's options, checked.
+
+        :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
+        """
+        if (self._pipeline() is None) == (self._uploaded() is None):
+            raise CkptArgumentInvalid("pipeline", self.pipeline, "give either pipeline, a path, or pipeline_id")
+        if (self._given_path() is None) == (not self._origin()):
+            allowed = "give either it or latest_of, the job whose latest good savepoint is meant"
+            raise CkptArgumentInvalid("savepoint_path", self.savepoint_path, allowed)
+        given: Any = self.args
+        if isinstance(given, str) or not all(isinstance(item, (str, int, float)) for item in given):
+            raise CkptArgumentInvalid("args", given, "it must be a list of texts")
+        configuration = arguments.options("configuration", self.configuration)
+        if self.checkpoint_interval not in (None, "", "None"):
+            configuration[_INTERVAL_OPTION] = f"{arguments.millis('checkpoint_interval', self.checkpoint_interval)} ms"
+        parallelism = None if self.parallelism in (None, "", "None") else self.parallelism
+        return RunOptions(
+            entry_point=arguments.optional_text("entry", self.entry),
+            arguments=tuple(str(item) for item in given),
+            parallelism=None if parallelism is None else arguments.integer("parallelism", parallelism, minimum=1),
+            configuration=configuration,
+            savepoint_path=self._given_path(),
+            allow_non_restored_state=arguments.boolean("allow_non_restored_state", self.allow_non_restored_state),
+        )
+
+    def _wanted(self) -> int:
+        return arguments.integer("checkpoints", self.checkpoints, minimum=1)
+
+    def _origin(self) -> str:
+        given = arguments.or_field("latest_of", self.latest_of, "job_id")
+        return "" if given in (None, "", "None") else arguments.job(given, "latest_of")
+
+    def _pipeline(self) -> str | None:
+        return arguments.optional_text("pipeline", self.pipeline)
+
+    def _uploaded(self) -> str | None:
+        given = arguments.or_field("pipeline_id", self.pipeline_id, "pipeline_id")
+        return arguments.optional_text("pipeline_id", given)
+
+    def _given_path(self) -> str | None:
+        given = arguments.or_field("savepoint_path", self.savepoint_path, "savepoint_path", "external_path", "location")
+        return arguments.optional_text("savepoint_path", given)
+
+    # -- ends --------------------------------------------------------------------------------------------------
+
+    def execute_complete(self, context: Context, event: Event | None = None) -> Any:
+        event = event or {}
+        trigger, status = event["trigger"], Status(event["status"])
+        job_id, path = trigger["job_id"], trigger["memo"]["savepoint_path"]
+        self._drilling = job_id
+        with self.connected() as client:
+            try:
+                why = self._judged(client, event)
+                if trigger["memo"]["marks"] and (status is Status.DONE or why):
+                    self._note(client, path, event, why)
+            finally:
+                self._remove(client, job_id)
+        Journal(context, _RECORD).forget()
+        if status is Status.MISSING:
+            raise CkptOperationFailed(f"{event['message']}. A drill ends with its driver; the next try begins another")
+        if status is not Status.DONE:
+            raise self.failure(context, event, CkptDrillFailed if why else CkptOperationFailed)
+        result = {**event["result"], "savepoint_path": path, "passed": True}
+        self.log.info("The restore drill of %s passed: %s", path, _words(result))
+        return result
+
+    def _judged(self, client: CkptClient, event: Event) -> str | None:
+        """What a drill that did not pass says against its savepoint; None: nothing."""
+        job_id = event["trigger"]["job_id"]
+        match Status(event["status"]):
+            case Status.FAILED if event["result"].get("status") == "FAILED":
+                return str(event["message"])
+            case Status.TIMEOUT:
+                job = self.ask(client, requests.job_details(job_id))
+                if has_slots(job):
+                    return f"{event['message']}: {progress_of_restore(job)}"
+                self.log.warning("Drill %s did not begin: %s", job_id, progress_of_restore(job))
+        return None
+
+    def _note(self, client: CkptClient, path: str, event: Event, why: str | None) -> None:
+        result = event["result"]
+        call = requests.mark_savepoint(
+            path,
+            "DRILL",
+            passed=why is None,
+            by=f"airflow: {self.dag_id}/{self.task_id}",
+            detail=_words(result) if why is None else why,
+            duration_ms=result.get("healthy_after_ms") if why is None else None,
+        )
+        client.execute(call)
+        self.log.info("Noted in the catalogue of savepoints: %s %s", path, "passed" if why is None else "failed")
+
+    def _remove(self, client: CkptClient, job_id: str) -> None:
+        """Cancel the drill and wait for its end; one that is gone, or was never started, is fine."""
+        try:
+            client.execute(requests.cancel_job(job_id))
+        except (NotFound, Conflict):
+            return
+        ended = JobCondition(job_id, TERMINAL_STATES)
+        verdict = Wait(ended, time.time() + _REMOVAL_SECONDS, self.pause(), self.log).in_a_worker(client)
+        if verdict.status is Status.TIMEOUT:
+            self.log.warning("Drill %s is cancelled and has not ended yet: %s", job_id, verdict.message)
+
+    def after_timeout(self, context: Context, event: Event | None) -> str:
+        """The drill is removed already, but when Airflow's own timeout was first."""
+        job_id = Journal(context, _RECORD).read().get("job_id")
+        if event is not None or job_id is None:
+            return "The drill is removed"
+        return self._cancel(job_id)
+
+    def on_kill(self) -> None:
+        """Leave no drill behind, and say what became of it."""
+        if self._drilling is not None:
+            self.log.warning("The task was killed. %s", self._cancel(self._drilling))
+
+    def _cancel(self, job_id: str) -> str:
+        try:
+            with self.hook.get_conn(patience=ON_KILL_PATIENCE_SECONDS) as client:
+                client.execute(requests.cancel_job(job_id))
+        except (NotFound, Conflict):
+            return f"Drill {job_id} has ended"
+        except CkptClientError as error:
+            return f"Cancelling drill {job_id} failed, it may go on: {error}"
+        return f"Drill {job_id} is being cancelled"
+
+
+def _words(result: Json) -> str:
+    restored, healthy = result.get("restored_after_ms"), result.get("healthy_after_ms")
+    first = "" if restored is None else f"all tasks ran after {restored / 1000:.1f} s, "
+    last = "" if healthy is None else f" after {healthy / 1000:.1f} s"
+    return f"{first}{result.get('checkpoints')} checkpoints{last}"
