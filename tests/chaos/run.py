@@ -48,7 +48,7 @@ BACKENDS: Mapping[str, Mapping[str, str]] = {
 }
 EVERYWHERE = "everywhere"
 ROLES = ("worker", "template", "agent")
-PROGRESS_S = 90.0
+PROGRESS_S = 180.0
 """How long a job may take after a fault is over until it has completed two more checkpoints."""
 
 

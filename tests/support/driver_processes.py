@@ -27,7 +27,7 @@ class Sessions:
     directory: Path
     storage: str = ""
     """The high-availability directory, if it is not a local one in ``directory``."""
-    lease_timeout_s: float = 2.0
+    lease_timeout_s: float = 3.0
     number: int = 0
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     clients: list[CkptClient] = field(default_factory=list)
