@@ -17,14 +17,9 @@ settings.load_profile("suite")
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
-# Importing what tests import makes no garbage, and looking for some takes a quarter of the time.
-gc.disable()
-
-
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What importing has made stays; without it a collection takes milliseconds."""
     _collect_and_keep()
-    gc.enable()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

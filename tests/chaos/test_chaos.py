@@ -10,7 +10,7 @@ import pytest
 from tests.chaos.run import Run
 
 SEED = 20261122
-RATE = 500
+RATE = 250
 ROWS = 60_000
 """More than come while the faults last, on a slow machine too."""
 FAULTS = [

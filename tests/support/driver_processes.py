@@ -28,7 +28,7 @@ class Sessions:
     directory: Path
     storage: str = ""
     """The high-availability directory, if it is not a local one in ``directory``."""
-    lease_timeout_s: float = 2.0
+    lease_timeout_s: float = 3.0
     token: str | None = None
     number: int = 0
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)

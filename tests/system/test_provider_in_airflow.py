@@ -48,7 +48,7 @@ def test_a_savepoint_waits_in_the_triggerer_with_its_link_shown(
     links = airflow.api.call("GET", f"{run.path}/taskInstances/savepoint/links")["extra_links"]
     assert links["Job"] == f"http://127.0.0.1:{session.port}/jobs/{held.job_id}"
     held.release("processor")
-    assert airflow.wait_run(run, 120) == "success", airflow.failure_report(run)
+    assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
     assert savepoints(held) == [airflow.api.xcom(run, "savepoint", "savepoint_path")]
 
 
@@ -57,7 +57,7 @@ def test_a_worker_that_dies_after_asking_loses_nothing(airflow: LocalAirflow, jo
     job.start(rate=500)
     job.running()
     run = trigger(airflow, "system_crash", job)
-    assert airflow.wait_run(run, 240) == "success", airflow.failure_report(run)
+    assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
     assert len(savepoints(job)) == 1
     (instance,) = airflow.api.task_instances(run)
     assert instance["try_number"] == 2
@@ -70,7 +70,7 @@ def test_a_triggerer_that_dies_loses_nothing(airflow: LocalAirflow, held: Sequen
     airflow.kill_component("triggerer")
     held.release("processor")
     airflow.start_component("triggerer")
-    assert airflow.wait_run(run, 240) == "success", airflow.failure_report(run)
+    assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
     assert len(savepoints(held)) == 1
 
 
@@ -115,7 +115,7 @@ def test_a_retry_goes_on_from_the_latest_checkpoint_and_a_cleared_success_is_don
     job.inject("processor-raise")
     next_job()
     job.stopped()
-    assert airflow.wait_run(run, 240) == "success", airflow.failure_report(run)
+    assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
     path = restored()
     assert path is not None
     assert f"/{first}/chk-" in path
@@ -123,7 +123,7 @@ def test_a_retry_goes_on_from_the_latest_checkpoint_and_a_cleared_success_is_don
     next_job()
     job.running()
     job.cluster.savepoint(job.job_id, job.directory / "again", stop=True)
-    assert airflow.wait_run(run, 240) == "success", airflow.failure_report(run)
+    assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
     assert restored() is None
 
 
@@ -135,7 +135,7 @@ def test_clearing_a_waiting_task_does_not_double_the_operation(airflow: LocalAir
     until(lambda: airflow.api.task_instances(run)[0]["try_number"] == 2, "the second try")
     wait_state(airflow, run, "savepoint", "deferred")
     held.release("processor")
-    assert airflow.wait_run(run, 120) == "success", airflow.failure_report(run)
+    assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
     assert len(savepoints(held)) == 1
 
 
@@ -146,7 +146,7 @@ def test_a_sensor_sees_new_checkpoints(airflow: LocalAirflow, held: SequenceJob)
     run = trigger(airflow, "system_sensor", held)
     wait_state(airflow, run, "checkpoint", "deferred")
     held.release("processor")
-    assert airflow.wait_run(run, 120) == "success", airflow.failure_report(run)
+    assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
     assert airflow.api.xcom(run, "checkpoint", "checkpoint_id") >= before.id + 2
 
 

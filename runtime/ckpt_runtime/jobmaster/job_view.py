@@ -92,6 +92,8 @@ class JobView:
             slot, endpoint = known.slot, known.endpoint
         entry = ExceptionEntry(cause_of(failure.cause), wall_clock_ms(), name, endpoint, slot)
         self._failures.add(entry, concurrent=failure.concurrent)
+        cause, who = failure.cause, "" if name is None else f"{name}: "
+        logger.info("job %s has a failure: %s%s: %.500r", self._submission.job_id, who, cause.exception, cause.message)
 
     def ended(self, cause: FailureInfo | None) -> None:
         self._end_cause = cause
