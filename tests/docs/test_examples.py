@@ -94,7 +94,8 @@ def parameters(block: Block) -> list[str]:
 
 
 def arguments(block: Block, orders: Path, output: Path) -> list[str]:
-    return [str(output if name == "output" else orders) for name in parameters(block)]
+    known = {"output": output, "rows": ROWS}
+    return [str(known.get(name, orders)) for name in parameters(block)]
 
 
 @pytest.mark.parametrize("block", PIPELINES, ids=name_of)

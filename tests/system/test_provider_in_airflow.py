@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from ckpt_runtime.snapshots.catalogue import list_savepoints
 from ckpt_runtime.storage.ha_store import HaStore
 from demo.airflow_api import DagRun
 from demo.airflow_instance import LocalAirflow
-from tests.support.jobs import PIPELINES, SequenceJob
+from tests.support.jobs import PIPELINES, SequenceJob, fast
 from tests.system.airflow_instance import until, wait_state
 from tests.system.conftest import Session
 
@@ -199,3 +200,62 @@ def test_the_latest_savepoint_of_a_job_is_drilled_beside_it(airflow: LocalAirflo
     assert [(mark.passed, mark.by) for mark in found.entry.drills] == [(True, "airflow: ckpt_restore_drill/drill")]
     job.cluster.wait_until(lambda: not (job.checkpoints / drilled).exists(), "the drill's directory to go")
     job.stopped()
+
+
+def timeout_ms(job: SequenceJob) -> int:
+    """The checkpoint timeout that holds."""
+    return job.cluster.call(job.cluster.dispatcher.checkpoint_config(job.job_id)).settings.timeout_ms
+
+
+def told(airflow: LocalAirflow, path: str) -> dict[str, Any] | None:
+    """The payload of the asset's event for a savepoint, in a run that it has started."""
+    runs = airflow.api.call("GET", "/dags/system_new_savepoint/dagRuns")["dag_runs"]
+    for found in runs:
+        run = DagRun("system_new_savepoint", found["dag_run_id"])
+        if airflow.api.run_state(run) == "success":
+            payloads = airflow.api.xcom(run, "payloads")
+            wanted = [payload for payload in payloads if payload["path"] == path]
+            if wanted:
+                return dict(wanted[0])
+    return None
+
+
+@pytest.mark.row("air.5")
+@pytest.mark.row("air.6")
+def test_the_delivered_dags_work_on_a_job_that_is_named(
+    airflow: LocalAirflow, session: Session, job: SequenceJob
+) -> None:
+    name, base = "system job", str(job.directory / "savepoints")
+    job.start(rate=500, configuration=fast(pipeline__name=name))
+    job.running()
+    until(lambda: airflow.api.has_dag("system_new_savepoint"), "the DAG that waits for savepoints")
+    looks = session.requests["GET /jobs/overview"]
+    airflow.api.unpause("system_new_savepoint")
+    until(lambda: session.requests["GET /jobs/overview"] > looks + 1, "the watcher's looks")
+
+    known = {"job": name}
+    patch = airflow.trigger_dag("ckpt_patch", known | {"interval": "300 ms", "timeout": "5 min"})
+    now = airflow.trigger_dag("ckpt_savepoint_now", known | {"directory": base, "copy_to": f"{job.directory}/copies"})
+    scheduled = airflow.trigger_dag(
+        "ckpt_scheduled_savepoints", {"jobs": [name], "directory": f"{base}/by-schedule", "keep": 1}
+    )
+    for run in (patch, now, scheduled):
+        assert airflow.wait_run(run, 240) == "success", airflow.failure_report(run)
+    assert timeout_ms(job) == 300_000
+    path = airflow.api.xcom(now, "savepoint", "savepoint_path")
+    assert [copy.name for copy in (job.directory / "copies").iterdir()] == [path.rpartition("/")[2]]
+    (directory,) = (job.directory / "savepoints" / "by-schedule").iterdir()
+    assert airflow.task_states(scheduled)["clean_up[0]"] == "success"
+    assert len(list(directory.iterdir())) == 1
+    event = until(lambda: told(airflow, path), "the event of the savepoint")
+    assert (event["job"], event["job_id"], event["kind"]) == (name, job.job_id, "SAVEPOINT")
+    assert event["size"] > 0
+
+    job.hold("processor")
+    rule = {"min_progress": 1, "within": "1 h", "max_timeout": "8 min"}
+    rescue = airflow.trigger_dag("ckpt_rescue", known | rule)
+    until(lambda: timeout_ms(job) == 480_000, "the extension")
+    job.release("processor")
+    assert airflow.wait_run(rescue, 120) == "success", airflow.failure_report(rescue)
+    assert airflow.api.xcom(rescue, "rescue", "what") == "COMPLETED"
+    assert timeout_ms(job) == 300_000

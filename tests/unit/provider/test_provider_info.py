@@ -9,6 +9,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import airflow
 import jsonschema
@@ -65,6 +66,15 @@ def test_every_link_is_listed() -> None:
     assert [resolve(path) for path in INFO["extra-links"]] == [type(link) for link in JOB_LINKS]
 
 
+@pytest.mark.row("air.5")
+def test_the_scheme_of_assets_has_its_functions() -> None:
+    (scheme,) = INFO["asset-uris"]
+    assert scheme["schemes"] == ["ckpt"]
+    asset = resolve(scheme["factory"])(ckpt_conn_id="c", job="j", snapshots="checkpoints", extra={"a": 1})
+    assert (asset.uri, asset.extra) == ("ckpt://c/j/checkpoints", {"a": 1})
+    assert resolve(scheme["handler"])(urlsplit(asset.uri)).geturl() == asset.uri
+
+
 def test_versions_agree() -> None:
     assert INFO["versions"] == [airflow_provider_ckpt.__version__]
 
@@ -116,6 +126,7 @@ def test_airflow_discovers_an_installed_provider(tmp_path: Path) -> None:
     code = """
 import json
 from airflow.providers_manager import ProvidersManager
+from airflow.sdk import Asset
 from airflow.sdk.configuration import conf
 manager = ProvidersManager()
 fields = [name for name in manager.connection_form_widgets if name.startswith("extra__ckpt__")]
@@ -126,6 +137,7 @@ print(json.dumps([
     manager.field_behaviours["ckpt"]["relabeling"]["password"],
     conf.getfloat("ckpt", "poll_interval"),
     sorted(name for name in manager.extra_links_class_names if "ckpt" in name),
+    Asset("CKPT://ckpt_default/orders of today/savepoints/").uri,
 ]))
 """
     path = f"{PACKAGE.parent}:{PACKAGE.parent / 'runtime'}:{tmp_path}"
@@ -136,4 +148,4 @@ print(json.dumps([
     assert found[:2] == [True, "airflow_provider_ckpt.hooks.ckpt.CkptHook"]
     assert found[2] == [f"extra__ckpt__{name}" for name in ("ca_file", "ha_cluster_id", "ha_dir", "timeout", "verify")]
     links = sorted(f"airflow_provider_ckpt.links.{type(link).__name__}" for link in JOB_LINKS)
-    assert found[3:] == ["Bearer token", 2.0, links]
+    assert found[3:] == ["Bearer token", 2.0, links, "ckpt://ckpt_default/orders%20of%20today/savepoints"]
