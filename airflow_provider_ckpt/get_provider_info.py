@@ -18,9 +18,12 @@ def _modules(folder: str, names: tuple[str, ...]) -> list[dict[str, Any]]:
     return [{"integration-name": _INTEGRATION, "python-modules": modules}]
 
 
-_OPERATORS = ("cancel", "checkpoint", "checkpoint_config", "savepoint", "session", "stop", "submit")
+_OPERATORS = (
+    *("cancel", "checkpoint", "checkpoint_config", "savepoint", "session", "stop", "submit"),
+    *("suspend", "upgrade"),
+)
 _SENSORS = ("checkpoint", "job")
-_TRIGGERS = ("checkpoint", "job", "operation", "session")
+_TRIGGERS = ("checkpoint", "job", "operation", "session", "upgrade")
 
 _CONNECTION: dict[str, Any] = {
     "connection-type": "ckpt",
