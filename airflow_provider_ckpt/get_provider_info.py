@@ -20,10 +20,21 @@ def _modules(folder: str, names: tuple[str, ...]) -> list[dict[str, Any]]:
 
 _OPERATORS = (
     *("cancel", "checkpoint", "checkpoint_config", "dispose", "drill", "job_config", "rescale", "rescue", "retention"),
-    *("savepoint", "session", "snapshots", "stop", "submit"),
+    *("savepoint", "session", "snapshots", "stop", "submit", "suspend", "upgrade"),
 )
 _SENSORS = ("checkpoint", "health", "job")
-_TRIGGERS = ("changes", "checkpoint", "drill", "health", "job", "operation", "rescue", "session", "snapshots")
+_TRIGGERS = (
+    "changes",
+    "checkpoint",
+    "drill",
+    "health",
+    "job",
+    "operation",
+    "rescue",
+    "session",
+    "snapshots",
+    "upgrade",
+)
 
 _CONNECTION: dict[str, Any] = {
     "connection-type": "ckpt",
