@@ -20,6 +20,7 @@ from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, NAMESPACES, OPTIONS, find_option
 from ckpt_runtime.configuration.rest_options import RestOptions
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions
+from ckpt_runtime.configuration.security_options import SecurityOptions
 
 Problem = InvalidOptionError | UnknownOptionError
 
@@ -127,6 +128,20 @@ def _rest_address(configuration: Configuration) -> Problem | None:
     return InvalidOptionError(RestOptions.ADDRESS.key, address, allowed)
 
 
+def _tls(configuration: Configuration) -> Problem | None:
+    get, options = configuration.get, SecurityOptions
+    rest = (options.REST_CERTIFICATE, options.REST_KEY)
+    internal = (options.INTERNAL_CERTIFICATE, options.INTERNAL_KEY, options.INTERNAL_AUTHORITY)
+    for enabled, files in ((options.REST_ENABLED, rest), (options.INTERNAL_ENABLED, internal)):
+        for option in files:
+            path = get(option)
+            if get(enabled) and path is None:
+                return InvalidOptionError(option.key, "", f"a PEM file, since {enabled.key} is true")
+            if not get(enabled) and path is not None:
+                return InvalidOptionError(option.key, path, f"together with {enabled.key}=true only")
+    return None
+
+
 _RULES: tuple[Callable[[Configuration], Problem | None], ...] = (
     _max_parallelism_of_zero,
     _parallelism_above_maximum,
@@ -135,4 +150,5 @@ _RULES: tuple[Callable[[Configuration], Problem | None], ...] = (
     _backoff_above_maximum,
     _high_availability,
     _rest_address,
+    _tls,
 )

@@ -62,13 +62,13 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refusal = self._refusal(Headers(scope=scope))
+        refusal = self._refusal(Headers(scope=scope), scope.get("scheme", "http"))
         await (refusal or self._app)(scope, receive, send)
 
-    def _refusal(self, headers: Headers) -> Response | None:
+    def _refusal(self, headers: Headers, scheme: str) -> Response | None:
         if self._expected is not None:
-            scheme, _, given = headers.get("authorization", "").partition(" ")
-            offered = given.strip().encode("latin-1", "replace") if scheme.lower() == "bearer" else b""
+            kind, _, given = headers.get("authorization", "").partition(" ")
+            offered = given.strip().encode("latin-1", "replace") if kind.lower() == "bearer" else b""
             if not hmac.compare_digest(offered, self._expected):
                 return error_response(
                     401, ["A valid bearer token is required."], {"WWW-Authenticate": 'Bearer realm="ckpt"'}
@@ -78,7 +78,7 @@ class Guard:
         if not is_loopback(_host_name(f"//{host}")):
             return error_response(403, ["Without a token this server answers to loopback host names only."])
         origin = headers.get("origin")
-        if origin is not None and origin != f"http://{host}":
+        if origin is not None and origin != f"{scheme}://{host}":
             return error_response(403, ["Requests from other origins are not accepted."])
         return None
 
