@@ -120,9 +120,13 @@ def _high_availability(configuration: Configuration) -> Problem | None:
     return None
 
 
+_HOST = r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\]?"
+"""A name, or an address; one of IPv6 has two colons at least, a name with a port has one."""
+
+
 def _rest_address(configuration: Configuration) -> Problem | None:
     address = configuration.get(RestOptions.ADDRESS)
-    if address is None or re.fullmatch(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]+(%\w+)?\]?", address):
+    if address is None or re.fullmatch(_HOST, address):
         return None
     allowed = f"a host name or an address; the port is {RestOptions.PORT.key}"
     return InvalidOptionError(RestOptions.ADDRESS.key, address, allowed)
