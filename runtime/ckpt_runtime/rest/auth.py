@@ -75,7 +75,10 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        refusal = self._of_strangers(headers) if self._expected is None else self._of_token(scope, headers)
+        if self._expected is None:
+            refusal = self._of_strangers(headers, scope.get("scheme", "http"))
+        else:
+            refusal = self._of_token(scope, headers)
         await (refusal or self._app)(scope, receive, send)
 
     def _of_token(self, scope: Scope, headers: Headers) -> Response | None:
@@ -95,12 +98,12 @@ class Guard:
         value = cookies.get(cookie_name(headers.get("host", "")), "")
         return self._sessions.is_valid(value) and is_same_origin(headers)
 
-    def _of_strangers(self, headers: Headers) -> Response | None:
+    def _of_strangers(self, headers: Headers, scheme: str) -> Response | None:
         host = headers.get("host", "")
         if not is_loopback(_host_name(f"//{host}")):
             return error_response(403, ["Without a token this server answers to loopback host names only."])
         origin = headers.get("origin")
-        if origin is not None and origin != f"http://{host}":
+        if origin is not None and origin != f"{scheme}://{host}":
             return error_response(403, ["Requests from other origins are not accepted."])
         return None
 
