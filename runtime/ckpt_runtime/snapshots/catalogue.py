@@ -129,8 +129,8 @@ def open_savepoint(path: str | Location) -> Snapshot:
 def list_savepoints(directory: str | Location, job: str | None = None) -> list[CataloguedSavepoint]:
     """The savepoints below a directory, the latest first; then those that nothing can be told of.
 
-    ``job`` is an id or a name. One that cannot be read now is shown as that. Raises :class:`NotFoundError` when there is
-    no such directory, and StorageError when it cannot be listed, also because too much lies below it.
+    ``job`` is an id or a name. One that cannot be read now is shown as that. Raises :class:`NotFoundError` when there
+    is no such directory, and StorageError when it cannot be listed, also because too much lies below it.
     """
     return sorted(_found(directory, job, look_if_possible), key=_latest_first)
 
