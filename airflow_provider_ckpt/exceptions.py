@@ -24,7 +24,7 @@ class CkptArgumentInvalid(AirflowFailException, ValueError):
 
 
 class CkptRequestRejected(AirflowFailException):
-    """The job manager refused the request as malformed; the same request would be refused again."""
+    """The job manager refused the request, or has no such call, as Flink; it would be refused again."""
 
 
 class CkptNotFound(AirflowFailException):
@@ -57,6 +57,14 @@ class CkptOperationFailed(AirflowException):
 
 class CkptJobFailed(AirflowException):
     """A job ended in a state in which it cannot do what the task waits for."""
+
+
+class CkptSnapshotDamaged(AirflowFailException):
+    """A savepoint is not complete and intact; the message names operators and files."""
+
+
+class CkptTargetExists(AirflowFailException):
+    """What was to be written to exists already."""
 
 
 class CkptDrillFailed(AirflowFailException):

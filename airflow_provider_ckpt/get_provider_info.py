@@ -18,9 +18,12 @@ def _modules(folder: str, names: tuple[str, ...]) -> list[dict[str, Any]]:
     return [{"integration-name": _INTEGRATION, "python-modules": modules}]
 
 
-_OPERATORS = ("cancel", "checkpoint", "checkpoint_config", "drill", "savepoint", "session", "stop", "submit")
-_SENSORS = ("checkpoint", "job")
-_TRIGGERS = ("checkpoint", "drill", "job", "operation", "session")
+_OPERATORS = (
+    *("cancel", "checkpoint", "checkpoint_config", "dispose", "drill", "job_config", "rescale", "rescue", "retention"),
+    *("savepoint", "session", "snapshots", "stop", "submit"),
+)
+_SENSORS = ("checkpoint", "health", "job")
+_TRIGGERS = ("changes", "checkpoint", "drill", "health", "job", "operation", "rescue", "session", "snapshots")
 
 _CONNECTION: dict[str, Any] = {
     "connection-type": "ckpt",
@@ -41,6 +44,19 @@ _CONNECTION: dict[str, Any] = {
             "label": "CA bundle",
             "description": "Path of a PEM file with the authorities to trust instead of the system's.",
             "schema": {"type": ["string", "null"]},
+        },
+        "ha_dir": {
+            "label": "HA directory",
+            "description": (
+                "Instead of the host: the session's high-availability.storageDir, as a path or URL that Airflow's "
+                "machines reach. The job manager that leads is found there, and followed when another one takes over."
+            ),
+            "schema": {"type": ["string", "null"]},
+        },
+        "ha_cluster_id": {
+            "label": "HA cluster id",
+            "description": "The session's high-availability.cluster-id in that directory.",
+            "schema": {"type": ["string", "null"], "default": "default"},
         },
         "timeout": {
             "label": "Request timeout in seconds",
@@ -119,6 +135,13 @@ def get_provider_info() -> dict[str, Any]:
         "sensors": _modules("sensors", _SENSORS),
         "hooks": _modules("hooks", ("ckpt",)),
         "triggers": _modules("triggers", _TRIGGERS),
+        "asset-uris": [
+            {
+                "schemes": ["ckpt"],
+                "handler": f"{_PACKAGE}.assets.sanitize_uri",
+                "factory": f"{_PACKAGE}.assets.create_asset",
+            }
+        ],
         "connection-types": [_CONNECTION],
         "extra-links": [f"{_PACKAGE}.links.CkptJobLink", f"{_PACKAGE}.links.CkptCheckpointsLink"],
         "config": _CONFIG,

@@ -3,17 +3,24 @@
 With ``--kind rescale`` it grows to twice its parallelism and shrinks back, again and again; the first time also
 launches a barrier stage, which costs no downtime: the job runs meanwhile. With ``--kind config`` an option of its
 configuration changes that needs a restart, in place. With ``--kind savepoint-resume`` the same change is made without
-that: the job is stopped with a savepoint and submitted again. Each change comes when the job has completed a checkpoint
-since the last one. With ``--state-mb`` there is so much state to be restored, and rows come as fast as they can;
-without, they are paced.
+that: the job is stopped with a savepoint and submitted again.
+
+With the other kinds a process is killed: ``slot``, a slot's agent; ``executor``, a JVM of a Spark cluster, with half of
+the slots; ``driver``, the leading driver, its JVM included, while another session stands by.
+
+Each change comes when the job has completed a checkpoint since the last one. With ``--state-mb`` there is so much state
+to be restored, and rows come as fast as they can; without, they are paced.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from secrets import token_urlsafe
+from tempfile import TemporaryDirectory
 
 from benchmarks.harness import (
     BenchmarkError,
@@ -30,7 +37,9 @@ from benchmarks.harness import (
     progress,
     run_main,
     session,
+    standby,
 )
+from benchmarks.process_tree import agent_of, executor_of
 
 NAME = "downtime"
 PIPELINE = "recovery"
@@ -40,6 +49,13 @@ ROWS_PER_S = 20_000
 PARALLELISM = 2
 TIMEOUT_S = 300.0
 CONFIGURATION = {"execution.checkpointing.interval": "500 ms", "restart-strategy.type": "none"}
+RESTARTED = {
+    "restart-strategy.type": "fixed-delay",
+    "restart-strategy.fixed-delay.attempts": "1000",
+    "restart-strategy.fixed-delay.delay": "0 ms",
+}
+CLUSTER = f"local-cluster[2,{PARALLELISM},1024]"
+"""Two executors, each of which has enough slots for the job."""
 ALLOW_LIST = "jobmanager.execution.dynamic-configuration.allow-list"
 OPTION = "execution.buffer-timeout.interval"
 
@@ -47,22 +63,23 @@ OPTION = "execution.buffer-timeout.interval"
 def main() -> None:
     """The command line."""
     parser = parser_for(NAME, __doc__ or "")
-    parser.add_argument("--kind", choices=tuple(_KINDS), default="rescale", help="what the job is down for")
+    parser.add_argument("--kind", choices=(*_KINDS, "driver"), default="rescale", help="what the job is down for")
     add_backend_option(parser, default="memory")
     parser.add_argument("--state-mb", type=not_negative, default=0, help="keyed state, at about 100 bytes a key")
     parser.add_argument("--times", type=positive_int, default=6, help="how often")
     options = parser.parse_args()
-    times, peak_rss_mb = measure(options)
+    times, peak_rss_mb = measure_takeovers(options) if options.kind == "driver" else measure(options)
     emit(NAME, options, {"downtime_s_p50": percentile(times, 0.5), "downtime_s_max": max(times)}, peak_rss_mb)
 
 
 def measure(options: argparse.Namespace) -> tuple[list[float], int]:
     """The times of all changes, and the peak memory. Raises BenchmarkError when rows were lost or repeated."""
     keys = round(options.state_mb * KEYS_PER_MB) or KEYS
-    arguments = [keys, 0 if options.state_mb else ROWS_PER_S]
-    configuration = {**CONFIGURATION, **backend_configuration(options.backend)}
+    arguments = _arguments(options, keys)
+    configuration = _configuration(options)
     times = []
-    with session(2 * PARALLELISM, {ALLOW_LIST: OPTION}) as running:
+    master = CLUSTER if options.kind == "executor" else "local"
+    with session(2 * PARALLELISM, {ALLOW_LIST: OPTION}, master=master) as running:
         job = running.run(PIPELINE, arguments, PARALLELISM, configuration)
         job.wait_for_rows()
         for number in range(options.times):
@@ -71,13 +88,59 @@ def measure(options: argparse.Namespace) -> tuple[list[float], int]:
             job, seconds = _downtime(job, partial(_KINDS[options.kind], job, change))
             times.append(seconds)
             progress(f"  {seconds:.3f} s")
-        _settle(job, keys)
-        job.drain()
-        report = _newest(job)
-        rows, counted = report.total("rows"), report.total("count_total")
-        if rows != counted or report.total("violations"):
-            raise BenchmarkError(f"{rows} rows at the sink, {counted} counted, {report.total('violations')} violations")
+        _end(job, keys)
         return times, running.peak_rss_mb
+
+
+def measure_takeovers(options: argparse.Namespace) -> tuple[list[float], int]:
+    """As :func:`measure`, when drivers end and others take over."""
+    keys = round(options.state_mb * KEYS_PER_MB) or KEYS
+    times = []
+    with TemporaryDirectory(prefix="ckpt-benchmark-") as storage, ExitStack() as sessions:
+        shared = {
+            "high-availability.type": "filesystem",
+            "high-availability.storageDir": storage,
+            "rest.token": token_urlsafe(),
+        }
+        leader = sessions.enter_context(session(PARALLELISM, shared))
+        job = leader.run(PIPELINE, _arguments(options, keys), PARALLELISM, _configuration(options))
+        job.wait_for_rows()
+        for _ in range(options.times):
+            waiting = sessions.enter_context(standby(PARALLELISM, shared))
+            _settle(job, keys)
+            job, seconds = _downtime(job, partial(_take_over, job, leader, waiting))
+            leader = job.session
+            times.append(seconds)
+            progress(f"  {seconds:.3f} s")
+        _end(job, keys)
+        return times, leader.peak_rss_mb
+
+
+def _take_over(
+    job: BenchmarkJob, leader: BenchmarkSession, waiting: Callable[[], BenchmarkSession]
+) -> tuple[BenchmarkJob, int]:
+    leader.kill()
+    job.move_to(waiting())
+    return job, PARALLELISM
+
+
+def _arguments(options: argparse.Namespace, keys: int) -> list[int]:
+    return [keys, 0 if options.state_mb else ROWS_PER_S]
+
+
+def _configuration(options: argparse.Namespace) -> dict[str, str]:
+    is_loss = options.kind in ("slot", "executor", "driver")
+    return {**CONFIGURATION, **(RESTARTED if is_loss else {}), **backend_configuration(options.backend)}
+
+
+def _end(job: BenchmarkJob, keys: int) -> None:
+    """Raises BenchmarkError when rows were lost or repeated."""
+    _settle(job, keys)
+    job.drain()
+    report = _newest(job)
+    rows, counted = report.total("rows"), report.total("count_total")
+    if rows != counted or report.total("violations"):
+        raise BenchmarkError(f"{rows} rows at the sink, {counted} counted, {report.total('violations')} violations")
 
 
 def _newest(job: BenchmarkJob) -> Report:
@@ -121,7 +184,27 @@ def _resume(job: BenchmarkJob, change: _Change) -> tuple[BenchmarkJob, int]:
     return change.session.run(PIPELINE, change.arguments, PARALLELISM, change.configuration, stopped), PARALLELISM
 
 
-_KINDS = {"rescale": _rescale, "config": _configure, "savepoint-resume": _resume}
+def _kill_slot(job: BenchmarkJob, _: _Change) -> tuple[BenchmarkJob, int]:
+    worker = job.active_worker()
+    (agent_of(worker) or worker).kill()
+    return job, PARALLELISM
+
+
+def _kill_executor(job: BenchmarkJob, _: _Change) -> tuple[BenchmarkJob, int]:
+    executor = executor_of(job.active_worker())
+    if executor is None:
+        raise BenchmarkError("the active worker is not below an executor")
+    executor.kill()
+    return job, PARALLELISM
+
+
+_KINDS = {
+    "rescale": _rescale,
+    "config": _configure,
+    "savepoint-resume": _resume,
+    "slot": _kill_slot,
+    "executor": _kill_executor,
+}
 
 
 def _downtime(job: BenchmarkJob, change: Callable[[], tuple[BenchmarkJob, int]]) -> tuple[BenchmarkJob, float]:

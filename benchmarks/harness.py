@@ -10,12 +10,15 @@ import json
 import os
 import platform
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -138,6 +141,11 @@ class BenchmarkSession:
         """To be entered: samples the memory of the session from now on."""
         return PeakMemory(self.info.pid)
 
+    def kill(self) -> None:
+        """Of the driver, its JVM and its Python process; what else is of the session ends by itself."""
+        self.info.driver.signal(signal.SIGKILL)
+        self.info.leader.signal(signal.SIGKILL)
+
     def run(
         self,
         pipeline: str,
@@ -168,10 +176,15 @@ class BenchmarkJob:
 
     def __init__(self, session: BenchmarkSession, job_id: str, report: Path, parallelism: int) -> None:
         self.id = job_id
-        self._session = session
+        self.session = session
         self._client = session.client
         self._report = report
         self._parallelism = parallelism
+
+    def move_to(self, session: BenchmarkSession) -> None:
+        """Another driver has taken over."""
+        self.session = session
+        self._client = session.client
 
     def report(self) -> Report:
         """The sink's latest reports."""
@@ -194,7 +207,7 @@ class BenchmarkJob:
         """Until every slot has its warm spare: one that still starts takes the time of a core."""
 
         def ready() -> bool:
-            ports = [listening_port(worker) for worker in workers_of(self._session.info.pid)]
+            ports = [listening_port(worker) for worker in workers_of(self.session.info.pid)]
             return len([port for port in ports if port is not None]) == 2 * self._parallelism
 
         self.wait_for("a spare worker in every slot", ready, timeout_s)
@@ -232,7 +245,7 @@ class BenchmarkJob:
     def active_worker(self) -> psutil.Process:
         """One that runs subtasks: its data port is a subtask's endpoint. Raises BenchmarkError."""
         ports = set(self.endpoint_ports())
-        for worker in workers_of(self._session.info.pid):
+        for worker in workers_of(self.session.info.pid):
             if listening_port(worker) in ports:
                 return worker
         raise BenchmarkError(f"no worker listens on one of the ports {sorted(ports)}")
@@ -267,7 +280,7 @@ class BenchmarkJob:
 
     def savepoint(self, savepoint_format: Literal["NATIVE", "CANONICAL"]) -> Checkpoint:
         """Takes one now, and returns it completed."""
-        target = str(self._session.directory / "savepoints")
+        target = str(self.session.directory / "savepoints")
         trigger = self._client.trigger_savepoint(self.id, target, savepoint_format=savepoint_format)
         status = self._client.wait_for_operation("savepoint", trigger, self.id, timeout_s=600, poll_interval_s=0.02)
         assert status.location is not None
@@ -317,7 +330,7 @@ class BenchmarkJob:
 
     def stop(self, *, drain: bool = False) -> str:
         """Stops the job with a savepoint, from which it can go on unless it is drained; its URL."""
-        trigger = self._client.stop_with_savepoint(self.id, str(self._session.directory / "savepoints"), drain=drain)
+        trigger = self._client.stop_with_savepoint(self.id, str(self.session.directory / "savepoints"), drain=drain)
         status = self._client.wait_for_operation("savepoint", trigger, self.id, timeout_s=120, poll_interval_s=0.02)
         self._client.wait_for_state(self.id, ["FINISHED"], timeout_s=60, poll_interval_s=0.02)
         assert status.location is not None
@@ -325,25 +338,54 @@ class BenchmarkJob:
 
 
 @contextmanager
-def session(slots: int, configuration: Mapping[str, str] | None = None) -> Iterator[BenchmarkSession]:
-    """A session with Spark in local mode; its log is shown when the benchmark fails."""
+def session(
+    slots: int, configuration: Mapping[str, str] | None = None, *, master: str = "local"
+) -> Iterator[BenchmarkSession]:
+    """A session, in Spark's local mode unless another master is given; its log is shown when the benchmark fails."""
+    with standby(slots, configuration, master=master, is_to_wait=False) as leads:
+        yield leads()
+
+
+@contextmanager
+def standby(
+    slots: int, configuration: Mapping[str, str] | None = None, *, master: str = "local", is_to_wait: bool = True
+) -> Iterator[Callable[[], BenchmarkSession]]:
+    """A session that waits to lead, while another one does; the call returns it once it leads."""
     directory = Path(tempfile.mkdtemp(prefix="ckpt-benchmark-"))
     log_file = directory / "session.log"
     conf = {"web.checkpoints.history": str(HISTORY), **(configuration or {})}
     progress(f"starting a session of {slots} slots")
-    try:
-        info = start_session("local", slots, conf=conf, log_file=log_file, work_directory=directory / "work")
-        try:
-            with CkptClient(info.rest_url, token=info.token) as client, PeakMemory(info.pid) as memory:
-                yield BenchmarkSession(info, client, directory, memory)
-        finally:
-            stop_session(info)
-    except BaseException:
-        if log_file.exists():
-            progress("".join(log_file.read_text(errors="replace").splitlines(keepends=True)[-20:]))
-        raise
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        stack.push(partial(_show_log, log_file))
+        starting = stack.enter_context(ThreadPoolExecutor(1)).submit(
+            start_session, master, slots, conf=conf, log_file=log_file, work_directory=directory / "work"
+        )
+        if is_to_wait:
+            _wait_for_line(log_file, "waiting to lead", starting)
+
+        def leads() -> BenchmarkSession:
+            info = starting.result()
+            stack.callback(stop_session, info)
+            client = stack.enter_context(CkptClient(info.rest_url, token=info.token))
+            return BenchmarkSession(info, client, directory, stack.enter_context(PeakMemory(info.pid)))
+
+        yield leads
+
+
+def _wait_for_line(log_file: Path, text: str, starting: Future[SessionInfo]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not (log_file.exists() and text in log_file.read_text(errors="replace")):
+        if starting.done():
+            starting.result()
+        if time.monotonic() > deadline:
+            raise BenchmarkError(f"waited {START_TIMEOUT_S:g} s for {text!r} in the log of a session")
+        time.sleep(0.1)
+
+
+def _show_log(log_file: Path, kind: type[BaseException] | None, *_: object) -> None:
+    if kind is not None and log_file.exists():
+        progress("".join(log_file.read_text(errors="replace").splitlines(keepends=True)[-20:]))
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:

@@ -87,6 +87,13 @@ def _holds(process: psutil.Process, other: psutil.Process) -> bool:
         return False
 
 
+def executor_of(worker: psutil.Process) -> psutil.Process | None:
+    """The JVM of Spark's executor that a worker is below, or its agent; None in local mode."""
+    agent = agent_of(worker)
+    above = [*worker.parents(), *([agent, *agent.parents()] if agent else [])]
+    return next((process for process in above if "CoarseGrainedExecutorBackend" in " ".join(process.cmdline())), None)
+
+
 def listening_port(process: psutil.Process) -> int | None:
     """The port of a worker's data exchange; None while it starts, or when it is gone."""
     try:

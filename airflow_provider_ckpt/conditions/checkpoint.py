@@ -19,7 +19,8 @@ class CheckpointGoal:
     """Which completed checkpoints are wanted; every given field must hold.
 
     ``checkpoint_id``: exactly this one. ``since_id``: ids above it only. ``after_ms``: triggered at or after this
-    moment (milliseconds since the epoch). ``count``: so many of them. ``savepoints``: savepoints count as well.
+    moment (milliseconds since the epoch). ``count``: so many of them. ``savepoints``: savepoints count as well, or with
+    ``checkpoints=False`` alone.
     """
 
     checkpoint_id: int | None = None
@@ -27,19 +28,21 @@ class CheckpointGoal:
     after_ms: int | None = None
     count: int = 1
     savepoints: bool = False
+    checkpoints: bool = True
 
     def accepts(self, item: Checkpoint) -> bool:
         """Whether one entry of the job's checkpoint history is wanted."""
         return (
             item.status == "COMPLETED"
-            and (self.savepoints or not item.is_savepoint)
+            and (self.savepoints if item.is_savepoint else self.checkpoints)
             and (self.checkpoint_id is None or item.id == self.checkpoint_id)
             and (self.since_id is None or item.id > self.since_id)
             and (self.after_ms is None or item.triggered_at_ms >= self.after_ms)
         )
 
     def __str__(self) -> str:
-        parts = [f"{self.count} completed checkpoint{'s' if self.count > 1 else ''}"]
+        noun = "checkpoint" if self.checkpoints else "savepoint"
+        parts = [f"{self.count} completed {noun}{'s' if self.count > 1 else ''}"]
         parts += [f"with id {self.checkpoint_id}"] if self.checkpoint_id is not None else []
         parts += [f"newer than {self.since_id}"] if self.since_id is not None else []
         parts += [f"triggered at or after {self.after_ms} ms"] if self.after_ms is not None else []

@@ -5,6 +5,7 @@ It adds nothing to the client: what can be asked of the job manager is the clien
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,9 +14,11 @@ from airflow.sdk import BaseHook
 
 from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
 from airflow_provider_ckpt.hooks.connection import Endpoint
+from airflow_provider_ckpt.leader import leader_of
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
 from ckpt_runtime.client.errors import CkptClientError, NotFound
+from ckpt_runtime.client.leader import LeaderSource
 from ckpt_runtime.client.savepoint_models import Savepoint
 from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S
 
@@ -24,7 +27,8 @@ class CkptHook(BaseHook):
     """Connects to a job manager, or to a Flink cluster.
 
     The connection's fields: host, port (8081), scheme (``http`` or ``https``), password (bearer token); extra:
-    ``verify``, ``ca_file``, ``timeout`` (seconds for one request).
+    ``verify``, ``ca_file``, ``timeout`` (seconds for one request). Or, in place of the host, extra ``ha_dir`` and
+    ``ha_cluster_id``: the job manager that leads is found there, and followed when another one takes over.
 
     :param ckpt_conn_id: the Airflow connection.
     """
@@ -59,14 +63,34 @@ class CkptHook(BaseHook):
         It repeats a request for ``patience`` seconds while the job manager is away, and tells ``on_away`` each time.
         """
         endpoint = self.endpoint()
+        address = self._address(endpoint)
         with self._certificates_named(endpoint):
-            return CkptClient(**_client_arguments(endpoint, patience), on_away=on_away)
+            return CkptClient(address, **_client_arguments(endpoint, patience), on_away=on_away)
 
     async def aget_conn(self, *, patience: float = DEFAULT_PATIENCE_S) -> AsyncCkptClient:
         """As :meth:`get_conn`, an asynchronous client."""
         endpoint = await self.aendpoint()
+        address = await asyncio.to_thread(self._address, endpoint) if endpoint.ha_dir else endpoint.base_url
         with self._certificates_named(endpoint):
-            return AsyncCkptClient(**_client_arguments(endpoint, patience))
+            return AsyncCkptClient(address, **_client_arguments(endpoint, patience))
+
+    def _address(self, endpoint: Endpoint) -> str | LeaderSource:
+        """Blocks when a directory is used for the first time: its libraries are loaded then."""
+        if endpoint.ha_dir is None:
+            return endpoint.base_url
+        return leader_of(self.ckpt_conn_id, endpoint.ha_dir, endpoint.cluster_id, endpoint.token)
+
+    def base_url(self) -> str:
+        """The job manager's address: the connection's, or the present leader's; empty when nobody is seen to lead."""
+        endpoint = self.endpoint()
+        address = self._address(endpoint)
+        if isinstance(address, str):
+            return address
+        try:
+            return address.find(endpoint.timeout).url
+        except CkptClientError as error:
+            self.log.info("No leader's address to show: %s", error)
+            return ""
 
     def savepoints(self, directory: str | None = None, job: str | None = None) -> tuple[Savepoint, ...]:
         """The savepoint catalogue: what lies below a directory, or the configured one, the latest first.
@@ -102,15 +126,15 @@ class CkptHook(BaseHook):
         try:
             with self.get_conn() as client:
                 overview = client.execute(requests.cluster_overview())
+                leader = client.url
         except (CkptClientError, CkptConnectionInvalid) as error:
             return False, str(error)
         slots = f"{overview.slots_available} of {overview.slots_total} slots available"
-        return True, f"version {overview.version}, {slots}, {overview.jobs_running} jobs running"
+        return True, f"version {overview.version}, leader {leader}, {slots}, {overview.jobs_running} jobs running"
 
 
 def _client_arguments(endpoint: Endpoint, patience: float) -> dict[str, Any]:
     return {
-        "url": endpoint.base_url,
         "token": endpoint.token,
         "verify": endpoint.verify,
         "timeout_s": endpoint.timeout,

@@ -12,6 +12,8 @@ from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
 
 DEFAULT_PORT = 8081
 DEFAULT_TIMEOUT_SECONDS = 30.0
+DEFAULT_CLUSTER_ID = "default"
+_LOOPBACK = "127.0.0.1"
 _SCHEMES = ("http", "https")
 _PORT_IN_HOST = re.compile(r"([^:\[\]]+|\[.*\]):\d*")
 
@@ -28,7 +30,11 @@ class ConnectionLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where the job manager answers. ``verify`` is a bool or the path of a CA bundle; ``timeout`` is in seconds."""
+    """Where the job manager answers. ``verify`` is a bool or the path of a CA bundle; ``timeout`` is in seconds.
+
+    With ``ha_dir`` the leader is found there, and ``base_url`` is empty; ``host`` and ``port`` are for a session that
+    is started, which may take any port then.
+    """
 
     base_url: str
     host: str
@@ -36,6 +42,19 @@ class Endpoint:
     token: str | None = field(default=None, repr=False)
     verify: bool | str = True
     timeout: float = DEFAULT_TIMEOUT_SECONDS
+    ha_dir: str | None = None
+    cluster_id: str = DEFAULT_CLUSTER_ID
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What a session needs in its configuration, so that this endpoint finds it."""
+        if self.ha_dir is None:
+            return {}
+        return {
+            "high-availability.type": "filesystem",
+            "high-availability.storageDir": self.ha_dir,
+            "high-availability.cluster-id": self.cluster_id,
+        }
 
     @classmethod
     def of(cls, connection: ConnectionLike, extra: Mapping[str, Any]) -> Endpoint:
@@ -43,6 +62,8 @@ class Endpoint:
 
         :raises CkptConnectionInvalid: naming the connection, the field, its value and what is allowed.
         """
+        if extra.get("ha_dir"):
+            return cls._of_directory(connection, extra)
         scheme, host = _scheme_and_host(connection)
         port = connection.port or DEFAULT_PORT
         shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
@@ -53,6 +74,26 @@ class Endpoint:
             token=connection.password or None,
             verify=_verify(connection, scheme, extra),
             timeout=_timeout(connection, extra.get("timeout")),
+        )
+
+    @classmethod
+    def _of_directory(cls, connection: ConnectionLike, extra: Mapping[str, Any]) -> Endpoint:
+        """Where it leads to, and how, is the leader's to say."""
+        if connection.host:
+            raise _refuse(connection, "host", connection.host, "it must be empty, since ha_dir is given")
+        directory, cluster_id = extra["ha_dir"], extra.get("ha_cluster_id") or DEFAULT_CLUSTER_ID
+        for name, value in (("ha_dir", directory), ("ha_cluster_id", cluster_id)):
+            if not isinstance(value, str) or not value.strip():
+                raise _refuse(connection, name, value, "it must be a text")
+        return cls(
+            base_url="",
+            host=_LOOPBACK,
+            port=connection.port or 0,
+            token=connection.password or None,
+            verify=_verify(connection, "https", extra),
+            timeout=_timeout(connection, extra.get("timeout")),
+            ha_dir=directory.strip(),
+            cluster_id=cluster_id.strip(),
         )
 
 

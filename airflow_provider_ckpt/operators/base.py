@@ -26,10 +26,18 @@ from airflow_provider_ckpt.exceptions import (
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.job_tasks import CkptJobTask
 from airflow_provider_ckpt.links import JOB_LINKS
-from airflow_provider_ckpt.tasks import FIRST_LOOKS_SECONDS, CkptTask, backstop, seconds_here, tell_trace, wait_here
+from airflow_provider_ckpt.tasks import (
+    FIRST_LOOKS_SECONDS,
+    CkptTask,
+    backstop,
+    refused,
+    seconds_here,
+    tell_trace,
+    wait_here,
+)
 from airflow_provider_ckpt.triggers.base import CkptTrigger, event_payload
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.client.errors import BadRequest, CkptClientError, NotFound, Unauthorized, is_passing
+from ckpt_runtime.client.errors import BadRequest, CkptClientError, NotFound, NotServed, Unauthorized, is_passing
 from ckpt_runtime.client.requests import Call
 from ckpt_runtime.client.waiting import Pause, Steps
 
@@ -105,7 +113,9 @@ class CkptOperator(CkptTask, BaseOperator):
         try:
             with self.hook.get_conn(patience=self.request_patience(deadline), on_away=away) as client:
                 yield client
-        except (BadRequest, Unauthorized) as error:
+        except Unauthorized as error:
+            raise CkptRequestRejected(refused(error, self.ckpt_conn_id)) from error
+        except (BadRequest, NotServed) as error:
             raise CkptRequestRejected(str(error)) from error
         except NotFound as error:
             raise CkptNotFound(str(error)) from error

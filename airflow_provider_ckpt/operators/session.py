@@ -18,6 +18,7 @@ from airflow_provider_ckpt.operators.base import CkptOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal, new_id
 from airflow_provider_ckpt.secret_values import hide, shown_command
 from airflow_provider_ckpt.session_process import SessionProcess
+from airflow_provider_ckpt.spark_connection import submission
 from airflow_provider_ckpt.triggers.base import event_payload
 from airflow_provider_ckpt.triggers.session import CkptSessionTrigger
 from ckpt_runtime.client import requests
@@ -28,8 +29,10 @@ from ckpt_runtime.client.session_command import (
     TOKEN_VARIABLE,
     SessionCommandError,
     SessionFiles,
+    application_file,
     configuration_text,
     properties_text,
+    session_arguments,
     session_command,
     session_environment,
 )
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 _RECORD = "ckpt_session"
+DEFAULT_MASTER = "local[2]"
 
 
 class StartSessionOperator(CkptOperator):
@@ -50,7 +54,10 @@ class StartSessionOperator(CkptOperator):
     Returns ``{"session_id", "hostname", "pid", "start_ticks", "log_file", "base_url", "reused", "slots_total",
     "slots_available", "jobs_running", "version"}``; the first five are ``None`` for a session that was found running.
 
-    :param master: Spark's master URL. (templated)
+    :param master: Spark's master URL; default ``local[2]``. (templated)
+    :param spark_conn_id: a connection of Airflow's Spark provider instead of ``master``: the session is started by the
+        rules of its submit hook (master, deploy mode, queue, binary, keytab, principal, Kubernetes namespace), so that
+        it runs where the team's other Spark jobs do. The deploy mode has to be client. (templated)
     :param spark_conf: Spark's settings. (templated)
     :param configuration: the session's options. (templated)
     :param work_directory: for uploaded pipelines and, unless configured otherwise, checkpoints. (templated)
@@ -66,6 +73,7 @@ class StartSessionOperator(CkptOperator):
     template_fields: Collection[str] = (
         *CkptOperator.template_fields,
         "master",
+        "spark_conn_id",
         "spark_conf",
         "configuration",
         "work_directory",
@@ -79,7 +87,8 @@ class StartSessionOperator(CkptOperator):
     def __init__(  # noqa: PLR0913 - keyword arguments of a DAG author
         self,
         *,
-        master: str = "local[2]",
+        master: str | None = None,
+        spark_conn_id: str | None = None,
         spark_conf: Mapping[str, Any] | None = None,
         configuration: Mapping[str, Any] | None = None,
         work_directory: str | None = None,
@@ -96,6 +105,7 @@ class StartSessionOperator(CkptOperator):
         kwargs.setdefault("defer_after", 0)
         super().__init__(**kwargs)
         self.master = master
+        self.spark_conn_id = spark_conn_id
         self.spark_conf = spark_conf
         self.configuration = configuration
         self.work_directory = work_directory
@@ -115,7 +125,7 @@ class StartSessionOperator(CkptOperator):
             with self.connected() as client:
                 answers = _overview(client) is not None
             if answers and not self.reuse_running:
-                raise CkptSessionFailed(f"a session answers at {endpoint.base_url} already")
+                raise CkptSessionFailed(f"a session answers at {self.hook.base_url()} already")
             process = None if answers else self._launch(context, endpoint)
             verdict = self._first_look() if answers else None
         self._process = process
@@ -167,11 +177,11 @@ class StartSessionOperator(CkptOperator):
             work=arguments.optional_text("work_directory", self.work_directory),
             configuration=str(log_file.with_suffix(".options.json")),
         )
-        command, environment = self.command_line(endpoint, files)
+        command, environment, master = self.command_line(endpoint, files)
         journal = Journal(context, _RECORD)
         journal.write(session_id=session_id, log_file=str(log_file))
         if not self.command:
-            self._write_options(files)
+            self._write_options(endpoint, files, master)
         try:
             process = session_process.launch(command, session_id, log_file, environment)
         except BaseException:
@@ -184,39 +194,50 @@ class StartSessionOperator(CkptOperator):
         self.log.info("Started session %s (pid %d), log in %s: %s", session_id, process.pid, log_file, shown)
         return process
 
-    def _write_options(self, files: SessionFiles) -> None:
+    def _write_options(self, endpoint: Endpoint, files: SessionFiles, master: str) -> None:
         """For the session alone, which deletes both when it has read them."""
         spark_conf = arguments.options("spark_conf", self.spark_conf)
-        configuration = arguments.options("configuration", self.configuration)
+        configuration = endpoint.options | arguments.options("configuration", self.configuration)
         hide(spark_conf)
         hide(configuration)
-        write_private(Path(files.properties), properties_text(self.master, spark_conf))
+        write_private(Path(files.properties), properties_text(master, spark_conf))
         write_private(Path(files.configuration or ""), configuration_text(configuration))
 
-    def command_line(self, endpoint: Endpoint, files: SessionFiles) -> tuple[list[str], dict[str, str]]:
-        """The command and what it needs in its environment.
+    def command_line(self, endpoint: Endpoint, files: SessionFiles) -> tuple[list[str], dict[str, str], str]:
+        """The command, what it needs in its environment, and Spark's master.
 
         :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
         """
         given = {str(key): str(value) for key, value in (self.env or {}).items()}
         if self.command:
             token = {TOKEN_VARIABLE: endpoint.token} if endpoint.token else {}
-            return [str(part) for part in self.command], {**token, **given}
-        master = arguments.text("master", self.master)
-        application = arguments.optional_text("application", self.application)
+            return [str(part) for part in self.command], {**token, **given}, ""
         configuration = arguments.options("configuration", self.configuration)
         _check_token(endpoint, configuration or {})
+        rest_host = arguments.optional_text("rest_host", self.rest_host) or endpoint.host
+        command, master = self._spark_command(rest_host, endpoint.port, files)
+        return command, {**session_environment(master, endpoint.token), **given}, master
+
+    def _spark_command(self, rest_host: str, rest_port: int, files: SessionFiles) -> tuple[list[str], str]:
+        master = arguments.optional_text("master", self.master)
+        spark_conn_id = arguments.optional_text("spark_conn_id", self.spark_conn_id)
+        given = arguments.optional_text("application", self.application)
+        application = application_file() if given is None else Path(given)
+        if spark_conn_id is not None:
+            if master is not None:
+                raise CkptArgumentInvalid("master", master, "it must be left out, since spark_conn_id names one")
+            rest = session_arguments(rest_host=rest_host, rest_port=rest_port, files=files)
+            spark_conf = arguments.options("spark_conf", self.spark_conf)
+            submitted = submission(spark_conn_id, spark_conf, files.properties, str(application), rest)
+            return submitted.command, submitted.master
+        master = master or DEFAULT_MASTER
         try:
             command = session_command(
-                master,
-                rest_host=arguments.optional_text("rest_host", self.rest_host) or endpoint.host,
-                rest_port=endpoint.port,
-                files=files,
-                application=None if application is None else Path(application),
+                master, rest_host=rest_host, rest_port=rest_port, files=files, application=application
             )
         except SessionCommandError as error:
             raise CkptArgumentInvalid("master", master, str(error)) from error
-        return command, {**session_environment(master, endpoint.token), **given}
+        return command, master
 
     def _log_directory(self) -> Path:
         given = arguments.optional_text("log_directory", self.log_directory)
@@ -224,7 +245,7 @@ class StartSessionOperator(CkptOperator):
 
     def execute_complete(self, context: Context, event: Event | None = None) -> Any:
         event = event or {}
-        base_url, document = self.hook.endpoint().base_url, event["trigger"]["process"]
+        base_url, document = self.hook.base_url(), event["trigger"]["process"]
         if document is None:
             return self._reuse(context, base_url, event)
         self._process = process = SessionProcess.from_json(document)
@@ -319,7 +340,7 @@ class StopSessionOperator(CkptOperator):
             process.terminate()
 
     def _result(self, *, was_running: bool) -> Json:
-        return {"base_url": self.hook.endpoint().base_url, "was_running": was_running}
+        return {"base_url": self.hook.base_url(), "was_running": was_running}
 
 
 def _check_token(endpoint: Endpoint, configuration: Mapping[str, str]) -> None:

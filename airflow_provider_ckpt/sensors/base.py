@@ -26,7 +26,7 @@ from airflow_provider_ckpt.exceptions import (
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.job_tasks import CkptJobTask
 from airflow_provider_ckpt.links import JOB_LINKS
-from airflow_provider_ckpt.tasks import FIRST_LOOKS_SECONDS, backstop, seconds_here, tell_trace, wait_here
+from airflow_provider_ckpt.tasks import FIRST_LOOKS_SECONDS, backstop, refused, seconds_here, tell_trace, wait_here
 from airflow_provider_ckpt.triggers.base import CkptTrigger, event_payload
 from ckpt_runtime.client.errors import CkptClientError, is_passing
 from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S
@@ -107,7 +107,8 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
             self._find(context, deadline)
             trigger = self.trigger(context, deadline)
         except CkptClientError as error:
-            raise (CkptUnavailable if is_passing(error) else CkptRequestRejected)(str(error)) from error
+            kind = CkptUnavailable if is_passing(error) else CkptRequestRejected
+            raise kind(refused(error, self.ckpt_conn_id)) from error
         verdict = self._wait_here(trigger)
         if verdict is not None:
             # By way of Airflow's own entry, which turns failures into skips where that is wanted.
@@ -136,7 +137,7 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
                 verdict = client.run(look_until_sure(self._condition, self._progress, pause))
         except CkptClientError as error:
             if not is_waited_out(error):
-                raise CkptRequestRejected(str(error)) from error
+                raise CkptRequestRejected(refused(error, self.ckpt_conn_id)) from error
             self._progress.away(error)
             return False
         if verdict is None:

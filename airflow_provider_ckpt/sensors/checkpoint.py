@@ -1,10 +1,10 @@
-"""Waits for completed checkpoints of a job."""
+"""Waits for completed checkpoints or savepoints of a job."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import XComArg
 
@@ -46,6 +46,7 @@ class CheckpointCompletedSensor(CkptSensor):
     :param include_savepoints: savepoints count as well.
     """
 
+    checkpoints: ClassVar[bool] = True
     template_fields: Collection[str] = (
         *CkptSensor.template_fields,
         "checkpoint_id",
@@ -100,7 +101,8 @@ class CheckpointCompletedSensor(CkptSensor):
             raise CkptArgumentInvalid("count", self.count, "it must be 1 together with checkpoint_id")
         if wanted is None and since is None and after is None:
             since = self._first_look(context, deadline)
-        return CheckpointGoal(wanted, since, after, count, self.include_savepoints)
+        savepoints = self.include_savepoints or not self.checkpoints
+        return CheckpointGoal(wanted, since, after, count, savepoints, self.checkpoints)
 
     @staticmethod
     def _id(name: str, given: object, minimum: int) -> int | None:
@@ -126,3 +128,20 @@ class CheckpointCompletedSensor(CkptSensor):
 
     def succeeded(self, context: Context) -> None:
         Journal(context, _RECORD).forget()
+
+
+class SavepointCompletedSensor(CheckpointCompletedSensor):
+    """As :class:`CheckpointCompletedSensor` for savepoints alone, whoever has taken them; that of a stop counts.
+
+    :param job: the job, by id or unique name. (templated)
+    :param count: how many. (templated)
+    :param since_checkpoint_id: only savepoints with a higher id. (templated)
+    :param after: only savepoints triggered at or after this moment. (templated)
+    """
+
+    checkpoints: ClassVar[bool] = False
+
+    @property
+    def savepoint_path(self) -> XComArg:
+        """Where the newest wanted savepoint lies, for arguments of other tasks."""
+        return XComArg(self, "external_path")

@@ -9,6 +9,9 @@ The process sets its limits itself, before it looks at anything foreign; what ru
 it runs as root). The system's killer for want of memory takes it before the driver. It is a session of its own, which
 ends as a whole. Memory is limited on Linux only.
 
+A driver has its processes forked by a template (:func:`keep_templates`), which spares each of them the imports;
+others, and systems where that cannot be, start each anew.
+
 It lies outside the rooms: ``api``, ``storage`` and ``jobmaster`` use it, and it uses the standard library alone.
 """
 
@@ -22,17 +25,22 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ckpt_runtime.process_template import Forked, Template, TemplateGoneError
+
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[1])
 _STDERR_BYTES = 4_000
 _PIPE_BYTES = 1 << 16
 _LOOK_S = 0.02
 """How often to look for the end of a process where the system does not tell it."""
+_MOST_TEMPLATES = 2
+"""One for each environment."""
 _STATM = Path("/proc/self/statm")
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 """Each thread of a library takes memory in advance, by the number of cores."""
@@ -76,62 +84,143 @@ def run_limited(
     with tempfile.TemporaryFile() as question, tempfile.TemporaryFile() as answer:
         question.write(request)
         question.flush()
-        process = _start(module, question.fileno(), answer.fileno(), limits, environment)
+        process = _begin(module, question.fileno(), answer.fileno(), limits, environment)
         try:
             last_words = _drain(process, time.monotonic() + limits.time_s)
         finally:
-            _end(process)
+            code = process.end()
         if last_words is None:
             raise ProcessTimeLimitError(f"it took longer than the {limits.time_s:g} s allowed")
-        return _answer(answer.fileno(), process.returncode, limits, last_words.decode(errors="replace"))
+        return _answer(answer.fileno(), code, limits, last_words.decode(errors="replace"))
 
 
-def _start(
+def _begin(
     module: str, question: int, answer: int, limits: ProcessLimits, environment: Mapping[str, str] | None
-) -> subprocess.Popen[bytes]:
+) -> Forked | _Started:
     given = dict(os.environ if environment is None else environment)
     paths = [_PACKAGE_ROOT, *filter(None, given.get("PYTHONPATH", "").split(os.pathsep))]
     variables = {**_ONE_THREAD, **given, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
-    numbers = (question, answer, limits.memory_bytes, int(limits.time_s) + 1, limits.file_bytes)
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *map(str, numbers)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env=variables,
-        pass_fds=(question, answer),
-        start_new_session=True,
-    )
+    numbers = [str(number) for number in (limits.memory_bytes, int(limits.time_s) + 1, limits.file_bytes)]
+    for _ in range(2):  # one that nobody has asked for long may be ending
+        template = _TEMPLATES.of(variables)
+        if template is None:
+            break
+        with suppress(TemplateGoneError):
+            return template.fork(module, numbers, question, answer)
+        _TEMPLATES.lost(template)
+    return _Started(module, [str(question), str(answer), *numbers], (question, answer), variables)
 
 
-def _drain(process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
+class _Templates:
+    """Of this process; none while no driver runs in it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._drivers = 0
+        self._living: dict[frozenset[tuple[str, str]], Template] = {}
+
+    def begin(self) -> None:
+        with self._lock:
+            self._drivers += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._drivers -= 1
+            ended = [] if self._drivers else list(self._living.values())
+            if ended:
+                self._living = {}
+        for template in ended:
+            template.close()
+
+    def of(self, environment: Mapping[str, str]) -> Template | None:
+        """That of an environment; None where there are none."""
+        key = frozenset(environment.items())
+        with self._lock:
+            if not self._drivers or not hasattr(os, "pidfd_open"):
+                return None
+            template = self._living.pop(key, None) or Template(environment)
+            self._living[key] = template
+            oldest = list(self._living)[:-_MOST_TEMPLATES]
+            ended = [self._living.pop(environment) for environment in oldest]
+        for former in ended:
+            former.close()
+        return template
+
+    def lost(self, template: Template) -> None:
+        with self._lock:
+            self._living = {key: known for key, known in self._living.items() if known is not template}
+        template.close()
+
+
+_TEMPLATES = _Templates()
+
+
+def keep_templates() -> None:
+    """A driver begins: its processes are forked, until :func:`drop_templates` has been called as often."""
+    _TEMPLATES.begin()
+
+
+def drop_templates() -> None:
+    """A driver ends, and with the last one the templates, with all processes that still run. Blocks."""
+    _TEMPLATES.end()
+
+
+class _Started:
+    """A process that is started anew, as :class:`Forked` is one of a template."""
+
+    def __init__(
+        self, module: str, arguments: list[str], descriptors: tuple[int, int], environment: Mapping[str, str]
+    ) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=dict(environment),
+            pass_fds=descriptors,
+            start_new_session=True,
+        )
+        assert self._process.stderr is not None
+        self.stderr = self._process.stderr.fileno()
+        self.ended = os.pidfd_open(self._process.pid) if hasattr(os, "pidfd_open") else None
+
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def end(self) -> int:
+        """Ends the process and what it has started; its exit code."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        code = self._process.wait()
+        if self.ended is not None:
+            os.close(self.ended)
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+        return code
+
+
+def _drain(process: Forked | _Started, deadline: float) -> bytes | None:
     """Waits for the end, and gives the end of standard error; None when the deadline came first.
 
     A process that was left behind may hold the pipe open: the end of the process itself is what counts.
     """
-    assert process.stderr is not None
-    pipe = process.stderr.fileno()
+    pipe, ended = process.stderr, process.ended
     os.set_blocking(pipe, False)
     tail = b""
-    ended = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
-    try:
-        with selectors.DefaultSelector() as selector:
-            if ended is not None:
-                selector.register(ended, selectors.EVENT_READ)
-            selector.register(pipe, selectors.EVENT_READ)
-            while (remaining := deadline - time.monotonic()) > 0:
-                ready = {key.fd for key, _ in selector.select(remaining if ended is not None else _LOOK_S)}
-                if pipe in ready:
-                    chunk = _read_some(pipe)
-                    if not chunk:
-                        selector.unregister(pipe)
-                    tail = (tail + chunk)[-_STDERR_BYTES:]
-                if ended in ready or (ended is None and process.poll() is not None):
-                    return (tail + _read_some(pipe))[-_STDERR_BYTES:]
-        return None
-    finally:
+    with selectors.DefaultSelector() as selector:
         if ended is not None:
-            os.close(ended)
+            selector.register(ended, selectors.EVENT_READ)
+        selector.register(pipe, selectors.EVENT_READ)
+        while (remaining := deadline - time.monotonic()) > 0:
+            ready = {key.fd for key, _ in selector.select(remaining if ended is not None else _LOOK_S)}
+            if pipe in ready:
+                chunk = _read_some(pipe)
+                if not chunk:
+                    selector.unregister(pipe)
+                tail = (tail + chunk)[-_STDERR_BYTES:]
+            if ended in ready or (isinstance(process, _Started) and ended is None and process.has_ended()):
+                return (tail + _read_some(pipe))[-_STDERR_BYTES:]
+    return None
 
 
 def _read_some(pipe: int) -> bytes:
@@ -140,15 +229,6 @@ def _read_some(pipe: int) -> bytes:
         return os.read(pipe, _PIPE_BYTES)
     except BlockingIOError:
         return b""
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the process and what it has started."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert process.stderr is not None
-    process.stderr.close()
 
 
 def _answer(descriptor: int, code: int, limits: ProcessLimits, last_words: str) -> bytes:

@@ -88,13 +88,19 @@ class AttackedSession:
 def attacked() -> Iterator[AttackedSession]:
     directory = Path(tempfile.mkdtemp(prefix="ckpt-attacked-"))
     directory.chmod(0o755)
-    info = start_session("local", 2, log_file=directory / "session.log", work_directory=directory / "work")
+    info = start_session(
+        "local",
+        2,
+        conf={"heartbeat.timeout": "50 s"},
+        log_file=directory / "session.log",
+        work_directory=directory / "work",
+    )
     try:
         with CkptClient(info.rest_url, token=info.token) as client:
             options = RunOptions(arguments=(str(directory),), parallelism=2, configuration=FAST)
             pipeline = client.upload_pipeline(*pack_pipeline(PIPELINES / "counted.py"))
             session = AttackedSession(info, directory, client, client.run_pipeline(pipeline, options))
-            client.wait_for_state(session.job_id, ["RUNNING"], timeout_s=90)
+            client.wait_for_state(session.job_id, ["RUNNING"], timeout_s=180)
             wait_until(lambda: session.completed() > 0, "a checkpoint")
             yield session
     finally:

@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 
 from tests.attack.conftest import AttackedSession
+from tests.support.spark_sessions import wait_until
 
-pytestmark = [pytest.mark.attack, pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.attack, pytest.mark.spark, pytest.mark.timeout(600)]
+
+
+def below(directory: Path) -> list[Path]:
+    """What comes and goes meanwhile is there or not."""
+    return [Path(place, name) for place, directories, files in os.walk(directory) for name in (*directories, *files)]
 
 
 def test_no_file_of_a_session_can_be_read(
@@ -24,14 +30,17 @@ def test_no_file_of_a_session_can_be_read(
 
     there = {path.name for path in attacked.directory.iterdir()}
     assert {"session.log", "session.ready.json", "work"} <= there
-    kept = [path.name for path in (attacked.directory / "work").rglob("*")]
-    assert any(name.startswith("chk-") for name in kept)
-    assert any(name.endswith(".archive") for name in kept)
+
+    def are_kept() -> bool:
+        names = [path.name for path in below(attacked.directory / "work")]
+        return any(name.startswith("chk-") for name in names) and any(name.endswith(".archive") for name in names)
+
+    wait_until(are_kept, "a checkpoint and an upload")
     assert as_other_user(readable) == ["report"]
 
 
 def test_checkpoints_and_uploads_are_private_wherever_they_lie(attacked: AttackedSession) -> None:
-    for path in (attacked.directory / "work").rglob("*"):
+    for path in below(attacked.directory / "work"):
         try:
             mode = path.stat().st_mode
         except FileNotFoundError:  # a checkpoint that was replaced meanwhile

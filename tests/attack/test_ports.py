@@ -18,7 +18,7 @@ from tests.support.open_spark import ENDPOINT
 from tests.support.spark_protocol import Refused, SparkConnection, to_endpoint
 from tests.support.spark_sessions import wait_until
 
-pytestmark = [pytest.mark.attack, pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.attack, pytest.mark.spark, pytest.mark.timeout(600)]
 
 AsOtherUser = Callable[[Callable[[], Any]], Any]
 VERIFIER = "endpoint-verifier"

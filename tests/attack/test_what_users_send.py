@@ -28,7 +28,7 @@ from tests.support.jobs import PIPELINES, SequenceJob, fast
 pytestmark = pytest.mark.attack
 
 TIMEOUT_S = 60
-PATIENCE_S = 20.0
+PATIENCE_S = 40.0
 """How long an answer of the driver may take while it is attacked, on a machine that is busy with other tests."""
 SPARE_MEMORY = 400 << 20
 NOISE = """

@@ -8,11 +8,14 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.chaos.run import BACKENDS, FAULTS, SPARK_FAULTS, Run
 
 _RATE = 1500
+_FAULT_S = 15
+"""What a fault takes at most, about."""
 _ROUND_S = 300
 """Each round has a session, a job and an input of its own, and ends with the oracle."""
 
@@ -22,37 +25,51 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--faults", type=int, help="so many in one round, however long they take")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--spark", action="store_true", help="a session on a Spark cluster of this machine")
     parser.add_argument("--only", action="append", choices=sorted(SPARK_FAULTS), help="these faults alone; repeatable")
     parser.add_argument("--backend", choices=sorted(BACKENDS), help="this state backend alone; else each in its turn")
     options = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
+    names = options.only or sorted(SPARK_FAULTS if options.spark else FAULTS)
+    if options.faults is not None:
+        backend = options.backend or sorted(BACKENDS)[seed % len(BACKENDS)]
+        print(f"seed {seed}, {backend}, {options.faults} faults", flush=True)
+        rows = int(_RATE * _FAULT_S * options.faults)
+        run = Run(_directory(seed), seed, rows, _RATE, log=_log, spark=options.spark, backend=backend)
+        return 0 if _round(run, names, lambda: run.faults < options.faults) else 1
     end = time.monotonic() + options.minutes * 60
     number = 0
     while time.monotonic() < end:
         lasts_s = min(_ROUND_S, end - time.monotonic())
         backend = options.backend or sorted(BACKENDS)[(seed + number) % len(BACKENDS)]
         print(f"round {number}: seed {seed + number}, {backend}, {lasts_s:.0f} s of faults", flush=True)
-        names = options.only or sorted(SPARK_FAULTS if options.spark else FAULTS)
-        if not _round(seed + number, lasts_s, names, spark=options.spark, backend=backend):
+        rows = int(_RATE * (lasts_s + 240))
+        run = Run(_directory(seed + number), seed + number, rows, _RATE, log=_log, spark=options.spark, backend=backend)
+        over = time.monotonic() + lasts_s
+        if not _round(run, names, lambda over=over: time.monotonic() < over):  # type: ignore[misc]
             return 1
         number += 1
     return 0
 
 
-def _round(seed: int, lasts_s: float, names: list[str], *, spark: bool, backend: str) -> bool:
-    directory = Path(tempfile.mkdtemp(prefix=f"ckpt-chaos-{seed}-"))
-    rows = int(_RATE * (lasts_s + 240))
-    run = Run(directory, seed, rows, _RATE, log=lambda text: print(text, flush=True), spark=spark, backend=backend)
+def _log(text: str) -> None:
+    print(text, flush=True)
+
+
+def _directory(seed: int) -> Path:
+    return Path(tempfile.mkdtemp(prefix=f"ckpt-chaos-{seed}-"))
+
+
+def _round(run: Run, names: list[str], goes_on: Callable[[], bool]) -> bool:
     try:
         run.begin()
-        end = time.monotonic() + lasts_s
-        while time.monotonic() < end:
+        while goes_on():
             run.fault(run.choice.choice(names))
         run.finish()
     except Exception as error:
-        print(f"seed {seed} failed at fault {run.faults}: {type(error).__name__}: {error}; see {directory}", flush=True)
+        _log(f"seed {run.seed} failed at fault {run.faults}: {type(error).__name__}: {error}; see {run.directory}")
         run.session.kill_everything()
         return False
     except BaseException:

@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from ckpt_runtime.snapshots.snapshot import open_snapshot
+from ckpt_runtime.storage.errors import StorageError
 from tests.chaos.session import Session
 from tests.support.spark_sessions import wait_until
 
 MAX_DESCRIPTORS = 400
 MAX_MEMORY_MB = 1500
-_CLEAN_UP_S = 60.0
+_CLEAN_UP_S = 120.0
 """Deletions that failed are tried again every 30 s at the latest."""
 
 
 def check_hidden_files(root: Path) -> None:
     """Nothing hidden anywhere, nor a draft of a file. Raises AssertionError."""
-    wait_until(lambda: not _hidden(root), f"hidden files to go, there are {_hidden(root)[:5]}", _CLEAN_UP_S)
+    _wait_for_none(lambda: _hidden(root), "hidden files")
+
+
+def _wait_for_none(look: Callable[[], list[str]], what: str) -> None:
+    """What is being deleted while it is looked at is still there."""
+    found: list[str] = []
+
+    def gone() -> bool:
+        with suppress(FileNotFoundError, StorageError):
+            found[:] = look()
+            return not found
+        return False
+
+    try:
+        wait_until(gone, f"{what} to go", _CLEAN_UP_S)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: there are {found[:5]}") from None
 
 
 def _hidden(root: Path) -> list[str]:
@@ -26,11 +45,7 @@ def _hidden(root: Path) -> list[str]:
 
 def check_checkpoints(checkpoints: Path, cancelled: list[str], savepoints: Path) -> None:
     """Only cancelled jobs have kept checkpoints, whole ones, and files that these refer to. Raises AssertionError."""
-    wait_until(
-        lambda: not _without_owner(checkpoints, cancelled),
-        f"files without owner to go, there are {_without_owner(checkpoints, cancelled)[:5]}",
-        _CLEAN_UP_S,
-    )
+    _wait_for_none(lambda: _without_owner(checkpoints, cancelled), "files without owner")
     broken = [path.name for path in savepoints.iterdir() if not (path / "_metadata").exists()]
     assert not broken, f"savepoints without metadata: {broken}"
 

@@ -46,9 +46,10 @@ BACKENDS: Mapping[str, Mapping[str, str]] = {
         "state.backend.rocksdb.memory.fixed-per-slot": "4 mb",
     },
 }
+BUFFER_TIMEOUT = "execution.buffer-timeout.interval"
 EVERYWHERE = "everywhere"
 ROLES = ("worker", "template", "agent")
-PROGRESS_S = 90.0
+PROGRESS_S = 180.0
 """How long a job may take after a fault is over until it has completed two more checkpoints."""
 
 
@@ -174,7 +175,7 @@ class Run:
         def stopped() -> bool:
             try:
                 trigger = self.client.stop_with_savepoint(self.job_id, str(self.directory / "savepoints"))
-                done = self.client.wait_for_operation("savepoint", trigger, self.job_id, timeout_s=60)
+                done = self.client.wait_for_operation("savepoint", trigger, self.job_id, timeout_s=180)
             except OperationFailed as error:
                 self.log(f"  the stop failed, again: {str(error)[:200]}")
                 return False
@@ -194,7 +195,7 @@ class Run:
             # One vertex has a parallelism that its output shows.
             vertices = self.client.job_details(self.job_id).vertices
             wanted = {v.id: v.parallelism if EVERYWHERE in v.name else self.parallelism for v in vertices}
-            self.client.rescale(self.job_id, wanted, timeout_s=60)
+            self.client.rescale(self.job_id, wanted, timeout_s=180)
             self.log(f"  rescaled to {self.parallelism}")
         except CkptClientError as error:
             self.log(f"  not rescaled: {str(error)[:200]}")
@@ -268,6 +269,23 @@ def _freeze_driver(run: Run) -> None:
 def _kill_jvm(run: Run) -> None:
     assert isinstance(run.session, SparkSession)
     run.session.kill_jvm()
+
+
+def _kill_host(run: Run) -> None:
+    assert isinstance(run.session, SparkSession)
+    run.session.kill_host(run.choice)
+
+
+def _configure(run: Run) -> None:
+    """An option that needs a restart, perhaps while a worker is killed."""
+    milliseconds = run.choice.choice((10, 50, 100, 200))
+    run.log(f"  buffer timeout {milliseconds} ms")
+    if run.choice.random() < 0.5:
+        kill(run.victim("worker"))
+    try:
+        run.client.patch_job_config(run.job_id, {BUFFER_TIMEOUT: f"{milliseconds} ms"})
+    except CkptClientError as error:
+        run.log(f"  not changed: {str(error)[:200]}")
 
 
 def _vanish(name: str) -> Callable[[Run], None]:
@@ -363,6 +381,7 @@ FAULTS: dict[str, Callable[[Run], None]] = {
     "rescale": lambda run: run.rescale(run.rate),
     "rescale while it runs": Run.rescale_live,
     "worker killed while it is rescaled": _rescale_and_kill,
+    "configuration": _configure,
     "cancel and resume": _cancel_and_resume,
     "cancel while it restarts": _cancel_while_it_restarts,
     "cancel while all is frozen": _cancel_while_frozen,
@@ -376,5 +395,6 @@ SPARK_FAULTS: dict[str, Callable[[Run], None]] = {
     "freeze jvm": _freeze("jvm"),
     "kill executor": _kill("executor"),
     "freeze executor": _freeze("executor"),
+    "kill host": _kill_host,
 }
 """With those of a session in Spark."""

@@ -56,6 +56,7 @@ class Session:
         return {
             "high-availability.type": "filesystem",
             "high-availability.storageDir": str(self.directory / "ha"),
+            "jobmanager.execution.dynamic-configuration.allow-list": "*",
         }
 
     @property
@@ -78,7 +79,7 @@ class Session:
         if self.driver.poll() is None:
             self.driver.kill()
             self.driver.wait()
-        wait_until(lambda: not self.processes(), f"the processes {self.processes()} of the killed driver to end", 60)
+        wait_until(lambda: not self.processes(), f"the processes {self.processes()} of the killed driver to end", 120)
 
     def kill_everything(self) -> None:
         """For the end of a run that went wrong."""

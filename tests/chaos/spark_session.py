@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.spark.launch import SessionInfo, start_session, stop_session
 from ckpt_runtime.spark.protection import AUTHENTICATION_SECRET
 from tests.chaos.session import MARK, Session, kill
-from tests.support.processes import agent_of, command_line
+from tests.support.processes import agent_of, children, command_line
 from tests.support.spark_sessions import SparkCluster, standalone_cluster, wait_until
 
 SLOTS = 3
@@ -55,11 +56,20 @@ class SparkSession(Session):
         [jvm] = self.of_role("jvm")
         return self._replace(jvm)
 
+    def kill_host(self, choice: random.Random) -> None:
+        """One of the cluster's machines goes with all that runs there; another one comes."""
+        assert self.cluster is not None
+        daemon = choice.choice([worker for worker in self.cluster.workers if worker.poll() is None])
+        for pid in [daemon.pid, *children(daemon.pid)]:
+            kill(pid)
+        daemon.wait()
+        self.cluster.start_worker()
+
     def _replace(self, pid: int) -> CkptClient:
         """The next session comes when nothing of this one but the cluster runs any more."""
         mine = [*self.of_role("jvm"), self.driver_pid]
         kill(pid)
-        wait_until(lambda: not set(mine) & set(self.processes()), "driver and JVM to end together", 60)
+        wait_until(lambda: not set(mine) & set(self.processes()), "driver and JVM to end together", 120)
         return self.start()
 
     def of_role(self, role: str) -> list[int]:

@@ -106,7 +106,7 @@ def in_the_engine(cluster: MiniCluster, tmp_path_factory: pytest.TempPathFactory
     (faults / "read-raise").touch()
     cluster.wait_until(lambda: not (faults / "read-raise").exists(), "the failure")
     slow.unlink()
-    cluster.wait_for_status(job, JobStatus.FINISHED, timeout_s=120)
+    cluster.wait_for_status(job, JobStatus.FINISHED, timeout_s=180)
     assert int(cluster.call(cluster.dispatcher.job_metrics(job))["numRestarts"]) == 1
     return outcome
 

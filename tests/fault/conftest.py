@@ -13,7 +13,7 @@ from tests.support.jobs import SequenceJob
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[MiniCluster]:
-    with MiniCluster(heartbeat_interval_s=0.25, heartbeat_timeout_s=3.0) as started:
+    with MiniCluster(heartbeat_interval_s=0.25) as started:
         yield started
 
 

@@ -65,7 +65,7 @@ def test_no_tolerance_fails_over_when_checkpoints_fail(job: SequenceJob) -> None
     own = job.checkpoints / job.job_id
     shutil.rmtree(own)
     own.touch()
-    job.cluster.wait_for_status(job.job_id, JobStatus.FAILED)
+    job.cluster.wait_for_status(job.job_id, JobStatus.FAILED, clean_up=False)
     failure = job.cluster.call(job.cluster.dispatcher.execution_result(job.job_id)).failure
     assert failure is not None
     assert "tolerable" in failure.message.lower()

@@ -41,7 +41,7 @@ def submit(client: CkptClient, directory: Path) -> str:
         configuration=fast(execution__checkpointing__num_retained="2"),
     )
     job_id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(PIPELINES)), options)
-    client.wait_for_state(job_id, ["RUNNING"], timeout_s=60)
+    client.wait_for_state(job_id, ["RUNNING"], timeout_s=180)
     return job_id
 
 
@@ -55,14 +55,15 @@ def stop(client: CkptClient, job_id: str, directory: Path) -> None:
     """With a savepoint, and after rows that came since the last restart; what has come out is exact then."""
     wait_for_checkpoints(client, job_id)
     trigger = client.stop_with_savepoint(job_id, str(directory / "end"))
-    client.wait_for_operation("savepoint", trigger, job_id, timeout_s=60)
-    client.wait_for_state(job_id, ["FINISHED"], timeout_s=60)
+    client.wait_for_operation("savepoint", trigger, job_id, timeout_s=180)
+    client.wait_for_state(job_id, ["FINISHED"], timeout_s=180)
+    wait_until(lambda: hidden(directory / "out") == [], "the clean-up of the sinks")
     assert assert_sequence(directory / "out") > 0
 
 
 @pytest.mark.slow
 @pytest.mark.row("571.5")
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_killed_drivers_lose_no_job_no_patch_and_no_row(sessions: Sessions, tmp_path: Path) -> None:
     client = sessions.start()
     job_id = submit(client, tmp_path)
@@ -71,7 +72,7 @@ def test_killed_drivers_lose_no_job_no_patch_and_no_row(sessions: Sessions, tmp_
         wait_for_checkpoints(client, job_id)
         sessions.kill()
         client = sessions.start()
-        client.wait_for_state(job_id, ["RUNNING"], timeout_s=60)
+        client.wait_for_state(job_id, ["RUNNING"], timeout_s=180)
         shown = client.checkpoint_config(job_id)
         assert (shown.interval_ms, shown.timeout_ms) == (300, 77_000)
         assert client.checkpoint_statistics(job_id).counts.restored == 1
@@ -85,19 +86,19 @@ def test_killed_drivers_lose_no_job_no_patch_and_no_row(sessions: Sessions, tmp_
 
 @pytest.mark.slow
 @pytest.mark.row("571.7")
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_a_cancelled_job_stays_cancelled(sessions: Sessions, tmp_path: Path) -> None:
     client = sessions.start()
     job_id = submit(client, tmp_path)
     client.cancel_job(job_id)
-    client.wait_for_state(job_id, ["CANCELED"], timeout_s=60)
+    client.wait_for_state(job_id, ["CANCELED"], timeout_s=180)
     sessions.kill()
     client = sessions.start()
     assert client.job_status(job_id) == "CANCELED"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_a_driver_killed_between_a_stop_s_savepoint_and_the_end_commits_nothing_twice(
     sessions: Sessions, tmp_path: Path
 ) -> None:
@@ -113,7 +114,7 @@ def test_a_driver_killed_between_a_stop_s_savepoint_and_the_end_commits_nothing_
     sessions.kill()
     held.unlink()
     client = sessions.start()
-    client.wait_for_state(job_id, ["RUNNING"], timeout_s=60)
+    client.wait_for_state(job_id, ["RUNNING"], timeout_s=180)
     restored = client.checkpoint_statistics(job_id).latest_restored
     assert restored is not None
     assert restored.is_savepoint
@@ -136,7 +137,7 @@ def contents(directory: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.row("571.5")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_killed_driver_in_spark(tmp_path: Path) -> None:
     source = write_slice(tmp_path / "flights.parquet", 20_000)
     configuration = high_availability(tmp_path)
@@ -153,11 +154,11 @@ def test_a_killed_driver_in_spark(tmp_path: Path) -> None:
         drivers = [pid for pid in processes if "main.py" in command_line(pid) and "java" not in command_line(pid)]
         for pid in drivers or [first.pid]:
             os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not living(processes), "the processes of the killed session to end", 60)
+    wait_until(lambda: not living(processes), "the processes of the killed session to end", 120)
     second = start_session("local", 2, log_file=tmp_path / "second.log", conf=configuration)
     try:
         with CkptClient(second.rest_url, token=second.token) as client:
-            client.wait_for_state(job.job_id, ["RUNNING"], timeout_s=90)
+            client.wait_for_state(job.job_id, ["RUNNING"], timeout_s=180)
             assert client.checkpoint_config(job.job_id).timeout_ms == 77_000
             job = FlightsJob(second, client, source, tmp_path, job.job_id)
             job.wait_for_checkpoint()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,18 +58,24 @@ class Watched:
     def pause_after(self, completed: int) -> tuple[dict[int, Usage], Counter[str]]:
         """Usage and files once so many checkpoints are complete and none is under way."""
         counts = self.client.checkpoint_statistics(self.job_id).counts
-        wait_until(lambda: self._completed() >= completed, f"{completed - counts.completed} checkpoints", 150)
+        wait_until(lambda: self._completed() >= completed, f"{completed - counts.completed} checkpoints", 300)
         self.client.patch_checkpoint_config(self.job_id, CheckpointConfigPatch(interval_ms=3_600_000))
         wait_until(lambda: self.client.checkpoint_statistics(self.job_id).counts.in_progress == 0, "a quiet moment")
         wait_until(lambda: len(self._checkpoints()) == 1, "subsumed checkpoints to be deleted")
         usage = {pid: Usage.of(pid) for pid in self.python_processes()}
-        files = Counter(
-            "checkpoints" if "snapshots" in file.parts else "others"
-            for file in (self.directory / "ha").rglob("*")
-            if file.is_file()
-        )
+        files = self._files()
+        while (again := self._files()) != files:  # a document that is just being replaced is there twice
+            files = again
         self.client.reset_checkpoint_config(self.job_id)
         return usage, files
+
+    def _files(self) -> Counter[str]:
+        """How many there are."""
+        return Counter(
+            "checkpoints" if "snapshots" in path.parts else "others"
+            for path, _, names in os.walk(self.directory / "ha")
+            for _ in names
+        )
 
     def _completed(self) -> int:
         return self.client.checkpoint_statistics(self.job_id).counts.completed
@@ -85,7 +92,7 @@ def _has_part(pid: int, line: str) -> bool:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.row("571.7")
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("warm", "end"), [(300, 650), pytest.param(300, 1000, marks=pytest.mark.long)])
 def test_many_checkpoints_leave_nothing_behind(tmp_path: Path, warm: int, end: int) -> None:
     session = start_session("local", 2, log_file=tmp_path / "session.log", conf=high_availability(tmp_path))
@@ -99,7 +106,7 @@ def test_many_checkpoints_leave_nothing_behind(tmp_path: Path, warm: int, end: i
                 ),
             )
             job_id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(PIPELINES / "recovery.py")), options)
-            client.wait_for_state(job_id, ["RUNNING"], timeout_s=90)
+            client.wait_for_state(job_id, ["RUNNING"], timeout_s=180)
             watched = Watched(client, session.pid, tmp_path, job_id)
             first, first_files = watched.pause_after(warm)
             last, last_files = watched.pause_after(end)
@@ -108,10 +115,11 @@ def test_many_checkpoints_leave_nothing_behind(tmp_path: Path, warm: int, end: i
         stop_session(session)
     print(*(f"{pid}: {first.get(pid)} -> {last[pid]}" for pid in last), first_files, last_files, sep="\n")
     assert last_files == first_files
-    assert len(last) >= 3
-    assert last.keys() == first.keys()
-    for pid, after in last.items():
-        before = first[pid]
+    assert len(first) >= 3, "the driver and two workers"
+    assert first.keys() <= last.keys()
+    assert len(last) <= 5, "spares may come late"
+    for pid, before in first.items():
+        after = last[pid]
         assert after.threads <= before.threads + 1, pid
         assert after.descriptors <= before.descriptors + 3, pid
         assert after.resident_mb <= before.resident_mb + MORE_MEMORY_MB, pid

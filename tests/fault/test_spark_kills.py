@@ -38,7 +38,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionInfo]:
         stopped = stop_session(started)
     assert stopped
     assert not stop_session(started), "it was stopped already"
-    wait_until(lambda: not living(processes), "all processes of the session to end", 15)
+    wait_until(lambda: not living(processes), "all processes of the session to end", 120)
     assert not Path(started.session_file).exists()
 
 
@@ -99,7 +99,7 @@ def test_kills(session: SessionInfo, client: CkptClient, tmp_path: Path, backend
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_a_killed_application_leaves_no_worker(tmp_path: Path) -> None:
     """Killed while workers wait for their next agent, and some have been adopted before."""
     started = start_session("local", 2, log_file=tmp_path / "session.log")
@@ -123,11 +123,11 @@ def _killed_whole(job: FlightsJob) -> None:
     processes = members(session.pid)
     os.kill(agent, signal.SIGKILL)
     os.kill(session.driver.pid, signal.SIGKILL)
-    wait_until(lambda: not living([pid for pid in processes if pid != session.pid]), "all workers to end", 15)
+    wait_until(lambda: not living([pid for pid in processes if pid != session.pid]), "all workers to end", 120)
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_a_driver_ends_with_its_jvm_and_lets_another_one_lead(tmp_path: Path) -> None:
     """What is left of it would renew its lease for ever, without a slot."""
     storage = tmp_path / "ha"
@@ -135,7 +135,7 @@ def test_a_driver_ends_with_its_jvm_and_lets_another_one_lead(tmp_path: Path) ->
     started = start_session("local", 1, log_file=tmp_path / "session.log", conf=options)
     try:
         os.kill(started.pid, signal.SIGKILL)
-        wait_until(lambda: not started.driver.is_alive, "the driver to end", 60)
+        wait_until(lambda: not started.driver.is_alive, "the driver to end", 120)
     finally:
         stop_session(started)
     store = HaStore(str(storage)).leader

@@ -48,7 +48,7 @@ def _through_a_lost_executor(job: FlightsJob, cluster: SparkCluster) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.row("io.3")
 def test_a_lost_executor(tmp_path: Path) -> None:
     source = write_slice(tmp_path / "flights.parquet", ROWS)
@@ -71,7 +71,7 @@ def test_a_lost_executor(tmp_path: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_master_that_authenticates_nobody_is_refused(tmp_path: Path) -> None:
     """Spark gives up after a minute, and goes on as if it had not: the session does not."""
     settings = SETTINGS | {SECRET: "the cluster's, if it had one"}

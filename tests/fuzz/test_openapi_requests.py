@@ -17,6 +17,7 @@ from tests.support.rest_examples import NEW, PIPELINE, RUNNING, dispatcher
 from tests.unit.runtime.rest.fake_gateway import VERTICES
 
 APP = create_app(dispatcher(), token=None, max_upload_bytes=100_000)
+APP.state.event_streams.end()  # each stream ends with what there is
 SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", APP, headers={"host": "localhost"})
 KNOWN = {"jobid": RUNNING, "vertexid": VERTICES[0], "jarid": PIPELINE, "checkpointid": "2", "triggerid": "b" * 31 + "1"}
 CHECKS = (

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 
 ROWS = 4000
+SLOW = 100
+"""So that a job is there until a test lets it fail."""
 FAST = {"deferrable": False, "poll_interval": 0.05}
 
 
@@ -31,18 +33,18 @@ def connection(cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_CKPT_DEFAULT", json.dumps(document))
 
 
-def submission(job: SequenceJob, **configuration: str) -> Callable[[], SubmitJobOperator]:
-    """A task that submits the ``sequence`` pipeline and waits for its end."""
+def submission(job: SequenceJob, **configuration: str) -> Callable[[int], SubmitJobOperator]:
+    """A task that submits the ``sequence`` pipeline, which gives so many rows a second, and waits for its end."""
     from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 
-    arguments = ["--output", str(job.out), "--rows", str(ROWS), "--rate", "2000", "--batch", "64"]
+    arguments = ["--output", str(job.out), "--rows", str(ROWS), "--batch", "64"]
     arguments += ["--faults", str(job.faults), "--uids=", "--sleep-ms", "0"]
     given = fast(restart_strategy__type="none", **configuration)
-    return lambda: SubmitJobOperator(
+    return lambda rate: SubmitJobOperator(
         task_id="t",
         pipeline=str(PIPELINES),
         entry="sequence:pipeline",
-        args=arguments,
+        args=[*arguments, "--rate", str(rate)],
         parallelism=2,
         configuration={"execution.checkpointing.dir": str(job.checkpoints), **given},
         wait_for_completion=True,
@@ -63,7 +65,8 @@ def fail_after_checkpoints(job: SequenceJob, operator: SubmitJobOperator, contex
         job.has_output()
         job.inject("processor-raise")
         with pytest.raises(CkptJobFailed, match="injected in processor"):
-            running.result(60)
+            running.result(180)
+    job.cluster.wait_for_status(job.job_id, JobStatus.FAILED)
 
 
 def _known(job: SequenceJob) -> bool:
@@ -79,11 +82,12 @@ def _known(job: SequenceJob) -> bool:
 @pytest.mark.row("air.3")
 def test_a_retry_neither_doubles_nor_loses_rows(job: SequenceJob) -> None:
     submit, task = submission(job), Task()
-    fail_after_checkpoints(job, submit(), task.context())
+    fail_after_checkpoints(job, submit(SLOW), task.context())
     first = job.job_id
-    result = submit().execute(task.context())
+    result = submit(0).execute(task.context())
     job.job_id = result["job_id"]
     assert (result["status"], result["job_id"] != first) == ("FINISHED", True)
+    job.finished()
     assert_sequence(job.out, ROWS)
 
 
@@ -94,9 +98,9 @@ def test_a_retry_without_a_retained_checkpoint_writes_nothing_twice(job: Sequenc
     submit, task = submission(job, execution__checkpointing__externalized_checkpoint_retention=(
         "NO_EXTERNALIZED_CHECKPOINTS"
     )), Task()  # fmt: skip
-    fail_after_checkpoints(job, submit(), task.context())
+    fail_after_checkpoints(job, submit(SLOW), task.context())
     with pytest.raises(CkptJobNotResumable, match=f"{job.job_id}.*none of them is retained"):
-        submit().execute(task.context())
+        submit(0).execute(task.context())
     assert_sequence(job.out)
 
 
@@ -109,19 +113,24 @@ def test_a_savepoint_and_two_stops_at_once_of_a_job_that_is_restarting(job: Sequ
         operator = kind(task_id="t", job=job.job_id, target_directory=str(job.directory / "savepoints"), **FAST)
         return operator.execute(Task().context())
 
+    def restarting(number: int) -> bool:
+        """Or over, when this process stood still meanwhile."""
+        return job.cluster.status(job.job_id) is JobStatus.RESTARTING or job.cluster.restarts(job.job_id) >= number
+
     job.start(configuration=fast(restart_strategy__fixed_delay__delay="1500 ms"))
     job.running()
     job.has_output()
     job.inject("processor-raise")
-    job.cluster.wait_for_status(job.job_id, JobStatus.RESTARTING)
+    job.cluster.wait_until(lambda: restarting(1), "the restart to begin")
     assert task(TakeSavepointOperator)["savepoint_path"]
     job.cluster.wait_for_checkpoints(job.job_id, 1)  # commits what the savepoint covers, and would keep hidden
     job.inject("processor-raise")
-    job.cluster.wait_for_status(job.job_id, JobStatus.RESTARTING)
+    job.cluster.wait_until(lambda: restarting(2), "the restart to begin")
     with ThreadPoolExecutor(2) as pool:
         stops = [pool.submit(task, StopWithSavepointOperator) for _ in range(2)]
-        paths = {stop.result(60)["savepoint_path"] for stop in stops}
+        paths = {stop.result(180)["savepoint_path"] for stop in stops}
     assert len(paths) == 1
     assert job.cluster.status(job.job_id) is JobStatus.FINISHED
+    job.cluster.wait_for_clean_up(job.job_id)
     assert_sequence(job.out)
     assert task(StopWithSavepointOperator)["savepoint_path"] in paths

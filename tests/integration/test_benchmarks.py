@@ -40,7 +40,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=230,
+        timeout=550,
         check=False,
     )
 
@@ -55,7 +55,7 @@ def measured(*arguments: str) -> tuple[dict[str, Any], str]:
 
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_keyed_count_measures_and_checks_itself() -> None:
     document, said = measured(
         "benchmarks.keyed_count", "--seconds", "2", "--keys", "5000", "--key", "string", "--interval-ms", "200"
@@ -80,7 +80,7 @@ def test_keyed_count_measures_and_checks_itself() -> None:
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.row("571.2")
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_patch_measures_and_checks_itself() -> None:
     document, said = measured("benchmarks.patch", "--seconds", "2")
     assert set(document) == COMMON_KEYS | {
@@ -100,7 +100,7 @@ def test_patch_measures_and_checks_itself() -> None:
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.row("76.10")
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_backpressure_measures_and_checks_itself() -> None:
     document, said = measured(
         "benchmarks.backpressure", "--policy", "aligned", "--sleep-ms", "0.01", "--seconds", "2", *SMALL_TOPOLOGY
@@ -128,7 +128,7 @@ def test_backpressure_measures_and_checks_itself() -> None:
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.row("76.10")
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_progress_measures_and_checks_itself() -> None:
     times = ("--minutes", "0.12", "--fail-every-s", "3", "--sleep-ms", "0.01")
     document, said = measured("benchmarks.progress", *times, *SMALL_TOPOLOGY)
@@ -148,7 +148,7 @@ def test_progress_measures_and_checks_itself() -> None:
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.spark
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_savepoint_measures_and_checks_itself() -> None:
     document, said = measured("benchmarks.savepoint", "--state-mb", "5", "--window-s", "1")
     times = {"incremental_s", "native_s", "canonical_s"}

@@ -171,7 +171,7 @@ def test_a_file_of_a_savepoint_that_is_missing_is_waited_for(job: SequenceJob, s
 
 
 def test_a_file_of_the_latest_checkpoint_that_is_missing_is_waited_for(job: SequenceJob) -> None:
-    job.start(rows=3000, configuration={**DEFAULTS, "execution.checkpointing.interval": "600 s"})
+    job.start(configuration={**DEFAULTS, "execution.checkpointing.interval": "600 s"})
     job.running()
     job.cluster.call(job.cluster.dispatcher.trigger_checkpoint(job.job_id, CheckpointKind.CONFIGURED, None))
     job.cluster.wait_until(lambda: job.cluster.completed_checkpoints(job.job_id) == 1, "the checkpoint")
@@ -181,8 +181,7 @@ def test_a_file_of_the_latest_checkpoint_that_is_missing_is_waited_for(job: Sequ
     job.inject("map-raise")
     _assert_waits_for(job, victim)
     aside.rename(victim)
-    job.finished()
-    assert_sequence(job.out, 3000)
+    job.stopped()
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated"])

@@ -43,7 +43,7 @@ def _checkpoint(job: SequenceJob) -> Path:
 
 def _dispose(client: CkptClient, path: Path | str) -> None:
     trigger_id = client.dispose_savepoint(str(path))
-    client.wait_for_operation("savepoint-disposal", trigger_id, timeout_s=30)
+    client.wait_for_operation("savepoint-disposal", trigger_id, timeout_s=180)
 
 
 def test_the_latest_checkpoint_of_a_living_job_stays(client: CkptClient, job: SequenceJob, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_union_rebalance_and_broadcast_deliver_each_row_through_a_failure(cluste
     job = cluster.submit(
         PIPELINES,
         entry="edges:pipeline",
-        arguments=[str(out), str(ROWS), "1500", str(faults)],
+        arguments=[str(out), str(ROWS), "400", str(faults)],
         configuration=fast(),
         parallelism=2,
     )
@@ -92,10 +92,14 @@ def test_readers_and_writers_of_structured_streaming_run_unchanged_through_kills
 
 @pytest.mark.row("io.2")
 def test_checkpoints_come_into_the_middle_of_a_long_range(cluster: MiniCluster, tmp_path: Path) -> None:
-    """Two kills within one range whose three partitions take more than a second each."""
-    out = tmp_path / "out"
+    """Two kills within one range whose three partitions take long, and are read at once in the end."""
+    out, quick = tmp_path / "out", tmp_path / "quick"
     job = cluster.submit(
-        PIPELINES, entry="bulk_source:pipeline", arguments=[str(out)], configuration=fast(), parallelism=2
+        PIPELINES,
+        entry="bulk_source:pipeline",
+        arguments=[str(out), str(quick)],
+        configuration=fast(),
+        parallelism=2,
     )
     expected = 3 * 60 * 20
     cluster.wait_for_status(job, JobStatus.RUNNING)
@@ -103,12 +107,13 @@ def test_checkpoints_come_into_the_middle_of_a_long_range(cluster: MiniCluster, 
         before = len(visible(out))
         cluster.wait_until(lambda before=before: len(visible(out)) > before, "rows of a checkpoint")
         assert len(visible(out)) < expected, "the range was read as a whole"
-        os.kill(cluster.worker_pids()[restarts - 1], signal.SIGKILL)
+        os.kill(cluster.worker_pids(job)[restarts - 1], signal.SIGKILL)
         cluster.wait_until(
             lambda restarts=restarts: int(cluster.call(cluster.dispatcher.job_metrics(job))["numRestarts"]) >= restarts,
             f"restart {restarts}",
         )
         cluster.wait_for_status(job, JobStatus.RUNNING)
+    quick.touch()
     cluster.wait_until(lambda: len(visible(out)) >= expected, "all rows")
     cluster.savepoint(job, tmp_path / "savepoints", stop=True)
     frame = visible(out)
@@ -135,6 +140,7 @@ def test_checkpoints_complete_while_the_last_range_is_read(cluster: MiniCluster,
     _inject(cluster, faults / "read-raise")
     cluster.wait_for_checkpoints(job, 2)
     assert before < len(visible(tmp_path / "out")) < LAST_RANGE
+    (faults / "read-quick").touch()
     cluster.wait_for_status(job, JobStatus.FINISHED)
     assert sorted(visible(tmp_path / "out").n) == list(range(LAST_RANGE))
     assert hidden(tmp_path / "out") == []

@@ -73,11 +73,11 @@ def test_code_that_never_returns_does_not_outlive_its_cancellation(job: Sequence
     job.start(rate=3000, configuration=fast(task__cancellation__timeout="500ms"))
     job.running()
     job.cluster.wait_for_checkpoints(job.job_id, 1)
-    before = set(job.cluster.worker_pids())
+    before = set(job.cluster.worker_pids(job.job_id))
     job.inject("map-block")
     job.inject("processor-raise")
     job.restarted(1)
-    assert len(before - set(job.cluster.worker_pids())) == 1
+    assert len(before - set(job.cluster.worker_pids(job.job_id))) == 1
     job.stopped()
 
 

@@ -37,7 +37,7 @@ def _carriers(flights: pd.DataFrame) -> pd.DataFrame:
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_lost_repeated_and_wrong_rows_are_counted(tmp_path: Path) -> None:
     source = write_slice(tmp_path / "flights.parquet", ROWS)
     flights = read_flights(source)
@@ -57,7 +57,7 @@ def test_lost_repeated_and_wrong_rows_are_counted(tmp_path: Path) -> None:
         (tmp_path / "out" / name).mkdir(parents=True)
         frame.to_parquet(tmp_path / "out" / name / "part-0.parquet", index=False)
     command = [sys.executable, str(PIPELINES / "verify_flights.py"), str(source), str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=230, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=550, check=False)
     assert json.loads(done.stdout) == {"rows": 2 * ROWS, "lost": 3 + 1, "duplicated": 2 + 1, "wrong": 2 + 2}, (
         done.stderr
     )

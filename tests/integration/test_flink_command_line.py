@@ -1,7 +1,6 @@
 """Flink's own command line against a session: list, checkpoint, savepoint, dispose, stop and cancel.
 
-Needs a Flink distribution and Java. ``FLINK_HOME`` names it, as Flink's scripts do; with ``apache-flink`` from PyPI it
-is the ``pyflink`` folder of the environment's site-packages.
+Needs a Flink distribution and Java, see ``tests/support/flink_cluster.py``.
 """
 
 from __future__ import annotations
@@ -17,26 +16,15 @@ import pytest
 
 from ckpt_runtime.jobmaster.gateway import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.flink_cluster import HOME, absent
 from tests.support.jobs import SequenceJob, fast
 from tests.support.outputs import assert_sequence
-
-HOME = Path(os.environ.get("FLINK_HOME", ""))
-
-
-def _absent() -> str:
-    """Why the tests cannot run; empty when they can."""
-    if "FLINK_HOME" not in os.environ:
-        return "FLINK_HOME is not set: it names a Flink distribution (the pyflink folder of apache-flink)"
-    if not (HOME / "bin" / "flink").is_file():
-        return f"FLINK_HOME={HOME} has no bin/flink"
-    return "" if shutil.which("java") else "Flink's command line needs java on the PATH"
-
 
 pytestmark = [
     pytest.mark.flink,
     pytest.mark.slow,
     pytest.mark.row("io.1"),
-    pytest.mark.skipif(bool(_absent()), reason=_absent()),
+    pytest.mark.skipif(bool(absent("java")), reason=absent("java")),
 ]
 
 COMMAND_TIMEOUT_S = 100

@@ -33,7 +33,7 @@ class FileBackedJob:
         self.backend = backend
         self.job_id = ""
 
-    def start(self, parallelism: int, rate: int = 1500, savepoint: str | None = None, **options: str) -> None:
+    def start(self, parallelism: int, rate: int = 500, savepoint: str | None = None, **options: str) -> None:
         self.job_id = self.cluster.submit(
             PIPELINES,
             entry="file_backed:pipeline",
@@ -98,7 +98,7 @@ def job(request: pytest.FixtureRequest, cluster: MiniCluster, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_shared_files_carry_a_job_through_kills_and_rescaling(job: FileBackedJob, tmp_path: Path) -> None:
     cluster = job.cluster
     job.start(2)
@@ -116,7 +116,7 @@ def test_shared_files_carry_a_job_through_kills_and_rescaling(job: FileBackedJob
     job.kill_a_worker()
     cluster.wait_for_checkpoints(job.job_id, 2)
     savepoint = cluster.savepoint(job.job_id, tmp_path / "savepoints", stop=True)
-    job.start(3, rate=5000, savepoint=savepoint)
+    job.start(3, rate=0, savepoint=savepoint)
     cluster.wait_for_status(job.job_id, JobStatus.FINISHED)
     job.assert_exact()
 
@@ -138,7 +138,7 @@ def table_bytes(job: FileBackedJob) -> list[float]:
 def test_later_checkpoints_refer_to_files_of_earlier_ones_and_the_others_go(job: FileBackedJob) -> None:
     cluster = job.cluster
     retained = {"execution__checkpointing__externalized_checkpoint_retention": "RETAIN_ON_CANCELLATION"}
-    job.start(2, rate=2500, state__backend__rocksdb__metrics__total_sst_files_size="true", **retained)
+    job.start(2, rate=600, state__backend__rocksdb__metrics__total_sst_files_size="true", **retained)
 
     def refers_back() -> bool:
         """The latest one uses a shared file that was written for another one."""
@@ -170,7 +170,7 @@ def test_later_checkpoints_refer_to_files_of_earlier_ones_and_the_others_go(job:
 @pytest.mark.row("203.3")
 def test_a_savepoint_duplicates_files_of_checkpoints_and_outlives_them(job: FileBackedJob, tmp_path: Path) -> None:
     cluster = job.cluster
-    job.start(2, rate=2500)
+    job.start(2, rate=600)
     cluster.wait_for_checkpoints(job.job_id, 5)
     savepoint = cluster.savepoint(job.job_id, tmp_path / "savepoints", stop=True)
     for _ in range(10):  # a database that has just merged all of its files has none that a checkpoint holds
@@ -189,7 +189,7 @@ def test_a_savepoint_duplicates_files_of_checkpoints_and_outlives_them(job: File
     assert files_of(saved) | {"_metadata", "catalogue"} == names
     cluster.wait_until(lambda: not job.checkpoints.exists(), "the end of the checkpoints")
     moved = (tmp_path / "savepoints").rename(tmp_path / "moved") / Path(savepoint).name
-    job.start(1, rate=5000, savepoint=moved.as_uri())
+    job.start(1, rate=0, savepoint=moved.as_uri())
     cluster.wait_for_status(job.job_id, JobStatus.FINISHED)
     job.assert_exact()
 

@@ -56,11 +56,10 @@ def test_a_savepoint_restored_beside_its_job_commits_what_was_pending_once(job: 
 
 @pytest.mark.row("147.1")
 def test_a_bounded_job_with_periodic_checkpoints_finishes(job: SequenceJob) -> None:
-    job.start(rows=ROWS)
-    job.running()
-    job.cluster.wait_for_checkpoints(job.job_id, 3)
+    job.start(rows=ROWS, rate=1000)
     job.finished()
     assert_sequence(job.out, ROWS)
+    assert job.cluster.completed_checkpoints(job.job_id) > 1
     job.assert_retained()
 
 
@@ -81,6 +80,23 @@ def test_a_cancelled_job_keeps_what_retention_says(job: SequenceJob, retention: 
         lambda: not [name for name in hidden(job.out) if name.endswith(".inprogress")],
         "the sinks to give up their files",
     )
+
+
+def test_cancel_and_retain_outweighs_the_options(job: SequenceJob) -> None:
+    """What is kept is what the last answer names; a job that starts from it goes on without a gap."""
+    job.start(rows=ROWS, configuration=fast(execution__checkpointing__interval="100 ms"))
+    job.running()
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    dispatcher = job.cluster.dispatcher
+    assert job.cluster.call(dispatcher.cancel_job(job.job_id, retain=True)) is not None
+    job.cluster.wait_for_status(job.job_id, JobStatus.CANCELED)
+    kept = job.cluster.call(dispatcher.cancel_job(job.job_id, retain=True))
+    assert kept is not None
+    assert kept.external_path is not None
+    job.assert_retained(kept.external_path.rpartition("/")[2])
+    job.start(rows=ROWS, savepoint=kept.external_path)
+    job.finished()
+    assert_sequence(job.out, ROWS)
 
 
 @pytest.mark.row("147.5")
@@ -117,17 +133,18 @@ def test_a_savepoint_of_a_running_job_restores_after_its_checkpoints_are_gone(jo
     job.cluster.wait_for_checkpoints(job.job_id, 1)
     job.canceled()
     job.assert_retained()
+    before = visible(job.out / "order")
+    rows = len(before) + ROWS
     copy = SequenceJob(job.cluster, tmp_path / "copy")
-    copy.start(rows=ROWS, savepoint=savepoint)
+    copy.start(rows=rows, rate=0, savepoint=savepoint)
     copy.finished()
     after = visible(copy.out / "order")
     assert (after.seen == after.n + 1).all()
-    before = visible(job.out / "order")
-    first = after.groupby("source").n.min().reindex(before.source.unique(), fill_value=ROWS)
+    first = after.groupby("source").n.min().reindex(before.source.unique(), fill_value=rows)
     covered = before[before.n < before.source.map(first)]
     assert len(covered) > 0
     together = pd.concat([covered, after])
-    assert len(together) == ROWS
+    assert len(together) == rows
     assert not together.duplicated(["source", "n"]).any()
 
 

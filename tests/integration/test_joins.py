@@ -19,17 +19,17 @@ ROWS = 6000
 def test_joins_are_exact_through_a_killed_worker_and_a_change_of_parallelism(
     cluster: MiniCluster, tmp_path: Path
 ) -> None:
-    def submit(parallelism: int, savepoint: str | None = None) -> str:
+    def submit(parallelism: int, rate: int, savepoint: str | None = None) -> str:
         return cluster.submit(
             PIPELINES,
             entry="joined:pipeline",
-            arguments=[str(tmp_path / "out"), str(ROWS), "1500"],
+            arguments=[str(tmp_path / "out"), str(ROWS), str(rate)],
             configuration=fast(),
             parallelism=parallelism,
             savepoint=savepoint,
         )
 
-    job = submit(2)
+    job = submit(2, rate=400)
     cluster.wait_for_checkpoints(job, 2)
     os.kill(cluster.worker_pids(job)[0], signal.SIGKILL)
     cluster.wait_until(
@@ -37,7 +37,7 @@ def test_joins_are_exact_through_a_killed_worker_and_a_change_of_parallelism(
     )
     cluster.wait_for_checkpoints(job, 1)
     savepoint = cluster.savepoint(job, tmp_path / "savepoints", stop=True)
-    job = submit(1, savepoint)
+    job = submit(1, rate=0, savepoint=savepoint)
     cluster.wait_for_status(job, JobStatus.FINISHED)
     thirds, near = visible(tmp_path / "out" / "thirds"), visible(tmp_path / "out" / "near")
     assert hidden(tmp_path / "out") == []

@@ -32,7 +32,7 @@ def all_at(client: CkptClient, job: SequenceJob, parallelism: int) -> dict[str, 
 
 def rescale(client: CkptClient, job: SequenceJob, parallelism: int) -> None:
     """Returns when all subtasks run at the new parallelism."""
-    client.rescale(job.job_id, all_at(client, job, parallelism), timeout_s=60)
+    client.rescale(job.job_id, all_at(client, job, parallelism), timeout_s=180)
     job.running()
     assert {vertex.parallelism for vertex in client.job_details(job.job_id).vertices} == {parallelism}
     assert set(client.resource_requirements(job.job_id).values()) == {parallelism}

@@ -20,7 +20,7 @@ from ckpt_runtime.spark.launch import start_session, stop_session
 from tests.support.jobs import PIPELINES, fast
 from tests.support.spark_sessions import wait_until
 
-MAX_LATE = 60
+MAX_LATE = 200
 """Rounds in which this test itself was too slow to ask in time, on a busy machine; they count neither way."""
 TIMEOUT_MS = 150
 MARGIN_MS = 40
@@ -47,7 +47,7 @@ class HeldJob:
             entry_point="held:pipeline", arguments=(str(directory),), parallelism=2, configuration=configuration
         )
         self.id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(PIPELINES)), options)
-        client.wait_for_state(self.id, ["RUNNING"], timeout_s=90)
+        client.wait_for_state(self.id, ["RUNNING"], timeout_s=180)
 
     def latest(self) -> Checkpoint:
         return self.client.checkpoint_statistics(self.id).history[0]
@@ -114,7 +114,7 @@ def job(tmp_path: Path) -> Iterator[HeldJob]:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.row("571.3")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("rescues", [20, pytest.param(200, marks=pytest.mark.long)])
 def test_every_extended_checkpoint_completes(job: HeldJob, rescues: int) -> None:
     rescued = late = 0

@@ -65,10 +65,10 @@ def test_a_job_that_makes_its_checkpoints_is_healthy(
     job.start(rate=100)
     job.running()
     cluster.wait_for_checkpoints(job.job_id, 1)
+    cluster.wait_until(lambda: client.job_health(job.job_id).verdict == "HEALTHY", "a job that is well")
     health = client.job_health(job.job_id)
     assert (health.state, health.restarts, health.checkpoints.success_rate) == ("RUNNING", 0, 1.0)
     assert health.checkpoints.last_completed_age_ms is not None
-    assert health.verdict == "HEALTHY", health.reasons
     job.canceled()
 
 
@@ -81,7 +81,7 @@ def test_the_rescue_policy_saves_a_pending_checkpoint_by_itself(
         batch=64,
         configuration=fast(
             execution__checkpointing__interval="1h",
-            execution__checkpointing__timeout="2s",
+            execution__checkpointing__timeout="5s",
             execution__checkpointing__rescue__enabled="true",
             **{"execution__checkpointing__rescue__min-progress": "1"},
             execution__checkpointing__rescue__extension="5 min",
@@ -99,10 +99,10 @@ def test_the_rescue_policy_saves_a_pending_checkpoint_by_itself(
     cluster.wait_until(extended, "the checkpoint to get more time")
     pending = _pending(client, job.job_id)
     assert pending is not None
-    assert pending.deadline_ms == pending.triggered_at_ms + 2_000 + pending.timeout_extension_ms
+    assert pending.deadline_ms == pending.triggered_at_ms + 5_000 + pending.timeout_extension_ms
     assert pending.timeout_extension_ms >= extension
     job.release("processor")
-    done = client.wait_for_operation("checkpoint", trigger, job.job_id, timeout_s=60)
+    done = client.wait_for_operation("checkpoint", trigger, job.job_id, timeout_s=180)
     statistics = client.checkpoint_statistics(job.job_id)
     assert statistics.counts.failed == 0
     (completed,) = [found for found in statistics.history if found.id == done.checkpoint_id]
@@ -114,7 +114,7 @@ def test_the_rescue_policy_saves_a_pending_checkpoint_by_itself(
 def test_a_patched_timeout_ends_a_pending_checkpoint(
     client: CkptClient, cluster: MiniCluster, job: SequenceJob
 ) -> None:
-    """A barrier crawls behind slow rows; shortened, its checkpoint ends at once, and a savepoint still can be taken."""
+    """A barrier is held up; shortened, its checkpoint ends at once, and a savepoint can still be taken."""
     job.start(
         rate=0,
         batch=64,
@@ -125,11 +125,12 @@ def test_a_patched_timeout_ends_a_pending_checkpoint(
     job.running()
     (job.faults / "processor-slow").touch()
     cluster.wait_until(lambda: _back_pressured(client, job.job_id), "back-pressure")
+    job.hold("processor")
     client.patch_checkpoint_config(job.job_id, CheckpointConfigPatch(timeout_ms=600_000))
     trigger = client.trigger_checkpoint(job.job_id)
     cluster.wait_until(lambda: client.checkpoint_statistics(job.job_id).counts.in_progress == 1, "a checkpoint")
     client.patch_checkpoint_config(job.job_id, CheckpointConfigPatch(timeout_ms=10))
-    cluster.wait_until(lambda: client.checkpoint_statistics(job.job_id).counts.in_progress == 0, "its end", 5)
+    cluster.wait_until(lambda: client.checkpoint_statistics(job.job_id).counts.in_progress == 0, "its end", 120)
     failed = client.checkpoint_statistics(job.job_id).latest_failed
     assert failed is not None
     assert "expired" in (failed.failure_message or "")
@@ -137,7 +138,8 @@ def test_a_patched_timeout_ends_a_pending_checkpoint(
     client.patch_checkpoint_config(job.job_id, CheckpointConfigPatch(timeout_ms=600_000))
     savepoint = client.trigger_savepoint(job.job_id, str(job.directory / "savepoints"))
     (job.faults / "processor-slow").unlink()
-    done = client.wait_for_operation("savepoint", savepoint, job.job_id, timeout_s=60)
+    job.release("processor")
+    done = client.wait_for_operation("savepoint", savepoint, job.job_id, timeout_s=180)
     assert done.location is not None
     job.canceled()
 
@@ -146,13 +148,13 @@ def test_a_patched_timeout_ends_a_pending_checkpoint(
 def test_a_patched_timeout_saves_a_pending_checkpoint(
     client: CkptClient, cluster: MiniCluster, job: SequenceJob
 ) -> None:
-    """The design's example in seconds: extended shortly before it would expire, the checkpoint completes after that."""
+    """The design's example in seconds: extended before it would expire, the checkpoint completes after that."""
     job.start(
         rate=0,
         batch=64,
         configuration=fast(
             execution__checkpointing__interval="1h",
-            execution__checkpointing__timeout="6s",
+            execution__checkpointing__timeout="10s",
             execution__checkpointing__tolerable_failed_checkpoints="1000",
         ),
     )
@@ -164,15 +166,15 @@ def test_a_patched_timeout_saves_a_pending_checkpoint(
     assert pending is not None
     expires = pending.deadline_ms
     assert expires is not None
-    cluster.wait_until(lambda: wall_clock_ms() > expires - 3_000, "the last seconds", 10)
+    cluster.wait_until(lambda: wall_clock_ms() > expires - 8_000, "two seconds to pass", 120)
     client.patch_checkpoint_config(job.job_id, CheckpointConfigPatch(timeout_ms=600_000))
     extended = _pending(client, job.job_id)
     assert extended is not None, "the checkpoint expired before it could be extended"
-    assert extended.deadline_ms == expires + 600_000 - 6_000
-    cluster.wait_until(lambda: wall_clock_ms() > expires + 500, "the old deadline", 10)
+    assert extended.deadline_ms == expires + 600_000 - 10_000
+    cluster.wait_until(lambda: wall_clock_ms() > expires + 500, "the old deadline", 120)
     assert _pending(client, job.job_id) is not None
     (job.faults / "processor-held").unlink()
-    done = client.wait_for_operation("checkpoint", trigger, job.job_id, timeout_s=60)
+    done = client.wait_for_operation("checkpoint", trigger, job.job_id, timeout_s=180)
     assert done.checkpoint_id == pending.id
     assert client.checkpoint_statistics(job.job_id).counts.failed == 0
     job.canceled()
@@ -196,11 +198,11 @@ def test_a_trigger_id_starts_one_savepoint_only(client: CkptClient, live: Sequen
     trigger = "a" * 32
     ids = {client.trigger_savepoint(live.job_id, str(directory), trigger_id=trigger) for _ in range(3)}
     assert ids == {trigger}
-    done = client.wait_for_operation("savepoint", trigger, live.job_id, timeout_s=30)
+    done = client.wait_for_operation("savepoint", trigger, live.job_id, timeout_s=180)
     assert client.trigger_savepoint(live.job_id, str(directory), trigger_id=trigger) == trigger
     assert [f"file://{path}" for path in directory.iterdir()] == [done.location]
     disposal = client.dispose_savepoint(str(done.location))
-    client.wait_for_operation("savepoint-disposal", disposal, timeout_s=30)
+    client.wait_for_operation("savepoint-disposal", disposal, timeout_s=180)
     assert list(directory.iterdir()) == []
 
 
@@ -211,7 +213,7 @@ def test_a_job_id_starts_one_job_only(client: CkptClient, job: SequenceJob) -> N
     options = RunOptions(entry_point="sequence:pipeline", arguments=arguments, parallelism=1)
     ids = {client.run_pipeline(pipeline, options, job_id="b" * 32) for _ in range(2)}
     assert ids == {"b" * 32}
-    client.wait_for_state("b" * 32, ["FINISHED"], timeout_s=60)
+    client.wait_for_state("b" * 32, ["FINISHED"], timeout_s=180)
     assert_sequence(job.out, 1000)
 
 

@@ -34,7 +34,7 @@ class SharingJob:
         self.job_id = ""
 
     def start(
-        self, snapshot: Path | None = None, mode: str = "NO_CLAIM", interval: str = "250ms", rate: int = 2000
+        self, snapshot: Path | None = None, mode: str = "NO_CLAIM", interval: str = "250ms", rate: int = 300
     ) -> None:
         self.job_id = submit(self.cluster, self.directory, snapshot, mode, interval, rate)
 
@@ -66,9 +66,13 @@ class SharingJob:
     def stop(self) -> Path:
         return local(self.cluster.savepoint(self.job_id, self.directory / "savepoints", stop=True))
 
+    def goes_on(self) -> None:
+        """To its end, without the pauses in which a test does something to it."""
+        self.start(self.stop(), rate=0)
+
     def kill_a_worker(self) -> None:
         restarts = self.cluster.restarts(self.job_id)
-        self.cluster.wait_until(lambda: self.cluster.worker_pids(self.job_id) != [], "the job's workers")
+        self.cluster.wait_for_status(self.job_id, JobStatus.RUNNING)
         os.kill(self.cluster.worker_pids(self.job_id)[0], signal.SIGKILL)
         self.cluster.wait_until(lambda: self.cluster.restarts(self.job_id) > restarts, "the restart")
 
@@ -151,6 +155,8 @@ def test_without_a_claim_the_first_checkpoint_is_full_and_the_snapshot_is_never_
     assert content(place) == before, "it stays the user's, byte by byte"
     shutil.rmtree(place)
     job.kill_a_worker()
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    job.goes_on()
     job.finished()
 
 
@@ -180,7 +186,7 @@ def test_a_claimed_snapshot_becomes_the_jobs_file_by_file_and_goes(job: SharingJ
         job.cluster.wait_until(lambda: not (place / "claim").exists(), "the end of the claim")
         assert siblings
         assert all(open_snapshot(str(sibling)).verify() == [] for sibling in siblings)
-    job.start(savepoint)
+    job.start(savepoint, rate=0)
     job.finished()
 
 
@@ -243,12 +249,14 @@ def test_disposing_of_a_savepoint_harms_no_checkpoint_and_deleting_checkpoints_n
     cluster.call(cluster.dispatcher.dispose_savepoint(str(doomed), None))
     cluster.wait_until(lambda: not doomed.exists(), "the disposal")
     latest, home = job.retained[-1], job.home
-    job.start(latest)
+    job.start(latest, rate=0)
     job.finished()
     shutil.rmtree(home)
     assert open_snapshot(str(kept)).verify() == []
     job.start(kept)
     job.kill_a_worker()
+    cluster.wait_for_checkpoints(job.job_id, 1)
+    job.goes_on()
     cluster.wait_for_status(job.job_id, JobStatus.FINISHED)
     seen = visible(job.directory / "out" / "seen")
     assert len(seen) > ROWS, "rows since the savepoint have come a second time"

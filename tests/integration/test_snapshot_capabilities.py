@@ -34,7 +34,7 @@ KINDS = {
 }
 SAVEPOINTS = ("canonical", "native")
 
-pytestmark = [pytest.mark.row("203.7"), pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.row("203.7"), pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def test_the_same_seed_gives_the_same_trace_under_any_hash_seed() -> None:
 # --- the simulator is graded
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [planted.name for planted in BUGS])
 def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = plant(BUGS, name, monkeypatch)

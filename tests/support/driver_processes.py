@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.storage.crash_points import VARIABLE
 from ckpt_runtime.storage.ha_store import HaStore
 from tests.support.processes import children, living
@@ -27,7 +28,8 @@ class Sessions:
     directory: Path
     storage: str = ""
     """The high-availability directory, if it is not a local one in ``directory``."""
-    lease_timeout_s: float = 2.0
+    lease_timeout_s: float = 3.0
+    token: str | None = None
     number: int = 0
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     clients: list[CkptClient] = field(default_factory=list)
@@ -51,7 +53,7 @@ class Sessions:
         ready = self.launch()
         wait_until(ready.exists, "the session to lead")
         self._close_clients()
-        self.clients.append(CkptClient(ready.read_text()))
+        self.clients.append(CkptClient(ready.read_text(), token=self.token))
         return self.clients[-1]
 
     def launch(self) -> Path:
@@ -61,6 +63,8 @@ class Sessions:
         options = [f"{key}={value}" for key, value in self._options.items()]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         environment[VARIABLE] = str(self._crash_point)
+        if self.token is not None:
+            environment[TOKEN_VARIABLE] = self.token
         with (self.directory / f"session-{self.number}.log").open("wb") as log:
             command = [
                 sys.executable,
@@ -90,7 +94,7 @@ class Sessions:
         orphans = children(process.pid)
         process.kill()
         process.wait()
-        wait_until(lambda: not living(orphans), "the slots of the killed driver to end", 30)
+        wait_until(lambda: not living(orphans), "the slots of the killed driver to end", 120)
 
     def arm(self, point: str) -> None:
         """The present or the next driver dies where it gets to this point first."""
@@ -107,7 +111,7 @@ class Sessions:
             orphans.extend(pid for pid in children(process.pid) if pid not in orphans)
             return process.poll() is not None
 
-        wait_until(ended, "the driver to reach its crash point", 30)
+        wait_until(ended, "the driver to reach its crash point", 120)
         assert process.returncode == -signal.SIGKILL
         assert not self._crash_point.exists()
-        wait_until(lambda: not living(orphans), "the slots of the crashed driver to end", 30)
+        wait_until(lambda: not living(orphans), "the slots of the crashed driver to end", 120)

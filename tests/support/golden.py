@@ -65,7 +65,7 @@ class Kind:
     stop: bool = False
     drain: bool = False
     right_rows_per_source: int = 40
-    rate: int = 150
+    rate: int = 75
     sleep_ms: float = 0
     savepoint_format: SavepointFormat = SavepointFormat.NATIVE
     increment: bool = False
@@ -188,7 +188,7 @@ def restored(
         for place, parallelism in zip(places, parallelisms, strict=True)
     ]
     for job in jobs:
-        cluster.wait_for_status(job, JobStatus.FINISHED, timeout_s=110)  # kernels may have to be compiled
+        cluster.wait_for_status(job, JobStatus.FINISHED, timeout_s=180)  # kernels may have to be compiled
     return [written(place / "out", kind.tables) for place in places]
 
 
@@ -253,7 +253,7 @@ def wait_for_rows(cluster: MiniCluster, job: str) -> None:
         behind = {edge.target for edge in details.graph.edges}
         reached = [vertex for vertex in details.vertices if vertex.vertex_id in behind]
         read = [sum(subtask.measures.rows_in for subtask in vertex.subtasks if subtask.measures) for vertex in reached]
-        return min(read) > 0 and max(read) > 200
+        return min(read) > 0 and max(read) > 100
 
     cluster.wait_until(flowing, "rows")
 

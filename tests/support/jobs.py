@@ -144,7 +144,7 @@ class SequenceJob:
 
         self.cluster.wait_until(over, f"{restarts} restarts")
 
-    def finished(self, timeout_s: float = 60) -> None:
+    def finished(self, timeout_s: float = 120) -> None:
         self.cluster.wait_for_status(self.job_id, JobStatus.FINISHED, timeout_s=timeout_s)
 
     def stopped(self) -> int:

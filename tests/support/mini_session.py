@@ -1,23 +1,31 @@
 """A session without Spark in a process of its own, to be killed. Arguments: READY LEASE KEY=VALUE...
 
 Writes its REST address into the file READY once it leads. LEASE is the time of its lease in seconds.
+The token, if there is to be one, is in the environment.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 import threading
 from pathlib import Path
 
+from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 
 
 def main() -> None:
     """Runs until it is killed."""
+    logging.basicConfig(level=logging.INFO)
     ready = Path(sys.argv[1])
     configuration = Configuration.from_properties(sys.argv[3:]).to_dict()
-    with MiniCluster(configuration=configuration, rest=True, lease_timeout_s=float(sys.argv[2])) as cluster:
+    token = os.environ.get(TOKEN_VARIABLE)
+    with MiniCluster(
+        configuration=configuration, rest=True, token=token, lease_timeout_s=float(sys.argv[2])
+    ) as cluster:
         partial = ready.with_suffix(".partial")
         partial.write_text(cluster.rest_url)
         partial.replace(ready)

@@ -18,6 +18,9 @@ from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfiguration
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster import gateway as g
+from ckpt_runtime.jobmaster.job_announcer import JobAnnouncer
+from ckpt_runtime.rest.openapi import EVENT_STREAM
+from ckpt_runtime.scheduler.job_effects import StatusChanged
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
 from ckpt_runtime.storage.savepoint_entry import Mark, SavepointEntry
@@ -84,6 +87,10 @@ def dispatcher() -> FakeGateway:
     fake.move(FINISHED, JobStatus.FINISHED)
     fake.move(FAILED, JobStatus.FAILED)
     add_operations(fake)
+    announcer = JobAnnouncer(RUNNING, fake.events.publish)
+    with patch("ckpt_runtime.jobmaster.job_announcer.wall_clock_ms", lambda: NOW_MS):
+        announcer.told(StatusChanged(JobStatus.RUNNING, NOW_MS))
+        announcer.checkpoint(job.tracker.snapshot().history[-1])
     fake.catalogue = catalogue(fake.now)
     return fake
 
@@ -182,6 +189,8 @@ CALLS = [
     Call("DELETE", "/cluster"),
     Call("POST", "/jars/upload", arguments={"files": {"jarfile": ("flights.py", b"x = 1")}}),
     Call("GET", "/jars"),
+    Call("PUT", "/jars/{jarid}/holds/{owner}", values={"owner": "upgrade-flights"}),
+    Call("DELETE", "/jars/{jarid}/holds/{owner}", values={"owner": "upgrade-flights"}),
     Call("POST", "/jars/{jarid}/plan", "fresh", arguments={"json": {}}),
     Call("POST", "/jars/{jarid}/plan", "a snapshot that fits", arguments={"json": {"savepointPath": SNAPSHOT}}),
     Call("POST", "/jars/{jarid}/plan", "one that is refused", arguments={"json": {"savepointPath": REFUSED}}),
@@ -190,12 +199,17 @@ CALLS = [
     Call("DELETE", "/jars/{jarid}"),
     Call("GET", "/jobs"),
     Call("GET", "/jobs/overview"),
+    Call("GET", "/events", "from now on"),
+    Call("GET", "/events", "what was missed", arguments={"headers": {"Last-Event-ID": "5e551017a2b3c4d5-0"}}),
+    Call("GET", "/events", "another session", arguments={"headers": {"Last-Event-ID": "01d5e5510a2b3c4d-7"}}),
+    Call("GET", JOB + "/events", "a checkpoint", arguments={"headers": {"Last-Event-ID": "5e551017a2b3c4d5-0"}}),
     Call("GET", "/jobs/metrics", "names"),
     Call("GET", "/jobs/metrics", "values", query="?get=uptime"),
     Call("GET", "/jobs/metrics", "one aggregation", query="?get=uptime&agg=max"),
     Call("GET", JOB, "running"),
     Call("GET", JOB, "finished", {"jobid": FINISHED}),
-    Call("PATCH", JOB, query="?mode=cancel", values={"jobid": NEW}),
+    Call("PATCH", JOB, "without retaining", {"jobid": NEW}, "?mode=cancel"),
+    Call("PATCH", JOB, "retaining checkpoints", {"jobid": RUNNING}, "?mode=cancel&retain=true"),
     Call("GET", JOB + "/status"),
     Call("GET", JOB + "/health", "running"),
     Call("GET", JOB + "/health", "failed", {"jobid": FAILED}),
@@ -274,7 +288,9 @@ def answers() -> dict[str, dict[str, Any]]:
             response = send_to(dispatcher())(call.method, call.path, **call.arguments)
             if response.status_code not in (200, 202):
                 raise AssertionError(f"{call.method} {call.path}: {response.text}")
-            found.setdefault(f"{call.method} {call.template}", {})[call.situation] = response.json()
+            is_stream = response.headers["content-type"].startswith(EVENT_STREAM)
+            answer = response.text if is_stream else response.json()
+            found.setdefault(f"{call.method} {call.template}", {})[call.situation] = answer
     return found
 
 

@@ -24,9 +24,10 @@ from ckpt_runtime.spark.launch import SessionInfo
 from tests.support.flights import PIPELINES as EXAMPLES
 from tests.support.jobs import FAST
 from tests.support.jobs import PIPELINES as TEST_PIPELINES
+from tests.support.outputs import hidden
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 180) -> None:
     """Polls every 20 ms. Raises AssertionError."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -76,7 +77,8 @@ class FlightsJob:
             savepoint_path=savepoint,
         )
         self.job_id = self.client.run_pipeline(self.client.upload_pipeline(*pack_pipeline(packed)), options)
-        self.client.wait_for_state(self.job_id, ["RUNNING"], timeout_s=90)
+        # A fast one may have run already.
+        self.client.wait_for_state(self.job_id, ["RUNNING", "FINISHED"], timeout_s=180)
 
     def restarts(self) -> int:
         return int(self.client.job_metrics(self.job_id, ("numRestarts",))["numRestarts"])
@@ -92,12 +94,13 @@ class FlightsJob:
     def stopped(self) -> str:
         """Stops with a savepoint; returns its URL."""
         trigger = self.client.stop_with_savepoint(self.job_id, str(self.directory / "savepoints"))
-        done = self.client.wait_for_operation("savepoint", trigger, self.job_id, timeout_s=60)
+        done = self.client.wait_for_operation("savepoint", trigger, self.job_id, timeout_s=180)
         assert done.location is not None
         return done.location
 
     def finished(self) -> None:
-        self.client.wait_for_state(self.job_id, ["FINISHED"], timeout_s=90)
+        self.client.wait_for_state(self.job_id, ["FINISHED"], timeout_s=180)
+        wait_until(lambda: hidden(self.out) == [], "the clean-up of the sinks")
 
 
 def free_port() -> int:
@@ -115,6 +118,8 @@ class SparkCluster:
     workers: list[subprocess.Popen[bytes]]
     secret: str
     """Of its master, its workers, and whoever may submit applications."""
+    start_worker: Callable[[], subprocess.Popen[bytes]]
+    """One more, which joins :attr:`workers`."""
 
     def alive_workers(self) -> int:
         """As the master's page says; 0 before it answers."""
@@ -155,12 +160,19 @@ def standalone_cluster(directory: Path, workers: int, *, authenticated: bool = T
     try:
         master = ["org.apache.spark.deploy.master.Master", *address, "--port", str(port), "--webui-port", str(web_port)]
         start("master", *master)
-        cluster = SparkCluster(f"spark://127.0.0.1:{port}", f"http://127.0.0.1:{web_port}", [], secret)
+        url = f"spark://127.0.0.1:{port}"
+        running: list[subprocess.Popen[bytes]] = []
+
+        def start_worker() -> subprocess.Popen[bytes]:
+            number = len(running)
+            own = [*address, *size, "--work-dir", str(directory / f"work-{number}"), url]
+            running.append(start(f"worker-{number}", "org.apache.spark.deploy.worker.Worker", *own))
+            return running[-1]
+
+        cluster = SparkCluster(url, f"http://127.0.0.1:{web_port}", running, secret, start_worker)
         wait_until(lambda: _answers(port), "the master")
-        for number in range(workers):
-            own = [*address, *size, "--work-dir", str(directory / f"work-{number}"), cluster.url]
-            worker = start(f"worker-{number}", "org.apache.spark.deploy.worker.Worker", *own)
-            cluster.workers.append(worker)
+        for _ in range(workers):
+            start_worker()
         wait_until(lambda: cluster.alive_workers() == workers, "the workers")
         yield cluster
     finally:

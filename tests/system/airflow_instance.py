@@ -21,7 +21,7 @@ def make_airflow(home: Path, connections: dict[str, str], dags_folder: Path = DA
     return LocalAirflow(home, dags_folder, connections, environment, progress=print)
 
 
-def until(look: Callable[[], T | None], what: str, deadline: float = 120.0) -> T:
+def until(look: Callable[[], T | None], what: str, deadline: float = 300.0) -> T:
     """Poll until ``look`` gives something true.
 
     :raises AssertionError: naming ``what`` when the deadline, in seconds, has passed.

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 
 from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.jobmaster.leadership import LeaseSeal
 from ckpt_runtime.snapshots.catalogue import list_savepoints
+from ckpt_runtime.storage.ha_store import HaStore
 from demo.airflow_api import DagRun
 from demo.airflow_instance import LocalAirflow
 from tests.support.jobs import PIPELINES, SequenceJob
@@ -42,7 +48,7 @@ def test_a_savepoint_waits_in_the_triggerer_with_its_link_shown(
     links = airflow.api.call("GET", f"{run.path}/taskInstances/savepoint/links")["extra_links"]
     assert links["Job"] == f"http://127.0.0.1:{session.port}/jobs/{held.job_id}"
     held.release("processor")
-    assert airflow.wait_run(run, 120) == "success", airflow.failure_report(run)
+    assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
     assert savepoints(held) == [airflow.api.xcom(run, "savepoint", "savepoint_path")]
 
 
@@ -51,7 +57,7 @@ def test_a_worker_that_dies_after_asking_loses_nothing(airflow: LocalAirflow, jo
     job.start(rate=500)
     job.running()
     run = trigger(airflow, "system_crash", job)
-    assert airflow.wait_run(run, 240) == "success", airflow.failure_report(run)
+    assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
     assert len(savepoints(job)) == 1
     (instance,) = airflow.api.task_instances(run)
     assert instance["try_number"] == 2
@@ -64,7 +70,7 @@ def test_a_triggerer_that_dies_loses_nothing(airflow: LocalAirflow, held: Sequen
     airflow.kill_component("triggerer")
     held.release("processor")
     airflow.start_component("triggerer")
-    assert airflow.wait_run(run, 240) == "success", airflow.failure_report(run)
+    assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
     assert len(savepoints(held)) == 1
 
 
@@ -84,7 +90,7 @@ def test_marking_a_waiting_task_failed_cancels_its_job_and_says_so(
     airflow.api.set_task_state(run, "submit", "failed")
     job.cluster.wait_for_status(job.job_id, JobStatus.CANCELED)
     words = f"job {job.job_id} is being cancelled"
-    until(lambda: words in airflow.api.task_log(run, "submit"), "a word in the task's log", 30)
+    until(lambda: words in airflow.api.task_log(run, "submit"), "a word in the task's log")
 
 
 @pytest.mark.row("air.3")
@@ -109,7 +115,7 @@ def test_a_retry_goes_on_from_the_latest_checkpoint_and_a_cleared_success_is_don
     job.inject("processor-raise")
     next_job()
     job.stopped()
-    assert airflow.wait_run(run, 240) == "success", airflow.failure_report(run)
+    assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
     path = restored()
     assert path is not None
     assert f"/{first}/chk-" in path
@@ -117,7 +123,7 @@ def test_a_retry_goes_on_from_the_latest_checkpoint_and_a_cleared_success_is_don
     next_job()
     job.running()
     job.cluster.savepoint(job.job_id, job.directory / "again", stop=True)
-    assert airflow.wait_run(run, 240) == "success", airflow.failure_report(run)
+    assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
     assert restored() is None
 
 
@@ -129,7 +135,7 @@ def test_clearing_a_waiting_task_does_not_double_the_operation(airflow: LocalAir
     until(lambda: airflow.api.task_instances(run)[0]["try_number"] == 2, "the second try")
     wait_state(airflow, run, "savepoint", "deferred")
     held.release("processor")
-    assert airflow.wait_run(run, 120) == "success", airflow.failure_report(run)
+    assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
     assert len(savepoints(held)) == 1
 
 
@@ -140,8 +146,29 @@ def test_a_sensor_sees_new_checkpoints(airflow: LocalAirflow, held: SequenceJob)
     run = trigger(airflow, "system_sensor", held)
     wait_state(airflow, run, "checkpoint", "deferred")
     held.release("processor")
-    assert airflow.wait_run(run, 120) == "success", airflow.failure_report(run)
+    assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
     assert airflow.api.xcom(run, "checkpoint", "checkpoint_id") >= before.id + 2
+
+
+@pytest.mark.row("air.1")
+def test_the_form_has_both_ways_and_the_test_button_says_who_leads(
+    airflow: LocalAirflow, session: Session, tmp_path: Path
+) -> None:
+    kinds = airflow.api.call("GET", f"{airflow.base_url}/ui/connections/hook_meta")
+    (form,) = [kind for kind in kinds if kind["connection_type"] == "ckpt"]
+    assert {"ha_dir", "ha_cluster_id", "verify", "ca_file", "timeout"} <= set(form["extra_fields"])
+    url = f"http://127.0.0.1:{session.port}"
+    HaStore(str(tmp_path)).leader.sealed_by(LeaseSeal("token", "default")).claim(url, "app", "1", after=0)
+    fields = {"connection_id": "tried", "conn_type": "ckpt"}
+    by_address = {**fields, "host": "127.0.0.1", "port": session.port}
+    by_leader = {**fields, "password": "token", "extra": json.dumps({"ha_dir": str(tmp_path)})}
+    for connection in (by_address, by_leader):
+        answer = airflow.api.call("POST", "/connections/test", connection)
+        assert answer["status"], answer
+        assert re.match(rf"version \S+, leader {url}, .* jobs running", answer["message"]), answer
+    wrong = airflow.api.call("POST", "/connections/test", {**by_leader, "password": "another token"})
+    assert not wrong["status"]
+    assert "does not prove its leader's address" in wrong["message"]
 
 
 @pytest.mark.row("air.6", "air.9", "air.10")

@@ -54,6 +54,36 @@ def test_every_folder_with_code_is_packaged() -> None:
         assert (root / "py.typed").exists()
 
 
+def test_every_file_beside_the_code_is_packaged() -> None:
+    """Pages and examples among them; a wheel that lacks one serves 404s."""
+    packaged = package_data()
+    for root in (REPOSITORY / "airflow_provider_ckpt", REPOSITORY / "runtime" / "ckpt_runtime"):
+        beside = {path for path in root.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+        assert beside - packaged == set()
+    pages = REPOSITORY / "runtime" / "ckpt_runtime" / "web" / "static"
+    assert {path.name for path in packaged if path.parent == pages} >= {"index.html", "app.js", "style.css"}
+
+
+def package_data() -> set[Path]:
+    """The files that the patterns of setup.py name, taken from its one call."""
+    for node in ast.walk(ast.parse((REPOSITORY / "setup.py").read_text())):
+        if isinstance(node, ast.keyword) and node.arg == "package_data":
+            given: dict[str, list[str]] = ast.literal_eval(node.value)
+            roots = {package: REPOSITORY / package.replace(".", "/") for package in given}
+            roots |= {
+                package: REPOSITORY / "runtime" / package.replace(".", "/")
+                for package in given
+                if "ckpt_runtime" in package
+            }
+            return {
+                path
+                for package, patterns in given.items()
+                for pattern in patterns
+                for path in roots[package].glob(pattern)
+            }
+    raise AssertionError("package_data")
+
+
 def test_every_requirement_is_pinned_to_one_version() -> None:
     extras = required("EXTRAS_REQUIRE").values()
     requirements = [*required("INSTALL_REQUIRES"), *(entry for extra in extras for entry in extra)]

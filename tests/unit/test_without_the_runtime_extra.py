@@ -18,7 +18,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from ckpt_runtime.jobmaster.leadership import LeaseSeal
 from ckpt_runtime.spark.runtime_guard import MODULES
+from ckpt_runtime.storage.ha_store import HaStore
 from tests.unit.provider.conftest import JOB, JobManager
 
 REPOSITORY = Path(__file__).parents[2]
@@ -134,6 +136,26 @@ entry_point()
 """
     ended = run(environment, tmp_path, code)
     assert "7000" in ended.stdout.split(), ended.stderr
+    assert JOB in ended.stdout, ended.stderr
+
+
+def test_the_leader_is_found_in_its_directory(environment: Path, tmp_path: Path, job_manager: JobManager) -> None:
+    store = HaStore(str(tmp_path / "ha")).leader.sealed_by(LeaseSeal("token", "default"))
+    store.claim(f"http://127.0.0.1:{job_manager.port}", "app", "1", after=0)
+    code = f"""
+import json, os, sys
+from airflow_provider_ckpt.hooks.ckpt import CkptHook
+from ckpt_runtime.cli.main import entry_point
+
+os.environ["AIRFLOW_CONN_CKPT_DEFAULT"] = json.dumps(
+    {{"conn_type": "ckpt", "password": "token", "extra": {{"ha_dir": {str(tmp_path / "ha")!r}}}}}
+)
+print(CkptHook().test_connection())
+sys.argv = ["ckpt", "--ha-dir", {str(tmp_path / "ha")!r}, "--token", "token", "list"]
+entry_point()
+"""
+    ended = run(environment, tmp_path, code)
+    assert f"leader http://127.0.0.1:{job_manager.port}" in ended.stdout, ended.stderr
     assert JOB in ended.stdout, ended.stderr
 
 

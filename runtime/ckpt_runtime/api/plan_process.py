@@ -26,6 +26,15 @@ from ckpt_runtime.limited_process import (
 )
 
 _OWN_PACKAGE = str(Path(__file__).resolve().parents[1])
+NEEDED = ("ckpt_runtime.api.entry_point",)
+"""What a template imports (see ``process_template``): the engine's part, and what pipelines use of others."""
+OFTEN_NEEDED = (
+    "pyarrow.acero",
+    "pyarrow.parquet",
+    "pyspark.sql.datasource",
+    "pyspark.sql.streaming.stateful_processor",
+    "pyspark.sql.types",
+)
 PLAN_LIMITS = ProcessLimits(time_s=120.0, memory_bytes=2 << 30, answer_bytes=8 << 20)
 
 

@@ -19,6 +19,7 @@ The work is that of its parts, none of which knows the coordinator or a part fur
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -28,7 +29,7 @@ from ckpt_runtime.checkpoint.cleaner import UnaskedAnswerError
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
 from ckpt_runtime.checkpoint.completion import Completion
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention
 from ckpt_runtime.checkpoint.effects import Effect
 from ckpt_runtime.checkpoint.events import CoordinatorEvent
 from ckpt_runtime.checkpoint.execution_view import ExecutionView
@@ -105,6 +106,7 @@ class CheckpointCoordinator:
         self._job_status = ""
         self._fenced = False
         self._stopping = False
+        self._outlive_cancelling = False
         self._effects: list[Effect] = []
         emit = self._effects.append
         self._executions = view = ExecutionView(graph)
@@ -129,6 +131,7 @@ class CheckpointCoordinator:
             on.PeriodicTriggerStarted: self._on_periodic_started,
             on.Shutdown: self._on_shutdown,
             on.ConfigurationPatched: self._on_configuration_patched,
+            on.RetentionAsked: self._on_retention_asked,
             on.GraphReplaced: self._on_graph_replaced,
             on.BacklogChanged: self._triggering.on_backlog_changed,
             on.TriggerRequested: self._on_trigger_requested,
@@ -291,10 +294,21 @@ class CheckpointCoordinator:
     def _on_configuration_patched(self, event: on.ConfigurationPatched, now: Instant) -> None:
         if self._state in _ENDING:
             return  # the job ended while the settings were being persisted
-        self._configuration = event.configuration.effective()
+        self._configuration = self._with_retention(event.configuration.effective())
         self._failures.configure(self._configuration.tolerable_failures)
         self._retention.configure(self._configuration)
         self._triggering.configure(self._configuration, now)
+
+    def _on_retention_asked(self, event: on.RetentionAsked, now: Instant) -> None:
+        if self._state not in _ENDING:
+            self._outlive_cancelling = True
+            self._configuration = self._with_retention(self._configuration)
+            self._retention.configure(self._configuration)
+
+    def _with_retention(self, configuration: CheckpointConfiguration) -> CheckpointConfiguration:
+        if not self._outlive_cancelling:
+            return configuration
+        return replace(configuration, retention=CheckpointRetention.RETAIN_ON_CANCELLATION)
 
     def _on_graph_replaced(self, event: on.GraphReplaced, now: Instant) -> None:
         self._executions.replace_graph(event.graph)

@@ -117,6 +117,11 @@ class ConfigurationPatched:
 
 
 @dataclass(frozen=True, slots=True)
+class RetentionAsked:
+    """Whatever the settings say: if the job is cancelled, its checkpoints outlive it."""
+
+
+@dataclass(frozen=True, slots=True)
 class GraphReplaced:
     """The next deployment is one of another job graph. Only while no deployment runs.
 
@@ -303,6 +308,7 @@ CoordinatorEvent = (
     | PeriodicTriggerStarted
     | Shutdown
     | ConfigurationPatched
+    | RetentionAsked
     | GraphReplaced
     | BacklogChanged
     | TriggerRequested

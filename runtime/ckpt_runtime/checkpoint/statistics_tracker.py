@@ -7,7 +7,7 @@ restarts of the job within one leader, keeps at most ``history_size`` ended chec
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
@@ -136,11 +136,17 @@ def _recovered(checkpoint: CompletedCheckpoint) -> CheckpointStats:
 
 
 class CheckpointStatsTracker:
-    """One job's statistics. Reports about ids that are not in progress (late ones) are ignored."""
+    """One job's statistics. Reports about ids that are not in progress (late ones) are ignored.
 
-    def __init__(self, history_size: int = DEFAULT_HISTORY_SIZE) -> None:
+    ``on_change`` is told of each checkpoint when it is triggered, without its subtasks, and when it has ended.
+    """
+
+    def __init__(
+        self, history_size: int = DEFAULT_HISTORY_SIZE, on_change: Callable[[CheckpointStats], None] | None = None
+    ) -> None:
         if history_size < 0:
             raise ValueError(f"history_size must be >= 0, is {history_size}")
+        self._on_change = on_change
         self._counts = CheckpointCounts()
         self._running: dict[int, _Running] = {}
         self._history: deque[CheckpointStats] = deque(maxlen=history_size)
@@ -170,6 +176,9 @@ class CheckpointStatsTracker:
             checkpoint_id, checkpoint_type, savepoint_format, trigger_timestamp, vertices, deadline_timestamp
         )
         self._count(total=1, in_progress=1)
+        if self._on_change is not None:
+            bare = _Running(checkpoint_id, checkpoint_type, savepoint_format, trigger_timestamp, {}, deadline_timestamp)
+            self._on_change(bare.freeze(CheckpointStatsStatus.IN_PROGRESS))
 
     def report_subtask(self, checkpoint_id: int, vertex_id: str, stats: SubtaskStats) -> None:
         """A subtask acknowledged, or (``completed`` false) told how far it has come."""
@@ -202,6 +211,8 @@ class CheckpointStatsTracker:
             measure.add(getattr(stats, name))
         self._summary_is_stale = True
         self._count(in_progress=-1, completed=1)
+        if self._on_change is not None:
+            self._on_change(stats)
 
     def report_recovered(self, checkpoint: CompletedCheckpoint) -> None:
         """One that completed under an earlier leader: shown, but neither counted nor summarised."""
@@ -236,6 +247,8 @@ class CheckpointStatsTracker:
         self._history.append(stats)
         self._latest_failed = stats
         self._count(in_progress=-1, failed=1)
+        if self._on_change is not None:
+            self._on_change(stats)
 
     def report_failed_without_id(self) -> None:
         """A trigger failed before it got an id: it counts, but has no entry."""

@@ -16,6 +16,7 @@ from ckpt_runtime.client.errors import (
     Unreachable,
     WaitTimeout,
 )
+from ckpt_runtime.client.leader import LeaderUnproven
 
 
 class ExitCode(IntEnum):
@@ -46,6 +47,7 @@ _CODES: tuple[tuple[type[CkptClientError], ExitCode], ...] = (
     (NotFound, ExitCode.NOT_FOUND),
     (Conflict, ExitCode.CONFLICT),
     (Unauthorized, ExitCode.UNAUTHORIZED),
+    (LeaderUnproven, ExitCode.UNAUTHORIZED),
     (BadRequest, ExitCode.USAGE),
     (CkptApiError, ExitCode.SERVER_ERROR),
     (OperationFailed, ExitCode.FAILED),

@@ -18,29 +18,40 @@ from ckpt_runtime.cli.output import Output
 from ckpt_runtime.cli.session_file import read_session, session_path
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError
+from ckpt_runtime.client.leader import LeaderSource
+from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S, POLL_PATIENCE_S
 from ckpt_runtime.spark.launch import SessionInfo
 
 URL_VARIABLE = "CKPT_REST_URL"
 TOKEN_VARIABLE = "CKPT_REST_TOKEN"
+HA_DIRECTORY_VARIABLE = "CKPT_HA_DIR"
+CLUSTER_ID_VARIABLE = "CKPT_CLUSTER_ID"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The connection's options as given; None or False where they were not."""
+    """The connection's options as given; None or False where they were not.
+
+    ``url`` and ``ha_dir`` are two ways to say the same: both at once are refused.
+    """
 
     url: str | None = None
     token: str | None = None
     ca_file: str | None = None
     insecure: bool = False
     as_json: bool = False
+    ha_dir: str | None = None
+    cluster_id: str | None = None
 
     def over(self, outer: Settings) -> Settings:
         """These, and the outer ones where these are not given."""
         given = {name: getattr(self, name) for name in _NAMES if getattr(self, name)}
+        if self.url or self.ha_dir:
+            outer = replace(outer, url=None, ha_dir=None)
         return replace(outer, **given)
 
 
-_NAMES = ("url", "token", "ca_file", "insecure", "as_json")
+_NAMES = ("url", "token", "ca_file", "insecure", "as_json", "ha_dir", "cluster_id")
 
 
 @dataclass
@@ -50,38 +61,76 @@ class Cli:
     settings: Settings
     output: Output
     _client: CkptClient | None = field(default=None, init=False)
+    _told: set[str] = field(default_factory=set, init=False)
 
     def client(self) -> CkptClient:
         """The client for the chosen job manager, made on first use."""
         if self._client is None:
-            url, token = self._address()
+            address, token = self._address()
             verify: bool | str = not self.settings.insecure
             if self.settings.ca_file is not None and not self.settings.insecure:
                 verify = self.settings.ca_file
             try:
-                self._client = CkptClient(url, token=token, verify=verify)
+                follows = not isinstance(address, str)
+                self._client = CkptClient(
+                    address,
+                    token=token,
+                    verify=verify,
+                    patience_s=POLL_PATIENCE_S if follows else DEFAULT_PATIENCE_S,
+                    on_away=self._tell_away if follows else None,
+                )
             except OSError as error:
                 raise CommandError(f"--ca-file: {self.settings.ca_file}: {error}", ExitCode.USAGE) from error
         return self._client
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the job manager was named, by its address or by where its leader is found."""
+        return self.settings.url is not None or self.settings.ha_dir is not None
+
+    def _tell_away(self, error: CkptClientError) -> None:
+        """Once for each reason: a takeover takes some seconds."""
+        if str(error) not in self._told:
+            self._told.add(str(error))
+            self.output.note(f"{error}; looking for the leader")
 
     def session(self) -> SessionInfo | None:
         """The last started session, if any."""
         return read_session(session_path())
 
-    def _address(self) -> tuple[str, str | None]:
-        """URL and token. A session's token goes to that session only."""
+    def _address(self) -> tuple[str | LeaderSource, str | None]:
+        """Where to, and the token. A session's token goes to that session only."""
         url, token = self.settings.url, self.settings.token
+        if self.settings.ha_dir is not None:
+            if url is not None:
+                raise CommandError("--url and --ha-dir: only one of them can be given", ExitCode.USAGE)
+            return self._leader(self.settings.ha_dir)
         session = self.session() if url is None or token is None else None
         if url is None:
             if session is None:
                 raise CommandError(
-                    f"no job manager: give --url, set {URL_VARIABLE}, or start one with 'ckpt session start'",
+                    f"no job manager: give --url or --ha-dir, set {URL_VARIABLE}, "
+                    "or start one with 'ckpt session start'",
                     ExitCode.USAGE,
                 )
             url = session.rest_url
         if token is None and session is not None and session.rest_url == url:
             token = session.token
         return url, token
+
+    def _leader(self, directory: str) -> tuple[LeaderSource, str | None]:
+        """The token of the last started session will do: it goes nowhere but to a leader that has the same."""
+        from ckpt_runtime.leader_retrieval import DEFAULT_CLUSTER_ID, InvalidLeaderDirectory, LeaderDirectory
+
+        token = self.settings.token
+        if token is None:
+            session = self.session()
+            token = None if session is None else session.token
+        try:
+            cluster_id = self.settings.cluster_id or DEFAULT_CLUSTER_ID
+            return LeaderDirectory(directory, cluster_id, token=token), token
+        except InvalidLeaderDirectory as error:
+            raise CommandError(f"--ha-dir: {error}", ExitCode.USAGE) from error
 
     def close(self) -> None:
         """Close the client's connections."""
@@ -95,6 +144,12 @@ def _connection_options(
     ca_file: Annotated[str | None, typer.Option("--ca-file", help="Certificates to trust.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Do not check the server's certificate.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    ha_dir: Annotated[
+        str | None, typer.Option("--ha-dir", help="Follow the leader in this high-availability.storageDir.")
+    ] = None,
+    cluster_id: Annotated[
+        str | None, typer.Option("--cluster-id", help="Its high-availability.cluster-id there.")
+    ] = None,
 ) -> None:
     """Never called: its parameters are added to every command."""
 

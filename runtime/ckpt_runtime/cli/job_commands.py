@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -139,11 +139,18 @@ def cancel(
     job: JobArgument,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait until it is canceled.")] = False,
     wait_timeout: WaitTimeoutOption = None,
+    retain: Annotated[bool, typer.Option("--retain", help="Keep its checkpoints, whatever its options say.")] = False,
 ) -> None:
     """Cancel a job without a savepoint."""
     timeout_s = values.timeout_s("--wait-timeout", wait_timeout)
     client = cli.client()
-    client.cancel_job(job)
+    kept = client.cancel_and_retain(job) if retain else client.cancel_job(job)
     if wait:
         client.wait_for_state(job, {"CANCELED"}, timeout_s=timeout_s)
-    cli.output.result({"job_id": job}, f"Job {job} {'is canceled' if wait else 'is being canceled'}.")
+        kept = client.cancel_and_retain(job) if retain else None  # one may have been completed behind the first answer
+    document: dict[str, Any] = {"job_id": job}
+    lines = [f"Job {job} {'is canceled' if wait else 'is being canceled'}."]
+    if retain:
+        document["retained_checkpoint"] = None if kept is None else kept.external_path
+        lines.append("No checkpoint has completed." if kept is None else f"Retained: {kept.external_path}")
+    cli.output.result(document, *lines)

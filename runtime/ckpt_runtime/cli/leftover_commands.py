@@ -73,7 +73,7 @@ def _asking(cli: Cli) -> Callable[[str], str | None]:
     try:
         client = cli.client()
     except CommandError as error:
-        if error.code is not ExitCode.USAGE or cli.settings.url is not None:
+        if error.code is not ExitCode.USAGE or cli.is_given:
             raise
         cli.output.note("no job manager is known, so only the age tells whether a file is in use")
         return lambda _: None

@@ -14,12 +14,21 @@ from ckpt_runtime.cli import (
     catalogue_commands,
     job_commands,
     job_config_commands,
+    program_commands,
     session_commands,
     snapshot_commands,
     snapshot_tools,
 )
 from ckpt_runtime.cli.config_commands import patch_checkpoint_config
-from ckpt_runtime.cli.framework import TOKEN_VARIABLE, URL_VARIABLE, Settings, add_command
+from ckpt_runtime.cli.events_command import events
+from ckpt_runtime.cli.framework import (
+    CLUSTER_ID_VARIABLE,
+    HA_DIRECTORY_VARIABLE,
+    TOKEN_VARIABLE,
+    URL_VARIABLE,
+    Settings,
+    add_command,
+)
 from ckpt_runtime.cli.health_command import health
 from ckpt_runtime.cli.leftover_commands import leftovers
 from ckpt_runtime.cli.plan_command import plan
@@ -49,9 +58,26 @@ def connection(
     ca_file: Annotated[str | None, typer.Option("--ca-file", help="Certificates to trust.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Do not check the server's certificate.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    ha_dir: Annotated[
+        str | None,
+        typer.Option(
+            "--ha-dir", envvar=HA_DIRECTORY_VARIABLE, help="Follow the leader in this high-availability.storageDir."
+        ),
+    ] = None,
+    cluster_id: Annotated[
+        str | None,
+        typer.Option("--cluster-id", envvar=CLUSTER_ID_VARIABLE, help="Its high-availability.cluster-id there."),
+    ] = None,
 ) -> None:
     """Checkpointed streaming jobs on Spark."""
-    ctx.obj = Settings(url or None, token or None, ca_file, insecure, as_json)
+    if url and ha_dir and _typed(ctx, "url") != _typed(ctx, "ha_dir"):  # what is typed wins over the environment
+        url, ha_dir = (url, None) if _typed(ctx, "url") else (None, ha_dir)
+    ctx.obj = Settings(url or None, token or None, ca_file, insecure, as_json, ha_dir or None, cluster_id or None)
+
+
+def _typed(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 session = typer.Typer(help="Start, stop and look at a session cluster on Spark.", rich_markup_mode=None)
@@ -73,12 +99,18 @@ add_command(config, "set", job_config_commands.set_options)
 add_command(config, "unset", job_config_commands.unset)
 add_command(config, "edit", job_config_commands.edit)
 app.add_typer(config, name="config")
+program = typer.Typer(help="Uploaded programs, and who holds them.", rich_markup_mode=None)
+add_command(program, "list", program_commands.list_programs)
+add_command(program, "hold", program_commands.hold)
+add_command(program, "release", program_commands.release)
+app.add_typer(program, name="program")
 # What follows the pipeline goes to the pipeline.
 add_command(app, "run", run, context_settings={"allow_interspersed_args": False})
 add_command(app, "plan", plan, context_settings={"allow_interspersed_args": False})
 add_command(app, "list", job_commands.list_jobs)
 add_command(app, "info", job_commands.info)
 add_command(app, "health", health)
+add_command(app, "events", events)
 add_command(app, "cancel", job_commands.cancel)
 add_command(app, "savepoint", snapshot_commands.savepoint)
 add_command(app, "stop", snapshot_commands.stop)

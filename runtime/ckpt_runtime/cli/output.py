@@ -33,6 +33,10 @@ class Output:
         for line in lines:
             print(line)
 
+    def line(self, document: Any, text: str) -> None:
+        """One of many results that come over time: a JSON document in a line of its own, or the text. Seen at once."""
+        print(json.dumps(plain(document)) if self.as_json else text, flush=True)
+
     def note(self, text: str) -> None:
         """Something that is not the result."""
         print(text, file=sys.stderr)

@@ -103,14 +103,15 @@ def _refuse_secrets(spark: dict[str, str]) -> None:
 
 
 def stop(cli: Cli) -> None:
-    """Stop the session; its jobs are suspended. With --url, ask that one to end over REST."""
-    if cli.settings.url is not None:
+    """Stop the session; its jobs are suspended. With --url or --ha-dir, ask that one to end over REST."""
+    if cli.is_given:
         cli.client().shutdown_cluster()
-        cli.output.result({"rest_url": cli.settings.url}, f"Session {cli.settings.url} is ending.")
+        url = cli.client().url
+        cli.output.result({"rest_url": url}, f"Session {url} is ending.")
         return
     record = cli.session()
     if record is None:
-        raise CommandError("no session is known; give --url to end another one", ExitCode.NOT_FOUND)
+        raise CommandError("no session is known; give --url or --ha-dir to end another one", ExitCode.NOT_FOUND)
     was_running = stop_session(record)
     session_path().unlink(missing_ok=True)
     said = "is stopped" if was_running else "was gone already"
@@ -119,7 +120,7 @@ def stop(cli: Cli) -> None:
 
 def status(cli: Cli) -> ExitCode:
     """Show the session: where it is, its slots and jobs."""
-    record = cli.session() if cli.settings.url is None else None
+    record = None if cli.is_given else cli.session()
     try:
         overview = cli.client().cluster_overview()
     except Unreachable:

@@ -25,6 +25,11 @@ def optional_job_id(text: str | None) -> str | None:
     return None if text is None else job_id(text)
 
 
+def job_ids(texts: list[str] | None) -> list[str] | None:
+    """:func:`job_id` of each."""
+    return None if texts is None else [job_id(text) for text in texts]
+
+
 def duration_ms(option: str, text: str | None) -> int | None:
     """Milliseconds of ``10 s``, ``5min``, ...; None when not given.
 

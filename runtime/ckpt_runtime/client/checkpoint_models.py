@@ -76,6 +76,20 @@ def read_checkpoint(document: Any) -> Checkpoint:
     return structs.replace(read(document, Checkpoint), tasks=read(tasks, tuple[TaskCheckpoint, ...]))
 
 
+class RetainedCheckpoint(Struct, frozen=True, rename="kebab"):
+    """A checkpoint that outlives its job."""
+
+    id: int
+    external_path: str
+    triggered_at_ms: int = field(name="trigger-timestamp")
+
+
+def read_retained(document: Any) -> RetainedCheckpoint | None:
+    """The answer to a cancellation."""
+    found = document["retained-checkpoint"]
+    return None if found is None else read(found, RetainedCheckpoint)
+
+
 class RestoredCheckpoint(Struct, frozen=True):
     """What the job's present attempt started from."""
 
@@ -119,12 +133,15 @@ class CheckpointConfig(Struct, frozen=True):
     checkpoint_storage: str
     max_inflight_data_bytes: int | None = None
     overrides: tuple[str, ...] = ()
+    deleted_on_cancellation: bool = True
 
 
 def read_config(document: Any) -> CheckpointConfig:
     """Flink says by a number that there are no periodic checkpoints."""
     interval = document["interval"]
-    return read({**document, "interval": None if interval == PERIODIC_OFF else interval}, CheckpointConfig)
+    interval = None if interval == PERIODIC_OFF else interval
+    deleted = document.get("externalization", {}).get("delete_on_cancellation", True)
+    return read({**document, "interval": interval, "deleted_on_cancellation": deleted}, CheckpointConfig)
 
 
 class CheckpointConfigPatch(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -10,17 +10,27 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
 import httpx
 
 from ckpt_runtime.client import requests, waiting
-from ckpt_runtime.client.errors import CkptClientError
+from ckpt_runtime.client.errors import (
+    CkptApiError,
+    CkptClientError,
+    NotServed,
+    Unauthorized,
+    UnexpectedAnswer,
+    is_passing,
+)
+from ckpt_runtime.client.event_stream import EventFeed, StreamedEvent
+from ckpt_runtime.client.leader import Leader, LeaderSource
 from ckpt_runtime.client.requests import Call
 from ckpt_runtime.client.transport import (
     DEFAULT_TIMEOUT_S,
+    check_certificates,
     client_options,
     normalise_url,
     read_answer,
@@ -71,6 +81,8 @@ class _Methods:
     upload_pipeline = _Method(requests.upload_pipeline)
     list_pipelines = _Method(requests.list_pipelines)
     delete_pipeline = _Method(requests.delete_pipeline)
+    hold_pipeline = _Method(requests.hold_pipeline)
+    release_pipeline = _Method(requests.release_pipeline)
     run_drill = _Method(requests.run_drill)
     plan_pipeline = _Method(requests.plan_pipeline)
     run_pipeline = _Method(requests.run_pipeline)
@@ -86,6 +98,7 @@ class _Methods:
     job_exceptions = _Method(requests.job_exceptions)
     execution_result = _Method(requests.execution_result)
     cancel_job = _Method(requests.cancel_job)
+    cancel_and_retain = _Method(requests.cancel_and_retain)
     vertex_details = _Method(requests.vertex_details)
     subtask_times = _Method(requests.subtask_times)
     vertex_backpressure = _Method(requests.vertex_backpressure)
@@ -113,11 +126,14 @@ class _Methods:
 
 
 class _Client(_Methods, Generic[Http, Transport]):
-    """What the two have in common: where they send to, and how long they repeat it."""
+    """What the two have in common: where they send to, and how long they repeat it.
+
+    One that follows a leader has HTTP connections of its own for each address that has led, until it is closed.
+    """
 
     def __init__(
         self,
-        url: str,
+        address: str | LeaderSource,
         *,
         token: str | None = None,
         verify: bool | str | ssl.SSLContext = True,
@@ -126,13 +142,47 @@ class _Client(_Methods, Generic[Http, Transport]):
         transport: Transport | None = None,
         on_away: Callable[[CkptClientError], None] | None = None,
     ) -> None:
-        self.url = normalise_url(url)
         self.patience_s = patience_s
         self._on_away = on_away
-        self._http = self._connect(**client_options(self.url, token, verify, timeout_s), transport=transport)
+        self._options = (token, verify, timeout_s)
+        self._transport = transport
+        self._timeout_s = timeout_s
+        self._connected: dict[str, Http] = {}
+        self._leader: Leader | None = None
+        self._failed: Leader | None = None
+        self._source = None if isinstance(address, str) else address
+        self._url = address if isinstance(address, str) else ""
+        if isinstance(address, str):
+            self._url = normalise_url(address)
+            self._http_at(self._url)
+        elif not isinstance(verify, ssl.SSLContext):
+            check_certificates(verify)
+
+    @property
+    def url(self) -> str:
+        """Where requests go: the given address, or the leader's that was found last (empty before the first)."""
+        return self._url
 
     def _connect(self, **options: Any) -> Http:
         raise NotImplementedError
+
+    def _http_at(self, url: str) -> Http:
+        found = self._connected.get(url)
+        if found is None:
+            token, verify, timeout_s = self._options
+            made = self._connect(**client_options(url, token, verify, timeout_s), transport=self._transport)
+            found = self._connected.setdefault(url, made)
+        return found
+
+    def _led_by(self, leader: Leader) -> Http:
+        self._leader, self._url = leader, leader.url
+        return self._http_at(leader.url)
+
+    def _after(self, error: CkptClientError) -> CkptClientError:
+        """The error, once the leader is doubted on whose side it may lie."""
+        if self._leader is not None and (not isinstance(error, CkptApiError) or is_passing(error) or _foreign(error)):
+            self._failed = self._leader
+        return error
 
     def _patient(self, call: Call[T], patience_s: float | None) -> Steps[T]:
         return waiting.patiently(call, self.patience_s if patience_s is None else patience_s, self._on_away)
@@ -141,7 +191,9 @@ class _Client(_Methods, Generic[Http, Transport]):
 class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):
     """Blocking client.
 
-    ``url`` is ``host:port`` or a URL. ``verify`` is True, False, a CA file or an ``ssl.SSLContext``. ``timeout_s``
+    ``address`` is ``host:port`` or a URL, or a source that says who leads (``ckpt_runtime.leader_retrieval``): then
+    requests follow the leader, and the token goes to proven addresses alone. ``verify`` is True, False, a CA file or an
+    ``ssl.SSLContext``. ``timeout_s``
     bounds each single request; for ``patience_s`` it is repeated while the server is away (0: never repeated), and
     ``on_away`` is told each time. ``transport`` replaces the network.
     """
@@ -157,11 +209,44 @@ class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):
 
     def close(self) -> None:
         """Close the connections."""
-        self._http.close()
+        for http in self._connected.values():
+            http.close()
 
     def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
         """Send one call of :mod:`ckpt_runtime.client.requests`. Raises the errors of ``client.errors``."""
         return self.run(self._patient(call, patience_s))
+
+    def stream_events(self, feed: EventFeed) -> Iterator[StreamedEvent]:
+        """One connection, from where the feed stands to its end. Raises the errors of ``client.errors``."""
+        http, url = self._where()
+        try:
+            with http.stream(**feed.request(self._timeout_s)) as response:
+                if not feed.is_stream(response):
+                    response.read()
+                    raise feed.refused(response)
+                for line in response.iter_lines():
+                    yield from feed.take(line)
+        except httpx.TransportError as error:
+            raise self._after(unreachable(url, error)) from error
+        except CkptApiError as error:
+            self._after(error)
+            raise
+
+    def follow_events(
+        self, jobs: Collection[str] | None = None, *, last_event_id: str | None = None, patience_s: float = 60.0
+    ) -> Iterator[StreamedEvent]:
+        """What happens to these jobs, or to all, in connections one after the other.
+
+        Raises :class:`NotServed` where there are no such streams, and what keeps it from connecting for ``patience_s``.
+        """
+        feed = EventFeed(jobs, last_event_id)
+        while True:
+            lost: CkptClientError | None = None
+            try:
+                yield from self.stream_events(feed)
+            except CkptClientError as error:
+                lost = error
+            time.sleep(feed.pause_after(lost, time.monotonic(), patience_s))
 
     def run(self, steps: Steps[T], *, patience_s: float = 0.0) -> T:
         """Carry out steps one by one, each call for ``patience_s`` while the server is away; gives their result."""
@@ -183,11 +268,21 @@ class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):
             return time.sleep(step.seconds)
         if patience_s > 0:
             return self.execute(step, patience_s=patience_s)
+        http, url = self._where()
         try:
-            response = self._http.request(**request_arguments(step))
+            response = http.request(**request_arguments(step))
+            return read_answer(step, response)
         except httpx.TransportError as error:
-            raise unreachable(self.url, error) from error
-        return read_answer(step, response)
+            raise self._after(unreachable(url, error)) from error
+        except CkptApiError as error:
+            self._after(error)
+            raise
+
+    def _where(self) -> tuple[httpx.Client, str]:
+        if self._source is not None:
+            leader = self._source.find(self._timeout_s, other_than=self._failed)
+            return self._led_by(leader), leader.url
+        return self._http_at(self._url), self._url
 
 
 class AsyncCkptClient(_Client[httpx.AsyncClient, httpx.AsyncBaseTransport]):
@@ -206,11 +301,43 @@ class AsyncCkptClient(_Client[httpx.AsyncClient, httpx.AsyncBaseTransport]):
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        for http in self._connected.values():
+            await http.aclose()
 
     async def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
         """Send one call of :mod:`ckpt_runtime.client.requests`. Raises the errors of ``client.errors``."""
         return await self.run(self._patient(call, patience_s))
+
+    async def stream_events(self, feed: EventFeed) -> AsyncIterator[StreamedEvent]:
+        """One connection, from where the feed stands to its end. Raises the errors of ``client.errors``."""
+        http, url = await self._where()
+        try:
+            async with http.stream(**feed.request(self._timeout_s)) as response:
+                if not feed.is_stream(response):
+                    await response.aread()
+                    raise feed.refused(response)
+                async for line in response.aiter_lines():
+                    for event in feed.take(line):
+                        yield event
+        except httpx.TransportError as error:
+            raise self._after(unreachable(url, error)) from error
+        except CkptApiError as error:
+            self._after(error)
+            raise
+
+    async def follow_events(
+        self, jobs: Collection[str] | None = None, *, last_event_id: str | None = None, patience_s: float = 60.0
+    ) -> AsyncIterator[StreamedEvent]:
+        """As of :class:`CkptClient`."""
+        feed = EventFeed(jobs, last_event_id)
+        while True:
+            lost: CkptClientError | None = None
+            try:
+                async for event in self.stream_events(feed):
+                    yield event
+            except CkptClientError as error:
+                lost = error
+            await asyncio.sleep(feed.pause_after(lost, time.monotonic(), patience_s))
 
     async def run(self, steps: Steps[T], *, patience_s: float = 0.0) -> T:
         """Carry out steps one by one, each call for ``patience_s`` while the server is away; gives their result."""
@@ -232,8 +359,23 @@ class AsyncCkptClient(_Client[httpx.AsyncClient, httpx.AsyncBaseTransport]):
             return await asyncio.sleep(step.seconds)
         if patience_s > 0:
             return await self.execute(step, patience_s=patience_s)
+        http, url = await self._where()
         try:
-            response = await self._http.request(**request_arguments(step))
+            response = await http.request(**request_arguments(step))
+            return read_answer(step, response)
         except httpx.TransportError as error:
-            raise unreachable(self.url, error) from error
-        return read_answer(step, response)
+            raise self._after(unreachable(url, error)) from error
+        except CkptApiError as error:
+            self._after(error)
+            raise
+
+    async def _where(self) -> tuple[httpx.AsyncClient, str]:
+        if self._source is not None:
+            leader = await self._source.afind(self._timeout_s, other_than=self._failed)
+            return self._led_by(leader), leader.url
+        return self._http_at(self._url), self._url
+
+
+def _foreign(error: CkptApiError) -> bool:
+    """Whether somebody else may listen there by now."""
+    return isinstance(error, (Unauthorized, NotServed, UnexpectedAnswer))

@@ -52,6 +52,13 @@ class EntryPoint(Struct, frozen=True):
     name: str
 
 
+class Holder(Struct, frozen=True):
+    """Who needs an uploaded pipeline, and since when."""
+
+    owner: str
+    since_ms: int = field(name="since")
+
+
 class Pipeline(Struct, frozen=True):
     """An uploaded pipeline."""
 
@@ -59,6 +66,7 @@ class Pipeline(Struct, frozen=True):
     name: str
     uploaded_at_ms: int = field(name="uploaded")
     entries: tuple[EntryPoint, ...] = field(name="entry", default=())
+    holders: tuple[Holder, ...] = ()
 
     @property
     def entry_points(self) -> tuple[str, ...]:
@@ -194,6 +202,7 @@ class JobConfig(Struct, frozen=True, rename="kebab"):
     version: int | None = None
     running_version: int | None = None
     changes: tuple[ConfigVersion, ...] = ()
+    pipeline_id: str | None = field(name="jarid", default=None)
 
 
 class ConfigVersion(Struct, frozen=True):
@@ -336,7 +345,10 @@ def read_backpressure(document: Any) -> Backpressure:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How to start a job of an uploaded pipeline; ``claim_mode`` is NO_CLAIM or CLAIM."""
+    """How to start a job of an uploaded pipeline; ``claim_mode`` is NO_CLAIM or CLAIM.
+
+    ``like_job``: what is not given here is as of that job, which may have ended. Flink does not have it.
+    """
 
     entry_point: str | None = None
     arguments: tuple[str, ...] = ()
@@ -345,3 +357,4 @@ class RunOptions:
     savepoint_path: str | None = None
     allow_non_restored_state: bool = False
     claim_mode: str = "NO_CLAIM"
+    like_job: str | None = None

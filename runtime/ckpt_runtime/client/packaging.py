@@ -1,5 +1,7 @@
 """Turning a pipeline on disk into what is uploaded: a ``.py`` as it is, a directory as a reproducible zip.
 
+A ``.jar`` is taken as it is too: it is what a Flink cluster runs, and a session refuses it.
+
 Reads files only; nothing of the pipeline is imported or run here.
 """
 
@@ -13,6 +15,7 @@ from pathlib import Path
 from ckpt_runtime.client.errors import CkptClientError
 
 MAX_ARCHIVE_BYTES = 100 * 1024 * 1024
+_UPLOADED_AS_IT_IS = frozenset({".py", ".zip", ".jar"})
 _SKIPPED = frozenset({"__pycache__", "node_modules", "venv"})
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
@@ -31,8 +34,8 @@ def pack_pipeline(path: Path) -> tuple[str, bytes]:
             return f"{path.resolve().name or 'pipeline'}.zip", _zip(path)
         if not path.is_file():
             raise PackagingError(f"{path}: no such file or directory")
-        if path.suffix.lower() not in (".py", ".zip"):
-            raise PackagingError(f"{path}: a pipeline is a .py file, a .zip archive or a directory")
+        if path.suffix.lower() not in _UPLOADED_AS_IT_IS:
+            raise PackagingError(f"{path}: a pipeline is a .py file, a .zip archive, a directory, or a .jar for Flink")
         if path.stat().st_size > MAX_ARCHIVE_BYTES:
             raise PackagingError(f"{path}: larger than {MAX_ARCHIVE_BYTES} bytes")
         return path.name, path.read_bytes()

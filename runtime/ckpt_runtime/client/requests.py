@@ -18,8 +18,10 @@ from ckpt_runtime.client.checkpoint_models import (
     CheckpointConfig,
     CheckpointConfigPatch,
     CheckpointStatistics,
+    RetainedCheckpoint,
     read_checkpoint,
     read_config,
+    read_retained,
     read_statistics,
 )
 from ckpt_runtime.client.models import (
@@ -72,6 +74,7 @@ class Call(Generic[T_co]):
     feature: str | None = None
 
 
+_HOLDS = "holds of uploaded programs"
 _RESCALE = "live rescale, changes of a running job's resource requirements"
 _CATALOGUE = "the savepoint catalogue"
 _FLIP_530 = "FLIP-530, changes of a running job's configuration"
@@ -138,6 +141,20 @@ def delete_pipeline(pipeline_id: str) -> Call[None]:
     return Call("DELETE", f"/jars/{_segment(pipeline_id)}", _nothing)
 
 
+def hold_pipeline(pipeline_id: str, owner: str) -> Call[Pipeline]:
+    """Have the session keep an uploaded pipeline until it is released; one that a job runs is brought back."""
+    return Call("PUT", _hold(pipeline_id, owner), reader(Pipeline), feature=_HOLDS)
+
+
+def release_pipeline(pipeline_id: str, owner: str) -> Call[None]:
+    """Give up a hold; one that is not there is fine."""
+    return Call("DELETE", _hold(pipeline_id, owner), _nothing, feature=_HOLDS)
+
+
+def _hold(pipeline_id: str, owner: str) -> str:
+    return f"/jars/{_segment(pipeline_id)}/holds/{_segment(owner)}"
+
+
 def run_pipeline(pipeline_id: str, options: RunOptions | None = None, *, job_id: str | None = None) -> Call[str]:
     """Start a job of an uploaded pipeline; gives its id. The same ``job_id`` again gives the same job."""
     job_id = job_id or new_id()
@@ -175,6 +192,8 @@ def _run_body(chosen: RunOptions) -> dict[str, Any]:
         body["entryClass"] = chosen.entry_point
     if chosen.parallelism is not None:
         body["parallelism"] = chosen.parallelism
+    if chosen.like_job is not None:
+        body["likeJob"] = chosen.like_job
     if chosen.savepoint_path is not None:
         body |= {"savepointPath": chosen.savepoint_path, "claimMode": chosen.claim_mode}
     return body
@@ -254,6 +273,14 @@ def execution_result(job_id: str) -> Call[ExecutionResult]:
 def cancel_job(job_id: str) -> Call[None]:
     """Start cancelling; nothing to do on a canceled job, a conflict on a finished or failed one."""
     return Call("PATCH", _job(job_id), _nothing, query={"mode": "cancel"})
+
+
+def cancel_and_retain(job_id: str) -> Call[RetainedCheckpoint | None]:
+    """As :func:`cancel_job`, and the job's checkpoints outlive it, whatever its options say; gives the latest so far.
+
+    Flink ignores the argument, and answers with nothing: for that the call is an error.
+    """
+    return Call("PATCH", _job(job_id), read_retained, query={"mode": "cancel", "retain": "true"})
 
 
 def vertex_details(job_id: str, vertex_id: str) -> Call[Vertex]:

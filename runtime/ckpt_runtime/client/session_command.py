@@ -77,15 +77,21 @@ def session_command(
 ) -> list[str]:
     """The whole command. Options of Spark and of the engine are in files: everybody can read a command line."""
     command = [spark_submit(), "--master", master, "--properties-file", files.properties, "--load-spark-defaults"]
-    command += [str(application or application_file()), "--rest-host", rest_host, "--rest-port", str(rest_port)]
-    command += ["--properties-file", files.properties, "--log-file", files.log]
+    command.append(str(application or application_file()))
+    return command + session_arguments(rest_host=rest_host, rest_port=rest_port, files=files)
+
+
+def session_arguments(*, rest_host: str, rest_port: int, files: SessionFiles) -> list[str]:
+    """What follows the application in the command, whoever builds what comes before it."""
+    arguments = ["--rest-host", rest_host, "--rest-port", str(rest_port)]
+    arguments += ["--properties-file", files.properties, "--log-file", files.log]
     if files.work is not None:
-        command += ["--work-dir", files.work]
+        arguments += ["--work-dir", files.work]
     if files.ready is not None:
-        command += ["--ready-file", files.ready]
+        arguments += ["--ready-file", files.ready]
     if files.configuration is not None:
-        command += ["--configuration-file", files.configuration]
-    return command
+        arguments += ["--configuration-file", files.configuration]
+    return arguments
 
 
 def configuration_text(configuration: Mapping[str, str]) -> str:

@@ -57,6 +57,12 @@ def _tls_context(verify: bool | str) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=verify)
 
 
+def check_certificates(verify: bool | str) -> None:
+    """Raises OSError for a file of certificates that cannot be used; where it is needed may be known later only."""
+    if isinstance(verify, str):
+        _tls_context(verify)
+
+
 def client_options(
     url: str, token: str | None, verify: bool | str | ssl.SSLContext, timeout_s: float
 ) -> dict[str, Any]:

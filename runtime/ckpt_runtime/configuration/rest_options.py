@@ -35,6 +35,15 @@ class RestOptions:
         _CLUSTER,
         _NEVER,
     )
+    ADDRESS = ConfigOption(
+        "rest.address",
+        NON_EMPTY_STRING,
+        None,
+        "Name or address under which clients reach the API, as the session shows it and as they find it in the "
+        "high-availability directory; the address that the server listens on if not given.",
+        _CLUSTER,
+        _NEVER,
+    )
     BIND_ADDRESS = ConfigOption(
         "rest.bind-address",
         NON_EMPTY_STRING,
@@ -75,6 +84,14 @@ class RestOptions:
         MemorySizeType(minimum=1 << 10),
         100 << 20,
         "Greatest body of a request.",
+        _CLUSTER,
+        _NEVER,
+    )
+    EVENT_BUFFER_SIZE = ConfigOption(
+        "rest.events.buffer-size",
+        IntegerType(minimum=1, maximum=1_000_000),
+        4_096,
+        "Events that are kept for clients of event streams that were away or are slow.",
         _CLUSTER,
         _NEVER,
     )

@@ -18,6 +18,7 @@ from ckpt_runtime.configuration.high_availability_options import HighAvailabilit
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, NAMESPACES, OPTIONS, find_option
+from ckpt_runtime.configuration.rest_options import RestOptions
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions
 
 Problem = InvalidOptionError | UnknownOptionError
@@ -118,6 +119,14 @@ def _high_availability(configuration: Configuration) -> Problem | None:
     return None
 
 
+def _rest_address(configuration: Configuration) -> Problem | None:
+    address = configuration.get(RestOptions.ADDRESS)
+    if address is None or re.fullmatch(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]+(%\w+)?\]?", address):
+        return None
+    allowed = f"a host name or an address; the port is {RestOptions.PORT.key}"
+    return InvalidOptionError(RestOptions.ADDRESS.key, address, allowed)
+
+
 _RULES: tuple[Callable[[Configuration], Problem | None], ...] = (
     _max_parallelism_of_zero,
     _parallelism_above_maximum,
@@ -125,4 +134,5 @@ _RULES: tuple[Callable[[Configuration], Problem | None], ...] = (
     _heartbeat_timeout_below_interval,
     _backoff_above_maximum,
     _high_availability,
+    _rest_address,
 )

@@ -34,3 +34,9 @@ def shown_settings(
         checkpoint_storage="FileSystemCheckpointStorage",
         overrides=tuple(overrides.given),
     )
+
+
+def overridden_options(overrides: CheckpointOverrides) -> dict[str, str | None]:
+    """What FLIP-571 has put in the place of options, by their keys, as a user would write it."""
+    options = {setting.field: setting.option for setting in CHECKPOINT_SETTINGS}
+    return {options[field].key: options[field].format(value) for field, value in overrides.given.items()}

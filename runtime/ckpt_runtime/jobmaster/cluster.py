@@ -12,11 +12,12 @@ from ckpt_runtime.configuration.high_availability_options import HighAvailabilit
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
-from ckpt_runtime.jobmaster.leadership import LEASE_TIMEOUT_S, Leadership
+from ckpt_runtime.jobmaster.leadership import LEASE_TIMEOUT_S, Leadership, LeaseSeal
 from ckpt_runtime.jobmaster.program_store import ProgramStore
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slot_stages import SlotProvider
 from ckpt_runtime.jobmaster.slots import SlotTimes
+from ckpt_runtime.limited_process import drop_templates, keep_templates
 from ckpt_runtime.network.authentication import new_secret
 from ckpt_runtime.storage.ha_store import HaStore
 
@@ -69,17 +70,21 @@ class Cluster:
             self._on_shutdown,
             leads=settings.high_availability is None,
         )
+        keep_templates()
 
-    async def lead(self, rest_url: str, application_id: str) -> None:
+    async def lead(self, rest_url: str, application_id: str, token: str | None = None) -> None:
         """With high availability: waits until this driver leads, and goes on with all jobs. Otherwise does nothing.
 
+        ``token`` is what clients of ``rest_url`` have: it proves to them that the address is the leader's.
         Raises StorageError when the directory cannot be used.
         """
         place = self._settings.high_availability
         if place is None:
             return
         store = HaStore(*place)
-        leadership = self._leadership = Leadership(store.leader, self._settings.lease_timeout_s)
+        lease_s = self._settings.lease_timeout_s
+        leader = store.leader if token is None else store.leader.sealed_by(LeaseSeal(token, place[1], lease_s))
+        leadership = self._leadership = Leadership(leader, lease_s)
         await leadership.acquire(rest_url, application_id, self._lost, self.dispatcher.wait_for)
         await self.dispatcher.take_over(HaStore(*place, fence=leadership.fence, epoch=leadership.epoch))
 
@@ -93,4 +98,5 @@ class Cluster:
         if self._leadership is not None:
             await self._leadership.release()
         await self._endpoint.stop()
+        await asyncio.to_thread(drop_templates)
         self._pools.shutdown()

@@ -9,21 +9,24 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
-from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
+from ckpt_runtime.checkpoint.statistics import CheckpointStats, CheckpointStatsSnapshot
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions, RecoveryClaimMode
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
+from ckpt_runtime.configuration.rest_options import RestOptions
 from ckpt_runtime.graph.job_graph import JobVertex
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer, ConfigurationRequest
 from ckpt_runtime.jobmaster.configuration_updates import ConfigurationUpdates
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.ended_job import EndedJob
+from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway import (
     NOT_YET,
@@ -47,17 +50,22 @@ from ckpt_runtime.jobmaster.gateway import (
     SavepointList,
     SlotOverview,
     StoredPipeline,
+    SubmissionFailed,
     VertexNotFound,
     VertexPressure,
 )
+from ckpt_runtime.jobmaster.job_announcer import operation_ended
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_job, find_jobs, read_snapshot
 from ckpt_runtime.jobmaster.job_submitter import JobSubmitter
 from ckpt_runtime.jobmaster.operations import OperationStore
 from ckpt_runtime.jobmaster.planning import Planner
+from ckpt_runtime.jobmaster.program_holds import ProgramHolds
 from ckpt_runtime.jobmaster.program_store import ProgramStore
 from ckpt_runtime.jobmaster.request_checks import (
     check_target,
+    completed_like,
+    like,
     with_recovery_options,
 )
 from ckpt_runtime.jobmaster.restore_preview import PlanPreview
@@ -108,12 +116,15 @@ class Dispatcher:
         self._cleaning: list[JobMaster] = []
         self._submitting: dict[str, asyncio.Future[None]] = {}
         self._requests: dict[str, RunRequest] = {}
-        self._operations = OperationStore()
+        self._events = EventLog(uuid.uuid4().hex[:16], configuration.get(RestOptions.EVENT_BUFFER_SIZE))
+        self._operations = OperationStore(partial(operation_ended, self._events.publish))
+        self._holds = ProgramHolds(programs, self._running_archive)
         self._planner = Planner(configuration, pools)
         self._catalogue = SavepointCatalogue(pools.paths)
         self._references = SnapshotReferences(self._living_references, pools.paths)
+        self._create = partial(JobMaster, slots=slots, pools=pools, events=self._events)
         self._submitter = JobSubmitter(
-            slots,
+            self._create,
             programs,
             configuration,
             str(work_directory / "checkpoints"),
@@ -154,6 +165,7 @@ class Dispatcher:
         """This driver leads: goes on with what earlier ones left. Raises StorageError for an unreadable directory."""
         self._leader_elsewhere = None
         self._submitter.store = store
+        await self._holds.take_over(store.programs)
         jobs = await asyncio.to_thread(find_jobs, store, self._configuration, self._read_snapshot)
         if self._closing:  # the leadership was lost meanwhile, or the session ends
             return
@@ -185,20 +197,21 @@ class Dispatcher:
             ended = self._jobs[found.job_id] = EndedJob(found.result)
             request = ended.request
             if found.submission is not None:
-                self._finish_clean_up(found.submission, ended.status)
+                self._finish_clean_up(found.submission, ended)
         elif found.submission is not None:
             request = found.submission.request
             submission = replace(found.submission, ended_jobs=self._ended_before(found.submission.savepoint))
-            job = self._jobs[found.job_id] = JobMaster(submission, self._slots, self._pools)
+            job = self._jobs[found.job_id] = self._create(submission)
             job.start()
         if request is not None:
             self._requests[found.job_id] = request
 
-    def _finish_clean_up(self, submission: JobSubmission, status: JobStatus) -> None:
+    def _finish_clean_up(self, submission: JobSubmission, ended: EndedJob) -> None:
         """As at the end of the job, which its driver did not live to see."""
         job = JobMaster(submission, self._slots, self._pools)
         self._cleaning.append(job)
-        job.clean_up_after(status)
+        kept = not ended.checkpoint_config().settings.discards_on(JobStatus.CANCELED)
+        job.clean_up_after(ended.status, retain=kept)
 
     async def lose_leadership(self) -> None:
         """Another driver leads: nothing may be changed any more, and this session ends."""
@@ -243,6 +256,10 @@ class Dispatcher:
     async def cluster_configuration(self) -> Mapping[str, str]:
         return self._configuration.displayed()
 
+    async def event_log(self) -> EventLog:
+        self._check_leads()
+        return self._events
+
     async def shutdown_cluster(self) -> None:
         self._closing = True
         asyncio.get_running_loop().call_later(0.1, self._on_shutdown)
@@ -256,14 +273,33 @@ class Dispatcher:
             raise NotReady(str(error)) from error
 
     async def list_pipelines(self) -> tuple[StoredPipeline, ...]:
-        return self._programs.list()
+        return tuple(map(self._shown, self._programs.list()))
 
     async def delete_pipeline(self, pipeline_id: str) -> None:
+        self._holds.check_unheld(pipeline_id)
         self._programs.delete(pipeline_id)
+
+    async def hold_pipeline(self, pipeline_id: str, owner: str) -> StoredPipeline:
+        self._check_leads()
+        pools = self._pools
+        await self._holds.hold(pipeline_id, owner, wall_clock_ms(), pools.own, pools.planning)
+        return self._shown(self._programs.get(pipeline_id).description)
+
+    async def release_pipeline(self, pipeline_id: str, owner: str) -> None:
+        self._check_leads()
+        await self._holds.release(pipeline_id, owner, self._pools.own)
+
+    def _shown(self, pipeline: StoredPipeline) -> StoredPipeline:
+        return replace(pipeline, holds=self._holds.of(pipeline.id))
+
+    def _running_archive(self, pipeline_id: str) -> bytes | None:
+        """What a job that has not ended has of a program."""
+        masters = (job for job in self._jobs.values() if isinstance(job, JobMaster) and not job.has_ended)
+        return next((job.program().archive for job in masters if job.config_info().pipeline_id == pipeline_id), None)
 
     async def plan_pipeline(self, request: RunRequest) -> PlanPreview:
         self._check_leads()
-        request = with_recovery_options(request)
+        request = with_recovery_options(self._complete(request))
         program = self._programs.get(request.pipeline_id)
         return await self._planner.preview(program, request, await self._submitter.read_savepoint(request))
 
@@ -271,9 +307,11 @@ class Dispatcher:
         self._check_leads()
         if self._closing:
             raise NotReady("the session is shutting down")
-        request = with_recovery_options(request)
         job_id = request.job_id or uuid.uuid4().hex
         known = self._requests.get(job_id)
+        # The other job may have changed since, or be forgotten.
+        request = self._complete(request) if known is None else completed_like(request, known)
+        request = with_recovery_options(request)
         if known is not None:
             if known != request:
                 raise JobAlreadyExists(job_id)
@@ -295,6 +333,16 @@ class Dispatcher:
             if not done.done():
                 done.set_result(None)
         return job_id
+
+    def _complete(self, request: RunRequest) -> RunRequest:
+        """With what the job says that it is to be like, if one is named."""
+        if request.like_job is None:
+            return request
+        other = self._job(request.like_job)
+        known = self._requests.get(request.like_job)
+        if known is None:
+            raise SubmissionFailed(f"likeJob: how job {request.like_job} was submitted is not known any more")
+        return like(request, known, other.own)
 
     async def _submit(self, job_id: str, request: RunRequest) -> None:
         job = await self._submitter.submit(job_id, request)
@@ -326,6 +374,11 @@ class Dispatcher:
                 raise NotReady(f"job {job_id} cannot be recovered: {self._stranded.reason(job_id)}")
             raise JobNotFound(job_id)
         return job
+
+    def has_cleaned_up(self, job_id: str) -> bool:
+        """Whether all is done that follows the end of a job: files, claims and records of it have gone."""
+        job = self._job(job_id)
+        return isinstance(job, EndedJob) or job.cleaned_up
 
     def _living_job(self, job_id: str) -> JobMaster:
         job = self._job(job_id)
@@ -367,16 +420,17 @@ class Dispatcher:
     async def execution_result(self, job_id: str) -> ExecutionResult:
         return self._job(job_id).result()
 
-    async def cancel_job(self, job_id: str) -> None:
+    async def cancel_job(self, job_id: str, *, retain: bool = False) -> CheckpointStats | None:
         job = self._job(job_id)
         if job.status is JobStatus.CANCELED:
-            return
+            return _retained(job)
         if job.status.is_globally_terminal:
             message = (
                 f"Job cancellation failed because the job has already reached another terminal state ({job.status})."
             )
             raise JobTerminated(job_id, job.status, message)
-        self._living_job(job_id).cancel()
+        self._living_job(job_id).cancel(retain=retain)
+        return _retained(job)
 
     async def resource_requirements(self, job_id: str) -> Mapping[str, ParallelismBounds]:
         return self._living_job(job_id).resource_requirements()
@@ -519,6 +573,13 @@ class Dispatcher:
     async def operation_status(self, kind: OperationKind, trigger_id: str, job_id: str | None) -> OperationStatus:
         self._check_leads()
         return self._operations.status(kind, job_id, trigger_id)
+
+
+def _retained(job: JobMaster | EndedJob) -> CheckpointStats | None:
+    """The checkpoint to go on from, if it is kept when the job is cancelled."""
+    latest = job.checkpoint_statistics().latest_completed
+    kept = not job.checkpoint_config().settings.discards_on(JobStatus.CANCELED)
+    return latest if kept and latest is not None and not latest.discarded else None
 
 
 async def _fail(error: StorageError) -> OperationStatus:

@@ -19,6 +19,7 @@ from ckpt_runtime.checkpoint.statistics import (
     CheckpointStatsSnapshot,
 )
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.effective import own_options
 from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfiguration
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobGraph
@@ -105,17 +106,25 @@ class EndedJob:
         return JobDetails(self._overview, dict(self._timestamps), vertices, self.graph)
 
     def config_info(self) -> JobConfigInfo:
-        parallelism = max(vertex.parallelism for vertex in self.graph.vertices)
+        own = OwnConfiguration(self.configuration, self._version, self._notes)
+        submitted = frozenset[str]() if self.request is None else self.request.option_keys
         return JobConfigInfo(
             self._overview.job_id,
             self.graph.name,
             self._restart_strategy,
-            parallelism,
+            max(vertex.parallelism for vertex in self.graph.vertices),
             self.configuration.displayed(),
             self._version,
             self._version,
             self._notes,
+            None if self.request is None else self.request.pipeline_id,
+            own_options(own, submitted),
         )
+
+    @property
+    def own(self) -> OwnConfiguration:
+        """As it was at the end."""
+        return OwnConfiguration(self.configuration, self._version, self._notes)
 
     def checkpoint_config(self) -> EffectiveCheckpointConfig:
         return self._checkpoint_config

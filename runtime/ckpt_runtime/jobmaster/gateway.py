@@ -8,7 +8,7 @@ digits, already checked by the caller.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
@@ -17,14 +17,17 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
+from ckpt_runtime.configuration.effective import EffectiveOption
 from ckpt_runtime.configuration.own_configuration import ChangeNote
+from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.failure_report import FailureCause
+from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 
 if TYPE_CHECKING:
-    from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
+    from ckpt_runtime.checkpoint.statistics import CheckpointStats, CheckpointStatsSnapshot
     from ckpt_runtime.graph.job_graph import JobGraph
     from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer, ConfigurationRequest
     from ckpt_runtime.jobmaster.restore_preview import PlanPreview
@@ -128,6 +131,13 @@ class Conflict(GatewayError):
     """The request is fine, but the present state of its target forbids it; nothing has changed."""
 
 
+class PipelineInUse(Conflict):
+    """An uploaded pipeline that somebody holds is not deleted."""
+
+    def __init__(self, pipeline_id: str, owners: Sequence[str]) -> None:
+        super().__init__(f"Pipeline {pipeline_id} is held by {', '.join(owners)}; release it first")
+
+
 class UpdateInProgress(Conflict):
     """FLIP-571: of two concurrent updates of one job the second is refused."""
 
@@ -213,12 +223,16 @@ class DashboardConfig:
 
 @dataclass(frozen=True, slots=True)
 class StoredPipeline:
-    """An uploaded pipeline. ``id`` is chosen by the server; ``name`` is the client's file name, for display only."""
+    """An uploaded pipeline. ``id`` is chosen by the server; ``name`` is the client's file name, for display only.
+
+    ``holds`` maps those who need it to since when, in milliseconds since the epoch.
+    """
 
     id: str
     name: str
     uploaded_at_ms: int
     entry_points: tuple[str, ...] = ()
+    holds: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +241,8 @@ class RunRequest:
 
     ``entry_point`` is ``"module:function"`` or None for the archive's only one. ``job_id`` given by the client makes
     the call idempotent: the same request again returns the same job, a different one is :class:`JobAlreadyExists`.
+    ``like_job`` gives what the request itself does not: the entry point, arguments, parallelism and options of a job
+    that runs or has ended.
     ``drill``: the job is thrown away, and nothing outside it may be touched.
     """
 
@@ -239,7 +255,14 @@ class RunRequest:
     allow_non_restored_state: bool = False
     claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
     job_id: str | None = None
+    like_job: str | None = None
     drill: bool = False
+
+    @property
+    def option_keys(self) -> frozenset[str]:
+        """The options that came with it."""
+        parallelism = () if self.parallelism is None else (PipelineOptions.PARALLELISM.key,)
+        return frozenset((*self.configuration, *parallelism))
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +330,9 @@ class JobDetails:
 class JobConfigInfo:
     """``configuration`` holds what was given at submission or changed later, never the cluster's (FLIP-530).
 
-    ``version`` was accepted last. The tasks run with ``running_version``, which is an older one until their restart.
+    ``pipeline_id`` is what it runs. ``version`` was accepted last.
+    The tasks run with ``running_version``, which is an older one until their restart.
+    ``effective`` are all options of the job with what holds by that version, wherever it comes from.
     """
 
     job_id: str
@@ -318,6 +343,8 @@ class JobConfigInfo:
     version: int = 1
     running_version: int = 1
     notes: tuple[ChangeNote, ...] = ()
+    pipeline_id: str | None = None
+    effective: tuple[EffectiveOption, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,6 +445,10 @@ class DispatcherGateway(Protocol):
         """Gives the cluster's options, secrets already masked."""
         ...
 
+    async def event_log(self) -> EventLog:
+        """What happens in this session, from the moment on that it leads."""
+        ...
+
     async def shutdown_cluster(self) -> None:
         """Start an orderly end of the session; returns at once. Running jobs are suspended, their state kept."""
         ...
@@ -432,7 +463,18 @@ class DispatcherGateway(Protocol):
     async def list_pipelines(self) -> tuple[StoredPipeline, ...]: ...
 
     async def delete_pipeline(self, pipeline_id: str) -> None:
-        """Raises :class:`PipelineNotFound`."""
+        """Raises :class:`PipelineNotFound`, and :class:`PipelineInUse` while it is held."""
+        ...
+
+    async def hold_pipeline(self, pipeline_id: str, owner: str) -> StoredPipeline:
+        """Keep it, also for the next driver, until its owner releases it; again is fine.
+
+        One that is not here any more is brought back from a job that runs it. Raises :class:`PipelineNotFound`.
+        """
+        ...
+
+    async def release_pipeline(self, pipeline_id: str, owner: str) -> None:
+        """One that the owner does not hold, or that is not known, is fine."""
         ...
 
     async def plan_pipeline(self, request: RunRequest) -> PlanPreview:
@@ -489,8 +531,12 @@ class DispatcherGateway(Protocol):
 
     async def execution_result(self, job_id: str) -> ExecutionResult: ...
 
-    async def cancel_job(self, job_id: str) -> None:
-        """Start cancelling. Nothing to do on a CANCELED job; :class:`JobTerminated` on a FINISHED or FAILED one."""
+    async def cancel_job(self, job_id: str, *, retain: bool = False) -> CheckpointStats | None:
+        """Start cancelling. Nothing to do on a CANCELED job; :class:`JobTerminated` on a FINISHED or FAILED one.
+
+        With ``retain`` its checkpoints outlive it, whatever its options say. Returns the latest that does; one that
+        is being completed may still come after it.
+        """
         ...
 
     async def checkpoint_statistics(self, job_id: str) -> CheckpointStatsSnapshot: ...

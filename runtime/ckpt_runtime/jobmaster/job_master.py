@@ -5,24 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ckpt_runtime.checkpoint import effects as checkpoint_out
+from ckpt_runtime.checkpoint import events as checkpoint_on
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.events import TriggerRequested
 from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
-from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot, CheckpointType
+from ckpt_runtime.checkpoint.statistics import CheckpointStats, CheckpointStatsSnapshot, CheckpointType
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.graph.job_graph import JobGraph
-from ckpt_runtime.jobmaster.checkpoint_settings import submitted_settings
+from ckpt_runtime.jobmaster.checkpoint_settings import overridden_options, submitted_settings
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRefused, VersionConflict
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
+from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.executions import ExecutionGraph
 from ckpt_runtime.jobmaster.gateway import (
     CheckpointKind,
@@ -41,6 +44,7 @@ from ckpt_runtime.jobmaster.gateway import (
     RescaleInProgress,
     UpdateInProgress,
 )
+from ckpt_runtime.jobmaster.job_announcer import JobAnnouncer
 from ckpt_runtime.jobmaster.job_host import LoopHost
 from ckpt_runtime.jobmaster.job_shell import JobShell
 from ckpt_runtime.jobmaster.job_view import JobView
@@ -89,7 +93,11 @@ class JobMaster:
     Raises InvalidOptionError or CheckpointConfigurationError for values that cannot be used.
     """
 
-    def __init__(self, submission: JobSubmission, slots: SlotPool, pools: DriverPools) -> None:
+    def __init__(
+        self, submission: JobSubmission, slots: SlotPool, pools: DriverPools, events: EventLog | None = None
+    ) -> None:
+        """``events`` None: nobody hears what happens to it."""
+        announcer = JobAnnouncer(submission.job_id, None if events is None else events.publish)
         self._tasks = TaskGateway(submission.archive)
         # Up to a gigabyte, which the gateway alone needs, and no longer than the job lives.
         self._submission = submission = replace(submission, archive=b"")
@@ -99,10 +107,11 @@ class JobMaster:
         directory = submission.configuration.get(CheckpointingOptions.CHECKPOINTS_DIRECTORY)
         self._shell = JobShell(
             submission,
-            create_job_core(submission, self._ids),
+            create_job_core(submission, self._ids, announcer.checkpoint),
             LoopHost(slots, self._pools),
             CheckpointStorage(directory or submission.default_checkpoint_directory, submission.job_id),
             self._tasks,
+            announcer,
         )
         self._asked: set[asyncio.Future[JobOutput]] = set()
         self._stopping: dict[tuple[str, SavepointFormat, bool], asyncio.Future[OperationStatus]] = {}
@@ -123,6 +132,11 @@ class JobMaster:
     def has_ended(self) -> bool:
         return self.status.is_globally_terminal
 
+    @property
+    def cleaned_up(self) -> bool:
+        """Whether all is done that follows its end: files and claims of it have gone, and what was recorded of it."""
+        return self._shell.storage.cleaned_up
+
     def prepare_storage(self) -> int:
         """Makes the job's checkpoint directory, in a pool thread; returns the first checkpoint id of a new job.
 
@@ -135,11 +149,16 @@ class JobMaster:
     def start(self) -> None:
         self._shell.tell(job_on.Start())
 
-    def cancel(self) -> None:
+    def cancel(self, *, retain: bool = False) -> None:
+        """``retain``: its checkpoints outlive it, whatever its options say. Once asked for, that stays so."""
+        if retain:
+            self._shell.tell(checkpoint_on.RetentionAsked())
         self._shell.tell(job_on.CancelRequested())
 
-    def clean_up_after(self, status: JobStatus) -> None:
+    def clean_up_after(self, status: JobStatus, *, retain: bool = False) -> None:
         """Of a job that ended as ``status`` under an earlier driver, which did not live to see the end of it."""
+        if retain:
+            self._shell.tell(checkpoint_on.RetentionAsked())
         self._shell.clean_up_after(status)
 
     def suspend(self, *, fenced: bool = False) -> None:
@@ -378,6 +397,11 @@ class JobMaster:
         return self._shell.core.accepted_plan.configuration
 
     @property
+    def own(self) -> OwnConfiguration:
+        """As accepted last."""
+        return self._shell.core.accepted_plan.own
+
+    @property
     def executions(self) -> ExecutionGraph:
         return self.view.executions
 
@@ -389,7 +413,7 @@ class JobMaster:
 
     def config_info(self) -> JobConfigInfo:
         core = self._shell.core
-        return self.view.config_info(core.accepted_plan, core.plan.own.version)
+        return self.view.config_info(core.accepted_plan, core.plan.own.version, overridden_options(core.overrides))
 
     def exception_history(self, limit: int) -> ExceptionHistory:
         return self.view.exception_history(limit)
@@ -412,7 +436,11 @@ class JobMaster:
         return self.view.metrics(self.checkpoint_statistics())
 
 
-def create_job_core(submission: JobSubmission, ids: CheckpointIdCounter) -> JobCore:
+def create_job_core(
+    submission: JobSubmission,
+    ids: CheckpointIdCounter,
+    on_checkpoint: Callable[[CheckpointStats], None] | None = None,
+) -> JobCore:
     """A new job's core, or that of one which goes on under this driver.
 
     Raises InvalidOptionError or CheckpointConfigurationError for values that cannot be used.
@@ -421,7 +449,7 @@ def create_job_core(submission: JobSubmission, ids: CheckpointIdCounter) -> JobC
     settings = submitted_settings(configuration)
     overrides = CheckpointOverrides.from_document(history.overrides)
     recovered = [entry.checkpoint for entry in history.checkpoints]
-    statistics = CheckpointStatsTracker(configuration.get(JobManagerOptions.CHECKPOINT_HISTORY_SIZE))
+    statistics = CheckpointStatsTracker(configuration.get(JobManagerOptions.CHECKPOINT_HISTORY_SIZE), on_checkpoint)
     for checkpoint in recovered:
         if checkpoint.job_id == submission.job_id:
             statistics.report_recovered(checkpoint)

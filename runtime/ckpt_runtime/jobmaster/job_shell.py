@@ -23,6 +23,7 @@ from ckpt_runtime.jobmaster.checkpoint_settings import shown_settings
 from ckpt_runtime.jobmaster.consequences import Consequences
 from ckpt_runtime.jobmaster.deployment_planner import place, plan_deployments
 from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig, ExecutionState
+from ckpt_runtime.jobmaster.job_announcer import JobAnnouncer
 from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost, Pool, Result
 from ckpt_runtime.jobmaster.job_slots import JobSlots
 from ckpt_runtime.jobmaster.job_view import JobView
@@ -74,9 +75,12 @@ class JobShell:
         host: JobHost,
         storage: CheckpointStorage,
         tasks: TaskGateway,
+        announcer: JobAnnouncer | None = None,
     ) -> None:
         self.core = job_core
         self.view = JobView(submission)
+        self._announcer = announcer or JobAnnouncer(submission.job_id)
+        self._announcer.begin(job_core)
         self._submission = submission
         self._host = host
         self._tasks = tasks
@@ -124,6 +128,8 @@ class JobShell:
                     self.view.touched()
                 for output in self.core.handle(present, self._host.now()):
                     self._execute(output)
+                    self._announcer.told(output)
+                self._announcer.looked(self.core)
         finally:
             self._busy = False
 

@@ -34,7 +34,6 @@ from ckpt_runtime.jobmaster.request_checks import (
     planning_configuration,
     with_own_configuration,
 )
-from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.snapshot_references import SnapshotReferences
 from ckpt_runtime.jobmaster.stored_submissions import store_job
 from ckpt_runtime.jobmaster.submission import JobSubmission
@@ -50,7 +49,7 @@ class JobSubmitter:
 
     def __init__(
         self,
-        slots: SlotPool,
+        create: Callable[[JobSubmission], JobMaster],
         programs: ProgramStore,
         configuration: Configuration,
         volatile_directory: str,
@@ -61,7 +60,7 @@ class JobSubmitter:
     ) -> None:
         """``volatile_directory`` is where checkpoints go that no other driver has to find."""
         self.store: HaStore | None = None
-        self._slots = slots
+        self._create = create
         self._programs = programs
         self._configuration = configuration
         self._volatile_directory = volatile_directory
@@ -141,7 +140,7 @@ class JobSubmitter:
         """The job, and the first id of its checkpoints. What it has claimed is free again when that fails."""
         in_pool = asyncio.get_running_loop().run_in_executor
         try:
-            job = JobMaster(submission, self._slots, self._pools)
+            job = self._create(submission)
             return job, await in_pool(self._pools.paths, job.prepare_storage)
         except BaseException:
             if submission.claims is not None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
+from ckpt_runtime.configuration.effective import effective_options
 from ckpt_runtime.jobmaster.ended_job import result_document
 from ckpt_runtime.jobmaster.exceptions_history import FailureLog, cause_of
 from ckpt_runtime.jobmaster.executions import ExecutionGraph, wall_clock_ms
@@ -90,6 +92,8 @@ class JobView:
             slot, endpoint = known.slot, known.endpoint
         entry = ExceptionEntry(cause_of(failure.cause), wall_clock_ms(), name, endpoint, slot)
         self._failures.add(entry, concurrent=failure.concurrent)
+        cause, who = failure.cause, "" if name is None else f"{name}: "
+        logger.info("job %s has a failure: %s%s: %.500r", self._submission.job_id, who, cause.exception, cause.message)
 
     def ended(self, cause: FailureInfo | None) -> None:
         self._end_cause = cause
@@ -142,9 +146,10 @@ class JobView:
         vertices = tuple(self.executions.vertex_details(vertex) for vertex in self.graph.vertices)
         return JobDetails(self.overview(), dict(self._timestamps), vertices, self.graph)
 
-    def config_info(self, plan: JobPlan, running_version: int) -> JobConfigInfo:
-        """``plan`` was accepted last."""
-        own = plan.own
+    def config_info(self, plan: JobPlan, running_version: int, overrides: Mapping[str, str | None]) -> JobConfigInfo:
+        """``plan`` was accepted last; ``overrides`` are values by key that hold instead for now."""
+        own, request = plan.own, self._submission.request
+        submitted = frozenset[str]() if request is None else request.option_keys
         return JobConfigInfo(
             self._submission.job_id,
             self.graph.name,
@@ -154,6 +159,8 @@ class JobView:
             own.version,
             running_version,
             own.notes,
+            self._submission.program_id,
+            effective_options(own, submitted, self._submission.defaults, overrides),
         )
 
     def metrics(self, statistics: CheckpointStatsSnapshot) -> dict[str, str]:

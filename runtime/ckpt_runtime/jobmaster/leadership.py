@@ -14,8 +14,9 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from ckpt_runtime import leader_proof
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.leader_store import LeaderInfo, LeaderStore, NotLeaderError
 
@@ -24,6 +25,25 @@ logger = logging.getLogger(__name__)
 
 LEASE_TIMEOUT_S = 10.0
 """How long a leader may be silent before another driver takes over."""
+
+
+class LeaseSeal:
+    """Seals a leader's address with the session's token, for twice the lease time: renewed while the leader lives."""
+
+    def __init__(self, token: str, cluster_id: str, lease_timeout_s: float = LEASE_TIMEOUT_S) -> None:
+        self._token = token
+        self._cluster_id = cluster_id
+        self._good_for_s = 2 * lease_timeout_s
+
+    def sealed(self, document: dict[str, Any]) -> dict[str, Any]:
+        return leader_proof.sealed(document, self._token, self._cluster_id, time.time() + self._good_for_s)
+
+    def is_good(self, published: Any, document: dict[str, Any]) -> bool:
+        """Not one of which half the time has gone, or that a clock which was set back has left."""
+        good_until = published.get(leader_proof.GOOD_UNTIL) if isinstance(published, dict) else None
+        if not isinstance(good_until, float) or not 0.5 <= (good_until - time.time()) / self._good_for_s <= 1:
+            return False
+        return bool(published == leader_proof.sealed(document, self._token, self._cluster_id, good_until))
 
 
 class Leadership:

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ckpt_runtime.failure_report import FailureCause, report_of
 from ckpt_runtime.jobmaster.gateway import OperationKind, OperationNotFound, OperationStatus
@@ -17,6 +18,10 @@ STORE_DURATION_S = 300.0
 MAX_OPERATIONS = 10_000
 
 _CANCELLED = OperationStatus(True, failure=FailureCause("Cancelled", "the session is shutting down", ""))
+
+
+_Key = tuple[OperationKind, str | None, str]
+OnEnd = Callable[[OperationKind, str | None, str, OperationStatus], None]
 
 
 class OperationFailed(RuntimeError):
@@ -32,8 +37,10 @@ class _Operation:
 class OperationStore:
     """Operations by kind, job and trigger id. Starting a known one again starts nothing."""
 
-    def __init__(self) -> None:
-        self._operations: dict[tuple[OperationKind, str | None, str], _Operation] = {}
+    def __init__(self, on_end: OnEnd | None = None) -> None:
+        """``on_end`` is told of each operation once it has ended."""
+        self._on_end = on_end
+        self._operations: dict[_Key, _Operation] = {}
 
     def knows(self, kind: OperationKind, job_id: str | None, trigger_id: str | None) -> bool:
         return trigger_id is not None and (kind, job_id, trigger_id) in self._operations
@@ -52,8 +59,13 @@ class OperationStore:
         if key not in self._operations:
             task = asyncio.get_running_loop().create_task(_run(operation))
             entry = self._operations[key] = _Operation(task)
-            task.add_done_callback(lambda _: setattr(entry, "ended_at", time.monotonic()))
+            task.add_done_callback(partial(self._ended, key, entry))
         return trigger_id
+
+    def _ended(self, key: _Key, entry: _Operation, task: asyncio.Task[OperationStatus]) -> None:
+        entry.ended_at = time.monotonic()
+        if self._on_end is not None:
+            self._on_end(*key, _outcome(task))
 
     def status(self, kind: OperationKind, job_id: str | None, trigger_id: str) -> OperationStatus:
         """Raises OperationNotFound, also once the operation's time in the store is over."""
@@ -63,7 +75,7 @@ class OperationStore:
             raise OperationNotFound(kind, trigger_id, job_id)
         if not operation.task.done():
             return OperationStatus(completed=False)
-        return _CANCELLED if operation.task.cancelled() else operation.task.result()
+        return _outcome(operation.task)
 
     async def stop(self) -> None:
         """Ends what still runs."""
@@ -85,6 +97,10 @@ class OperationStore:
             expired += [key for key in ended if key not in set(expired)][:surplus]
         for key in expired:
             del self._operations[key]
+
+
+def _outcome(task: asyncio.Task[OperationStatus]) -> OperationStatus:
+    return _CANCELLED if task.cancelled() else task.result()
 
 
 async def _run(operation: Callable[[], Awaitable[OperationStatus]]) -> OperationStatus:

@@ -104,5 +104,10 @@ def _answer(request: bytes) -> bytes:
     return json.dumps(answer).encode()
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The process's entry point."""
     serve(_answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -66,12 +66,25 @@ class ProgramStore:
             raise InvalidRequest("jarfile", name[:MAX_NAME] + "...", f"a file name has at most {MAX_NAME} characters")
         archive = content if name.endswith(".zip") else _archive_of_module(name, content)
         program_id = f"{hashlib.sha256(archive).hexdigest()[:32]}_{name}"
+        return self._put(program_id, name, archive, uploaded_at_ms)
+
+    def _put(self, program_id: str, name: str, archive: bytes, uploaded_at_ms: int) -> StoredPipeline:
         path = self._directory / f"{program_id}.archive"
         modules = _keep(name, archive, path)
         entries = tuple(f"{module}:{DEFAULT_FUNCTION}" for module in modules)
         description = StoredPipeline(program_id, name, uploaded_at_ms, entries)
         self._programs[program_id] = StoredProgram(description, path, entries[0] if len(entries) == 1 else None)
         return description
+
+    def put_back(self, program_id: str, archive: bytes, uploaded_at_ms: int) -> None:
+        """As :meth:`add`, for an archive that was stored under this id before. Blocks.
+
+        Raises InvalidRequest when it is none that could have been.
+        """
+        digest, _, name = program_id.partition("_")
+        if hashlib.sha256(archive).hexdigest()[: len(digest)] != digest:
+            raise InvalidRequest("jarid", program_id, "it must begin with the digest of what it names")
+        self._put(program_id, name, archive, uploaded_at_ms)
 
     def get(self, program_id: str) -> StoredProgram:
         """Raises PipelineNotFound."""

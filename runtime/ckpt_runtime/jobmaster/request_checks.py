@@ -18,8 +18,9 @@ from ckpt_runtime.configuration.checkpointing_options import (
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.configuration.option import OptionScope
+from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
-from ckpt_runtime.configuration.registry import RESTORE_DRILL, RESTORED_MAX_PARALLELISM
+from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, RESTORE_DRILL, RESTORED_MAX_PARALLELISM
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions, RestartStrategyType
 from ckpt_runtime.configuration.state_options import StateBackendType, StateOptions
 from ckpt_runtime.configuration.validation import validate
@@ -29,6 +30,8 @@ from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.storage.errors import InvalidLocationError
 from ckpt_runtime.storage.filesystem import check_url
 from ckpt_runtime.version import VERSION
+
+_RECOVERY_PREFIX = "execution.state-recovery."
 
 
 def given_configuration(request: RunRequest) -> Configuration:
@@ -148,6 +151,35 @@ def with_recovery_options(request: RunRequest) -> RunRequest:
         savepoint_path=path,
         claim_mode=request.claim_mode if mode is RecoveryClaimMode.NO_CLAIM else mode,
         allow_non_restored_state=request.allow_non_restored_state or ignore,
+    )
+
+
+def like(request: RunRequest, other: RunRequest, own: OwnConfiguration) -> RunRequest:
+    """With what ``other`` asked for where the request says nothing; ``own`` is the configuration of its job now.
+
+    Another program sets options of its own: what the other's program has set is left out. Where that job started from
+    is its own affair.
+    """
+    given = own.given.without(INTERNAL_PREFIX).to_dict()
+    if request.pipeline_id != other.pipeline_id and len(own.notes) == own.version - 1:  # every change is known
+        asked = {*other.configuration, *(key for note in own.notes for key in note.options)}
+        given = {key: value for key, value in given.items() if key in asked}
+    kept = {key: value for key, value in given.items() if not key.startswith(_RECOVERY_PREFIX)}
+    if request.parallelism is not None or other.parallelism is not None:
+        kept.pop(PipelineOptions.PARALLELISM.key, None)  # the request has it beside the options
+    return completed_like(request, replace(other, configuration=kept))
+
+
+def completed_like(request: RunRequest, other: RunRequest) -> RunRequest:
+    """With the other's entry point, arguments, parallelism and options under its own, if it is to be like a job."""
+    if request.like_job is None:
+        return request
+    return replace(
+        request,
+        entry_point=request.entry_point or other.entry_point,
+        arguments=request.arguments or other.arguments,
+        parallelism=request.parallelism if request.parallelism is not None else other.parallelism,
+        configuration={**other.configuration, **request.configuration},
     )
 
 

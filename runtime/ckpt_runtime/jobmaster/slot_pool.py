@@ -421,7 +421,11 @@ class SlotPool:
     async def _watch_heartbeats(self) -> None:
         """Finds the silent (a stopped process keeps its sockets open), and stages that nobody needs."""
         while True:
+            began = self._clock()
             await asyncio.sleep(self._times.heartbeat_interval_s)
+            if self._clock() - began > 2 * self._times.heartbeat_interval_s:
+                # This process has stood still, or is late: what its peers have sent meanwhile is read first.
+                await asyncio.sleep(self._times.heartbeat_interval_s)
             self.check()
 
     def check(self) -> None:
@@ -435,11 +439,13 @@ class SlotPool:
     def _check_heartbeats(self, slot: Slot, now: float) -> None:
         silent = f"no heartbeat for {self._times.heartbeat_timeout_s:g} s"
         if now - slot.agent.last_heard > self._times.heartbeat_timeout_s:
+            logger.warning("slot %s is lost: %s", slot.slot_id, silent)
             self._stages.cancel(slot.stage_id)
             self._slot_ended(slot, silent)
             return
         for worker in slot.workers:
             if now - worker.peer.last_heard > self._times.heartbeat_timeout_s:
+                logger.warning("worker %s is lost: %s", worker.worker_id, silent)
                 slot.agent.send(KillWorker(worker.worker_id))
                 self._worker_ended(slot, worker.worker_id, silent)
         for worker_id, since in list(slot.starting.items()):

@@ -116,6 +116,12 @@ class StorageEffects:
         self._disposals: dict[int, SnapshotDisposal] = {}
         self._directory_known = False
         self._closed = False
+        self._cleaned_up = False
+
+    @property
+    def cleaned_up(self) -> bool:
+        """Whether all is done that follows the end of the job."""
+        return self._cleaned_up
 
     @property
     def directory(self) -> str:
@@ -196,8 +202,14 @@ class StorageEffects:
     def _release_claims(self) -> None:
         if self._claims is not None:
             self._deletions.submit(f"release what job {self._job_id} has claimed", self._claims.release)
-        what = f"forget job {self._job_id}"
-        self._deletions.when_done(lambda: self._deletions.submit(what, self._record.forget))
+        self._deletions.when_done(self._forget)
+
+    def _forget(self) -> None:
+        self._deletions.submit(f"forget job {self._job_id}", self._record.forget)
+        self._deletions.when_done(self._note_end)
+
+    def _note_end(self) -> None:
+        self._cleaned_up = True
 
     def close(self) -> None:
         """Drops deletions; storage answers that still come are ignored."""

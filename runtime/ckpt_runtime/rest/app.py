@@ -11,14 +11,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ckpt_runtime.jobmaster.gateway import DispatcherGateway
 from ckpt_runtime.rest.auth import Guard
 from ckpt_runtime.rest.errors import install_error_handlers
+from ckpt_runtime.rest.event_stream import EventStreams
 from ckpt_runtime.rest.handlers import (
     checkpoint_config,
     checkpoints,
     cluster,
     dashboard,
+    events,
     health,
     job_config,
     jobs,
+    pages,
     pipelines,
     rescaling,
     savepoint_catalogue,
@@ -28,6 +31,7 @@ from ckpt_runtime.rest.handlers import (
 from ckpt_runtime.rest.openapi import install_openapi
 from ckpt_runtime.rest.responses import FlinkResponse
 from ckpt_runtime.rest.uploads import DEFAULT_MAX_UPLOAD_BYTES
+from ckpt_runtime.rest.web_sessions import WebSessions
 
 _PREFIX = "/v1"
 _DESCRIPTION = (
@@ -67,13 +71,26 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.gateway = gateway
+    app.state.event_streams = EventStreams()
     app.state.max_upload_bytes = max_upload_bytes
+    app.state.token = token
+    app.state.web_sessions = WebSessions()
     # checkpoint_config comes before checkpoints, whose ":triggerid" would match "configuration"
-    of_jobs = (jobs, job_config, rescaling, vertices, checkpoint_config, checkpoints, savepoints, savepoint_catalogue)
-    for room in (cluster, dashboard, health, pipelines, *of_jobs):
+    of_jobs = (
+        jobs,
+        job_config,
+        events,
+        rescaling,
+        vertices,
+        checkpoint_config,
+        checkpoints,
+        savepoints,
+        savepoint_catalogue,
+    )
+    for room in (cluster, dashboard, health, pages, pipelines, *of_jobs):
         app.include_router(room.router)
     install_error_handlers(app)
     install_openapi(app, authenticated=token is not None)
     app.add_middleware(VersionPrefix)
-    app.add_middleware(Guard, token=token)
+    app.add_middleware(Guard, token=token, sessions=app.state.web_sessions, is_public=pages.is_public)
     return app

@@ -1,22 +1,26 @@
-"""Who may call: bearer token, or loopback alone.
+"""Who may call: bearer token, the cookie of a login for reading, or loopback alone.
 
-With a token every request must carry it. Without one, which has to be asked for, the server may bind to loopback
-addresses only, and refuses requests that a web page could make a browser send there: a foreign ``Host`` (DNS rebinding)
-or a foreign ``Origin``. It never logs or echoes a token.
+With a token every request must carry it, or the cookie that was given for it; the pages' own code is for everybody.
+Without one, which has to be asked for, the server may bind to loopback addresses only, and refuses requests that a web
+page could make a browser send there: a foreign ``Host`` (DNS rebinding) or a foreign ``Origin``. It never logs or
+echoes a token.
 """
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ckpt_runtime.configuration.rest_options import RestAuthentication
 from ckpt_runtime.rest.errors import error_response
+from ckpt_runtime.rest.web_sessions import WebSessions, cookie_name, is_same_origin
 
 _LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost"})
 
@@ -52,28 +56,46 @@ def check_binding(host: str, token: str | None, authentication: RestAuthenticati
 
 
 class Guard:
-    """Stands in front of everything else, as ASGI middleware."""
+    """Stands in front of everything else, as ASGI middleware. ``is_public`` says what needs no proof, if anything.
 
-    def __init__(self, app: ASGIApp, token: str | None) -> None:
+    A cookie that a login has set (``sessions``) proves enough for reading, and for nothing else: a page of another site
+    could make a browser send it along with a change.
+    """
+
+    def __init__(
+        self, app: ASGIApp, token: str | None, sessions: WebSessions, is_public: Callable[[str, str, str], bool]
+    ) -> None:
         self._app = app
         self._expected = None if token is None else token.encode()
+        self._sessions = sessions
+        self._is_public = is_public
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refusal = self._refusal(Headers(scope=scope))
+        headers = Headers(scope=scope)
+        refusal = self._of_strangers(headers) if self._expected is None else self._of_token(scope, headers)
         await (refusal or self._app)(scope, receive, send)
 
-    def _refusal(self, headers: Headers) -> Response | None:
-        if self._expected is not None:
-            scheme, _, given = headers.get("authorization", "").partition(" ")
-            offered = given.strip().encode("latin-1", "replace") if scheme.lower() == "bearer" else b""
-            if not hmac.compare_digest(offered, self._expected):
-                return error_response(
-                    401, ["A valid bearer token is required."], {"WWW-Authenticate": 'Bearer realm="ckpt"'}
-                )
+    def _of_token(self, scope: Scope, headers: Headers) -> Response | None:
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        offered = given.strip().encode("latin-1", "replace") if scheme.lower() == "bearer" else b""
+        if hmac.compare_digest(offered, self._expected or b""):
             return None
+        method = scope["method"]
+        if self._is_public(method, scope["path"], headers.get("accept", "")):
+            return None
+        if method in ("GET", "HEAD") and self._has_session(headers):
+            return None
+        return error_response(401, ["A valid bearer token is required."], {"WWW-Authenticate": 'Bearer realm="ckpt"'})
+
+    def _has_session(self, headers: Headers) -> bool:
+        cookies = cookie_parser(headers.get("cookie", ""))
+        value = cookies.get(cookie_name(headers.get("host", "")), "")
+        return self._sessions.is_valid(value) and is_same_origin(headers)
+
+    def _of_strangers(self, headers: Headers) -> Response | None:
         host = headers.get("host", "")
         if not is_loopback(_host_name(f"//{host}")):
             return error_response(403, ["Without a token this server answers to loopback host names only."])

@@ -20,6 +20,9 @@ HEAD_TIMEOUT_S = 30.0
 REFUSED_TIMEOUT_S = 5.0
 """The same for a connection that is one too many."""
 
+UNREAD_TIMEOUT_S = 60.0
+"""How long a client may leave what was written to it unread, once its share of memory is full."""
+
 LINGER_S = 1.0
 """How long a client may go on sending a body after its answer; at once, closing could cost it the answer."""
 
@@ -37,6 +40,7 @@ class BoundedHttpProtocol(H11Protocol):
         self._max_connections = max_connections
         self.is_refused = False
         self._head_timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
         self._lingers = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -74,8 +78,22 @@ class BoundedHttpProtocol(H11Protocol):
         self.cycle.keep_alive = False
         return True
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread_timer = self.loop.call_later(UNREAD_TIMEOUT_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_unread_timer()
+
+    def _stop_unread_timer(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_watching()
+        self._stop_unread_timer()
         super().connection_lost(exc)
 
     def _watch_head(self) -> None:

@@ -42,6 +42,10 @@ CheckpointId = Annotated[
 PipelineId = Annotated[
     str, Path(alias="jarid", description="id of an uploaded pipeline", pattern="^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}$")
 ]
+HoldOwner = Annotated[
+    str,
+    Path(alias="owner", description="who holds it", pattern="^[A-Za-z0-9_][A-Za-z0-9._:@+-]{0,199}$", examples=["me"]),
+]
 MetricNames = Annotated[
     str | None, Query(alias="get", description="comma-separated metric names", max_length=8192, examples=["uptime"])
 ]

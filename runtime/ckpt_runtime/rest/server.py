@@ -16,6 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from ckpt_runtime.configuration.rest_options import RestOptions
+from ckpt_runtime.rest.event_stream import end_streams
 from ckpt_runtime.rest.http_protocol import BoundedHttpProtocol
 
 _GRACE_S = 5
@@ -70,7 +71,8 @@ async def start(
 
 
 async def stop(server: EmbeddedServer) -> None:
-    """Let running requests finish (at most 5 s), then close. May be called twice."""
+    """End the streams of events, let other requests finish (at most 5 s), then close. May be called twice."""
+    end_streams(cast(ASGIApp, server.config.app))
     server.should_exit = True
     await server.serving
 

@@ -53,5 +53,10 @@ def _answer(request: bytes) -> bytes:
     return b"null"
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The process's entry point."""
     serve(_answer)
+
+
+if __name__ == "__main__":
+    main()

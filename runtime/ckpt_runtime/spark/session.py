@@ -15,9 +15,10 @@ import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckpt_runtime.client.private_files import PRIVATE_UMASK, append_private, write_private
 from ckpt_runtime.client.process_id import ProcessId
@@ -216,10 +217,11 @@ async def serve(context: SparkContext, options: SessionOptions) -> str:
     app = create_app(cluster.dispatcher, token=options.token, max_upload_bytes=limit)
     connections = options.configuration.get(RestOptions.MAX_CONNECTIONS)
     server, port = await rest_server.start(app, options.rest_host, options.rest_port, max_connections=connections)
-    url = f"http://{_reachable(options.rest_host)}:{port}"
+    advertised = options.configuration.get(RestOptions.ADDRESS) or _reachable(options.rest_host)
+    url = f"http://{_in_url(advertised)}:{port}"
     logger.info("CKPT_REST_URL %s", url)
     try:
-        await _lead(cluster, url, context.applicationId or "", stop)
+        await _lead(cluster.lead(url, context.applicationId or "", options.token), stop)
         if options.ready_file is not None and not stop.is_set():
             _write_ready_file(options.ready_file, url, context.applicationId or "")
         await stop.wait()
@@ -233,9 +235,9 @@ async def serve(context: SparkContext, options: SessionOptions) -> str:
     return lost[0] if lost else ""
 
 
-async def _lead(cluster: Cluster, url: str, application_id: str, stop: asyncio.Event) -> None:
+async def _lead(lead: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
     """Waits for leadership, or for the end of the session."""
-    leading = asyncio.ensure_future(cluster.lead(url, application_id))
+    leading = asyncio.ensure_future(lead)
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait((leading, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -248,6 +250,10 @@ async def _lead(cluster: Cluster, url: str, application_id: str, stop: asyncio.E
 def _reachable(host: str) -> str:
     """An address that clients can dial when the server listens on all of them."""
     return socket.getfqdn() if host in ("0.0.0.0", "::", "[::]") else host
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def _write_ready_file(path: Path, url: str, application_id: str) -> None:

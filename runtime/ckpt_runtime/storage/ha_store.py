@@ -7,6 +7,7 @@ Layout below ``<high-availability.storageDir>/<cluster id>``::
     jobs/<job id>/checkpoints/<revision>  jobs/<job id>/counters/<revision>  jobs/<job id>/failures/<revision>
     results/<job id>/<revision>
     snapshots/<job id>/
+    programs/holds/<revision>  programs/archive-<checksum>
 
 Only puts the stores together; each has a module of its own.
 """
@@ -19,6 +20,7 @@ from ckpt_runtime.storage.checkpoint_pointer_store import CheckpointPointerStore
 from ckpt_runtime.storage.checkpoint_storage import check_job_id
 from ckpt_runtime.storage.fenced_document import Fence, FencedDocument, no_fence
 from ckpt_runtime.storage.filesystem import Location, resolve
+from ckpt_runtime.storage.held_programs import HeldProgramStore
 from ckpt_runtime.storage.job_result_store import JobResultStore
 from ckpt_runtime.storage.job_store import JobStore
 from ckpt_runtime.storage.leader_store import LeaderStore
@@ -47,6 +49,7 @@ class HaStore:
         self.leader = LeaderStore(self.root)
         self.jobs = JobStore(self.root.child("jobs"), fence, epoch)
         self.results = JobResultStore(self.root.child("results"), fence, epoch)
+        self.programs = HeldProgramStore(self.root.child("programs"), fence, epoch)
 
     @property
     def snapshots(self) -> Location:

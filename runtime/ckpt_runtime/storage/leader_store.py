@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -55,6 +55,16 @@ class Lease:
     released: bool = False
 
 
+class AddressSeal(Protocol):
+    """Proves an address to those who know a secret, for a time that is the seal's to choose."""
+
+    def sealed(self, document: dict[str, Any]) -> dict[str, Any]:
+        """The document as it is published."""
+
+    def is_good(self, published: Any, document: dict[str, Any]) -> bool:
+        """Whether that is what was published, and is good for long enough."""
+
+
 class LeaderStore:
     """The leader of one high-availability directory.
 
@@ -62,10 +72,15 @@ class LeaderStore:
     truth is the highest claimed epoch.
     """
 
-    def __init__(self, root: Location) -> None:
-        """``root`` need not exist. Touches nothing."""
+    def __init__(self, root: Location, seal: AddressSeal | None = None) -> None:
+        """``root`` need not exist; ``seal`` proves the address to clients. Touches nothing."""
         self._root = root
+        self._seal = seal
         self._epochs = VersionedDocument(root.child("leader"))
+
+    def sealed_by(self, seal: AddressSeal) -> LeaderStore:
+        """The same, for a driver that proves its address."""
+        return type(self)(self._root, seal)
 
     def prepare(self) -> None:
         """Makes the directory and proves that its store can tell one leader from two. Raises :class:`StorageError`."""
@@ -102,7 +117,7 @@ class LeaderStore:
         """Gives a sign of life and puts the address right if need be. Raises :class:`NotLeaderError`."""
         self.check(info)
         replace(self._lease_file(info.epoch), encode_document({"epoch": info.epoch, "sequence": sequence}))
-        if self._published() != asdict(info):
+        if not self._is_published(info):
             self.publish_address(info)
 
     def release(self, info: LeaderInfo) -> None:
@@ -138,7 +153,12 @@ class LeaderStore:
     def publish_address(self, info: LeaderInfo) -> None:
         """Writes the document that clients read."""
         make_directory(self._root)
-        replace(self._root.child(LEADER_DOCUMENT_NAME), orjson.dumps(asdict(info)) + b"\n")
+        document = asdict(info) if self._seal is None else self._seal.sealed(asdict(info))
+        replace(self._root.child(LEADER_DOCUMENT_NAME), orjson.dumps(document) + b"\n")
+
+    def _is_published(self, info: LeaderInfo) -> bool:
+        published = self._published()
+        return published == asdict(info) if self._seal is None else self._seal.is_good(published, asdict(info))
 
     def _published(self) -> Any:
         with suppress(NotFoundError, orjson.JSONDecodeError):

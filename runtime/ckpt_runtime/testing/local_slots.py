@@ -40,7 +40,8 @@ class LocalSlotProvider:
 
     def agent_pids(self) -> list[int]:
         """Process ids of the living agents."""
-        return [agent.pid for agents in self._stages.values() for agent in agents if agent.poll() is None]
+        stages = list(self._stages.values())  # which end in threads of their own
+        return [agent.pid for agents in stages for agent in agents if agent.poll() is None]
 
     def _start(self, stage_id: int, index: int, control_port: int, secret: str) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

@@ -29,7 +29,8 @@ from ckpt_runtime.testing.local_slots import LocalSlotProvider
 
 T = TypeVar("T")
 
-DEFAULT_TIMEOUT_S = 60.0
+DEFAULT_TIMEOUT_S = 120.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.05
 
 
 class ClusterTimeoutError(AssertionError):
@@ -37,7 +38,7 @@ class ClusterTimeoutError(AssertionError):
 
 
 class MiniCluster:
-    """Use as a context manager. ``rest_url`` is set when ``rest`` is true."""
+    """Use as a context manager. ``rest_url`` is set when ``rest`` is true; it asks for ``token`` if there is one."""
 
     rest_url = ""
 
@@ -47,12 +48,14 @@ class MiniCluster:
         configuration: Mapping[str, str] | None = None,
         work_directory: Path | None = None,
         rest: bool = False,
-        heartbeat_timeout_s: float = 10.0,
+        token: str | None = None,
+        heartbeat_timeout_s: float = 50.0,
         heartbeat_interval_s: float = 1.0,
         slot_request_timeout_s: float = 300.0,
         lease_timeout_s: float = LEASE_TIMEOUT_S,
     ) -> None:
         self._rest = rest
+        self._token = token
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="mini-cluster", daemon=True)
         self._directory = tempfile.TemporaryDirectory(prefix="ckpt-mini-cluster-")
@@ -84,9 +87,9 @@ class MiniCluster:
         await self.cluster.start()
         self._server = None
         if self._rest:
-            self._server, port = await rest_server.start(create_app(self.dispatcher, token=None), "127.0.0.1", 0)
+            self._server, port = await rest_server.start(create_app(self.dispatcher, token=self._token), "127.0.0.1", 0)
             self.rest_url = f"http://127.0.0.1:{port}"
-        await self.cluster.lead(self.rest_url, "mini-cluster")
+        await self.cluster.lead(self.rest_url, "mini-cluster", self._token)
 
     async def _stop(self) -> None:
         if self._server is not None:
@@ -130,8 +133,14 @@ class MiniCluster:
     def status(self, job_id: str) -> JobStatus:
         return self.call(self.dispatcher.job_status(job_id))
 
-    def wait_for_status(self, job_id: str, *wanted: JobStatus, timeout_s: float = DEFAULT_TIMEOUT_S) -> JobStatus:
-        """Waits for one of the states; fails at once when the job ends in another one."""
+    def wait_for_status(
+        self, job_id: str, *wanted: JobStatus, timeout_s: float = DEFAULT_TIMEOUT_S, clean_up: bool = True
+    ) -> JobStatus:
+        """Waits for one of the states; fails at once when the job ends in another one.
+
+        The end of a job is visible before its files, claims and records have gone: waits for that too, unless it never
+        comes because storage is away.
+        """
 
         def reached() -> bool:
             status = self.status(job_id)
@@ -140,7 +149,18 @@ class MiniCluster:
             return status in wanted
 
         self.wait_until(reached, f"job {job_id} to be {' or '.join(wanted)}", timeout_s)
-        return self.status(job_id)
+        status = self.status(job_id)
+        if clean_up and status.is_globally_terminal:
+            self.wait_for_clean_up(job_id)
+        return status
+
+    def wait_for_clean_up(self, job_id: str) -> None:
+        """Waits until all is done that follows the end of a job."""
+
+        async def cleaned_up() -> bool:
+            return self.dispatcher.has_cleaned_up(job_id)
+
+        self.wait_until(lambda: self.call(cleaned_up()), f"the clean-up of job {job_id}")
 
     def wait_for_checkpoints(self, job_id: str, count: int, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
         """Waits until ``count`` more checkpoints than now have completed; returns the total.
@@ -175,7 +195,7 @@ class MiniCluster:
         drain: bool = False,
         savepoint_format: SavepointFormat = SavepointFormat.NATIVE,
     ) -> str:
-        """Takes a savepoint, or stops with one; returns its URL."""
+        """Takes a savepoint, or stops with one and waits for the job's clean-up; returns its URL."""
         if stop:
             work = self.dispatcher.stop_with_savepoint(job_id, str(directory), savepoint_format, drain, None)
         else:
@@ -192,12 +212,17 @@ class MiniCluster:
         self.wait_until(done, "the savepoint")
         location, failure = outcome[0].location, outcome[0].failure
         assert location is not None, f"{failure}; the job's latest failure: {self.failure(job_id)}"
+        if stop:
+            self.wait_for_clean_up(job_id)
         return location
 
     def failure(self, job_id: str) -> str:
-        """The newest failure's stack trace; empty without one."""
+        """The newest failure: its stack trace, or what it says where it has none; empty without one."""
         entries = self.call(self.dispatcher.exception_history(job_id, 1)).entries
-        return entries[0].failure.stack_trace if entries else ""
+        if not entries:
+            return ""
+        failure = entries[0].failure
+        return failure.stack_trace or f"{failure.exception}: {failure.message}"
 
     def worker_pids(self, job_id: str | None = None) -> list[int]:
         """Process ids of the active workers, in slot order; of a job, those that run it."""
@@ -222,12 +247,14 @@ class MiniCluster:
 
     @staticmethod
     def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Polls every 10 ms. Raises ClusterTimeoutError."""
+        """Polls every few milliseconds, less often what takes long. Raises ClusterTimeoutError."""
         deadline = time.monotonic() + timeout_s
+        pause_s = _FIRST_PAUSE_S
         while not condition():
             if time.monotonic() > deadline:
                 raise ClusterTimeoutError(f"timed out after {timeout_s:g} s waiting for {what}")
-            time.sleep(0.01)
+            time.sleep(pause_s)
+            pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.1)
 
 
 def _upload(pipeline: Path) -> tuple[str, AsyncIterator[bytes]]:

@@ -98,7 +98,7 @@ def test_the_reference_results() -> None:
 # --- the simulator is graded
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name", [pytest.param(bug.name, marks=[pytest.mark.long] if bug.name in RARE else []) for bug in BUGS]
 )

@@ -1,9 +1,13 @@
-"""A PySpark reader that gives all there is as one range, slowly, and then ends. Arguments: OUTPUT ROWS FAULTS."""
+"""A PySpark reader that gives all there is as one range, slowly, and then ends. Arguments: OUTPUT ROWS FAULTS.
+
+A file ``read-quick`` among the faults lets the rest come at once.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from injected import act
@@ -12,7 +16,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from ckpt_runtime.api import StreamSession
 
 ROWS_PER_PARTITION = 10
-PAUSE_S = 0.05
+PAUSE_S = 0.15
 
 
 class SlowReader(DataSourceStreamReader):
@@ -32,7 +36,8 @@ class SlowReader(DataSourceStreamReader):
 
     def read(self, partition: Any) -> Iterator[Any]:
         act(self.faults, "read")
-        time.sleep(PAUSE_S)
+        if not Path(self.faults, "read-quick").exists():
+            time.sleep(PAUSE_S)
         yield from ((n,) for n in range(partition.value, min(partition.value + ROWS_PER_PARTITION, self.rows)))
 
 

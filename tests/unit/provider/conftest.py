@@ -103,11 +103,11 @@ class JobManager:
     def close(self) -> None:
         self.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=5)
+        self._thread.join(timeout=60)
         self._loop.close()
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=10)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=60)
 
     def count(self, request: str) -> int:
         """How often a request (``POST /jobs/:id/savepoints``, the job's id written out) came."""

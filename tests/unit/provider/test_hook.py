@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import certifi
 import pytest
 
 from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
-from tests.unit.provider.conftest import JobManager
+from airflow_provider_ckpt.triggers.job import CkptJobTrigger
+from ckpt_runtime.jobmaster.leadership import LeaseSeal
+from ckpt_runtime.storage.ha_store import HaStore
+from tests.unit.provider.conftest import JOB, JobManager
+
+if TYPE_CHECKING:
+    from airflow.triggers.base import TriggerEvent
 
 CA_FILE = certifi.where()
 
@@ -65,6 +74,9 @@ def test_token_and_timeout_are_read_and_the_token_is_not_shown(monkeypatch: pyte
         ({"extra": {"timeout": "soon"}}, "timeout"),
         ({"extra": {"timeout": 0}}, "timeout"),
         ({"extra": {"timeout": 6000}}, "timeout"),
+        ({"extra": {"ha_dir": "/ha"}}, "host"),
+        ({"host": "", "extra": {"ha_dir": 7}}, "ha_dir"),
+        ({"host": "", "extra": {"ha_dir": "/ha", "ha_cluster_id": 7}}, "ha_cluster_id"),
     ],
 )
 def test_a_field_that_cannot_be_used_is_named(
@@ -86,7 +98,9 @@ def test_a_file_without_certificates_is_named(monkeypatch: pytest.MonkeyPatch, t
 
 @pytest.mark.row("air.1")
 def test_the_test_button_tells_what_it_found(job_manager: JobManager, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert CkptHook().test_connection() == (True, "version 2.3.0, 6 of 8 slots available, 1 jobs running")
+    url = f"http://127.0.0.1:{job_manager.port}"
+    expected = f"version 2.3.0, leader {url}, 6 of 8 slots available, 1 jobs running"
+    assert CkptHook().test_connection() == (True, expected)
     job_manager.stop()
     found, message = CkptHook().test_connection()
     assert not found
@@ -102,3 +116,82 @@ def test_the_asynchronous_client_is_the_same(job_manager: JobManager) -> None:
             return (await client.cluster_overview()).slots_total
 
     assert asyncio.run(ask()) == 8
+
+
+def lead(directory: Path, url: str, token: str = "geheim") -> None:
+    store = HaStore(str(directory), "trains").leader
+    present = store.current()
+    sealed = store.sealed_by(LeaseSeal(token, "trains"))
+    sealed.claim(url, "app", "1", after=0 if present is None else present.epoch)
+
+
+def directory_connection(monkeypatch: pytest.MonkeyPatch, directory: Path, **fields: Any) -> CkptHook:
+    extra = {"ha_dir": str(directory), "ha_cluster_id": "trains"}
+    return connect(monkeypatch, **({"host": "", "password": "geheim", "extra": extra} | fields))
+
+
+@pytest.mark.row("air.1")
+def test_the_leader_is_found_in_the_directory(
+    job_manager: JobManager, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hook = directory_connection(monkeypatch, tmp_path)
+    assert hook.endpoint().options["high-availability.storageDir"] == str(tmp_path)
+    found, message = hook.test_connection()
+    assert not found
+    assert "no leader has been there yet" in message
+    assert hook.base_url() == ""
+    lead(tmp_path, f"http://127.0.0.1:{job_manager.port}")
+    expected = f"version 2.3.0, leader http://127.0.0.1:{job_manager.port}, 6 of 8 slots available, 1 jobs running"
+    assert hook.test_connection() == (True, expected)
+    assert hook.base_url() == f"http://127.0.0.1:{job_manager.port}"
+    lead(tmp_path, "http://127.0.0.1:1", token="somebody else")
+    found, message = directory_connection(monkeypatch, tmp_path, password="other").test_connection()
+    assert not found
+    assert "does not prove its leader's address" in message
+
+
+@pytest.mark.row("air.1")
+def test_a_wait_in_the_triggerer_follows_the_leader(
+    job_manager: JobManager, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    directory_connection(monkeypatch, tmp_path)
+    lead(tmp_path, "http://127.0.0.1:1")
+
+    async def wait() -> TriggerEvent:
+        trigger = CkptJobTrigger(
+            ckpt_conn_id="ckpt_default",
+            deadline=time.time() + 60,
+            poll_interval=0.05,
+            job_id=JOB,
+            expected=["RUNNING"],
+        )
+        run = trigger.run()
+        event = asyncio.ensure_future(anext(run))
+        await asyncio.sleep(0.2)
+        assert not event.done()
+        lead(tmp_path, f"http://127.0.0.1:{job_manager.port}")
+        return await event
+
+    assert asyncio.run(wait()).payload["status"] == "done"
+
+
+def test_only_a_directory_loads_more_than_the_client(tmp_path: Path) -> None:
+    code = """
+import os, sys
+from airflow_provider_ckpt.hooks.ckpt import CkptHook
+os.environ["AIRFLOW_CONN_A"] = '{"conn_type": "ckpt", "host": "127.0.0.1"}'
+os.environ["AIRFLOW_CONN_B"] = '{"conn_type": "ckpt", "extra": {"ha_dir": "/ha"}}'
+CkptHook("a").get_conn().close()
+print("ckpt_runtime.storage" in sys.modules, "ckpt_runtime.leader_retrieval" in sys.modules)
+CkptHook("b").get_conn().close()
+print("ckpt_runtime.storage" in sys.modules, any(name.startswith("ckpt_runtime.jobmaster") for name in sys.modules))
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100)
+    told = [line for line in ended.stdout.splitlines() if line.endswith("False")]
+    assert told == ["False False", "True False"], ended.stderr
+
+
+def test_a_directory_that_cannot_be_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    hook = connect(monkeypatch, host="", extra={"ha_dir": "ftp://x/y"})
+    with pytest.raises(CkptConnectionInvalid, match="connection 'ckpt_default', ha_dir: 'ftp://x/y'"):
+        hook.get_conn()

@@ -78,13 +78,15 @@ def test_the_metadata_imports_nothing_of_airflow() -> None:
 
 
 def test_the_provider_knows_the_runtime_through_the_client_only() -> None:
-    """And which keys hold a secret, which both sides have to agree on."""
+    """And which keys hold a secret, which both sides have to agree on; one module finds leaders."""
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             for name in names:
-                if name.startswith("ckpt_runtime") and name != "ckpt_runtime.secret_keys":
+                if name == "ckpt_runtime.leader_retrieval":
+                    assert path == PACKAGE / "leader.py"
+                elif name.startswith("ckpt_runtime") and name != "ckpt_runtime.secret_keys":
                     assert name == "ckpt_runtime.client" or name.startswith("ckpt_runtime.client."), path
                 assert not name.startswith(("airflow.models", "pyspark", "airflow.utils")), path
 
@@ -132,6 +134,6 @@ print(json.dumps([
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.strip().splitlines()[-1])
     assert found[:2] == [True, "airflow_provider_ckpt.hooks.ckpt.CkptHook"]
-    assert found[2] == [f"extra__ckpt__{name}" for name in ("ca_file", "timeout", "verify")]
+    assert found[2] == [f"extra__ckpt__{name}" for name in ("ca_file", "ha_cluster_id", "ha_dir", "timeout", "verify")]
     links = sorted(f"airflow_provider_ckpt.links.{type(link).__name__}" for link in JOB_LINKS)
     assert found[3:] == ["Bearer token", 2.0, links]

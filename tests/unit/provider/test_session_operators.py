@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptSessionFai
 from airflow_provider_ckpt.hooks.connection import Endpoint
 from airflow_provider_ckpt.operators.session import StartSessionOperator, StopSessionOperator
 from airflow_provider_ckpt.session_process import SessionProcess
+from airflow_provider_ckpt.spark_connection import submission
 from ckpt_runtime.client.session_command import SessionFiles
 from tests.unit.provider.conftest import Finish, JobManager, Task, deferral, fire
 
@@ -147,7 +149,7 @@ def test_a_session_that_never_leads_is_no_success(session: dict[str, Any], task:
 
 
 def wait_for_line(file: Path, line: str) -> None:
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while not file.exists() or line not in file.read_text():
         assert time.monotonic() < until, f"no {line!r} in {file}"
         time.sleep(0.02)
@@ -205,7 +207,8 @@ def test_the_command_line_of_a_spark_session() -> None:
     )
     endpoint = Endpoint("http://127.0.0.1:8081", "127.0.0.1", 8081, token="geheim")
     files = SessionFiles(properties="/logs/s.spark.conf", log="/logs/s.log", work="/data/work", configuration="/logs/o")
-    command, environment = operator.command_line(endpoint, files)
+    command, environment, master = operator.command_line(endpoint, files)
+    assert master == "local[4]"
     text = " ".join(command)
     assert Path(command[0]).name == "spark-submit"
     assert "--master local[4] --properties-file /logs/s.spark.conf --load-spark-defaults" in text
@@ -222,5 +225,116 @@ def test_a_session_without_a_token_has_to_be_asked_for() -> None:
     with pytest.raises(CkptArgumentInvalid, match="password of the connection"):
         StartSessionOperator(task_id="t").command_line(endpoint, files)
     operator = StartSessionOperator(task_id="t", configuration={"rest.authentication": "none"})
-    _, environment = operator.command_line(endpoint, files)
+    _, environment, _ = operator.command_line(endpoint, files)
     assert "CKPT_REST_TOKEN" not in environment
+
+
+def spark_connection(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_TEAM", json.dumps({"conn_type": "spark"} | fields))
+
+
+def options_of(command: list[str]) -> list[tuple[str, str]]:
+    """Each option with what follows it."""
+    return [(key, command[at + 1]) for at, key in enumerate(command[:-1]) if key.startswith("--")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"host": "local[3]"}, {"--master": "local[3]"}),
+        ({"host": "spark://master", "port": 7077}, {"--master": "spark://master:7077"}),
+        ({"host": "yarn", "extra": {"queue": "streams", "deploy-mode": "client"}},
+         {"--master": "yarn", "--queue": "streams", "--deploy-mode": "client"}),
+        ({"host": "yarn", "extra": {"principal": "flights@REALM", "keytab": "a2V5dGFi"}},
+         {"--principal": "flights@REALM"}),
+        ({"host": "yarn", "extra": {"spark-binary": "spark3-submit"}}, {}),
+    ],
+)  # fmt: skip
+def test_a_spark_connection_means_what_it_means_to_the_submit_hook(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fields: dict[str, Any], expected: dict[str, str]
+) -> None:
+    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    spark_connection(monkeypatch, **fields)
+    rest = ["--rest-port", "0"]
+    found = submission("spark_team", {"spark.executor.memory": "geheim"}, "/p", "/app.py", rest)
+    hook = SparkSubmitHook(
+        conn_id="spark_team", properties_file="/p", application_args=rest, name="checkpointing stream engine"
+    )
+    own = hook._build_spark_submit_command("/app.py")
+    assert found.command[1:] == ["--load-spark-defaults", *own[1:]]
+    assert Path(found.command[0]).name == own[0]
+    options = dict(options_of(found.command))
+    assert expected.items() <= options.items()
+    assert found.master == options["--master"]
+    assert "geheim" not in " ".join(found.command), "Spark's settings are in a file"
+
+
+def test_kubernetes_has_the_connections_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the settings of the task name one."""
+    from airflow.providers.apache.spark.hooks import spark_submit
+
+    monkeypatch.setattr(spark_submit, "kube_client", object(), raising=False)
+    spark_connection(monkeypatch, host="k8s://https://cluster", port=6443, extra={"namespace": "streams"})
+    chosen: list[tuple[dict[str, str], str]] = [({}, "streams"), ({"spark.kubernetes.namespace": "flights"}, "flights")]
+    for conf, namespace in chosen:
+        command = submission("spark_team", conf, "/p", "/app.py", []).command
+        assert ("--master", "k8s://https://cluster:6443") in options_of(command)
+        given = {part for part in command if part.startswith("spark.kubernetes.namespace=")}
+        assert given == {f"spark.kubernetes.namespace={namespace}"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"host": "yarn", "extra": {"deploy-mode": "cluster"}}, "deploy-mode is cluster; it must be client"),
+        ({"host": "yarn", "extra": {"spark-binary": "rm"}}, "spark-binary extra can be one of"),
+        ({"host": "yarn", "extra": {"spark-home": "/opt"}}, "spark-home"),
+    ],
+)
+def test_a_spark_connection_that_cannot_be_used_is_named(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], said: str
+) -> None:
+    spark_connection(monkeypatch, **fields)
+    with pytest.raises(CkptArgumentInvalid, match=rf"spark_conn_id: 'spark_team' is not acceptable, .*{said}"):
+        submission("spark_team", {}, "/p", "/app.py", [])
+
+
+def test_an_unknown_spark_connection_is_not_yarn() -> None:
+    with pytest.raises(CkptArgumentInvalid, match="spark_conn_id: 'nosuch' is not acceptable"):
+        submission("nosuch", {}, "/p", "/app.py", [])
+    operator = StartSessionOperator(task_id="t", master="local[2]", spark_conn_id="spark_team")
+    endpoint = Endpoint("http://127.0.0.1:8081", "127.0.0.1", 8081, token="geheim")
+    with pytest.raises(CkptArgumentInvalid, match="it must be left out, since spark_conn_id names one"):
+        operator.command_line(endpoint, SessionFiles(properties="/p", log="/l"))
+
+
+def test_sparks_provider_is_imported_only_when_it_is_used() -> None:
+    code = (
+        "import sys, airflow_provider_ckpt.operators.session;"
+        "sys.exit('airflow.providers.apache.spark.hooks.spark_submit' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=100).returncode == 0
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_session_really_starts_where_a_spark_connection_leads(
+    session: dict[str, Any], task: Task, finish: Finish, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And is found where its leader is, when the connection of the job manager names a directory."""
+    spark_connection(monkeypatch, host="local[2]")
+    document = {"conn_type": "ckpt", "password": "geheim", "extra": {"ha_dir": str(tmp_path / "ha")}}
+    monkeypatch.setenv("AIRFLOW_CONN_CKPT_DEFAULT", json.dumps(document))
+    arguments = {key: value for key, value in session.items() if key != "command"}
+    arguments |= {"wait_timeout": 180, "spark_conn_id": "spark_team", "work_directory": str(tmp_path / "work")}
+    started = finish(StartSessionOperator(configuration={"rest.address": "localhost"}, **arguments), task.context())
+    leader = json.loads((tmp_path / "ha" / "default" / "leader.json").read_text())
+    assert started["base_url"] == leader["rest"]
+    assert leader["rest"].startswith("http://localhost:"), "the advertised address"
+    command = Path(f"/proc/{started['pid']}/cmdline").read_bytes().split(b"\0")
+    assert b"local[2]" in command
+    stop = StopSessionOperator(task_id="s", session=started, **FAST | {"wait_timeout": 60})
+    assert finish(stop, task.context())["was_running"] is True

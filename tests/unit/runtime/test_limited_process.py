@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.limited_process import LimitedProcessError, ProcessLimits, ProcessTimeLimitError, run_limited
+from ckpt_runtime.limited_process import (
+    LimitedProcessError,
+    ProcessLimits,
+    ProcessTimeLimitError,
+    drop_templates,
+    keep_templates,
+    run_limited,
+)
 from tests.support.processes import living
 
 LIMITS = ProcessLimits(time_s=60, memory_bytes=256 << 20, answer_bytes=1_000, file_bytes=1 << 20)
 
 
-@pytest.fixture(params=["told of ends", "looking for ends"])
-def served(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["told of ends", "looking for ends", "forked"])
+def served(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The module ``served`` runs the code that it is sent; ``answer`` is what it answers."""
     if request.param == "looking for ends":  # as where the system has no descriptors of processes
         monkeypatch.delattr(os, "pidfd_open")
@@ -26,9 +34,17 @@ def served(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         "    names = {'answer': b'done'}\n"
         "    exec(request, names)\n"
         "    return names['answer']\n"
-        "serve(run)\n"
+        "def main():\n"
+        "    serve(run)\n"
+        "if __name__ == '__main__':\n"
+        "    main()\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    if request.param == "forked":
+        keep_templates()
+    yield
+    if request.param == "forked":
+        drop_templates()
 
 
 def run(code: str, limits: ProcessLimits = LIMITS) -> bytes:

@@ -49,7 +49,13 @@ async def config(gateway: Gateway) -> dict[str, Any]:
         "timezone-offset": dashboard.timezone_offset_ms,
         "flink-version": dashboard.version,
         "flink-revision": dashboard.revision,
-        "features": {"web-submit": True, "web-cancel": False, "web-rescale": False, "web-history": False},
+        "features": {
+            "web-submit": True,
+            "web-cancel": False,
+            "web-rescale": False,
+            "web-history": False,
+            "cancel-and-retain": True,
+        },
     }
 
 

@@ -14,6 +14,7 @@ from ckpt_runtime.rest.errors import ApiError, BadRequest, echo
 from ckpt_runtime.rest.json_body import whole_request
 from ckpt_runtime.rest.openapi import errors
 from ckpt_runtime.rest.parameters import Aggregations, Gateway, JobId, MaxExceptions, MetricNames
+from ckpt_runtime.rest.shapes import checkpoints as checkpoint_shapes
 from ckpt_runtime.rest.shapes import jobs as shapes
 from ckpt_runtime.rest.shapes import metrics
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -85,15 +86,18 @@ async def details(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
     dependencies=[Depends(whole_request)],
 )
 async def cancel(
-    job_id: JobId, gateway: Gateway, mode: Annotated[str, Query(description="cancel")] = "cancel"
+    job_id: JobId,
+    gateway: Gateway,
+    mode: Annotated[str, Query(description="cancel")] = "cancel",
+    retain: Annotated[bool, Query(description="the job's checkpoints outlive it, whatever its options say")] = False,
 ) -> dict[str, Any]:
-    """Cancel."""
+    """Cancel. With ``retain`` the answer names the checkpoint to go on from."""
     if mode.lower() == "stop":
         raise ApiError(308, f"The termination mode 'stop' has been removed; use /jobs/{job_id}/stop.")
     if mode.lower() != "cancel":
         raise BadRequest(f"mode: {echo(mode)} is not acceptable, it must be cancel")
     try:
-        await gateway.cancel_job(job_id)
+        kept = await gateway.cancel_job(job_id, retain=retain)
     except JobTerminated as error:
         if error.status is not JobStatus.CANCELED:
             raise ApiError(
@@ -101,7 +105,8 @@ async def cancel(
                 "Job cancellation failed because the job has already reached another terminal state "
                 f"({error.status.value}).",
             ) from None
-    return {}
+        kept = None
+    return checkpoint_shapes.retained(kept) if retain else {}
 
 
 @router.get("/{jobid}/status", responses=_ONE_JOB)

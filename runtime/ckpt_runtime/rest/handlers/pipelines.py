@@ -26,7 +26,7 @@ from ckpt_runtime.rest.bodies import (
 from ckpt_runtime.rest.errors import BadRequest
 from ckpt_runtime.rest.json_body import whole_request
 from ckpt_runtime.rest.openapi import errors, json_body
-from ckpt_runtime.rest.parameters import Gateway, PipelineId
+from ckpt_runtime.rest.parameters import Gateway, HoldOwner, PipelineId
 from ckpt_runtime.rest.shapes import plans as shapes
 from ckpt_runtime.rest.uploads import PART_NAME, receive_pipeline
 
@@ -50,12 +50,13 @@ _UPLOAD_BODY = {
 
 
 class JarRunRequestBody(Body):
-    """``restoreMode`` is the older name of ``claimMode``."""
+    """``restoreMode`` is the older name of ``claimMode``. What is not given is as of the job ``likeJob``."""
 
     entry_point: EntryPoint | None = spelled("entryClass", "entry-class", default=None)
     arguments: Texts = spelled("programArgsList", default=())
     parallelism: Annotated[int, Within(1, MAX_PARALLELISM)] | None = None
     job_id: HexId | None = spelled("jobId", default=None)
+    like_job: HexId | None = spelled("likeJob", default=None)
     savepoint_path: Location | None = spelled("savepointPath", default=None)
     allow_non_restored_state: Flag = spelled("allowNonRestoredState", default=False)
     claim_mode: Annotated[RecoveryClaimMode, OneOf(RecoveryClaimMode)] = spelled(
@@ -122,13 +123,27 @@ def _line(stored: StoredPipeline) -> dict[str, Any]:
         "name": stored.name,
         "uploaded": stored.uploaded_at_ms,
         "entry": [{"name": entry_point, "description": None} for entry_point in stored.entry_points],
+        "holders": [{"owner": owner, "since": since} for owner, since in sorted(stored.holds.items())],
     }
 
 
-@router.delete("/{jarid}", responses=errors(400, 404, 408, 413), dependencies=[Depends(whole_request)])
+@router.delete("/{jarid}", responses=errors(400, 404, 408, 409, 413), dependencies=[Depends(whole_request)])
 async def delete(pipeline_id: PipelineId, gateway: Gateway) -> dict[str, Any]:
     """Delete a pipeline."""
     await gateway.delete_pipeline(pipeline_id)
+    return {}
+
+
+@router.put("/{jarid}/holds/{owner}", responses=errors(400, 404, 408, 413), dependencies=[Depends(whole_request)])
+async def hold(pipeline_id: PipelineId, owner: HoldOwner, gateway: Gateway) -> dict[str, Any]:
+    """Keep a pipeline until it is released, also for the next driver."""
+    return _line(await gateway.hold_pipeline(pipeline_id, owner))
+
+
+@router.delete("/{jarid}/holds/{owner}", responses=errors(400, 408, 413), dependencies=[Depends(whole_request)])
+async def release(pipeline_id: PipelineId, owner: HoldOwner, gateway: Gateway) -> dict[str, Any]:
+    """Give up a hold."""
+    await gateway.release_pipeline(pipeline_id, owner)
     return {}
 
 

@@ -27,6 +27,19 @@ PERIODIC_OFF = 2**63 - 1
 """What Flink shows for the interval when periodic checkpoints are off."""
 
 
+def retained(checkpoint: CheckpointStats | None) -> Json:
+    """Answers a cancellation that retains checkpoints."""
+    if checkpoint is None:
+        return {"retained-checkpoint": None}
+    return {
+        "retained-checkpoint": {
+            "id": checkpoint.id,
+            "external-path": checkpoint.external_path,
+            "trigger-timestamp": checkpoint.trigger_timestamp,
+        }
+    }
+
+
 def statistics(snapshot: CheckpointStatsSnapshot) -> Json:
     """Answers ``/jobs/:jobid/checkpoints``."""
     restored = snapshot.latest_restored

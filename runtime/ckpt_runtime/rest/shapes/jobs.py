@@ -283,9 +283,13 @@ def job_config(config: JobConfigInfo) -> Json:
         "configuration": dict(config.configuration),
         "version": config.version,
         "running-version": config.running_version,
+        "jarid": config.pipeline_id,
         "changes": [
             {"version": note.version, "timestamp": note.timestamp_ms, "by": note.by, "options": list(note.options)}
             for note in config.notes
+        ],
+        "effective": [
+            {"key": option.key, "value": option.value, "origin": option.origin.value} for option in config.effective
         ],
     }
 

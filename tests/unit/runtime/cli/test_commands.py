@@ -16,8 +16,11 @@ from ckpt_runtime.cli.main import main
 from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.failure_report import FailureCause
-from ckpt_runtime.jobmaster.gateway import ExceptionEntry, JobStatus, RunRequest
+from ckpt_runtime.jobmaster.gateway import ExceptionEntry, JobStatus, RunRequest, StoredPipeline
+from ckpt_runtime.jobmaster.job_announcer import JobAnnouncer
 from ckpt_runtime.rest.handlers import health
+from ckpt_runtime.scheduler.job_effects import StatusChanged
+from ckpt_runtime.scheduler.job_events import FailureInfo
 from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway
 
 JOB = "fa461ac280c9aa36bde4a060aa97618c"
@@ -132,6 +135,25 @@ def test_cancel(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[
     gateway.add_job("1" * 32)
     gateway.move("1" * 32, JobStatus.FINISHED)
     assert ckpt("cancel", "1" * 32) == 5
+
+
+def test_holding_a_program(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    program = StoredPipeline("0" * 32 + "_p", "job.py", gateway.now)
+    gateway.pipelines[program.id] = program
+    assert ckpt("program", "hold", program.id, "--owner", "me") == 0
+    assert ckpt("program", "list") == 0
+    assert "me" in capsys.readouterr().out.splitlines()[-1]
+    assert ckpt("program", "release", program.id, "--owner", "me") == 0
+    assert gateway.pipelines[program.id].holds == {}
+
+
+def test_cancel_and_retain(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    gateway.complete_checkpoint(gateway.jobs[JOB])
+    assert ckpt("cancel", JOB, "--retain", "--wait", "--wait-timeout", "10 s") == 0
+    assert "Retained: file:" in capsys.readouterr().out
+    gateway.add_job("1" * 32)
+    assert ckpt("--json", "cancel", "1" * 32, "--retain") == 0
+    assert json.loads(capsys.readouterr().out) == {"job_id": "1" * 32, "retained_checkpoint": None}
 
 
 @pytest.mark.row("203.1")
@@ -371,3 +393,27 @@ def test_plan_ends_with_1_when_the_snapshot_would_be_refused(
     assert [state["verdict"] for state in found["restore"]["states"]] == ["refused", "dropped"]
     assert ckpt("plan", pipeline) == 0
     assert "sink: Writer  2" in capsys.readouterr().out
+
+
+def test_events(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line for each, up to the end of the jobs that were named."""
+    announcer = JobAnnouncer(JOB, gateway.events.publish)
+    job = gateway.jobs[JOB]
+    gateway.complete_checkpoint(job)
+    announcer.checkpoint(job.tracker.snapshot().history[0])
+    announcer.told(StatusChanged(JobStatus.FAILED, 1, FailureInfo("ValueError", "why\nmore")))
+    assert ckpt("events", JOB.upper(), "--after", gateway.events.event_id(0)) == 0
+    start, checkpoint, failed = capsys.readouterr().out.splitlines()
+    assert "start" in start
+    assert "checkpoint-completed  1 in 6 ms, 600 B written: file:/data/chk-1" in checkpoint
+    assert "job-status  FAILED ValueError: why" in failed
+    assert ckpt("events", JOB, "--after", gateway.events.event_id(1), "--json") == 0
+    documents = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(found["type"], found["id"].rpartition("-")[2]) for found in documents] == [
+        ("start", "1"),
+        ("job-status", "2"),
+    ]
+    gateway.move(JOB, JobStatus.FINISHED)
+    assert ckpt("events", JOB) == 0
+    assert ckpt("events", UNKNOWN) == 4
+    assert ckpt("events", "nonsense") == 2

@@ -17,8 +17,10 @@ from ckpt_runtime.cli import session_commands
 from ckpt_runtime.cli.main import main
 from ckpt_runtime.cli.session_file import read_session, session_path, write_session
 from ckpt_runtime.client.process_id import ProcessId
+from ckpt_runtime.jobmaster.leadership import LeaseSeal
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.spark.launch import SessionInfo, SessionStartError
+from ckpt_runtime.storage.ha_store import HaStore
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 from tests.unit.runtime.rest.served import served
 
@@ -33,7 +35,7 @@ GONE = ProcessId(MY_PID, 1)
 
 @pytest.fixture(autouse=True)
 def session_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    for name in ("CKPT_REST_URL", "CKPT_REST_TOKEN"):
+    for name in ("CKPT_REST_URL", "CKPT_REST_TOKEN", "CKPT_HA_DIR", "CKPT_CLUSTER_ID"):
         monkeypatch.delenv(name, raising=False)
     path = tmp_path / "state" / "session.json"
     monkeypatch.setenv("CKPT_SESSION_FILE", str(path))
@@ -230,3 +232,48 @@ def test_a_reader_that_goes_away_is_no_traceback(url: str) -> None:
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (1, b"")
+
+
+def lead(directory: Path, url: str, token: str, cluster: str = "default") -> None:
+    HaStore(str(directory), cluster).leader.sealed_by(LeaseSeal(token, cluster)).claim(url, "app", "1", after=0)
+
+
+def test_the_leader_is_found_in_its_directory(
+    secured: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lead(tmp_path / "ha", secured, "secret")
+    lead(tmp_path / "ha", secured, "secret", "trains")
+    assert main(["list", "--ha-dir", str(tmp_path / "ha"), "--token", "secret"]) == 0
+    monkeypatch.setenv("CKPT_REST_TOKEN", "secret")
+    monkeypatch.setenv("CKPT_HA_DIR", str(tmp_path / "ha"))
+    assert main(["list"]) == 0
+    monkeypatch.setenv("CKPT_CLUSTER_ID", "trains")
+    assert main(["--json", "session", "status"]) == 0
+    assert secured in capsys.readouterr().out
+
+
+def test_what_is_typed_wins_over_the_environment(
+    secured: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lead(tmp_path / "ha", secured, "secret")
+    monkeypatch.setenv("CKPT_REST_TOKEN", "secret")
+    monkeypatch.setenv("CKPT_REST_URL", "127.0.0.1:1")
+    for arguments in (["--ha-dir", str(tmp_path / "ha"), "list"], ["list", "--ha-dir", str(tmp_path / "ha")]):
+        assert main(arguments) == 0
+    monkeypatch.setenv("CKPT_HA_DIR", "/nowhere")
+    assert main(["list", "--url", secured]) == 0
+    assert main(["list"]) == 2
+    assert "only one of them can be given" in capsys.readouterr().err
+    assert main(["list", "--url", secured, "--ha-dir", str(tmp_path / "ha")]) == 2
+
+
+def test_the_token_of_the_session_file_goes_to_a_leader_that_has_the_same(
+    secured: str, session_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lead(tmp_path / "ha", secured, "secret")
+    write_session(session_file, record("http://127.0.0.1:1", "secret"))
+    assert main(["list", "--ha-dir", str(tmp_path / "ha")]) == 0
+    write_session(session_file, record("http://127.0.0.1:1", "of another session"))
+    assert main(["list", "--ha-dir", str(tmp_path / "ha")]) == 6
+    assert "does not prove its leader's address" in capsys.readouterr().err
+    assert main(["list", "--ha-dir", "relative"]) == 2

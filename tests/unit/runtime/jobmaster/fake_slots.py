@@ -62,7 +62,7 @@ from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.storage.ha_store import HaStore
 
 M = TypeVar("M")
-TIMEOUT_S = 10
+TIMEOUT_S = 60
 NOWHERE = ProcessIdentity("", 1, 0)
 """Nobody can hold it."""
 

@@ -39,7 +39,7 @@ from ckpt_runtime.storage.disposal import SnapshotDisposal
 JOB = "0123456789abcdef" * 2
 GRAPH = JobGraph("job", (JobVertex("v", (OperatorNode("u", "Source", "source"),), 2),), ())
 TASKS = tuple(ExecutionId("v", index, 0) for index in range(2))
-TIMEOUT_S = 5
+TIMEOUT_S = 60
 ANSWERS = (
     out.RequestCompleted,
     out.RequestFailed,

@@ -28,7 +28,7 @@ from ckpt_runtime.network.control_messages import WorkerHeartbeat
 
 AGENT = RegisterAgent("0-0", 0, "h", (), ProcessIdentity("", 1, 0))
 WORKER = RegisterWorker("0-0", "w", ("h", 1), ProcessIdentity("", 1, 0), "")
-TIMEOUT_S = 10
+TIMEOUT_S = 60
 
 
 class Door:

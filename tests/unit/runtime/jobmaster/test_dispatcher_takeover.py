@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ckpt_runtime.checkpoint.events import RetentionAsked
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster import dispatcher as dispatcher_module
@@ -31,8 +32,10 @@ from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.program_store import ProgramStore
 from ckpt_runtime.jobmaster.stored_submissions import store_job
 from ckpt_runtime.scheduler.job_effects import JobEnded
+from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.leader_store import LeaderInfo
+from ckpt_runtime.storage.snapshot_metadata import has_metadata
 from tests.unit.runtime.jobmaster.fake_slots import JOB, World
 
 OTHER = "fedcba9876543210" * 2
@@ -156,6 +159,28 @@ def test_ended_jobs_are_listed_and_what_is_left_of_them_is_cleaned_up(tmp_path: 
         assert await dispatcher.run_pipeline(REQUEST) == JOB
         await session.world.until(lambda: store.jobs.list_ids() == [] and store.results.list_ids(dirty_only=True) == [])
         assert not (tmp_path / "ha" / "default" / "snapshots" / JOB).exists()
+
+    run(tmp_path, test)
+
+
+def test_what_a_cancelled_job_was_told_to_retain_stays(tmp_path: Path) -> None:
+    """Its driver stores that it has ended, and dies."""
+
+    async def test(session: Session) -> None:
+        job = await session.crashed_job()
+        job._shell.tell(RetentionAsked())
+        end = JobEnded(JobStatus.CANCELED, job.overview().start_time_ms + 5)
+        plan, kept = job._shell.core.accepted_plan, job.checkpoint_statistics().latest_completed
+        result = job.view.result_to_store(end, plan, job.checkpoint_config(), job.checkpoint_statistics())
+        session.store(1).results.create_dirty(JOB, result)
+        job.suspend(fenced=True)
+        dispatcher, store = session.dispatcher, session.store(2)
+        await dispatcher.take_over(store)
+        await session.world.until(lambda: store.jobs.list_ids() == [] and store.results.list_ids(dirty_only=True) == [])
+        assert kept is not None
+        assert kept.external_path is not None
+        assert (await dispatcher.cancel_job(JOB)) == replace(kept, vertices={})
+        assert has_metadata(resolve(kept.external_path))
 
     run(tmp_path, test)
 

@@ -37,7 +37,7 @@ from ckpt_runtime.network.control_messages import (
 LONG_AGO = -1e9
 ENDED = EndOfDataReached(1, "v", 0)
 M = TypeVar("M")
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 
 class Notes:
@@ -710,6 +710,40 @@ class TestLosses:
             await asyncio.wait_for(pinged.wait(), TIMEOUT_S)
 
         run(test, heartbeat_interval_s=0.001)
+
+    def test_a_driver_that_stood_still_reads_what_its_peers_have_sent_before_it_judges_them(self) -> None:
+        class Freezes(Clock):
+            wakes: Callable[[], None] | None = None
+
+            def __call__(self) -> float:
+                if self.wakes is not None:
+                    self.now += 100
+                    asyncio.get_running_loop().call_soon(self.wakes)
+                    self.wakes = None
+                return super().__call__()
+
+        clock = Freezes()
+
+        async def test(world: World) -> None:
+            owner, judged = Owner(), asyncio.Event()
+            (slot,) = await world.pool.acquire(owner, 1, [])
+            await settle()
+
+            def heard() -> None:
+                for peer in (*world.agents.values(), *world.workers.values()):
+                    peer.last_heard = clock.now
+
+            def wakes() -> None:
+                heard()
+                world.agents["0-0"].send = lambda _: judged.set()  # type: ignore[method-assign]
+
+            heard()
+            clock.wakes = wakes
+            await asyncio.wait_for(judged.wait(), TIMEOUT_S)
+            assert owner.events == []
+            assert not slot.lost
+
+        run(test, heartbeat_interval_s=0.001, clock=clock)
 
 
 class TestAdoption:

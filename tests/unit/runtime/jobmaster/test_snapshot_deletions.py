@@ -16,7 +16,7 @@ from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
 from ckpt_runtime.storage.leader_store import NotLeaderError
 
-TIMEOUT_S = 10
+TIMEOUT_S = 60
 
 
 class Storage:

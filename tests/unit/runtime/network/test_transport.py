@@ -19,7 +19,7 @@ from ckpt_runtime.network.transport import DataTransport
 SECRET = "secret"
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 10) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"timed out waiting for {what}"

@@ -33,7 +33,9 @@ def send(gateway: FakeGateway) -> Send:
 
 @cache
 def open_app() -> FastAPI:
-    return create_app(FakeGateway(), token=None, max_upload_bytes=100_000)
+    app = create_app(FakeGateway(), token=None, max_upload_bytes=100_000)
+    app.state.event_streams.end()  # each stream ends with what there is
+    return app
 
 
 def send_to(gateway: FakeGateway) -> Send:

@@ -18,17 +18,26 @@ from ckpt_runtime.checkpoint.configuration import (
 )
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
-from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStatsSnapshot, CheckpointType, SubtaskStats
+from ckpt_runtime.checkpoint.statistics import (
+    CheckpointMetrics,
+    CheckpointStats,
+    CheckpointStatsSnapshot,
+    CheckpointType,
+    SubtaskStats,
+)
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.differences import differences
+from ckpt_runtime.configuration.effective import effective_options
 from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfiguration
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning, vertex_id_of
 from ckpt_runtime.jobmaster import gateway as g
+from ckpt_runtime.jobmaster.checkpoint_settings import overridden_options
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer, ConfigurationRequest, VersionConflict
 from ckpt_runtime.jobmaster.configuration_updates import changed_options, judge, wanted_configuration
+from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig, ExecutionState
 from ckpt_runtime.jobmaster.restore_preview import OperatorPreview, PlanPreview, RestorePreview
 from ckpt_runtime.network.control_messages import SubtaskMeasures
@@ -41,6 +50,7 @@ from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 START_MS = 1_795_197_699_641
 VERTICES = tuple(vertex_id_of(uid) for uid in ("src", "count", "sink"))
 PARALLELISM = 2
+CLUSTER = Configuration({"execution.checkpointing.num-retained": "2"})
 
 
 def graph_of(name: str) -> JobGraph:
@@ -116,6 +126,7 @@ class FakeGateway:
         self.allow_list: tuple[str, ...] = JobManagerOptions.DYNAMIC_CONFIGURATION_ALLOW_LIST.default
         self.unexpected: Exception | None = None
         self.end_of_new_jobs: JobStatus | None = None
+        self.events = EventLog("5e551017a2b3c4d5", capacity=8)
 
     def _check(self) -> None:
         if not self.ready:
@@ -126,6 +137,10 @@ class FakeGateway:
         if job_id not in self.jobs:
             raise g.JobNotFound(job_id)
         return self.jobs[job_id]
+
+    async def event_log(self) -> EventLog:
+        self._check()
+        return self.events
 
     def move(self, job_id: str, status: JobStatus) -> None:
         self.now += 10
@@ -200,8 +215,24 @@ class FakeGateway:
         return tuple(self.pipelines.values())
 
     async def delete_pipeline(self, pipeline_id: str) -> None:
-        if self.pipelines.pop(pipeline_id, None) is None:
+        if pipeline_id not in self.pipelines:
             raise g.PipelineNotFound(pipeline_id)
+        if self.pipelines[pipeline_id].holds:
+            raise g.PipelineInUse(pipeline_id, sorted(self.pipelines[pipeline_id].holds))
+        del self.pipelines[pipeline_id]
+
+    async def hold_pipeline(self, pipeline_id: str, owner: str) -> g.StoredPipeline:
+        if pipeline_id not in self.pipelines:
+            raise g.PipelineNotFound(pipeline_id)
+        known = self.pipelines[pipeline_id]
+        self.pipelines[pipeline_id] = replace(known, holds={owner: self.now, **known.holds})
+        return self.pipelines[pipeline_id]
+
+    async def release_pipeline(self, pipeline_id: str, owner: str) -> None:
+        known = self.pipelines.get(pipeline_id)
+        if known is not None:
+            holds = {name: since for name, since in known.holds.items() if name != owner}
+            self.pipelines[pipeline_id] = replace(known, holds=holds)
 
     async def plan_pipeline(self, request: g.RunRequest) -> PlanPreview:
         """As if all kept state fitted but that of one operator, whose snapshot has "refused" in its name."""
@@ -295,8 +326,17 @@ class FakeGateway:
         job = self._job(job_id)
         own = job.own
         given = own.given.displayed()
+        effective = effective_options(own, own.given.keys(), CLUSTER, overridden_options(job.overrides))
         return g.JobConfigInfo(
-            job_id, job.graph.name, "fixed-delay", PARALLELISM, given, own.version, own.version, own.notes
+            job_id,
+            job.graph.name,
+            "fixed-delay",
+            PARALLELISM,
+            given,
+            own.version,
+            own.version,
+            own.notes,
+            effective=effective,
         )
 
     async def change_job_config(self, job_id: str, request: ConfigurationRequest) -> ConfigurationAnswer:
@@ -350,13 +390,13 @@ class FakeGateway:
         failure = job.exceptions[0].failure if job.status is JobStatus.FAILED else None
         return g.ExecutionResult(job_id, job.graph.name, job.status if ended else None, START_MS, end, failure)
 
-    async def cancel_job(self, job_id: str) -> None:
+    async def cancel_job(self, job_id: str, *, retain: bool = False) -> CheckpointStats | None:
         job = self._job(job_id)
-        if job.status is JobStatus.CANCELED:
-            return
-        if job.status.is_terminal:
-            raise g.JobTerminated(job_id, job.status)
-        self.move(job_id, JobStatus.CANCELED)
+        if job.status is not JobStatus.CANCELED:
+            if job.status.is_terminal:
+                raise g.JobTerminated(job_id, job.status)
+            self.move(job_id, JobStatus.CANCELED)
+        return job.tracker.snapshot().latest_completed if retain else None
 
     # checkpoints
 

@@ -25,7 +25,8 @@ from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.graph.specs import Aggregate, AggregateSpec, JoinSide, JoinSpec, OperatorSpec, ProcessSpec
 from ckpt_runtime.operators.aggregate import AggregateOperator
 from ckpt_runtime.operators.operator import OperatorContext, OperatorStateStore
-from ckpt_runtime.snapshots.preflight import UNTIL_IT_RUNS, NoOutput, StateVerdict, stored_descriptors, verdicts
+from ckpt_runtime.snapshots.preflight import UNTIL_IT_RUNS, StateVerdict, stored_descriptors
+from ckpt_runtime.snapshots.preflight_process import NoOutput, verdicts
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
 from ckpt_runtime.state.stored_rows import descriptor_of
 from tests.support.inline_snapshots import handles_of

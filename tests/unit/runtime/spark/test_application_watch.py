@@ -10,7 +10,7 @@ import pytest
 from ckpt_runtime.spark import application_watch
 from ckpt_runtime.spark.application_watch import ApplicationWatch
 
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from ckpt_runtime.network.agent_messages import ProcessIdentity
 from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.tether import Tether
 
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 FOREVER_S = 1000.0
 
 pytestmark = pytest.mark.skipif(not processes.machine(), reason="no process descriptors here")

@@ -318,19 +318,19 @@ class TestOnlyRegularFilesAreOpened:
             path.symlink_to("/dev/zero")
             yield path
 
-    @pytest.mark.timeout(20)
+    @pytest.mark.timeout(120)
     def test_by_their_content(self, special: Path) -> None:
         for read in (lambda file: read_bytes(file, 100), lambda file: read_range(file, 0, 10)):
             with pytest.raises(StorageError, match=str(special)):
                 read(resolve(special))
 
-    @pytest.mark.timeout(20)
+    @pytest.mark.timeout(120)
     def test_as_metadata(self, special: Path) -> None:
         for url in (special, special.parent):
             with pytest.raises(StorageError, match=str(special)):
                 read_metadata(resolve(url))
 
-    @pytest.mark.timeout(20)
+    @pytest.mark.timeout(120)
     def test_as_state(self, special: Path) -> None:
         file = StateFile(special.name, 0, checksum_of(b""))
         with pytest.raises(StorageError, match=str(special)):

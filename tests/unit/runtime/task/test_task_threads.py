@@ -16,7 +16,7 @@ from ckpt_runtime.task.task_thread import TaskThread
 from ckpt_runtime.task.wakeup import Wakeup
 from tests.unit.runtime.task.conftest import TaskKit
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 class Woken:

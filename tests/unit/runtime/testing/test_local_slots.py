@@ -15,7 +15,7 @@ from ckpt_runtime.testing import local_slots
 from ckpt_runtime.testing.local_slots import LocalSlotProvider
 from ckpt_runtime.testing.mini_cluster import ClusterTimeoutError, MiniCluster
 
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 Ended = "queue.Queue[tuple[int, BaseException | None]]"
 
 

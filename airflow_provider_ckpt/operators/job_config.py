@@ -1,0 +1,194 @@
+"""Changes a running job's configuration (FLIP-530)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow_provider_ckpt import arguments
+from airflow_provider_ckpt.arguments import Templated
+from airflow_provider_ckpt.conditions.base import Json, Status
+from airflow_provider_ckpt.conditions.waiting import Backoff
+from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed
+from airflow_provider_ckpt.operators.base import CkptJobOperator, Event
+from airflow_provider_ckpt.operators.journal import Journal
+from airflow_provider_ckpt.secret_values import hide
+from airflow_provider_ckpt.triggers.changes import CkptConfigurationTrigger
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import CkptClientError, Conflict
+from ckpt_runtime.client.models import TERMINAL_STATES, ConfigChange, JobConfig, OptionChange
+from ckpt_runtime.client.waiting import Deadline, Steps, persistent
+from ckpt_runtime.secret_keys import MASK, is_secret_key
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+_RECORD = "ckpt_configuration"
+
+
+class UpdateJobConfigOperator(CkptJobOperator):
+    """Changes options of a running job, and waits until it runs with them. Repeating it is harmless.
+
+    The log has the difference: for each option the value before and after, and whether it needs a restart, which is
+    one in place, from the latest checkpoint. Options that mean the same as before change nothing. While another change
+    of the job is in progress the request is repeated, for ``[ckpt] request_patience`` seconds at most.
+
+    Returns ``{"job_id", "version", "restart", "dry_run", "changes"}``; ``changes`` has for each option ``before``,
+    ``after``, ``change`` (``live`` or ``restart``) and ``hidden_by_override``. Values of secrets are masked.
+
+    :param job: the job, by id or unique name. (templated)
+    :param configuration: what to change: options to their values, ``None`` removes one. (templated)
+    :param replace_all: ``configuration`` is the whole configuration; what is not in it is removed. (templated)
+    :param version: refuse the change unless this is the configuration's present version. (templated)
+    :param preview: a dry run: only say what would change and what it would take. (templated)
+    """
+
+    template_fields: Collection[str] = (
+        *CkptJobOperator.template_fields,
+        "configuration",
+        "replace_all",
+        "version",
+        "preview",
+    )
+    template_fields_renderers: ClassVar[dict[str, str]] = {"configuration": "json"}
+
+    def __init__(
+        self,
+        *,
+        job: Templated[str],
+        configuration: Templated[Mapping[str, Any]],
+        replace_all: Templated[bool | str] = False,
+        version: Templated[int | str] | None = None,
+        preview: Templated[bool | str] = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(job=job, **kwargs)
+        self.configuration = configuration
+        self.replace_all = replace_all
+        self.version = version
+        self.preview = preview
+
+    def execute(self, context: Context) -> Any:
+        wanted, dry_run = self.wanted(), arguments.boolean("preview", self.preview)
+        hide({key: value for key, value in wanted.items() if value is not None})
+        deadline = self.deadline()
+        job_id = self.find(context, deadline)
+        with self.connected(deadline) as client:
+            change = self._change(client, job_id, wanted, dry_run=dry_run)
+        result = self._told(context, job_id, change)
+        if dry_run or not result["restart"]:
+            return self._succeed(context, result)
+        trigger = CkptConfigurationTrigger(
+            ckpt_conn_id=self.ckpt_conn_id,
+            deadline=deadline,
+            poll_interval=self.pause(),
+            memo={"result": result},
+            job_id=job_id,
+            version=result["version"],
+        )
+        return self.wait_for(context, trigger)
+
+    def wanted(self) -> dict[str, str | None]:
+        """The options, checked.
+
+        :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
+        """
+        given: Any = self.configuration
+        if not isinstance(given, Mapping) or not (given or arguments.boolean("replace_all", self.replace_all)):
+            allowed = "it must be a mapping of option keys to values, of which None removes the option"
+            raise CkptArgumentInvalid("configuration", type(given).__name__ if given else given, allowed)
+        removed = {str(key): None for key, value in given.items() if value is None}
+        if removed and arguments.boolean("replace_all", self.replace_all):
+            raise CkptArgumentInvalid("configuration", sorted(removed), "leave out what is to be removed")
+        kept = {key: value for key, value in given.items() if value is not None}
+        return arguments.options("configuration", kept) | removed
+
+    def _version(self) -> int | None:
+        given = None if self.version in (None, "", "None") else self.version
+        return None if given is None else arguments.integer("version", given, minimum=1)
+
+    def _change(self, client: CkptClient, job_id: str, wanted: dict[str, str | None], *, dry_run: bool) -> ConfigChange:
+        """Ask for it; again while another change is in progress, unless it was made of a version that is past."""
+        version, patience = self._version(), Deadline.after(client.patience_s)
+        steps = persistent(
+            lambda: self._steps(job_id, wanted, version, dry_run=dry_run),
+            patience,
+            passing=lambda error: isinstance(error, Conflict) and version is None,
+            backoff=Backoff(self.pause(), patience),
+            on_away=self._tell_conflict,
+        )
+        return client.run(steps, patience_s=client.patience_s)
+
+    def _tell_conflict(self, error: CkptClientError) -> None:
+        self.log.info("Job %s takes no change at the moment, trying again: %s", self.found_job, error)
+
+    def _steps(
+        self, job_id: str, wanted: dict[str, str | None], version: int | None, *, dry_run: bool
+    ) -> Steps[ConfigChange]:
+        try:
+            if not arguments.boolean("replace_all", self.replace_all):
+                return (yield from self.asked(requests.patch_job_config(job_id, wanted, version, dry_run=dry_run)))
+            config: JobConfig = yield from self.asked(requests.job_config(job_id))
+            whole = {key: value for key, value in wanted.items() if value is not None}
+            call = requests.replace_job_config(job_id, whole, version or config.version or 1, dry_run=dry_run)
+            return (yield from self.asked(call))
+        except Conflict as error:
+            job = yield from self.asked(requests.job_details(job_id))
+            if job.state in TERMINAL_STATES:
+                raise CkptJobFailed(f"job {job_id} is {job.state}, its configuration cannot change") from error
+            raise
+
+    def _told(self, context: Context, job_id: str, change: ConfigChange) -> Json:
+        """The result; of a retry whose first try has made the change already, what that has changed."""
+        journal = Journal(context, _RECORD)
+        record = journal.read()
+        if not change.changes and record.get("job_id") == job_id and record.get("version") == change.version:
+            self.log.info("An earlier try of this task has made the change")
+            return record
+        changes = {key: _shown(key, option) for key, option in sorted(change.changes.items())}
+        for key, option in changes.items():
+            hidden = option["hidden_by_override"]
+            text = "%s: %s -> %s (%s)" + (f", hidden by the override {hidden}" if hidden else "")
+            self.log.info(text, key, option["before"], option["after"], option["change"])
+        if not changes:
+            self.log.info("Nothing differs in meaning: version %s stays", change.version)
+        result = {"job_id": job_id, "version": change.version, "restart": change.restart}
+        result |= {"dry_run": change.dry_run, "changes": changes}
+        if not change.dry_run:
+            journal.write(**result)
+        return result
+
+    def execute_complete(self, context: Context, event: Event | None = None) -> Any:
+        event = event or {}
+        self.publish_links(context, self.found_job)
+        if Status(event["status"]) is not Status.DONE:
+            raise self.failure(context, event, CkptJobFailed)
+        return self._succeed(context, event["trigger"]["memo"]["result"])
+
+    def _succeed(self, context: Context, result: Json) -> Json:
+        Journal(context, _RECORD).forget()
+        self.forget_job(context)
+        said = "would have" if result["dry_run"] else "runs with"
+        self.log.info("Job %s %s version %s of its configuration", result["job_id"], said, result["version"])
+        return result
+
+    def after_timeout(self, context: Context, event: Event | None) -> str:
+        return f"The change is stored and takes effect when job {self.found_job} has been deployed with it"
+
+    def on_kill(self) -> None:
+        """Say what becomes of the change."""
+        text = "The task was killed; a change of the configuration of job %s that was accepted takes effect."
+        self.log.warning(text, self.found_job)
+
+
+def _shown(key: str, option: OptionChange) -> Json:
+    def value(found: str | None) -> str | None:
+        return MASK if found is not None and is_secret_key(key) else found
+
+    return {
+        "before": value(option.before),
+        "after": value(option.after),
+        "change": option.change,
+        "hidden_by_override": option.hidden_by_override,
+    }

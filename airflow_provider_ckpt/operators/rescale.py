@@ -1,0 +1,114 @@
+"""Brings a running job to another parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_ckpt import arguments
+from airflow_provider_ckpt.arguments import Templated
+from airflow_provider_ckpt.conditions.base import Status
+from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed, CkptOperationFailed
+from airflow_provider_ckpt.operators.base import CkptJobOperator, Event
+from airflow_provider_ckpt.triggers.changes import CkptRescaleTrigger
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.errors import Conflict
+from ckpt_runtime.client.models import TERMINAL_STATES, Vertex
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class RescaleJobOperator(CkptJobOperator):
+    """Rescales a running job, which gets its slots and takes a checkpoint before anything is stopped.
+
+    Waits until it runs with the new parallelism. A refusal - no slots in time, a checkpoint that failed - leaves the
+    job as it was and fails the task. Repeating it is harmless.
+
+    Returns the job's facts and ``parallelism``, that of each vertex by its id.
+
+    :param job: the job, by id or unique name. (templated)
+    :param parallelism: a number for all vertices that can have more than one subtask, or a mapping of vertices, by id
+        or name, to numbers: others stay as they are. (templated)
+    """
+
+    template_fields: Collection[str] = (*CkptJobOperator.template_fields, "parallelism")
+
+    def __init__(
+        self, *, job: Templated[str], parallelism: Templated[int | str | Mapping[str, int | str]], **kwargs: Any
+    ) -> None:
+        super().__init__(job=job, **kwargs)
+        self.parallelism = parallelism
+
+    def execute(self, context: Context) -> Any:
+        given = self.wanted()
+        deadline = self.deadline()
+        job_id = self.find(context, deadline)
+        with self.connected(deadline) as client:
+            job = self.ask(client, requests.job_details(job_id))
+            if job.state in TERMINAL_STATES:
+                raise CkptJobFailed(f"job {job_id} is {job.state}, it cannot be rescaled")
+            try:
+                present = self.ask(client, requests.resource_requirements(job_id))
+            except Conflict as error:
+                raise CkptOperationFailed(f"job {job_id} cannot be rescaled: {error}") from error
+            wanted = chosen_parallelism(given, job.vertices, present)
+        for vertex in job.vertices:
+            self.log.info("%s: parallelism %s -> %s", vertex.name, present[vertex.id], wanted[vertex.id])
+        trigger = CkptRescaleTrigger(
+            ckpt_conn_id=self.ckpt_conn_id,
+            deadline=deadline,
+            poll_interval=self.pause(),
+            job_id=job_id,
+            parallelism=wanted,
+        )
+        return self.wait_for(context, trigger)
+
+    def wanted(self) -> int | dict[str, int]:
+        """The argument, checked.
+
+        :raises CkptArgumentInvalid: naming it, its value and what is allowed.
+        """
+        given: Any = self.parallelism
+        if not isinstance(given, Mapping):
+            return arguments.integer("parallelism", given, minimum=1)
+        if not given:
+            raise CkptArgumentInvalid("parallelism", given, "it must name at least one vertex")
+        return {str(key): arguments.integer(f"parallelism[{key!r}]", item, minimum=1) for key, item in given.items()}
+
+    def execute_complete(self, context: Context, event: Event | None = None) -> Any:
+        event = event or {}
+        self.publish_links(context, self.found_job)
+        if Status(event["status"]) is not Status.DONE:
+            raise self.failure(context, event)
+        self.forget_job(context)
+        self.log.info("Job %s is rescaled", self.found_job)
+        return event["result"]
+
+    def after_timeout(self, context: Context, event: Event | None) -> str:
+        return "A rescale that was begun is not taken back; the next try of this task joins it"
+
+    def on_kill(self) -> None:
+        """Say what becomes of the rescale."""
+        text = "The task was killed; a rescale of job %s that was begun is not taken back, and goes on."
+        self.log.warning(text, self.found_job)
+
+
+def chosen_parallelism(
+    given: int | Mapping[str, int], vertices: Sequence[Vertex], present: Mapping[str, int]
+) -> dict[str, int]:
+    """Of every vertex by id. A number for all leaves those out that cannot have more than one subtask.
+
+    :raises CkptArgumentInvalid: for a vertex that is not there, or not the only one of its name.
+    """
+    if isinstance(given, int):
+        many = {vertex.id for vertex in vertices if vertex.max_parallelism > 1}
+        return {vertex.id: given if vertex.id in many else present[vertex.id] for vertex in vertices}
+    wanted = dict(present)
+    for name, number in given.items():
+        chosen = [vertex for vertex in vertices if name in (vertex.id, vertex.name)]
+        if len(chosen) != 1:
+            known = ", ".join(f"{vertex.name!r} ({vertex.id})" for vertex in vertices)
+            raise CkptArgumentInvalid("parallelism", name, f"it must be one of the job's vertices: {known}")
+        wanted[chosen[0].id] = number
+    return wanted

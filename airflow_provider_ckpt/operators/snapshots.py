@@ -1,0 +1,125 @@
+"""Copies and verifies savepoints where they lie, without a session: by processes on the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator, XComArg
+
+from airflow_provider_ckpt import arguments
+from airflow_provider_ckpt.arguments import Templated
+from airflow_provider_ckpt.exceptions import CkptNotFound, CkptSnapshotDamaged, CkptTargetExists
+from airflow_provider_ckpt.snapshot_process import SnapshotProcess
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+_SAME = ("job_id", "checkpoint_id", "completion_timestamp", "bytes")
+
+
+class CkptSnapshotOperator(BaseOperator):
+    """Base of the operators that run ``ckpt snapshot`` on the worker; not for use in DAGs.
+
+    :param savepoint_path: the savepoint, or a task's result that has one. (templated)
+    """
+
+    template_fields: Collection[str] = ("savepoint_path",)
+    ui_color = "#e3f0ec"
+
+    def __init__(self, *, savepoint_path: Templated[str], **kwargs: Any) -> None:
+        kwargs.setdefault("multiple_outputs", True)
+        super().__init__(**kwargs)
+        self.savepoint_path = savepoint_path
+        self._process: SnapshotProcess | None = None
+
+    @property
+    def process(self) -> SnapshotProcess:
+        """What runs the commands of this task."""
+        if self._process is None:
+            self._process = SnapshotProcess(self.log)
+        return self._process
+
+    def path(self) -> str:
+        """The savepoint.
+
+        :raises CkptArgumentInvalid: when it is none.
+        """
+        given = arguments.or_field("savepoint_path", self.savepoint_path, "savepoint_path", "external_path")
+        return arguments.text("savepoint_path", given)
+
+    def on_kill(self) -> None:
+        """End the process, and say what that leaves."""
+        if self._process is not None and self._process.end():
+            self.log.warning("The task was killed, and %s with it. %s", self.path(), self.left_over())
+
+    def left_over(self) -> str:
+        """What an ended process leaves behind."""
+        return "It only reads: nothing has changed"
+
+
+class VerifySavepointOperator(CkptSnapshotOperator):
+    """Reads everything that a restore from a savepoint could read, and fails without a retry if that is not intact.
+
+    Returns ``{"savepoint_path", "intact"}``.
+
+    :param savepoint_path: the savepoint or checkpoint, or a task's result that has one. (templated)
+    """
+
+    def execute(self, context: Context) -> Any:
+        path = self.path()
+        found = self.process.run("verify", path, accepted=(0, 1))
+        if not found["intact"]:
+            reasons = "; ".join(f"{item['state']}: {item['reason']}" for item in found["problems"])
+            raise CkptSnapshotDamaged(f"{path} is damaged, do not count on it: {reasons}")
+        self.log.info("%s is complete and intact", path)
+        return {"savepoint_path": path, "intact": True}
+
+
+class CopySavepointOperator(CkptSnapshotOperator):
+    """Copies a savepoint to a new directory, also in another file system, and verifies it on the way.
+
+    Repeating it is harmless: a target that holds a whole copy of the same savepoint is verified and returned.
+
+    Returns ``{"savepoint_path", "copied_from", "bytes"}``; the first is the copy.
+
+    :param savepoint_path: the savepoint, or a task's result that has one. (templated)
+    :param target: the directory to copy to, which must not exist. (templated)
+    """
+
+    template_fields: Collection[str] = (*CkptSnapshotOperator.template_fields, "target")
+
+    def __init__(self, *, savepoint_path: Templated[str], target: Templated[str], **kwargs: Any) -> None:
+        super().__init__(savepoint_path=savepoint_path, **kwargs)
+        self.target = target
+
+    @property
+    def copy_path(self) -> XComArg:
+        """Where the copy lies, for arguments of other tasks."""
+        return XComArg(self, "savepoint_path")
+
+    def execute(self, context: Context) -> Any:
+        source, target = self.path(), arguments.text("target", self.target)
+        try:
+            copied = self.process.run("copy", source, target)
+        except CkptTargetExists as error:
+            copied = self._copied_earlier(source, target, error)
+        self.log.info("%s is a copy of %s", copied["location"], source)
+        return {"savepoint_path": copied["location"], "copied_from": source, "bytes": copied["bytes"]}
+
+    def _copied_earlier(self, source: str, target: str, error: Exception) -> Any:
+        try:
+            there = self.process.run("show", "--no-count", target)
+        except (CkptNotFound, CkptSnapshotDamaged) as absent:
+            advice = "Delete what a copy that was cut off may have left there, or give another target"
+            raise CkptTargetExists(f"{error}; it holds no snapshot. {advice}") from absent
+        given = self.process.run("show", "--no-count", source)
+        if any(there[name] != given[name] for name in _SAME):
+            raise CkptTargetExists(f"{error}; it holds another snapshot than {source}. Give another target") from error
+        if not self.process.run("verify", target, accepted=(0, 1))["intact"]:
+            raise CkptTargetExists(f"{error}; it holds a damaged copy. Delete it, or give another target") from error
+        self.log.info("%s holds a whole copy of it already", target)
+        return there
+
+    def left_over(self) -> str:
+        return "There is no snapshot at the target; what was copied by then is deleted again"

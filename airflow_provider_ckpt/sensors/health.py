@@ -1,0 +1,66 @@
+"""Waits for the health of a job's checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_ckpt import arguments
+from airflow_provider_ckpt.arguments import Templated
+from airflow_provider_ckpt.conditions.health import VERDICTS
+from airflow_provider_ckpt.sensors.base import CkptSensor
+from airflow_provider_ckpt.triggers.health import CkptHealthTrigger
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class CheckpointHealthSensor(CkptSensor):
+    """Succeeds when the job is as healthy as expected; fails when it is as bad as ``failing`` says, or has ended.
+
+    What makes a verdict is in the operations guide: success rate and age of checkpoints, restarts, back-pressure.
+
+    Returns ``{"job_id", "verdict", "reasons", "state", "checkpoints", "restarts", "backpressure"}``.
+
+    :param job: the job, by id or unique name. (templated)
+    :param expected: verdicts that are good enough: ``HEALTHY``, ``DEGRADED``, one or both. (templated)
+    :param failing: verdicts that fail the sensor at once, such as ``UNHEALTHY``; none by default. (templated)
+    :param checkpoints: so many checkpoints must have ended, since a young job is healthy before it has shown anything.
+        (templated)
+    :param times: so many looks in a row must find it. (templated)
+    """
+
+    template_fields: Collection[str] = (*CkptSensor.template_fields, "expected", "failing", "checkpoints", "times")
+
+    def __init__(
+        self,
+        *,
+        job: Templated[str],
+        expected: Templated[str | Sequence[str]] = "HEALTHY",
+        failing: Templated[str | Sequence[str]] = (),
+        checkpoints: Templated[int | str] = 1,
+        times: Templated[int | str] = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(job=job, **kwargs)
+        self.expected = expected
+        self.failing = failing
+        self.checkpoints = checkpoints
+        self.times = times
+
+    def trigger(self, context: Context, deadline: float | None) -> CkptHealthTrigger:
+        return CkptHealthTrigger(
+            ckpt_conn_id=self.ckpt_conn_id,
+            deadline=deadline,
+            poll_interval=self.poke_interval,
+            job_id=self.found_job,
+            expected=_verdicts("expected", self.expected),
+            failing=_verdicts("failing", self.failing),
+            ended=arguments.integer("checkpoints", self.checkpoints, minimum=0),
+            times=arguments.integer("times", self.times, minimum=1),
+        )
+
+
+def _verdicts(name: str, given: Any) -> list[str]:
+    wanted = [given] if isinstance(given, str) else list(given)
+    return [arguments.choice(name, verdict, VERDICTS) for verdict in wanted]

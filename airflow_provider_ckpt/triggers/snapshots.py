@@ -1,0 +1,80 @@
+"""Watches a job's snapshots for the assets that stand for them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowException
+from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+
+from airflow_provider_ckpt.conditions.base import Json
+from airflow_provider_ckpt.conditions.snapshot_watch import SnapshotWatch
+from airflow_provider_ckpt.hooks.ckpt import CkptHook
+from ckpt_runtime.client.errors import CkptClientError
+
+_RECORD = "ckpt_watch"
+_LONGEST_PAUSE_SECONDS = 60.0
+
+
+class CkptSnapshotsTrigger(BaseEventTrigger):
+    """Gives an event for each snapshot that completes, at least once, for as long as a DAG wants them.
+
+    It never ends by itself and never raises: a session that is away, a name that no job has, one that several have, a
+    connection that cannot be used are said in the triggerer's log, and looked at again with growing pauses. How far it
+    has come lies in the asset's state store, so that another triggerer goes on from there.
+
+    :param ckpt_conn_id: the Airflow connection of the job manager.
+    :param job: the job, by name or id.
+    :param snapshots: ``savepoints`` or ``checkpoints``.
+    :param poll_interval: seconds between two looks.
+    """
+
+    def __init__(self, *, ckpt_conn_id: str, job: str, snapshots: str, poll_interval: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ckpt_conn_id = ckpt_conn_id
+        self.job = job
+        self.snapshots = snapshots
+        self.poll_interval = poll_interval
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """The class and the keyword arguments that make an equal trigger elsewhere."""
+        arguments = {
+            "ckpt_conn_id": self.ckpt_conn_id,
+            "job": self.job,
+            "snapshots": self.snapshots,
+            "poll_interval": self.poll_interval,
+        }
+        return f"{type(self).__module__}.{type(self).__qualname__}", arguments
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Events without an end."""
+        watch, pause = SnapshotWatch(self.job, self.snapshots, await self._stored()), self.poll_interval
+        stored = watch.mark
+        while True:
+            found: list[Json] = []
+            try:
+                async with await CkptHook(self.ckpt_conn_id).aget_conn() as client:
+                    found = await client.run(watch.look())
+                pause = self.poll_interval
+            except (CkptClientError, AirflowException) as error:
+                pause = min(max(pause, 1.0) * 2, _LONGEST_PAUSE_SECONDS)
+                self.log.warning("%s of job %r cannot be looked at: %s", self.snapshots, self.job, error)
+            for facts in found:
+                yield TriggerEvent(facts)  # type: ignore[no-untyped-call]
+            if watch.mark != stored:
+                stored = await self._store(watch.mark)
+            await asyncio.sleep(pause * random.uniform(0.8, 1.2))
+
+    async def _stored(self) -> Json | None:
+        if self.asset_state_store is None:
+            return None
+        found = await self.asset_state_store.aget(_RECORD)
+        return found if isinstance(found, dict) else None
+
+    async def _store(self, mark: Json | None) -> Json | None:
+        if self.asset_state_store is not None:
+            await self.asset_state_store.aset(_RECORD, mark)
+        return mark

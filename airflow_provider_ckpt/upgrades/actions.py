@@ -1,0 +1,160 @@
+"""What an upgrade asks of the job manager, and the answers. Values only.
+
+Each action may be performed again: the ids that it carries make that harmless.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Have a program kept. Answers: Accepted, Gone."""
+
+    program: str
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Give up the holds of these programs. Answer: Accepted."""
+
+    programs: tuple[str, ...]
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """See a job. ``closely``: with its program and whether its checkpoints can be retained. Answers: Seen, Gone."""
+
+    job: str
+    closely: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """How a snapshot fits a program. Answers: Fits, Refused, Gone."""
+
+    program: str
+    like_job: str
+    options: dict[str, Any]
+    snapshot: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop a job with a savepoint. Answers: Accepted, Refused, Gone."""
+
+    job: str
+    trigger: str
+    directory: str | None
+    format: str
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtStop:
+    """Where a stop stands, and its job. Answer: StopSeen."""
+
+    job: str
+    trigger: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End a job; with ``retain`` its checkpoints stay. Answers: Accepted, Refused (it has ended), Gone."""
+
+    job: str
+    retain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Start a job of a program with all that another job has, under the options. Answers: Accepted, Refused, Gone."""
+
+    program: str
+    job: str
+    like_job: str
+    options: dict[str, Any]
+    snapshot: str | None
+
+
+Action: TypeAlias = Hold | Release | Look | Preview | Stop | LookAtStop | Cancel | Run
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """It is done, or has begun; it may have been so before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """It was not done, for a reason that stays."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """What the action names is unknown to the job manager, said several times."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """Whether a snapshot can be restored, with a line for each state that is not simply matched."""
+
+    refusals: tuple[str, ...] = ()
+    diff: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest snapshot up to which a job has committed its output; ``path`` is None when it is gone."""
+
+    path: str | None
+    taken_at_ms: int
+    is_stop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A job. ``ready``: all tasks run, and no stop is in progress. ``restored`` is the snapshot that it began with.
+
+    ``completed`` counts its checkpoints. ``cause`` says why it failed. The rest is seen closely: what it runs, and
+    whether its checkpoints outlive it when it is cancelled.
+    """
+
+    state: str
+    ready: bool = False
+    has_ended: bool = False
+    completed: int = 0
+    newest: Newest | None = None
+    restored: str | None = None
+    cause: str = ""
+    name: str = ""
+    program: str | None = None
+    retainable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StopSeen:
+    """A stop. ``path`` once it has succeeded, ``failure`` once it has not; ``known`` is false for a forgotten one."""
+
+    job: Seen | Gone
+    known: bool = True
+    path: str | None = None
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What a person has decided while it was paused."""
+
+    approved: bool
+    by: str = ""
+
+
+Answer: TypeAlias = Accepted | Refused | Gone | Fits | Seen | StopSeen | Decided

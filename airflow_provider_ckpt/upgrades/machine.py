@@ -1,0 +1,404 @@
+"""The steps of replacing a job by a new version of it, as a machine without clock, network and Airflow. Pure.
+
+:func:`action_of` says what is to be done at the record's step, and :func:`advance` what the record is after the answer.
+Whoever drives it performs the action, writes the new record down, and only then goes on. An action whose answer was
+never written down is performed again. Everything that keeps two versions from running is here:
+
+* The new version is started only after the old job was seen to have ended, and the old one again only after the new.
+* What the next version starts from is fixed before anything is started, and is the same for a rollback.
+* Nothing is stopped before the programs are held and the snapshot's fit was looked at.
+
+``PIN_NEW, INSPECT, PIN_OLD, PREVIEW``: nothing has changed, and what does not fit is refused. ``READY, STOP, STOPPING``
+or ``CANCEL, CANCELLING``: the old version ends. ``CHECK, PAUSED, START, GATE``: the new one has to become healthy.
+``CANCEL_NEW, CANCELLING_NEW, ROLL_BACK, GATE_OLD``: it did not. ``RELEASE, ENDED``: the programs are let go.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+
+from airflow_provider_ckpt.upgrades.actions import (
+    Action,
+    Answer,
+    Cancel,
+    Decided,
+    Fits,
+    Gone,
+    Hold,
+    Look,
+    LookAtStop,
+    Newest,
+    Preview,
+    Refused,
+    Release,
+    Run,
+    Seen,
+    Stop,
+    StopSeen,
+)
+from airflow_provider_ckpt.upgrades.objections import misfit, objection
+from airflow_provider_ckpt.upgrades.record import Goal, Mode, Outcome, Step, Upgrade, Wish
+
+_NAMESPACE = uuid.UUID("7a0f2f0e-6f3c-5c0e-9c55-27d94f1f1f0b")
+MAX_STOPS = 3
+"""So often a stop is asked for, when the job manager has forgotten it and the job goes on."""
+WATCHES = frozenset({Step.READY, Step.STOPPING, Step.CANCELLING, Step.GATE, Step.CANCELLING_NEW, Step.GATE_OLD})
+"""Steps that only look, again and again until something has happened."""
+
+
+def begin(wish: Wish, series: str) -> Upgrade:
+    """The record before the first step; ``series`` is no other upgrade's."""
+    upgrades, new_job = wish.goal is Goal.UPGRADE, _id(series, "new")
+    return Upgrade(
+        wish=wish,
+        series=series,
+        new_job=new_job,
+        restarted_job=_id(series, "restarted"),
+        owner=f"upgrade-{new_job}" if upgrades else f"suspended-{wish.job}",
+        step=Step.PIN_NEW if upgrades else Step.INSPECT,
+    )
+
+
+def _id(series: str, purpose: str) -> str:
+    return uuid.uuid5(_NAMESPACE, f"{series}/{purpose}").hex
+
+
+# --- what is to be done
+
+
+def action_of(record: Upgrade) -> Action | None:
+    """What is to be done next; None when that is nothing, or a person's decision."""
+    action = _ACTIONS.get(record.step)
+    return None if action is None else action(record)
+
+
+def _preview(record: Upgrade) -> Preview:
+    return Preview(_known(record.wish.program), record.old_job, record.wish.options, record.snapshot)
+
+
+def _start(record: Upgrade) -> Run:
+    wish = record.wish
+    if wish.goal is Goal.RESUME:
+        return Run(_known(record.old_program), record.new_job, record.old_job, wish.options, record.snapshot)
+    snapshot = None if wish.mode is Mode.STATELESS else record.snapshot
+    return Run(_known(wish.program), record.new_job, record.old_job, wish.options, snapshot)
+
+
+def _known(program: str | None) -> str:
+    assert program is not None, "a step before this one has found it"
+    return program
+
+
+def _trigger(record: Upgrade) -> str:
+    return _id(record.series, f"stop/{record.stops}")
+
+
+def _held(record: Upgrade) -> tuple[str, ...]:
+    return tuple(sorted({program for program in (record.wish.program, record.old_program) if program is not None}))
+
+
+_ACTIONS: Mapping[Step, Callable[[Upgrade], Action]] = {
+    Step.PIN_NEW: lambda record: Hold(_known(record.wish.program), record.owner),
+    Step.INSPECT: lambda record: Look(record.old_job, closely=True),
+    Step.PIN_OLD: lambda record: Hold(_known(record.old_program), record.owner),
+    Step.PREVIEW: _preview,
+    Step.READY: lambda record: Look(record.old_job),
+    Step.STOP: lambda record: Stop(record.old_job, _trigger(record), record.wish.directory, record.wish.format),
+    Step.STOPPING: lambda record: LookAtStop(record.old_job, _trigger(record)),
+    Step.CANCEL: lambda record: Cancel(record.old_job, retain=True),
+    Step.CANCELLING: lambda record: Look(record.old_job),
+    Step.CHECK: _preview,
+    Step.START: _start,
+    Step.GATE: lambda record: Look(record.new_job),
+    Step.CANCEL_NEW: lambda record: Cancel(record.new_job, retain=False),
+    Step.CANCELLING_NEW: lambda record: Look(record.new_job),
+    Step.ROLL_BACK: lambda record: Run(
+        _known(record.old_program), record.restarted_job, record.old_job, {}, record.snapshot
+    ),
+    Step.GATE_OLD: lambda record: Look(record.restarted_job),
+    Step.RELEASE: lambda record: Release(_held(record), record.owner),
+}
+
+
+# --- what follows
+
+
+def advance(record: Upgrade, answer: Answer, now_ms: int) -> Upgrade:
+    """The record after the answer; the same one when a step that watches has to go on watching."""
+    changed = _AFTER[record.step](_Turn(record, answer, now_ms))
+    return record if changed == record else replace(changed, revision=record.revision + 1)
+
+
+def _to(record: Upgrade, step: Step, deadline: int | None = None, **changes: Any) -> Upgrade:
+    return replace(record, step=step, deadline=deadline, **changes)
+
+
+def _end(record: Upgrade, outcome: Outcome, why: str = "") -> Upgrade:
+    """A suspended job's program stays held, and so do the programs when a person has to go on."""
+    still_suspended = outcome is Outcome.REFUSED and record.wish.goal is Goal.RESUME
+    kept = still_suspended or outcome in (Outcome.SUSPENDED, Outcome.STRANDED)
+    return _to(record, Step.ENDED if kept else Step.RELEASE, outcome=outcome, why=why or record.why)
+
+
+def _refuse(record: Upgrade, why: str) -> Upgrade:
+    return _end(record, Outcome.REFUSED, why)
+
+
+def _strand(record: Upgrade, why: str, what: str = "Nothing runs") -> Upgrade:
+    place = f"The snapshot to start from is {record.snapshot}" if record.snapshot else "There is no snapshot"
+    return _end(record, Outcome.STRANDED, f"{why}. {what}. {place}; {record.owner} goes on holding the programs")
+
+
+def _with_snapshot(record: Upgrade, snapshot: str | None) -> Upgrade:
+    """The old version has ended, and this is what it left."""
+    record = replace(record, snapshot=snapshot)
+    if record.wish.goal is Goal.SUSPEND:
+        return _end(record, Outcome.SUSPENDED)
+    return _checked(record) if record.wish.mode is Mode.STATELESS else _to(record, Step.CHECK)
+
+
+def _checked(record: Upgrade) -> Upgrade:
+    return _to(record, Step.PAUSED if record.wish.pauses else Step.START)
+
+
+def _refusal(answer: Refused | Gone) -> str:
+    return answer.reason if isinstance(answer, Refused) else answer.what
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One answer at one moment; a method for each step."""
+
+    record: Upgrade
+    answer: Answer
+    now_ms: int
+
+    @property
+    def is_due(self) -> bool:
+        return self.record.deadline is not None and self.now_ms >= self.record.deadline
+
+    @property
+    def _old(self) -> str:
+        return f"job {self.record.old_job}"
+
+    def _limited(self, step: Step, milliseconds: int, **changes: Any) -> Upgrade:
+        return _to(self.record, step, self.now_ms + milliseconds, **changes)
+
+    # --- before anything has changed
+
+    def pin_new(self) -> Upgrade:
+        if isinstance(self.answer, Gone):
+            return _refuse(self.record, self.answer.what)
+        return _to(self.record, Step.INSPECT)
+
+    def inspect(self) -> Upgrade:
+        job = self.answer
+        if not isinstance(job, Seen):
+            return _refuse(self.record, f"{self._old} is unknown to the job manager")
+        snapshot = job.restored if job.newest is None else job.newest.path
+        record = replace(
+            self.record,
+            name=job.name,
+            old_program=job.program,
+            origin=job.restored,
+            snapshot=snapshot,
+            retainable=job.retainable,
+        )
+        why = objection(record, job)
+        return _refuse(record, why) if why else _to(record, Step.PIN_OLD)
+
+    def pin_old(self) -> Upgrade:
+        if isinstance(self.answer, Gone):
+            return _refuse(self.record, f"the program that the job runs cannot be kept: {self.answer.what}")
+        match self.record.wish.goal:
+            case Goal.UPGRADE:
+                return _to(self.record, Step.PREVIEW)
+            case Goal.RESUME:
+                return _to(self.record, Step.START)
+        return self._end_the_old_one(self.record)
+
+    def preview(self) -> Upgrade:
+        why = misfit(self.record, self.answer)
+        if why:
+            return _refuse(self.record, why)
+        diff = self.answer.diff if isinstance(self.answer, Fits) else ()
+        return self._end_the_old_one(replace(self.record, diff=diff))
+
+    # --- the old version ends
+
+    def _end_the_old_one(self, record: Upgrade) -> Upgrade:
+        if record.wish.mode is Mode.SAVEPOINT:
+            return _to(record, Step.READY, self.now_ms + record.wish.savepoint_within)
+        return _to(record, Step.CANCEL)
+
+    def ready(self) -> Upgrade:
+        job = self.answer
+        if not isinstance(job, Seen):
+            return _refuse(self.record, f"{self._old} is unknown to the job manager")
+        if job.has_ended:
+            return self._ended_by_itself(job)
+        if job.ready:
+            return _to(self.record, Step.STOP)
+        if self.is_due:
+            why = f"{self._old} is {job.state} and takes no savepoint"
+            return self._fall_back(job, why) or _refuse(self.record, why)
+        return self.record
+
+    def _fall_back(self, job: Seen, why: str) -> Upgrade | None:
+        """Towards the latest checkpoint, if that was allowed and it is young enough."""
+        newest = job.newest
+        if newest is None or newest.path is None or self._is_too_old(newest) or not self.record.retainable:
+            return None
+        return _to(self.record, Step.CANCEL, falls_back=True, why=f"{why}; it falls back to the latest checkpoint")
+
+    def _is_too_old(self, newest: Newest | None) -> bool:
+        age = self.record.wish.fallback_age
+        return age is None or newest is None or self.now_ms - newest.taken_at_ms > age
+
+    def stop(self) -> Upgrade:
+        """Whether it was accepted shows when it is looked at; one that is refused was perhaps carried out before."""
+        wish = self.record.wish
+        why = self.answer.reason if isinstance(self.answer, Refused) else self.record.why
+        if wish.fallback_age is None:
+            return _to(self.record, Step.STOPPING, why=why)
+        return self._limited(Step.STOPPING, wish.savepoint_within, why=why)
+
+    def stopping(self) -> Upgrade:
+        assert isinstance(self.answer, StopSeen)
+        job, path = self.answer.job, self.answer.path
+        if isinstance(job, Gone):
+            return _strand(self.record, f"{self._old} was being stopped and is unknown to the job manager now")
+        if not job.has_ended:
+            return self._still_stopping(job, self.answer)
+        return self._ended_by_itself(job) if path is None else _with_snapshot(self.record, path)
+
+    def _still_stopping(self, job: Seen, stop: StopSeen) -> Upgrade:
+        if stop.path is not None:
+            return self.record  # its tasks are ending
+        if not stop.known and self.record.stops + 1 < MAX_STOPS:
+            return self._limited(Step.READY, self.record.wish.savepoint_within, stops=self.record.stops + 1)
+        if not stop.known or stop.failure:
+            why = f"the stop of {self._old} failed: {stop.failure or self.record.why or 'it was forgotten'}"
+            return self._fall_back(job, why) or _refuse(self.record, f"{why}. The job goes on")
+        if self.is_due:
+            return self._fall_back(job, "the savepoint takes too long") or self.record
+        return self.record
+
+    def _ended_by_itself(self, job: Seen) -> Upgrade:
+        """The old job has ended, and of a savepoint that it took for us nothing is known."""
+        newest, record = job.newest, self.record
+        stopped = newest is not None and newest.is_stop
+        if job.state == "FINISHED" and not stopped:
+            return _refuse(record, f"{self._old} has finished by itself")
+        if newest is not None and newest.path is None:
+            return _strand(record, f"{self._old} is {job.state}, and its latest checkpoint is not retained")
+        snapshot = record.origin if newest is None else newest.path
+        if stopped:
+            return _with_snapshot(record, snapshot)
+        why = f"{self._old} is {job.state} by itself{job.cause}"
+        record = replace(record, snapshot=snapshot, why=why)
+        if not self._is_too_old(newest):
+            return _with_snapshot(replace(record, falls_back=True), snapshot)
+        return _end(record, Outcome.SUSPENDED) if record.wish.goal is Goal.SUSPEND else _to(record, Step.ROLL_BACK)
+
+    def cancel(self) -> Upgrade:
+        return _to(self.record, Step.CANCELLING)
+
+    def cancelling(self) -> Upgrade:
+        job = self.answer
+        if not isinstance(job, Seen):
+            return _strand(self.record, f"{self._old} was being cancelled and is unknown to the job manager now")
+        if not job.has_ended:
+            return self.record
+        newest = job.newest
+        if job.state == "FINISHED" and not (newest is not None and newest.is_stop):
+            return _refuse(self.record, f"{self._old} has finished by itself")
+        if newest is not None and newest.path is None:
+            return _strand(self.record, f"{self._old} is {job.state}, and its latest checkpoint was not retained")
+        return _with_snapshot(self.record, self.record.origin if newest is None else newest.path)
+
+    # --- the new version
+
+    def check(self) -> Upgrade:
+        why = misfit(self.record, self.answer)
+        if why:
+            return _to(self.record, Step.ROLL_BACK, why=why)
+        diff = self.answer.diff if isinstance(self.answer, Fits) else self.record.diff
+        return _checked(replace(self.record, diff=diff))
+
+    def paused(self) -> Upgrade:
+        assert isinstance(self.answer, Decided)
+        by = f" by {self.answer.by}" if self.answer.by else ""
+        if self.answer.approved:
+            return _to(self.record, Step.START, approved_by=self.answer.by)
+        return _to(self.record, Step.ROLL_BACK, why=f"the new version was rejected{by}")
+
+    def start(self) -> Upgrade:
+        wish = self.record.wish
+        if not isinstance(self.answer, Refused | Gone):
+            return self._limited(Step.GATE, wish.healthy_within)
+        why = _refusal(self.answer)
+        if wish.goal is Goal.RESUME:
+            return _strand(self.record, f"the job was not started: {why}")
+        return _to(self.record, Step.ROLL_BACK, why=f"the new version was not started: {why}")
+
+    def gate(self) -> Upgrade:
+        job, wish = self.answer, self.record.wish
+        if isinstance(job, Seen):
+            healthy = job.ready and job.state == "RUNNING" and job.completed >= wish.checkpoints
+            if healthy or job.state == "FINISHED":
+                return _end(self.record, Outcome.RESUMED if wish.goal is Goal.RESUME else Outcome.UPGRADED)
+            if not job.has_ended and not self.is_due:
+                return self.record
+            late = f"it is {job.state} and has completed {job.completed} of {wish.checkpoints} checkpoints in time"
+            why = f"it is {job.state}{job.cause}" if job.has_ended else late
+        else:
+            why = "it is unknown to the job manager"
+        if wish.goal is Goal.RESUME:  # there is no version to go back to
+            what = "What it has committed is not to be repeated: it is left as it is"
+            return _strand(self.record, f"the job, resumed as {self.record.new_job}, is not healthy: {why}", what)
+        return _to(self.record, Step.CANCEL_NEW, why=f"the new version is not healthy: {why}")
+
+    # --- back to the old version
+
+    def cancel_new(self) -> Upgrade:
+        return _to(self.record, Step.CANCELLING_NEW)
+
+    def cancelling_new(self) -> Upgrade:
+        job = self.answer
+        if isinstance(job, Seen) and not job.has_ended:
+            return self.record
+        if isinstance(job, Seen) and job.state == "FINISHED":
+            return _end(self.record, Outcome.UPGRADED, "the new version has finished")
+        return _to(self.record, Step.ROLL_BACK)
+
+    def roll_back(self) -> Upgrade:
+        if isinstance(self.answer, Refused | Gone):
+            why = f"{self.record.why}; and the old version was not started again: {_refusal(self.answer)}"
+            return _strand(self.record, why)
+        return self._limited(Step.GATE_OLD, self.record.wish.healthy_within)
+
+    def gate_old(self) -> Upgrade:
+        job, started = self.answer, f"{self.record.why}; and the old version, started again, is"
+        if not isinstance(job, Seen):
+            return _strand(self.record, f"{started} unknown to the job manager")
+        if job.state == "FINISHED" or (job.ready and job.state == "RUNNING"):
+            return _end(self.record, Outcome.ROLLED_BACK)
+        if job.has_ended:
+            return _strand(self.record, f"{started} {job.state}{job.cause}")
+        if self.is_due:
+            return _end(self.record, Outcome.ROLLED_BACK, f"{started} still {job.state}")
+        return self.record
+
+    def release(self) -> Upgrade:
+        return _to(self.record, Step.ENDED)
+
+
+_AFTER: Mapping[Step, Callable[[_Turn], Upgrade]] = {
+    step: getattr(_Turn, step.value.lower()) for step in Step if step is not Step.ENDED
+}

@@ -1,0 +1,115 @@
+"""Who leads, for a client that follows the leader: the seam to where that is looked up, and when it is looked up anew.
+
+A client is given a :class:`LeaderSource` in place of an address. It asks again after every failure and as soon as what
+it was told is no longer good; so it neither stays with a driver that has lost its leadership, nor sends a token to
+whoever took a dead driver's port later. Looking up blocks, and happens in threads of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from abc import ABC, abstractmethod
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+
+from ckpt_runtime.client.errors import CkptClientError, Unreachable
+
+
+class LeaderUnknown(Unreachable):
+    """Nobody leads, or nobody can be seen to: later somebody may. Nothing was sent."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(where, reason, sent=False)
+
+
+class LeaderUnproven(CkptClientError):
+    """What is said to be the leader's address does not prove it. No token was sent there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """An address that was proven. ``good_until`` is on this process's monotonic clock."""
+
+    url: str
+    epoch: int
+    good_until: float
+
+
+class LeaderSource(ABC):
+    """Where a cluster's leader is found. Safe to share between threads, clients and loops."""
+
+    def __init__(self, where: str) -> None:
+        """``where`` names the place in errors."""
+        self.where = where
+        self._lock = threading.Lock()
+        self._lookup: Future[Leader] | None = None
+        self._latest: Leader | None = None
+
+    @abstractmethod
+    def look_up(self) -> Leader:
+        """Blocks. Raises :class:`LeaderUnknown`, :class:`LeaderUnproven`."""
+
+    def find(self, timeout_s: float, *, other_than: Leader | None = None) -> Leader:
+        """The leader; looked up unless an answer other than ``other_than`` is still good."""
+        known = self._known(other_than)
+        if known is not None:
+            return known
+        try:
+            return self._looking_up().result(timeout_s)
+        except FutureTimeoutError:
+            raise self._silent(timeout_s) from None
+
+    async def afind(self, timeout_s: float, *, other_than: Leader | None = None) -> Leader:
+        """As :meth:`find`, and never blocks the loop."""
+        known = self._known(other_than)
+        if known is not None:
+            return known
+        try:
+            async with asyncio.timeout(timeout_s):
+                lookup = asyncio.wrap_future(self._looking_up())
+                lookup.add_done_callback(_seen)
+                return await asyncio.shield(lookup)
+        except TimeoutError:
+            raise self._silent(timeout_s) from None
+
+    def _known(self, other_than: Leader | None) -> Leader | None:
+        latest = self._latest
+        usable = latest is not None and latest is not other_than and time.monotonic() < latest.good_until
+        return latest if usable else None
+
+    def _looking_up(self) -> Future[Leader]:
+        """One lookup at a time, for all who wait for it: a place that hangs costs one thread."""
+        with self._lock:
+            if self._lookup is None or self._lookup.done():
+                self._lookup = Future()
+                # A daemon: a place that hangs keeps no process from ending.
+                threading.Thread(target=self._answer, args=(self._lookup,), name="leader-lookup", daemon=True).start()
+            return self._lookup
+
+    def _answer(self, lookup: Future[Leader]) -> None:
+        try:
+            lookup.set_result(self._look_up_newer())
+        except BaseException as error:
+            lookup.set_exception(error)
+
+    def _look_up_newer(self) -> Leader:
+        found = self.look_up()
+        latest = self._latest
+        if latest is not None and found.epoch < latest.epoch:
+            raise LeaderUnknown(
+                self.where, f"its leader is of epoch {found.epoch}, and one of epoch {latest.epoch} was seen before"
+            )
+        self._latest = found
+        return found
+
+    def _silent(self, timeout_s: float) -> LeaderUnknown:
+        return LeaderUnknown(self.where, f"no answer within {timeout_s:g} s")
+
+
+def _seen(lookup: asyncio.Future[Leader]) -> None:
+    """Whoever waited may have given up; asyncio is not to complain that nobody took the error."""
+    if not lookup.cancelled():
+        lookup.exception()

@@ -1,0 +1,127 @@
+"""How a leader's published address proves that it is the leader's: sealed with the session's token. Pure.
+
+The seal is an HMAC under a key that is derived from the token. It covers every field: the address, the cluster's name,
+the epoch, the application, the process, and until when the document is good. So nobody without the token can make one,
+change one, move one to another cluster, or use an old one once its time is over. Lies beside the rooms, for who
+publishes and for who reads; it has no clock, and reads and writes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+SEAL = "seal"
+CLUSTER = "cluster"
+GOOD_UNTIL = "good_until"
+MOST_AHEAD_S = 600.0
+"""A document that claims to be good for longer than this from now was not made by a leader with a working clock."""
+
+_PURPOSE = b"ckpt: address of the leader, 1"
+
+
+class LeaderDocumentError(ValueError):
+    """Base: the document leads nowhere."""
+
+
+class DamagedDocument(LeaderDocumentError):
+    """It is no document of a leader: cut off, or something else. A later one may be."""
+
+
+class OutdatedDocument(LeaderDocumentError):
+    """It was the leader's; its time is over. A later one may lead on."""
+
+
+class UnprovenDocument(LeaderDocumentError):
+    """Nobody who knows the token made it for this cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedLeader:
+    """What a document says. ``good_until`` is in seconds since the epoch; None for one without a seal."""
+
+    rest: str
+    app_id: str
+    epoch: int
+    good_until: float | None
+
+
+def sealed(document: Mapping[str, Any], token: str, cluster: str, good_until: float) -> dict[str, Any]:
+    """The document with the cluster's name, its time, and the seal over everything."""
+    whole = {**document, CLUSTER: cluster, GOOD_UNTIL: round(good_until, 3)}
+    return {**whole, SEAL: _seal(whole, token)}
+
+
+def opened(data: bytes, token: str | None, cluster: str, now: float) -> PublishedLeader:
+    """Who leads, says the document. With a token it has to prove that, and be good still.
+
+    Raises a :class:`LeaderDocumentError`. Without a token there is nothing to give away, and nothing is proven.
+    """
+    document = _parsed(data)
+    if token is not None:
+        _check_seal(document, token, cluster)
+    leader = _leader(document)
+    if leader.good_until is None:
+        return leader
+    if leader.good_until < now:
+        late = f"{now - leader.good_until:.0f} s ago"
+        raise OutdatedDocument(f"the address {leader.rest} was good until {late}: no leader has renewed it since")
+    if leader.good_until - now > MOST_AHEAD_S:
+        ahead = f"{leader.good_until - now:.0f} s"
+        raise OutdatedDocument(f"the address {leader.rest} is good for {ahead}: the clocks of both machines differ")
+    return leader
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(data)
+    except ValueError as error:
+        raise DamagedDocument(f"it is no JSON: {error}") from error
+    except RecursionError as error:
+        raise DamagedDocument("it is nested too deeply") from error
+    if not isinstance(document, dict):
+        raise DamagedDocument("it is no object")
+    return document
+
+
+def _check_seal(document: Mapping[str, Any], token: str, cluster: str) -> None:
+    given = document.get(SEAL)
+    if not isinstance(given, str):
+        raise UnprovenDocument("it is not sealed: its leader has no token, or is of an earlier version")
+    whole = {key: value for key, value in document.items() if key != SEAL}
+    if not hmac.compare_digest(given.encode("utf-8", "replace"), _seal(whole, token).encode()):
+        raise UnprovenDocument("its seal is not of this token: it was changed, or its session has another")
+    if document.get(CLUSTER) != cluster:
+        raise UnprovenDocument(f"it is the document of the cluster {document.get(CLUSTER)!r}, not of {cluster!r}")
+
+
+def _leader(document: Mapping[str, Any]) -> PublishedLeader:
+    rest, app_id, epoch = document.get("rest"), document.get("app_id"), document.get("epoch")
+    good_until = document.get(GOOD_UNTIL)
+    if not isinstance(rest, str) or not _is_address(rest):
+        raise DamagedDocument(f"rest: {rest!r} is not acceptable, it must be the URL of a REST API")
+    if not isinstance(app_id, str) or type(epoch) is not int or epoch < 1:
+        raise DamagedDocument(f"epoch: {epoch!r} is not acceptable, it must be a number from 1 on")
+    if good_until is not None and (isinstance(good_until, bool) or not isinstance(good_until, (int, float))):
+        raise DamagedDocument(f"{GOOD_UNTIL}: {good_until!r} is not acceptable, it must be a time in seconds")
+    return PublishedLeader(rest, app_id, epoch, good_until)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _seal(whole: Mapping[str, Any], token: str) -> str:
+    """Of the document's one canonical text."""
+    key = hmac.new(token.encode(), _PURPOSE, hashlib.sha256).digest()
+    text = json.dumps(whole, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=True)
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()

@@ -1,0 +1,128 @@
+"""The web pages, and logging in to them with the session's token.
+
+The pages themselves are for everybody who reaches the server: they hold nothing but code. What they show comes from the
+API, which asks for the token or for the cookie that a login has set (``rest.auth``).
+"""
+
+from __future__ import annotations
+
+import hmac
+from urllib.parse import urlsplit
+
+from fastapi import APIRouter, Request
+from starlette.responses import RedirectResponse, Response
+
+from ckpt_runtime.rest.errors import ApiError, BadRequest, not_found, original_path
+from ckpt_runtime.rest.json_body import read_object, whole_request
+from ckpt_runtime.rest.web_sessions import LIFETIME_S, WebSessions, cookie_name, is_same_origin
+from ckpt_runtime.web.files import INDEX, page_files
+
+router = APIRouter(include_in_schema=False)
+
+PREFIX = "/web"
+LOGIN = f"{PREFIX}/login"
+LOGOUT = f"{PREFIX}/logout"
+SESSION = f"{PREFIX}/session"
+MAX_TOKEN_CHARS = 4_096
+
+
+def is_public(method: str, path: str, accept: str) -> bool:
+    """Tells whether a request needs neither token nor cookie: it asks for code alone, or logs in or out."""
+    if method == "POST":
+        return path in (LOGIN, LOGOUT)
+    if method not in ("GET", "HEAD"):
+        return False
+    if path == "/":
+        return _is_browser(accept)
+    return path in (PREFIX, f"{PREFIX}/", SESSION) or path.removeprefix(f"{PREFIX}/") in page_files()
+
+
+def _is_browser(accept: str) -> bool:
+    return "text/html" in accept
+
+
+@router.get("/")
+async def root(request: Request) -> Response:
+    """Leads browsers to the pages; for programs there is nothing here, as in Flink's API."""
+    if not _is_browser(request.headers.get("accept", "")):
+        return not_found(original_path(request))
+    return RedirectResponse("web/", status_code=303)
+
+
+@router.get(PREFIX)
+async def without_slash() -> Response:
+    """Relative addresses need the slash."""
+    return RedirectResponse("web/", status_code=303)
+
+
+@router.get(SESSION)
+async def session(request: Request) -> dict[str, bool]:
+    """Tells a page whether there is a login to end."""
+    return {"login": _sessions(request).is_valid(_cookie(request))}
+
+
+@router.get(f"{PREFIX}/")
+@router.get(f"{PREFIX}/{{name}}")
+async def page(request: Request, name: str = INDEX) -> Response:
+    """One file."""
+    file = page_files().get(name)
+    if file is None:
+        return not_found(original_path(request))
+    headers = file.headers()
+    if request.headers.get("if-none-match") == file.tag:
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, headers=headers)
+
+
+@router.post(LOGIN)
+async def login(request: Request) -> Response:
+    """Takes ``{"token": ...}`` once, and sets a cookie that reads with."""
+    _from_own_page(request)
+    given = (await read_object(request, expected='{"token": "..."}', empty_is_object=False)).get("token")
+    if not isinstance(given, str) or len(given) > MAX_TOKEN_CHARS:
+        raise BadRequest(f"token: it must be a text of at most {MAX_TOKEN_CHARS} characters")  # which is not repeated
+    expected: str | None = request.app.state.token
+    if expected is None:
+        return Response(status_code=204)
+    if not hmac.compare_digest(given.strip().encode(), expected.encode()):
+        raise ApiError(401, "token: this is not the session's token")
+    return _with_cookie(request, _sessions(request).begin(), LIFETIME_S)
+
+
+@router.post(LOGOUT)
+async def logout(request: Request) -> Response:
+    """Ends the browser's session, here and there."""
+    _from_own_page(request)
+    await whole_request(request)
+    _sessions(request).end(_cookie(request))
+    return _with_cookie(request, "", 0)
+
+
+def _sessions(request: Request) -> WebSessions:
+    sessions: WebSessions = request.app.state.web_sessions
+    return sessions
+
+
+def _cookie(request: Request) -> str:
+    return request.cookies.get(cookie_name(request.headers.get("host", "")), "")
+
+
+def _from_own_page(request: Request) -> None:
+    if not is_same_origin(request.headers):
+        raise ApiError(403, "Requests from other origins are not accepted.")
+
+
+def _with_cookie(request: Request, value: str, lifetime_s: int) -> Response:
+    """The browser knows best whether it speaks TLS: a proxy may do it for this server."""
+    secure = "https" in (request.url.scheme, urlsplit(request.headers.get("origin", "")).scheme)
+    answer = Response(status_code=204, headers={"Cache-Control": "no-store"})
+    answer.set_cookie(
+        cookie_name(request.headers.get("host", "")),
+        value,
+        max_age=lifetime_s,
+        path="/",
+        secure=secure,
+        httponly=True,
+        samesite="strict",
+    )
+    return answer

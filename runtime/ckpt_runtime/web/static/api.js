@@ -1,0 +1,78 @@
+// Asking the REST API, which lies one folder above these pages, whatever serves both.
+
+const ROOT = new URL("../", document.baseURI);
+const TIMEOUT_MS = 20000;
+
+/** How far the server's clock is ahead of this one. */
+let ahead = 0;
+
+export function serverNow() {
+  return Date.now() + ahead;
+}
+
+export class ApiError extends Error {
+  constructor(status, lines, needsLogin) {
+    super(lines.join("\n"));
+    this.status = status;
+    this.needsLogin = needsLogin;
+  }
+}
+
+async function failure(response) {
+  let lines = [`The answer was ${response.status}.`];
+  try {
+    const body = await response.json();
+    if (Array.isArray(body.errors)) lines = body.errors.map(String);
+    else if (typeof body.detail === "string") lines = [body.detail];
+  } catch {
+    // not JSON: the status has to do
+  }
+  const asks = response.headers.get("www-authenticate") ?? "";
+  return new ApiError(response.status, lines, response.status === 401 && asks.includes('realm="ckpt"'));
+}
+
+/** The document at `path`. Throws ApiError for an answer that is an error, TypeError when nobody answers. */
+export async function get(path) {
+  const response = await fetch(new URL(path, ROOT), {
+    headers: { Accept: "application/json" },
+    credentials: "same-origin",
+    cache: "no-store",
+    signal: AbortSignal.timeout(TIMEOUT_MS),
+  });
+  if (!response.ok) throw await failure(response);
+  const document = await response.json();
+  if (typeof document.now === "number") ahead = document.now - Date.now();
+  return document;
+}
+
+/** As get, but null where there is no such thing: a Flink cluster has less, a later version may have more. */
+export async function getIfAny(path) {
+  try {
+    return await get(path);
+  } catch (error) {
+    if (error instanceof ApiError && error.status === 404) return null;
+    throw error;
+  }
+}
+
+async function post(name, body) {
+  const response = await fetch(new URL(name, document.baseURI), {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    credentials: "same-origin",
+    body: JSON.stringify(body),
+  });
+  if (!response.ok) throw await failure(response);
+}
+
+export const login = (token) => post("login", { token });
+export const logout = () => post("logout", {});
+
+/** Whether a login, not the absence of a token, lets these pages read. */
+export async function isLoggedIn() {
+  try {
+    return (await getIfAny("web/session"))?.login === true;
+  } catch {
+    return false;
+  }
+}

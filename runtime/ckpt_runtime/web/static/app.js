@@ -1,0 +1,147 @@
+// The frame around the pages: which one is shown, how often it is asked for again, and what happens when nobody answers.
+
+import { ApiError, isLoggedIn, logout } from "./api.js";
+import { h } from "./dom.js";
+import { clock } from "./format.js";
+import { loginForm } from "./login.js";
+import { checkpointPage } from "./page_checkpoint.js";
+import { jobPage } from "./page_job.js";
+import { jobsPage } from "./page_jobs.js";
+import { savepointsPage } from "./page_savepoints.js";
+
+const INTERVAL_MS = 3000;
+const SLOWEST_MS = 20000;
+const ID = "([0-9a-fA-F]{32})";
+const ROUTES = [
+  [/^\/?$/, jobsPage],
+  [/^\/savepoints$/, savepointsPage],
+  [new RegExp(`^/jobs/${ID}(?:/(checkpoints|savepoints|configuration|health))?$`), jobPage],
+  [new RegExp(`^/jobs/${ID}/checkpoints/([0-9]{1,19})$`), checkpointPage],
+];
+
+const bar = document.getElementById("bar");
+const main = document.getElementById("page");
+const notice = document.getElementById("notice");
+const foot = document.getElementById("foot");
+const logoutButton = document.getElementById("logout");
+
+let timer = 0;
+let round = 0;
+let failures = 0;
+let lastAnswer = 0;
+let shown = "";
+let pace = INTERVAL_MS;
+
+function route() {
+  const path = location.hash.slice(1);
+  for (const [pattern, page] of ROUTES) {
+    const found = pattern.exec(path);
+    if (found) return { path, load: () => page(...found.slice(1).map((part) => part?.toLowerCase())) };
+  }
+  const nothing = { title: "Not found", content: [h("h1", null, "There is no such page"), h("a", { href: "#/" }, "All jobs")] };
+  return { path, load: async () => nothing };
+}
+
+function say(text, kind) {
+  notice.hidden = !text;
+  notice.className = kind ?? "";
+  if (notice.textContent !== text) notice.textContent = text;
+}
+
+/** Keeps what a reader has opened, and where the keyboard is. */
+function replace(content) {
+  const open = new Set([...main.querySelectorAll("details[open]")].map((details) => details.dataset.key));
+  const focused = main.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+  main.replaceChildren(...content);
+  for (const details of main.querySelectorAll("details")) details.open ||= open.has(details.dataset.key);
+  if (focused) [...main.querySelectorAll("a")].find((link) => link.getAttribute("href") === focused)?.focus();
+}
+
+/** Whoever marks text to copy it does not want it replaced. */
+function isSelecting() {
+  const selection = document.getSelection();
+  return selection !== null && !selection.isCollapsed && main.contains(selection.anchorNode);
+}
+
+function markPlace(path) {
+  for (const link of bar.querySelectorAll("nav a")) {
+    const here = link.hash === "#/savepoints" ? path === "/savepoints" : path !== "/savepoints";
+    if (here) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+}
+
+async function refresh() {
+  clearTimeout(timer);
+  if (document.hidden) return;
+  const mine = ++round;
+  const { path, load } = route();
+  if (path !== shown) main.setAttribute("aria-busy", "true");
+  try {
+    const page = await load();
+    if (mine !== round) return;
+    failures = 0;
+    pace = page.interval ?? INTERVAL_MS;
+    lastAnswer = Date.now();
+    say("");
+    if (path !== shown || !isSelecting()) replace(page.content);
+    document.title = `${page.title} · ckpt`;
+    foot.textContent = `As of ${clock(lastAnswer)}`;
+    if (path !== shown) {
+      scrollTo(0, 0);
+      if (shown) main.focus({ preventScroll: true });
+    }
+    shown = path;
+    main.dataset.path = path;
+    markPlace(path);
+  } catch (error) {
+    if (mine !== round) return;
+    if (failed(error)) return;
+  } finally {
+    if (mine === round) main.removeAttribute("aria-busy");
+  }
+  timer = setTimeout(refresh, Math.min(pace * 2 ** Math.min(failures, 3), SLOWEST_MS));
+}
+
+/** True when asking again would not help. */
+function failed(error) {
+  if (error instanceof ApiError && error.needsLogin) {
+    say("");
+    shown = "";
+    logoutButton.hidden = true;
+    replace([loginForm(() => { showLogout(); refresh(); })]);
+    return true;
+  }
+  failures += 1;
+  if (error instanceof ApiError) {
+    say(error.message, "bad");
+    if (error.status === 404) {
+      replace([h("h1", null, "Not found"), h("p", null, error.message), h("a", { href: "#/" }, "All jobs")]);
+      shown = "";
+    }
+  } else {
+    const since = lastAnswer ? ` What is shown is of ${clock(lastAnswer)}.` : "";
+    say(`The session does not answer.${since} Trying again.`, "bad");
+  }
+  return false;
+}
+
+async function showLogout() {
+  logoutButton.hidden = !(await isLoggedIn());
+}
+
+logoutButton.addEventListener("click", async () => {
+  try {
+    await logout();
+  } catch {
+    say("The session does not answer: you are still logged in.", "bad");
+    return;
+  }
+  refresh();
+});
+addEventListener("hashchange", () => { failures = 0; refresh(); });
+document.addEventListener("visibilitychange", refresh);
+let resized = 0;
+addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(refresh, 200); });
+refresh();
+showLogout();

@@ -1,0 +1,58 @@
+// All jobs of the session, those that need somebody first.
+
+import { get, getIfAny, serverNow } from "./api.js";
+import { badge, h, table, tile } from "./dom.js";
+import { clock, duration, percent } from "./format.js";
+
+const ENDED = new Set(["FINISHED", "CANCELED", "FAILED"]);
+const MOST_VERDICTS = 40;
+const ORDER = { UNHEALTHY: 0, DEGRADED: 1, HEALTHY: 3 };
+
+function rank(job) {
+  if (ENDED.has(job.state)) return 4;
+  return ORDER[job.health?.verdict] ?? 2;
+}
+
+function line(job) {
+  const ended = ENDED.has(job.state);
+  const checkpoints = job.health?.checkpoints;
+  const age = checkpoints?.["last-completed-age"];
+  return [
+    [h("a", { class: "name", href: `#/jobs/${job.jid}` }, job.name), h("code", { class: "id" }, job.jid)],
+    badge(job.state),
+    job.health && !ended ? [badge(job.health.verdict), (job.health.reasons ?? []).map((text) => h("small", { class: "reason" }, text))] : "–",
+    ended || age === undefined || age === null ? "–" : `${duration(age)} ago`,
+    ended || !checkpoints ? "–" : percent(checkpoints["success-rate"]),
+    clock(job["start-time"]),
+    duration(ended ? job.duration : serverNow() - job["start-time"]),
+  ];
+}
+
+const COLUMNS = [
+  ["Job", "grow"], ["State", ""], ["Health", ""], ["Last checkpoint", "number"], ["Successful", "number wide"],
+  ["Started", "wide"], ["For", "number wide"],
+];
+
+export async function jobsPage() {
+  const [overview, { jobs }] = await Promise.all([get("overview"), get("jobs/overview")]);
+  const living = jobs.filter((job) => !ENDED.has(job.state)).slice(0, MOST_VERDICTS);
+  await Promise.all(living.map(async (job) => { job.health = await getIfAny(`jobs/${job.jid}/health`); }));
+  jobs.sort((one, other) => rank(one) - rank(other) || other["start-time"] - one["start-time"]);
+  const failed = overview["jobs-failed"];
+  return {
+    title: "Jobs",
+    content: [
+      h("h1", null, "Jobs"),
+      h(
+        "dl",
+        { class: "tiles" },
+        tile("Running", String(overview["jobs-running"])),
+        tile("Failed", String(failed), null, failed ? "bad" : ""),
+        tile("Finished, canceled", String(overview["jobs-finished"] + overview["jobs-cancelled"])),
+        tile("Free slots", `${overview["slots-available"]} of ${overview["slots-total"]}`),
+        tile("Version", overview["flink-version"]),
+      ),
+      table("Jobs", COLUMNS, jobs.map(line), "No job has been submitted to this session."),
+    ],
+  };
+}

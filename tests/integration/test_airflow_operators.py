@@ -1,0 +1,110 @@
+"""The provider's operators on a running job and on its savepoints: real processes, real files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import pytest
+
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import SequenceJob, fast
+from tests.support.outputs import assert_sequence
+from tests.unit.provider.conftest import Task
+
+if TYPE_CHECKING:
+    from airflow.sdk import BaseOperator
+
+NAME = "orders of the operators"
+FAST = {"deferrable": False, "poll_interval": 0.05}
+
+
+@pytest.fixture(autouse=True)
+def connection(cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = urlsplit(cluster.rest_url)
+    document = {"conn_type": "ckpt", "host": parts.hostname, "port": parts.port}
+    monkeypatch.setenv("AIRFLOW_CONN_CKPT_DEFAULT", json.dumps(document))
+
+
+def run(operator: BaseOperator) -> Any:
+    return operator.execute(Task().context())  # type: ignore[arg-type]
+
+
+def local(path: str) -> Path:
+    return Path(url2pathname(urlsplit(path).path))
+
+
+@pytest.fixture
+def named(job: SequenceJob) -> SequenceJob:
+    job.start(configuration=fast(pipeline__name=NAME, state__storage__fs__memory_threshold="0 b"))
+    job.running()
+    job.has_output()
+    return job
+
+
+@pytest.mark.row("air.2")
+def test_a_running_job_gets_another_configuration_and_parallelism_by_name(named: SequenceJob) -> None:
+    from airflow_provider_ckpt.exceptions import CkptRequestRejected
+    from airflow_provider_ckpt.operators.job_config import UpdateJobConfigOperator
+    from airflow_provider_ckpt.operators.rescale import RescaleJobOperator
+    from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
+    from airflow_provider_ckpt.sensors.health import CheckpointHealthSensor
+
+    changed = {"execution.checkpointing.interval": "300 ms", "execution.checkpointing.rescue.enabled": True}
+    update = run(UpdateJobConfigOperator(task_id="t", job=NAME, configuration=changed, **FAST))
+    assert (update["job_id"], update["restart"]) == (named.job_id, True)
+    assert {key: change["change"] for key, change in update["changes"].items()} == {
+        "execution.checkpointing.interval": "live",
+        "execution.checkpointing.rescue.enabled": "restart",
+    }
+    assert run(UpdateJobConfigOperator(task_id="t", job=NAME, configuration=changed, **FAST))["changes"] == {}
+    with pytest.raises(CkptRequestRejected, match="execution.checkpointing.interval.*'soon'"):
+        run(UpdateJobConfigOperator(task_id="t", job=NAME, configuration={next(iter(changed)): "soon"}, **FAST))
+    rescaled = run(RescaleJobOperator(task_id="t", job=NAME, parallelism=1, **FAST))
+    assert set(rescaled["parallelism"].values()) == {1}
+    healthy = CheckpointHealthSensor(
+        task_id="t", job=NAME, expected=["HEALTHY", "DEGRADED"], mode="poke", poke_interval=0.05, timeout=60
+    )
+    assert run(healthy)["job_id"] == named.job_id
+    run(StopWithSavepointOperator(task_id="t", job=NAME, target_directory=str(named.directory / "sp"), **FAST))
+    assert_sequence(named.out)
+
+
+@pytest.mark.row("air.2")
+def test_savepoints_are_verified_copied_kept_and_deleted(named: SequenceJob) -> None:
+    from airflow_provider_ckpt.exceptions import CkptSnapshotDamaged
+    from airflow_provider_ckpt.operators.dispose import DisposeSavepointOperator
+    from airflow_provider_ckpt.operators.retention import CleanUpSavepointsOperator
+    from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
+    from airflow_provider_ckpt.operators.snapshots import CopySavepointOperator, VerifySavepointOperator
+
+    directory = str(named.directory / "savepoints")
+    take = TakeSavepointOperator(task_id="t", job=NAME, target_directory=directory, **FAST)
+    paths = [run(take)["savepoint_path"] for _ in range(3)]
+    copy = CopySavepointOperator(task_id="t", savepoint_path=paths[0], target=str(named.directory / "copy"))
+    copied = run(copy)
+    assert run(copy)["savepoint_path"].endswith("/copy")
+
+    # The newest one is damaged: the last good one stays, whatever the limit says.
+    next(file for file in sorted(local(paths[2]).iterdir()) if file.name != "_metadata").write_bytes(b"damage")
+    with pytest.raises(CkptSnapshotDamaged, match="is damaged, do not count on it"):
+        run(VerifySavepointOperator(task_id="t", savepoint_path=paths[2]))
+    cleaned = run(CleanUpSavepointsOperator(task_id="t", directory=directory, keep=1, **FAST))
+    assert cleaned["deleted"] == [paths[0]]
+    assert cleaned["kept"] == {paths[1]: "the newest that is intact", paths[2]: "one of the newest 1"}
+    assert [local(path).exists() for path in paths] == [False, True, True]
+    run(DisposeSavepointOperator(task_id="t", savepoint_path=copied, **FAST))
+    assert not local(copied["savepoint_path"]).exists()
+
+
+def test_a_savepoint_directory_that_cannot_be_written_to_is_named(named: SequenceJob) -> None:
+    from airflow_provider_ckpt.exceptions import CkptOperationFailed, CkptRequestRejected
+    from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
+
+    (named.directory / "file").touch()
+    target = str(named.directory / "file" / "savepoints")
+    with pytest.raises((CkptOperationFailed, CkptRequestRejected), match=str(named.directory / "file")):
+        run(TakeSavepointOperator(task_id="t", job=NAME, target_directory=target, **FAST))

@@ -1,0 +1,129 @@
+"""Streams of events on jobs that run: they tell what REST shows, resume where they were cut, and hold nobody back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import httpx
+import pytest
+
+from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch, CheckpointStatistics
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.event_stream import RESET, START, EventFeed, StreamedEvent
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import SequenceJob, fast
+
+ENDED = ("checkpoint-completed", "checkpoint-failed", "savepoint-completed", "savepoint-failed")
+Events = Iterator[StreamedEvent]
+
+
+@pytest.fixture(scope="module")
+def client(cluster: MiniCluster) -> Iterator[CkptClient]:
+    with CkptClient(cluster.rest_url) as connected:
+        yield connected
+
+
+@contextmanager
+def stream(client: CkptClient, *jobs: str, after: str | None = None) -> Iterator[Events]:
+    """One stream that has begun."""
+    with closing(client.follow_events(jobs or None, last_event_id=after)) as events:  # type: ignore[type-var]
+        assert next(events).type == START
+        yield events
+
+
+def until(events: Events, kind: str, **expected: object) -> list[StreamedEvent]:
+    """What comes, up to an event of that kind. The test's own limit of time ends it."""
+    seen: list[StreamedEvent] = []
+    for event in events:
+        seen.append(event)
+        if event.type == kind and all(event.data.get(name) == value for name, value in expected.items()):
+            return seen
+    raise AssertionError("the stream has ended")
+
+
+def history(statistics: CheckpointStatistics) -> dict[int, tuple[str, str | None]]:
+    return {item.id: (item.status, item.external_path) for item in statistics.history}
+
+
+@pytest.mark.row("air.11")
+def test_a_stream_tells_what_the_history_shows(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
+    """From the submission to the stop, with settings that change and a task that fails."""
+    with stream(client) as events:
+        job.start(rate=500, configuration=fast(execution__checkpointing__interval="1h"))
+        begun = [event for event in until(events, "tasks-running", jobid=job.job_id) if event.job_id == job.job_id]
+        statuses = [event.data["status"] for event in begun if event.type == "job-status"]
+        assert statuses == ["CREATED", "RUNNING"]
+        assert client.job_details(job.job_id).state == "RUNNING"
+
+        trigger = client.trigger_checkpoint(job.job_id)
+        seen = until(events, "operation", **{"request-id": trigger})
+        assert [event.type for event in seen] == ["checkpoint-triggered", "checkpoint-completed", "operation"]
+        assert client.operation_status("checkpoint", trigger, job.job_id).checkpoint_id == seen[-1].data["id"]
+
+        client.patch_checkpoint_config(job.job_id, CheckpointConfigPatch(timeout_ms=700_000))
+        (patched,) = until(events, "checkpoint-configuration")
+        assert patched.data["overrides"] == {"checkpointTimeout": 700_000}
+        (job.faults / "processor-raise").touch()
+        failed = until(events, "tasks-running", attempt=begun[-1].data["attempt"] + 1)
+        assert [event.data["status"] for event in failed if event.type == "job-status"] == ["RESTARTING", "RUNNING"]
+        assert any(event.type == "failure" and event.data["task"] for event in failed)
+        (deployed,) = [event for event in failed if event.type == "deployment"]
+        assert deployed.data["restored_checkpoint"] == seen[-1].data["id"]
+
+        stop = client.stop_with_savepoint(job.job_id, str(job.directory / "savepoints"))
+        ended = until(events, "operation", **{"request-id": stop})
+        (savepoint,) = [event.data for event in ended if event.type == "savepoint-completed"]
+        assert ended[-1].data["location"] == savepoint["external_path"]
+        assert [event.data["status"] for event in ended if event.type == "job-status"] == ["FINISHED"]
+        told = {
+            event.data["id"]: (event.type.rpartition("-")[2].upper(), event.data.get("external_path"))
+            for event in (*begun, *seen, *failed, *ended)
+            if event.type in ENDED
+        }
+        assert told == history(client.checkpoint_statistics(job.job_id))
+        numbers = [int(event.id.rpartition("-")[2]) for event in (*begun, *seen, patched, *failed, *ended)]
+        assert numbers == sorted(set(numbers))
+
+
+@pytest.mark.row("air.11")
+def test_a_cut_stream_goes_on_where_it_was(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
+    """Nothing twice, nothing lost, over a connection that is cut after every event, beside one that is not."""
+    job.start(rate=500, configuration=fast(execution__checkpointing__interval="100ms"))
+    job.running()
+    with stream(client, job.job_id) as events:
+        last = until(events, "checkpoint-completed")[-1].id
+        cut: list[str] = []
+        for _ in range(6):
+            with stream(client, job.job_id, after=last) as again:
+                last = next(again).id
+                cut.append(last)
+        whole = [next(events) for _ in range(6)]
+    assert cut == [event.id for event in whole]
+    job.canceled()
+
+
+def test_a_stream_of_one_job_tells_of_no_other(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
+    job.start(rate=500)
+    job.running()
+    with httpx.stream("GET", f"{cluster.rest_url}/v1/jobs/{job.job_id.upper()}/events") as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = response.iter_lines()
+        told: list[str] = []
+        while len(told) < 5:
+            line = next(lines)
+            if line.startswith("data:"):
+                told.append(json.loads(line.removeprefix("data:")).get("jobid", "the stream"))
+    assert told == ["the stream", *[job.job_id] * 4]
+    job.canceled()
+    assert httpx.get(f"{cluster.rest_url}/jobs/{'0' * 32}/events").status_code == 404
+    assert httpx.get(f"{cluster.rest_url}/events?job=nonsense").status_code == 400
+
+
+def test_who_was_away_too_long_is_told_to_read_anew(cluster: MiniCluster, client: CkptClient) -> None:
+    events = client.stream_events(EventFeed(last_event_id="another-session-12"))
+    reset, start = next(events), next(events)
+    assert (reset.type, start.type) == (RESET, START)
+    assert reset.id == start.id
+    assert reset.session_id == start.data["session"]

@@ -1,0 +1,169 @@
+"""The provider's tasks against a real Flink session cluster: all that its REST API has; what it lacks is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.flink_cluster import FlinkCluster, absent, assert_numbered
+from tests.unit.provider.conftest import Task, run_to_end
+
+pytestmark = [
+    pytest.mark.flink,
+    pytest.mark.slow,
+    pytest.mark.row("air.8"),
+    pytest.mark.skipif(bool(absent("java", "javac")), reason=absent("java", "javac")),
+]
+
+ROWS = 20_000
+WITHOUT_END = 10_000_000
+
+
+@pytest.fixture(scope="module")
+def flink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlinkCluster]:
+    cluster = FlinkCluster(tmp_path_factory.mktemp("flink"))
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def jar(flink: FlinkCluster) -> Path:
+    return flink.jar()
+
+
+@pytest.fixture(autouse=True)
+def connection(flink: FlinkCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = {"conn_type": "ckpt", "host": "127.0.0.1", "port": flink.port}
+    monkeypatch.setenv("AIRFLOW_CONN_CKPT_DEFAULT", json.dumps(document))
+
+
+@dataclass
+class Job:
+    """A job of the test's program, and the tasks that a DAG would have for it."""
+
+    jar: Path
+    directory: Path
+    job_id: str = ""
+
+    @property
+    def out(self) -> Path:
+        return self.directory / "out"
+
+    def submission(self, rows: int, rows_per_s: int, *more: str, **arguments: Any) -> Any:
+        """A task that submits it; a checkpoint every half second."""
+        from airflow_provider_ckpt.operators.submit import SubmitJobOperator
+
+        return SubmitJobOperator(
+            task_id="submit",
+            pipeline=str(self.jar),
+            args=[str(self.out), rows, rows_per_s, *more],
+            parallelism=2,
+            configuration={"execution.checkpointing.interval": "500 ms", "restart-strategy.type": "none"},
+            poll_interval=0.1,
+            **arguments,
+        )
+
+    def submit(self, rows: int, rows_per_s: int, *more: str, **arguments: Any) -> Any:
+        found = run_to_end(self.submission(rows, rows_per_s, *more, **arguments), Task().context())
+        self.job_id = found["job_id"]
+        return found
+
+    def run(self, kind: type[Any], **arguments: Any) -> Any:
+        """What a task of the job returns. The triggerer's part runs as well."""
+        task = kind(task_id="t", job_id=self.job_id, poll_interval=0.1, **arguments)
+        return run_to_end(task, Task().context())
+
+    def sense(self, kind: type[Any], **arguments: Any) -> Any:
+        sensor = kind(task_id="t", job_id=self.job_id, poke_interval=0.1, deferrable=True, **arguments)
+        return run_to_end(sensor, Task().context())
+
+
+@pytest.fixture
+def job(jar: Path, tmp_path: Path) -> Iterator[Job]:
+    from airflow_provider_ckpt.operators.cancel import CancelJobOperator
+
+    job = Job(jar, tmp_path)
+    yield job
+    if job.job_id:
+        job.run(CancelJobOperator)
+
+
+def test_the_connection_tells_what_is_there(flink: FlinkCluster) -> None:
+    from airflow_provider_ckpt.hooks.ckpt import CkptHook
+
+    works, message = CkptHook().test_connection()
+    assert works
+    assert "version 2.3" in message
+
+
+def test_the_life_of_a_job_without_a_lost_or_repeated_row(job: Job) -> None:
+    from airflow_provider_ckpt.operators.checkpoint import TriggerCheckpointOperator
+    from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
+    from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
+    from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
+    from airflow_provider_ckpt.sensors.job import JobStatusSensor
+
+    assert job.submit(ROWS, 2000)["status"] == "RUNNING"
+    assert job.sense(JobStatusSensor, expected="RUNNING")["status"] == "RUNNING"
+    completed = job.sense(CheckpointCompletedSensor, count=2)
+    assert len(completed["checkpoint_ids"]) >= 2
+    assert job.run(TriggerCheckpointOperator)["checkpoint_id"] > completed["checkpoint_id"]
+    target = job.directory / "savepoints"
+    for savepoint_format in ("NATIVE", "CANONICAL"):
+        taken = job.run(TakeSavepointOperator, target_directory=str(target), savepoint_format=savepoint_format)
+        assert Path(taken["savepoint_path"].removeprefix("file:"), "_metadata").is_file()
+    stopped = job.run(StopWithSavepointOperator, target_directory=str(target))
+    assert job.sense(JobStatusSensor, expected="FINISHED")["status"] == "FINISHED"
+    resumed = job.submit(ROWS, 20_000, savepoint_path=stopped["savepoint_path"], wait_for_completion=True)
+    assert resumed["status"] == "FINISHED"
+    assert_numbered(job.out, ROWS)
+
+
+def test_a_task_that_is_tried_again_attaches_to_its_job_and_its_savepoint(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
+
+    task = Task()
+    first = run_to_end(job.submission(WITHOUT_END, 1000), task.context())
+    job.job_id = first["job_id"]
+    assert run_to_end(job.submission(WITHOUT_END, 1000), task.context())["job_id"] == job.job_id
+
+    def savepoint() -> TakeSavepointOperator:
+        target = str(job.directory / "savepoints")
+        return TakeSavepointOperator(task_id="t", job_id=job.job_id, target_directory=target, poll_interval=0.1)
+
+    task, first_try = Task(), savepoint()
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(first_try, "_attend", die)  # the savepoint was started; the worker hears of it no more
+    with pytest.raises(KeyboardInterrupt):
+        first_try.execute(task.context())
+    taken = run_to_end(savepoint(), task.context())
+    assert [Path(taken["savepoint_path"].removeprefix("file:"))] == list((job.directory / "savepoints").iterdir())
+
+
+def test_a_job_that_fails_is_told_with_its_reason(job: Job) -> None:
+    from airflow_provider_ckpt.exceptions import CkptJobFailed
+
+    with pytest.raises(CkptJobFailed, match="asked to fail"):
+        job.submit(ROWS, 2000, "fail", wait_for_completion=True)
+
+
+def test_what_flink_lacks_is_named(job: Job) -> None:
+    from airflow_provider_ckpt.exceptions import CkptRequestRejected
+    from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
+
+    job.submit(WITHOUT_END, 1000)
+    with pytest.raises(CkptRequestRejected, match="FLIP-571"):
+        job.run(PatchCheckpointConfigOperator, interval="2 s")

@@ -1,0 +1,279 @@
+"""The web pages in a real browser, against a job that runs: what they show, on desk and phone, by day and by night.
+
+Every visit fails for a word of complaint in the browser's console. Screenshots are kept in the test's directory, or
+where ``CKPT_SCREENSHOTS`` says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Route, expect
+
+from ckpt_runtime.jobmaster.gateway import CheckpointKind
+from ckpt_runtime.rest import server as rest_server
+from ckpt_runtime.rest.app import create_app
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.browser import DESK, PHONE, Visit, chromium, open_browser, visit
+from tests.support.jobs import SequenceJob, fast
+
+pytestmark = [
+    pytest.mark.skipif(chromium() is None, reason="there is no Chromium: neither on the path nor named by CHROMIUM"),
+    pytest.mark.timeout(240),
+]
+
+HOSTILE = '<script>alert("name")</script><img src=x onerror=alert(1)>'
+TOKEN = "a-token-for-the-pages"
+CATALOGUE = ("/savepoints",)
+"""Without a directory of savepoints there is none, which browsers write into their console."""
+
+
+@pytest.fixture(scope="module")
+def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    named = os.environ.get("CKPT_SCREENSHOTS")
+    return Path(named) if named else tmp_path_factory.mktemp("screenshots")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with open_browser() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def shown(cluster: MiniCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SequenceJob]:
+    """A job with a hostile name, two checkpoints and a savepoint; more of them come when a test asks for one."""
+    job = SequenceJob(cluster, tmp_path_factory.mktemp("shown"))
+    seldom = fast(execution__checkpointing__interval="1 h")
+    job.start(rate=500, configuration=seldom | {"pipeline.name": HOSTILE, "my.password": "hunter2"})
+    job.running()
+    for _ in range(2):
+        known = cluster.completed_checkpoints(job.job_id)
+        ask_for_checkpoint(job)
+        cluster.wait_until(lambda known=known: cluster.completed_checkpoints(job.job_id) > known, "a checkpoint")
+    cluster.savepoint(job.job_id, job.directory / "savepoints")
+    yield job
+    job.release("processor")
+    job.end()
+
+
+def ask_for_checkpoint(job: SequenceJob) -> None:
+    dispatcher = job.cluster.dispatcher
+    job.cluster.call(dispatcher.trigger_checkpoint(job.job_id, CheckpointKind.CONFIGURED, None))
+
+
+@pytest.fixture
+def page(browser: Browser, screenshots: Path, cluster: MiniCluster) -> Iterator[Visit]:
+    with visit(browser, screenshots, without=CATALOGUE) as opened:
+        yield opened
+
+
+def go(opened: Visit, cluster: MiniCluster, route: str = "/") -> None:
+    opened.page.goto(f"{cluster.rest_url}/web/#{route}")
+    expect(opened.page.locator(f'#page[data-path="{route}"]:not([aria-busy])')).to_be_visible()
+
+
+def fits(opened: Visit) -> bool:
+    """Nothing sticks out sideways."""
+    return bool(opened.page.evaluate("() => document.documentElement.scrollWidth <= window.innerWidth"))
+
+
+@pytest.mark.row("air.7")
+@pytest.mark.parametrize(("size", "dark"), [(DESK, False), (PHONE, True)], ids=["desk", "phone, dark"])
+def test_every_page_of_a_running_job(
+    browser: Browser, screenshots: Path, cluster: MiniCluster, shown: SequenceJob, size: tuple[int, int], dark: bool
+) -> None:
+    kind = f"{'phone' if size == PHONE else 'desk'}-{'dark' if dark else 'light'}"
+    job = f"/jobs/{shown.job_id}"
+    expected = {
+        "/": ["running", "healthy", shown.job_id[:8] if size == DESK else HOSTILE],
+        job: ["Durations", "Sizes", "History", "completed", "every 1 h"],
+        f"{job}/savepoints": ["native", "file:///"],
+        f"{job}/configuration": ["execution.checkpointing.interval", "given at submission", "******"],
+        f"{job}/health": ["Nothing has failed", "order -> order-sink", "Restarts"],
+        f"{job}/checkpoints/1": ["Checkpoint 1", "completed", "2 of 2 subtasks", "order -> order-sink"],
+        "/savepoints": [HOSTILE, "file:///"],
+    }
+    with visit(browser, screenshots, size=size, dark=dark, without=CATALOGUE) as opened:
+        for route, words in expected.items():
+            go(opened, cluster, route)
+            for word in words:
+                expect(opened.page.locator("#page")).to_contain_text(word)
+            assert "hunter2" not in opened.page.content()
+            assert fits(opened), route
+            opened.shot(f"{kind}-{route.removeprefix(job).strip('/').replace('/', '-') or route.count('/')}")
+        ground = opened.page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+        assert ground == ("rgb(20, 23, 27)" if dark else "rgb(251, 251, 250)")
+
+
+def test_a_hostile_name_is_text(page: Visit, cluster: MiniCluster, shown: SequenceJob) -> None:
+    for route in ("/", f"/jobs/{shown.job_id}", f"/jobs/{shown.job_id}/checkpoints/1"):
+        go(page, cluster, route)
+        expect(page.page.get_by_text(HOSTILE).first).to_be_visible()
+        assert page.page.locator("img, #page script").count() == 0
+    assert HOSTILE in page.page.title()
+
+
+def test_what_could_not_be_text_is_refused_by_the_policy(page: Visit, cluster: MiniCluster) -> None:
+    go(page, cluster)
+    refused = page.page.evaluate(
+        "() => { try { document.body.innerHTML = '<b>x</b>'; return ''; } catch (e) { return e.name; } }"
+    )
+    assert refused == "TypeError"
+    page.complaints.clear()
+
+
+@pytest.mark.row("air.7")
+def test_a_pending_checkpoint_is_followed_live(page: Visit, cluster: MiniCluster, shown: SequenceJob) -> None:
+    shown.hold("processor")
+    try:
+        ask_for_checkpoint(shown)
+        go(page, cluster, f"/jobs/{shown.job_id}")
+        pending = page.page.locator(".pending")
+        expect(pending).to_contain_text("subtasks are done")
+        expect(pending).to_contain_text("it expires in")
+        number = pending.locator("a").inner_text().split()[1]
+        page.shot("pending")
+        pending.locator("a").click()
+        expect(page.page.locator("#page")).to_contain_text("not yet")
+        page.shot("pending-timeline")
+    finally:
+        shown.release("processor")
+    expect(page.page.locator("#page .tile").first).to_contain_text("completed")
+    expect(page.page.get_by_role("heading", name=f"Checkpoint {number}")).to_be_visible()
+    expect(page.page.locator(".pending")).to_have_count(0)
+    expect(page.page.locator("rect.part").first).to_be_visible()
+
+
+def test_bars_lead_to_the_checkpoint_by_keyboard_too(page: Visit, cluster: MiniCluster, shown: SequenceJob) -> None:
+    go(page, cluster, f"/jobs/{shown.job_id}")
+    bar = page.page.locator("svg.chart a").first
+    assert "Checkpoint" in (bar.get_attribute("aria-label") or "")
+    bar.press("Enter")
+    expect(page.page.locator("section.vertex").first).to_be_visible()
+
+
+def test_what_is_open_stays_open_while_figures_change(page: Visit, cluster: MiniCluster, shown: SequenceJob) -> None:
+    go(page, cluster, f"/jobs/{shown.job_id}/configuration")
+    page.page.get_by_text("options have their default").click()
+    later(page)
+    expect(page.page.get_by_text("execution.checkpointing.num-retained")).to_be_visible()
+
+
+def later(opened: Visit) -> None:
+    """Waits for one more round of answers."""
+    with opened.page.expect_response(lambda answer: "/jobs/" in answer.url, timeout=20_000):
+        pass
+
+
+def test_a_hidden_tab_asks_nothing(page: Visit, cluster: MiniCluster, shown: SequenceJob) -> None:
+    go(page, cluster)
+    hidden = """(value) => {
+        Object.defineProperty(document, 'hidden', {get: () => value, configurable: true});
+        document.dispatchEvent(new Event('visibilitychange'));
+    }"""
+    page.page.clock.install()
+    go(page, cluster, "/savepoints")
+    page.page.evaluate(hidden, True)
+    asked: list[str] = []
+    page.page.on("request", lambda request: asked.append(request.url))
+    page.page.clock.run_for(120_000)
+    assert asked == []
+    with page.page.expect_request(lambda request: request.url.endswith("/savepoints")):
+        page.page.evaluate(hidden, False)
+
+
+def test_a_session_that_is_away_is_said_and_its_return_noticed(
+    page: Visit, cluster: MiniCluster, shown: SequenceJob
+) -> None:
+    def away(route: Route) -> None:
+        route.abort("connectionrefused")
+
+    go(page, cluster)
+    page.page.route("**/overview", away)
+    notice = page.page.locator("#notice")
+    expect(notice).to_contain_text("The session does not answer. What is shown is of")
+    expect(page.page.get_by_text(HOSTILE).first).to_be_visible()
+    page.shot("away")
+    page.page.unroute("**/overview")
+    expect(notice).to_be_hidden()
+    page.complaints.clear()
+
+
+def test_an_unknown_job_is_said(page: Visit, cluster: MiniCluster) -> None:
+    page.page.goto(f"{cluster.rest_url}/web/#/jobs/{'0' * 32}")
+    expect(page.page.locator("#page")).to_contain_text(f"Job {'0' * 32} not found")
+    page.page.goto(f"{cluster.rest_url}/web/#/<script>")
+    expect(page.page.locator("#page")).to_contain_text("There is no such page")
+    page.complaints.clear()
+
+
+def test_a_failure_is_shown_where_somebody_looks(page: Visit, cluster: MiniCluster, job: SequenceJob) -> None:
+    job.start(rate=500)
+    job.running()
+    job.has_output()
+    job.inject("processor-raise")
+    job.restarted(1)
+    go(page, cluster, f"/jobs/{job.job_id}/health")
+    page.page.locator("summary", has_text="in ").first.click()
+    expect(page.page.locator("pre").first).to_contain_text("Traceback")
+    expect(page.page.locator("p.reason").first).to_contain_text("restarted")
+    page.shot("failure")
+
+
+@pytest.fixture(scope="module")
+def guarded(cluster: MiniCluster) -> Iterator[str]:
+    """The same session behind a token."""
+    server, port = cluster.call(rest_server.start(create_app(cluster.dispatcher, token=TOKEN), "127.0.0.1", 0))
+    yield f"http://127.0.0.1:{port}"
+    cluster.call(rest_server.stop(server))
+
+
+@pytest.mark.row("air.7")
+def test_login_and_logout(page: Visit, guarded: str, shown: SequenceJob) -> None:
+    address = f"{guarded}/web/#/jobs/{shown.job_id}/health"
+    page.page.goto(address)
+    field = page.page.get_by_label("The session's token")
+    field.fill("wrong")
+    field.press("Enter")
+    expect(page.page.get_by_role("alert").last).to_have_text("This is not the session's token.")
+    page.shot("login")
+    field.fill(TOKEN)
+    page.page.get_by_role("button", name="Log in").click()
+    expect(page.page.get_by_text(HOSTILE).first).to_be_visible()
+    assert page.page.url == address
+    (cookie,) = page.page.context.cookies()
+    assert cookie.get("httpOnly")
+    assert cookie.get("sameSite") == "Strict"
+    assert TOKEN not in json.dumps(cookie)
+    assert page.page.evaluate("() => document.cookie + JSON.stringify({...localStorage, ...sessionStorage})") == "{}"
+    page.page.reload()
+    expect(page.page.get_by_text(HOSTILE).first).to_be_visible()
+    page.page.get_by_role("button", name="Log out").click()
+    expect(field).to_be_visible()
+    assert page.page.context.cookies() == []
+    assert {said.split(" (")[0] for said in page.complaints} == {UNAUTHORIZED}
+    page.complaints.clear()
+
+
+UNAUTHORIZED = "error: Failed to load resource: the server responded with a status of 401"
+
+
+def test_the_catalogue_is_shown_where_there_is_one(page: Visit, cluster: MiniCluster, shown: SequenceJob) -> None:
+    mark = {"timestamp": 1_795_197_699_641, "passed": False, "by": "a drill", "detail": "no checkpoint", "duration": 1}
+    entry = {
+        "location": "file:///data/savepoints/savepoint-1", "good": True, "problem": None, "job-id": shown.job_id,
+        "job-name": HOSTILE, "taken-by": "airflow", "completion-timestamp": 1_795_197_699_641, "size": 2048,
+        "format": "NATIVE", "verified": mark | {"passed": True}, "drilled": mark,
+    }  # fmt: skip
+    broken = {"location": "file:///data/savepoints/savepoint-2", "good": False, "problem": "_metadata is missing"}
+    answer = {"directory": "file:///data/savepoints", "savepoints": [broken, entry]}
+    page.page.route("**/savepoints", lambda route: route.fulfill(json=answer))
+    go(page, cluster, "/savepoints")
+    for word in (HOSTILE, "airflow", "2 KiB", "passed", "failed", "_metadata is missing", "savepoint-2"):
+        expect(page.page.locator("#page")).to_contain_text(word)
+    page.shot("catalogue")

@@ -1,0 +1,174 @@
+"""One simulated upgrade: tries that crash at any call, with a journal that survives, until it has ended."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from airflow_provider_ckpt.upgrades import machine
+from airflow_provider_ckpt.upgrades.actions import Action, Answer, Decided
+from airflow_provider_ckpt.upgrades.driving import drive
+from airflow_provider_ckpt.upgrades.record import Goal, Mode, Outcome, Step, Upgrade, Wish
+from tests.simulation.upgrades.upgrade_cluster import NEW, OLD, OLD_JOB, Broken, Chances, UpgradeCluster
+
+_MAX_LOOKS = 3_000
+_HEALTHY_WITHIN = 20_000
+_SAVEPOINT_WITHIN = 10_000
+
+
+class Crash(Exception):
+    """The process that drives the upgrade is gone."""
+
+
+def chances(chance: random.Random) -> Chances:
+    """What may happen in this run: mostly one kind of trouble, sometimes several."""
+    return Chances(
+        new=chance.choice(("healthy", "healthy", "crashes", "stuck", "misfit", "misfits the savepoint", "refused")),
+        failures=chance.choice((0, 0, 0.02, 0.1)),
+        deaths=chance.choice((0, 0, 0, 0.02)),
+        takeovers=chance.choice((0, 0, 0.02)),
+        failed_stops=chance.choice((0, 0, 0.5)),
+        slow_stops=chance.choice((0, 0, 0.3)),
+        old_cannot_return=chance.random() < 0.05,
+        retainable=chance.random() > 0.1,
+        end_of_data=chance.choice((10**9, 10**9, 600)),
+    )
+
+
+def wish(chance: random.Random) -> Wish:
+    fallback = chance.choice((None, None, 5_000, 10**9))
+    return Wish(
+        goal=Goal.UPGRADE,
+        job=OLD_JOB,
+        mode=chance.choice(tuple(Mode)),
+        program=NEW,
+        fallback_age=fallback,
+        savepoint_within=_SAVEPOINT_WITHIN,
+        healthy_within=_HEALTHY_WITHIN,
+        checkpoints=chance.choice((1, 3)),
+        pauses=chance.random() < 0.3,
+    )
+
+
+@dataclass
+class Run:
+    """``crashes`` is how likely each call is to be the last one of its try."""
+
+    seed: int
+    crashes: float = 0.08
+    begin: Callable[[Wish, str], Upgrade] = machine.begin
+    trace: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)
+        self.cluster = UpgradeCluster(self.chance, chances(self.chance))
+        self.wish = wish(self.chance)
+        self.approves = self.chance.random() < 0.6
+        self.journal: dict[str, object] | None = None
+        self.late: list[tuple[int, Action]] = []
+
+    def go(self) -> Upgrade:
+        """To the end, with every promise kept. Raises Broken."""
+        for _ in range(_MAX_LOOKS):
+            try:
+                record = self._one_try()
+            except Crash:
+                self.cluster.pass_time(self.chance.choice((500, 5_000)))
+                continue
+            self._check_end(record)
+            return record
+        raise Broken(f"it does not come to an end: {self.journal}")
+
+    def _one_try(self) -> Upgrade:
+        if self.journal is None:
+            self._keep(self.begin(self.wish, f"series-{self.seed}"))
+        record = Upgrade.from_json(self.journal)
+        while record.step is not Step.ENDED:
+            record = drive(record, self._perform, self._keep, lambda: self.cluster.now_ms)
+            if record.step in machine.WATCHES:
+                record = self._watch(record)
+            elif record.step is Step.PAUSED:
+                self.cluster.pass_time(self.chance.choice((500, 60_000)))
+                record = self._advance(record, Decided(self.approves, "somebody"))
+        return record
+
+    def _watch(self, record: Upgrade) -> Upgrade:
+        for _ in range(_MAX_LOOKS):
+            action = machine.action_of(record)
+            assert action is not None
+            changed = machine.advance(record, self._perform(action), self.cluster.now_ms)
+            if changed is not record:
+                self._keep(changed)
+                return changed
+            self.cluster.pass_time(500)
+        raise Broken(f"it watches for ever: {record}")
+
+    def _advance(self, record: Upgrade, answer: Answer) -> Upgrade:
+        changed = machine.advance(record, answer, self.cluster.now_ms)
+        self._keep(changed)
+        return changed
+
+    def _keep(self, record: Upgrade) -> None:
+        self._may_crash()
+        self.trace.append(f"{self.cluster.now_ms} {record.step}")
+        self.journal = record.to_json()
+        self._may_crash()
+
+    def _perform(self, action: Action) -> Answer:
+        """Crashes before the call, on its way (it arrives later), or before its answer is known."""
+        self._may_crash()
+        if self.chance.random() < self.crashes / 2:
+            self.late.append((self.cluster.now_ms + self.chance.choice((500, 3_000)), action))
+            raise Crash
+        self.cluster.pass_time(self.chance.choice((0, 0, 500)))
+        self._deliver()
+        self.trace.append(f"{self.cluster.now_ms} {action}")
+        answer = self.cluster.answer(action)
+        self.trace.append(f"{self.cluster.now_ms}    {answer}")
+        self._may_crash()
+        return answer
+
+    def _deliver(self) -> None:
+        """What a dead process had sent, while the job manager that it was sent to leads."""
+        due = [action for at, action in self.late if at <= self.cluster.now_ms]
+        self.late = [(at, action) for at, action in self.late if at > self.cluster.now_ms]
+        for action in due:
+            self.trace.append(f"{self.cluster.now_ms} late: {action}")
+            self.cluster.answer(action)
+
+    def _may_crash(self) -> None:
+        if self.chance.random() < self.crashes:
+            self.trace.append(f"{self.cluster.now_ms} crash")
+            raise Crash
+
+    # --- what has to be true at the end
+
+    def _check_end(self, record: Upgrade) -> None:
+        cluster = self.cluster
+        living = {job.program for job in cluster.jobs.values() if not job.has_ended}
+        jobs = {job_id: job.state for job_id, job in cluster.jobs.items()}
+        new, again = cluster.jobs.get(record.new_job), cluster.jobs.get(record.restarted_job)
+        died = [job.program for job in cluster.jobs.values() if job.state in ("FAILED", "FINISHED")]
+        match record.outcome:
+            case Outcome.UPGRADED:
+                right = new is not None and again is None and (living == {NEW} or NEW in died)
+            case Outcome.ROLLED_BACK:
+                right = again is not None and (living == {OLD} or OLD in died)
+            case Outcome.REFUSED:
+                right = new is None and again is None and (living == {OLD} or OLD in died) and bool(record.why)
+            case Outcome.STRANDED:
+                right = not living and self._may_strand(record)
+            case _:
+                right = False
+        if not right:
+            raise Broken(f"it ended as {record.outcome} ({record.why}) with {jobs}")
+        if record.outcome is not Outcome.STRANDED and any(cluster.holds.values()):
+            raise Broken(f"programs are still held: {cluster.holds}")
+
+    def _may_strand(self, record: Upgrade) -> bool:
+        """Only when the old version cannot run, and never without saying from where a person can go on."""
+        kept = self.cluster.snapshot(record.snapshot)
+        said = record.snapshot is None or (kept is not None and not kept.deleted and kept.path in record.why)
+        old_died = self.cluster.chances.old_cannot_return or self.cluster.chances.deaths > 0
+        return said and old_died and bool(self.cluster.holds[OLD])

@@ -1,0 +1,159 @@
+"""Snapshots as assets: URIs, watchers, and events that go on where another triggerer has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, Asset
+from airflow.serialization.serialized_objects import DagSerialization
+
+from airflow_provider_ckpt.assets import checkpoints_of, create_asset, sanitize_uri, savepoints_of
+from airflow_provider_ckpt.triggers.snapshots import CkptSnapshotsTrigger
+from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.jobmaster.gateway import JobStatus
+from tests.unit.provider.conftest import JOB, Fault, JobManager
+
+NAME = "contract-job"
+OTHER = "1" * 32
+
+
+class AssetStore:
+    """An asset's state store, as a trigger sees it: values go through JSON."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+
+    async def aget(self, key: str) -> Any:
+        return self.values.get(key)
+
+    async def aset(self, key: str, value: Any) -> None:
+        self.values[key] = json.loads(json.dumps(value))
+
+
+class Triggerer:
+    """Runs one trigger; ``next`` gives its next event."""
+
+    def __init__(self, store: AssetStore, snapshots: str = "savepoints") -> None:
+        trigger = CkptSnapshotsTrigger(ckpt_conn_id="ckpt_default", job=NAME, snapshots=snapshots, poll_interval=0.01)
+        path, arguments = trigger.serialize()
+        assert path.endswith("CkptSnapshotsTrigger")
+        self.trigger = CkptSnapshotsTrigger(**json.loads(json.dumps(arguments)))
+        self.trigger.asset_state_store = store  # type: ignore[assignment]
+        self._events = self.trigger.run()
+
+    async def next(self) -> dict[str, Any]:
+        event = await asyncio.wait_for(anext(self._events), 20)
+        payload: dict[str, Any] = event.payload
+        return payload
+
+    async def has_looked(self, store: AssetStore) -> asyncio.Task[dict[str, Any]]:
+        """Waits for its first look; the task is that of the next event."""
+        waiting = asyncio.create_task(self.next())
+        while not store.values and not waiting.done():
+            await asyncio.sleep(0.01)
+        return waiting
+
+    async def end(self) -> None:
+        await self._events.aclose()  # type: ignore[attr-defined]
+
+
+def take(
+    job_manager: JobManager, job_id: str = JOB, kind: CheckpointType = CheckpointType.SAVEPOINT
+) -> tuple[int, str]:
+    return job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[job_id], kind, "NATIVE")
+
+
+@pytest.mark.row("air.5")
+def test_each_new_savepoint_is_an_event_that_says_all_of_it(job_manager: JobManager) -> None:
+    async def run() -> None:
+        store = AssetStore()
+        take(job_manager)  # there before anybody looked
+        first = Triggerer(store)
+        waiting = await first.has_looked(store)
+        job_manager.faults = [Fault("GET", 503, times=3)]  # away for a moment
+        number, path = take(job_manager)
+        event = await waiting
+        assert (event["id"], event["path"], event["job"], event["job_id"]) == (number, path, NAME, JOB)
+        assert event["size"] > 0
+        assert event["duration_ms"] > 0
+        later = asyncio.create_task(first.next())
+        while store.values["ckpt_watch"]["id"] != number:
+            await asyncio.sleep(0.01)
+        later.cancel()
+        with suppress(asyncio.CancelledError):
+            await later
+        await first.end()
+        # Another triggerer goes on from there: a stop that nobody saw, and the next job of the name.
+        stopped = take(job_manager, kind=CheckpointType.SYNC_SAVEPOINT)
+        job_manager.gateway.move(JOB, JobStatus.FINISHED)
+        job_manager.gateway.add_job(OTHER, NAME)
+        resumed = take(job_manager, OTHER)
+        second = Triggerer(store)
+        events = [await second.next(), await second.next()]
+        assert [(found["job_id"], found["id"], found["path"]) for found in events] == [
+            (JOB, *stopped), (OTHER, *resumed)
+        ]  # fmt: skip
+        await second.end()
+
+    asyncio.run(run())
+
+
+def test_checkpoints_are_no_savepoints(job_manager: JobManager) -> None:
+    async def run() -> None:
+        store = AssetStore()
+        watching = Triggerer(store, "checkpoints")
+        waiting = await watching.has_looked(store)
+        take(job_manager)
+        number, _ = job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
+        assert (await waiting)["id"] == number
+        await watching.end()
+
+    asyncio.run(run())
+
+
+def test_a_name_that_several_jobs_have_is_no_end(job_manager: JobManager, capsys: pytest.CaptureFixture[str]) -> None:
+    async def run() -> None:
+        store = AssetStore()
+        job_manager.gateway.add_job(OTHER, NAME)
+        watching = Triggerer(store)
+        waiting = asyncio.create_task(watching.next())
+        while not job_manager.count("GET /jobs/overview"):
+            await asyncio.sleep(0.01)
+        job_manager.gateway.move(OTHER, JobStatus.CANCELED)
+        while not store.values:
+            await asyncio.sleep(0.01)
+        number, _ = take(job_manager)
+        assert (await waiting)["id"] == number
+        await watching.end()
+
+    asyncio.run(run())
+    assert "2 living jobs" in capsys.readouterr().out
+
+
+@pytest.mark.row("air.5")
+def test_a_dag_that_waits_for_them_can_be_stored() -> None:
+    assets = [savepoints_of("orders of today"), checkpoints_of("orders", ckpt_conn_id="other", name="orders")]
+    assert assets[0].uri == "ckpt://ckpt_default/orders%20of%20today/savepoints"
+    assert (assets[1].uri, assets[1].name) == ("ckpt://other/orders/checkpoints", "orders")
+    assert create_asset(ckpt_conn_id="ckpt_default", job="orders of today") == Asset(
+        name=assets[0].name, uri=assets[0].uri, group="ckpt"
+    )
+    with DAG(dag_id="d", schedule=assets) as dag:
+        pass
+    document = json.loads(json.dumps(DagSerialization.to_dict(dag)))
+    assert "CkptSnapshotsTrigger" in json.dumps(document)
+    assert DagSerialization.from_dict(document).dag_id == "d"
+
+
+def test_uris_have_one_form() -> None:
+    from urllib.parse import urlsplit
+
+    found = sanitize_uri(urlsplit("ckpt://ckpt_default/orders of today/savepoints/?a=1#b"))
+    assert found.geturl() == "ckpt://ckpt_default/orders%20of%20today/savepoints"
+    for wrong in ("ckpt:///orders/savepoints", "ckpt://c/orders", "ckpt://c/orders/jobs", "ckpt://c//savepoints"):
+        with pytest.raises(ValueError, match="it must be ckpt://<connection id>/<job>/"):
+            sanitize_uri(urlsplit(wrong))

@@ -1,0 +1,240 @@
+"""Changing a configuration, rescaling and disposing as tasks; and the sensor of a job's health."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import Any
+
+import pytest
+
+from airflow_provider_ckpt.exceptions import (
+    CkptArgumentInvalid,
+    CkptJobFailed,
+    CkptOperationFailed,
+    CkptRequestRejected,
+    CkptWaitTimeout,
+)
+from airflow_provider_ckpt.operators.dispose import DisposeSavepointOperator
+from airflow_provider_ckpt.operators.job_config import UpdateJobConfigOperator
+from airflow_provider_ckpt.operators.rescale import RescaleJobOperator
+from airflow_provider_ckpt.sensors.checkpoint import SavepointCompletedSensor
+from airflow_provider_ckpt.sensors.health import CheckpointHealthSensor
+from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.jobmaster.gateway import JobStatus
+from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task, deferral, fire
+from tests.unit.runtime.rest.fake_gateway import VERTICES
+
+FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 10}
+SENSOR = {"defer_after": 0, "poke_interval": 0.01, "timeout": 10}
+INTERVAL = "execution.checkpointing.interval"
+RESTARTS = "execution.checkpointing.incremental"
+
+
+def update(**arguments: Any) -> UpdateJobConfigOperator:
+    return UpdateJobConfigOperator(task_id="t", job=JOB, **FAST | arguments)
+
+
+@pytest.fixture
+def open_job(job_manager: JobManager) -> JobManager:
+    job_manager.gateway.allow_list = ("*",)
+    return job_manager
+
+
+# --- configuration
+
+
+@pytest.mark.row("air.2")
+@pytest.mark.parametrize("deferrable", [True, False])
+def test_a_change_is_told_and_waited_for(
+    open_job: JobManager, task: Task, finish: Finish, deferrable: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed = {INTERVAL: "7 s", RESTARTS: "true"}
+    result = finish(update(configuration=changed, deferrable=deferrable), task.context())
+    assert (result["job_id"], result["version"], result["restart"]) == (JOB, 2, True)
+    assert result["changes"][INTERVAL] == {
+        "before": None, "after": "7 s", "change": "live", "hidden_by_override": None,
+    }  # fmt: skip
+    said = capsys.readouterr().out
+    assert f"{INTERVAL}: None -> 7 s (live)" in said
+    again = finish(update(configuration=changed), Task().context())
+    assert (again["version"], again["changes"]) == (2, {})
+    removed = finish(update(configuration={INTERVAL: None}), Task().context())
+    assert removed["changes"][INTERVAL]["after"] is None
+    whole = finish(update(configuration={INTERVAL: "7 s"}, replace_all=True), Task().context())
+    assert set(whole["changes"]) == {INTERVAL, RESTARTS}
+
+
+def test_a_preview_changes_nothing(open_job: JobManager, task: Task) -> None:
+    result = update(configuration={RESTARTS: "true"}, preview="true").execute(task.context())
+    assert (result["dry_run"], result["restart"], list(result["changes"])) == (True, True, [RESTARTS])
+    assert open_job.gateway.jobs[JOB].own.version == 1
+
+
+def test_a_retry_returns_what_the_first_try_has_changed(open_job: JobManager, task: Task, finish: Finish) -> None:
+    deferral(update(configuration={RESTARTS: "true"}), task.context())
+    result = finish(update(configuration={RESTARTS: "true"}), task.context())
+    assert list(result["changes"]) == [RESTARTS]
+    assert open_job.gateway.jobs[JOB].own.version == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"configuration": {}}, CkptArgumentInvalid, "^configuration: "),
+        ({"configuration": ["a"]}, CkptArgumentInvalid, "^configuration: "),
+        ({"configuration": {"a": None}, "replace_all": True}, CkptArgumentInvalid, "leave out"),
+        ({"configuration": {INTERVAL: "soon"}}, CkptRequestRejected, INTERVAL),
+        ({"configuration": {RESTARTS: "true"}}, CkptRequestRejected, "allow-list"),
+        ({"configuration": {INTERVAL: "7 s"}, "version": 9}, CkptOperationFailed, "version"),
+    ],
+)
+def test_a_refused_change_names_the_option(
+    job_manager: JobManager, task: Task, arguments: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        update(**arguments).execute(task.context())
+    assert job_manager.gateway.jobs[JOB].own.version == 1
+
+
+def test_the_configuration_of_an_ended_job_does_not_change(open_job: JobManager, task: Task) -> None:
+    open_job.gateway.move(JOB, JobStatus.FINISHED)
+    with pytest.raises(CkptJobFailed, match="is FINISHED, its configuration cannot change"):
+        update(configuration={INTERVAL: "7 s"}).execute(task.context())
+
+
+def test_a_change_that_waits_for_another_passes_in_time(open_job: JobManager, task: Task) -> None:
+    open_job.faults = [Fault(f"PATCH /jobs/{JOB}/config", 409, times=2)]
+    assert update(configuration={INTERVAL: "7 s"}).execute(task.context())["version"] == 2
+
+
+# --- rescale
+
+
+@pytest.mark.row("air.2")
+@pytest.mark.parametrize("deferrable", [True, False])
+@pytest.mark.parametrize(
+    ("given", "expected"), [(3, [3, 3, 3]), ("4", [4, 4, 4]), ({"count": 5, VERTICES[2]: "1"}, [2, 5, 1])]
+)
+def test_a_rescale_names_all_vertices_or_some(
+    job_manager: JobManager, task: Task, finish: Finish, deferrable: bool, given: Any, expected: list[int]
+) -> None:
+    operator = RescaleJobOperator(task_id="t", job=JOB, parallelism=given, deferrable=deferrable, **FAST)
+    result = finish(operator, task.context())
+    assert [result["parallelism"][vertex] for vertex in VERTICES] == expected
+    assert [vertex.parallelism for vertex in job_manager.gateway.jobs[JOB].graph.vertices] == expected
+
+
+def test_a_rescale_whose_answer_is_lost_is_joined(job_manager: JobManager, task: Task, finish: Finish) -> None:
+    job_manager.faults = [Fault("PUT .*/resource-requirements", 504, times=2)]
+    result = finish(RescaleJobOperator(task_id="t", job=JOB, parallelism=3, **FAST), task.context())
+    assert set(result["parallelism"].values()) == {3}
+
+
+def test_a_refused_rescale_says_why(job_manager: JobManager, task: Task, finish: Finish) -> None:
+    job_manager.gateway.rescale_failure = "no slots in time"
+    with pytest.raises(CkptOperationFailed, match="goes on as it was: no slots in time"):
+        finish(RescaleJobOperator(task_id="t", job=JOB, parallelism=3, **FAST), task.context())
+    with pytest.raises(CkptArgumentInvalid, match="'nope' is not acceptable, it must be one of .*'count'"):
+        RescaleJobOperator(task_id="t", job=JOB, parallelism={"nope": 1}, **FAST).execute(task.context())
+    for wrong in (0, "many", {}):
+        with pytest.raises(CkptArgumentInvalid, match="^parallelism"):
+            RescaleJobOperator(task_id="t", job=JOB, parallelism=wrong, **FAST).execute(task.context())
+    job_manager.gateway.move(JOB, JobStatus.CANCELED)
+    with pytest.raises(CkptJobFailed, match="is CANCELED, it cannot be rescaled"):
+        RescaleJobOperator(task_id="t", job=JOB, parallelism=3, **FAST).execute(task.context())
+
+
+# --- disposal
+
+
+@pytest.mark.row("air.2")
+@pytest.mark.parametrize("deferrable", [True, False])
+def test_a_savepoint_is_deleted_once(job_manager: JobManager, task: Task, finish: Finish, deferrable: bool) -> None:
+    def dispose() -> DisposeSavepointOperator:
+        return DisposeSavepointOperator(task_id="t", savepoint_path="/data/sp", deferrable=deferrable, **FAST)
+
+    assert finish(dispose(), task.context()) == {"savepoint_path": "/data/sp"}
+    assert finish(dispose(), task.context()) == {"savepoint_path": "/data/sp"}
+    assert job_manager.gateway.disposed == ["/data/sp"]
+    with pytest.raises(CkptOperationFailed, match="^/data/sp: "):
+        finish(dispose(), Task().context())
+
+
+def test_a_retry_attaches_to_the_disposal(job_manager: JobManager, task: Task, finish: Finish) -> None:
+    operator = partial(DisposeSavepointOperator, task_id="t", savepoint_path={"savepoint_path": "/data/sp"}, **FAST)
+    deferral(operator(), task.context())
+    assert finish(operator(), task.context()) == {"savepoint_path": "/data/sp"}
+    assert job_manager.gateway.triggered["savepoint-disposal"] == 1
+
+
+# --- what a killed task and one whose time is over say
+
+
+@pytest.mark.parametrize(
+    ("operator", "words"),
+    [
+        (update(configuration={RESTARTS: "true"}), "takes effect"),
+        (RescaleJobOperator(task_id="t", job=JOB, parallelism=3, **FAST), "not taken back"),
+        (DisposeSavepointOperator(task_id="t", savepoint_path="/data/sp", **FAST), "goes on"),
+    ],
+)
+def test_a_killed_task_says_what_becomes_of_it(
+    open_job: JobManager, task: Task, operator: Any, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operator.on_kill()
+    asyncio.run(deferral(operator, task.context()).trigger.on_kill())
+    assert capsys.readouterr().out.count(words) >= 2
+
+
+def test_the_deadline_of_a_rescale_says_that_it_goes_on(job_manager: JobManager, task: Task, finish: Finish) -> None:
+    job_manager.faults = [Fault("PUT .*/resource-requirements", 504, times=10_000)]
+    operator = RescaleJobOperator(task_id="t", job=JOB, parallelism=3, **FAST | {"wait_timeout": 0.2})
+    with pytest.raises(CkptWaitTimeout, match="not taken back; the next try of this task joins it"):
+        finish(operator, task.context())
+
+
+def test_a_refused_token_names_the_field_of_the_connection(job_manager: JobManager, task: Task) -> None:
+    job_manager.faults = [Fault("PATCH", 401, times=100)]
+    with pytest.raises(CkptRequestRejected, match=r"Bearer token \(password\) of the connection 'ckpt_default'"):
+        update(configuration={INTERVAL: "7 s"}).execute(task.context())
+
+
+# --- sensors
+
+
+@pytest.mark.row("air.2")
+@pytest.mark.parametrize("mode", [{}, {"mode": "poke"}])
+def test_the_health_of_a_job(job_manager: JobManager, task: Task, finish: Finish, mode: dict[str, Any]) -> None:
+    gateway, job = job_manager.gateway, job_manager.gateway.jobs[JOB]
+    with pytest.raises(Exception, match=r"timed? ?out|not reached"):
+        finish(CheckpointHealthSensor(task_id="t", job=JOB, **SENSOR | mode | {"timeout": 0.05}), Task().context())
+    gateway.now = round(time.time() * 1000)
+    gateway.complete_checkpoint(job)
+    good = ["healthy", "degraded"]
+    result = finish(
+        CheckpointHealthSensor(task_id="t", job=JOB, expected=good, times=2, **SENSOR, **mode), task.context()
+    )
+    assert (result["verdict"], result["checkpoints"]["ended"]) == ("DEGRADED", 1)
+    assert "cannot send" in str(result["reasons"])
+    gateway.move(JOB, JobStatus.FAILED)
+    with pytest.raises(CkptJobFailed, match="is UNHEALTHY: "):
+        finish(CheckpointHealthSensor(task_id="t", job=JOB, failing="unhealthy", **SENSOR, **mode), task.context())
+    with pytest.raises(CkptJobFailed, match="is FAILED, it was not HEALTHY"):
+        finish(CheckpointHealthSensor(task_id="t", job=JOB, **SENSOR, **mode), task.context())
+    with pytest.raises(CkptArgumentInvalid, match="^expected: 'fine'"):
+        CheckpointHealthSensor(task_id="t", job=JOB, expected="fine", **SENSOR, **mode).execute(task.context())
+
+
+@pytest.mark.row("air.2")
+def test_a_savepoint_is_waited_for_and_checkpoints_do_not_count(
+    job_manager: JobManager, task: Task, finish: Finish
+) -> None:
+    gateway, job = job_manager.gateway, job_manager.gateway.jobs[JOB]
+    gateway.complete_checkpoint(job)
+    sensor = SavepointCompletedSensor(task_id="t", job=JOB, since_checkpoint_id=0, **SENSOR)
+    deferred = deferral(sensor, task.context())
+    number, path = gateway.complete_checkpoint(job, CheckpointType.SAVEPOINT, "NATIVE")
+    event = fire(deferred)
+    assert (event["result"]["checkpoint_id"], event["result"]["external_path"]) == (number, path)

@@ -1,0 +1,299 @@
+"""Clients that follow the leader: served applications, real documents, and strangers that listen for a token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
+from ckpt_runtime.client.errors import CkptClientError, Unauthorized
+from ckpt_runtime.client.leader import Leader, LeaderSource, LeaderUnknown, LeaderUnproven
+from ckpt_runtime.jobmaster.leadership import LeaseSeal
+from ckpt_runtime.leader_retrieval import InvalidLeaderDirectory, LeaderDirectory
+from ckpt_runtime.rest.app import create_app
+from ckpt_runtime.storage.ha_store import HaStore
+from ckpt_runtime.storage.leader_store import LeaderInfo
+from tests.unit.runtime.rest.fake_gateway import FakeGateway
+from tests.unit.runtime.rest.served import served
+
+TOKEN = "the-token-of-this-session"
+
+
+@contextmanager
+def listening() -> Iterator[tuple[str, list[bytes]]]:
+    """A stranger on a port, and everything that was sent to it."""
+    heard: list[bytes] = []
+    stranger = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = stranger.accept()
+            except OSError:
+                return
+            with connection:
+                heard.append(connection.recv(65_536))
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{stranger.getsockname()[1]}", heard
+    finally:
+        stranger.shutdown(socket.SHUT_RDWR)
+        stranger.close()
+        thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[tuple[str, str]]:
+    """Two drivers of one session."""
+    app = create_app(FakeGateway(), token=TOKEN)
+    with served(app) as first, served(app) as second:
+        yield first, second
+
+
+class Directory:
+    """A cluster's directory, with a leader in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file = path / "default" / "leader.json"
+        self.epoch = 0
+
+    def lead(self, url: str, token: str = TOKEN, good_for_s: float = 20) -> LeaderInfo:
+        store = HaStore(str(self.path)).leader.sealed_by(LeaseSeal(token, "default", good_for_s / 2))
+        info = store.claim(url, "app", "1", after=self.epoch)
+        self.epoch = info.epoch
+        return info
+
+    def source(self, token: str | None = TOKEN) -> LeaderDirectory:
+        return LeaderDirectory(str(self.path), token=token)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Directory:
+    return Directory(tmp_path / "ha")
+
+
+def ask(source: LeaderSource, blocking: bool, token: str | None = TOKEN, patience_s: float = 0) -> str:
+    """One request; the address that answered it."""
+    if blocking:
+        with CkptClient(source, token=token, patience_s=patience_s) as client:
+            client.cluster_overview()
+            return client.url
+
+    async def run() -> str:
+        async with AsyncCkptClient(source, token=token, patience_s=patience_s) as client:
+            await client.cluster_overview()
+            return client.url
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(params=[True, False], ids=["blocking", "async"])
+def blocking(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+def test_a_client_finds_the_leader(directory: Directory, two: tuple[str, str], blocking: bool) -> None:
+    directory.lead(two[0])
+    assert ask(directory.source(), blocking) == two[0]
+
+
+def test_one_client_follows_to_the_next_leader(directory: Directory, two: tuple[str, str]) -> None:
+    with listening() as (address, _):
+        dead = address
+    directory.lead(dead)
+    source = directory.source()
+    away: list[CkptClientError] = []
+
+    def next_leader(error: CkptClientError) -> None:
+        away.append(error)
+        if len(away) == 2:
+            directory.lead(two[1])
+
+    with CkptClient(source, token=TOKEN, patience_s=20, on_away=next_leader) as client:
+        assert client.cluster_overview().version
+        assert client.url == two[1]
+    assert all(dead in str(error) for error in away)
+
+
+def test_an_asynchronous_client_follows_too(directory: Directory, two: tuple[str, str]) -> None:
+    async def run() -> None:
+        async with AsyncCkptClient(directory.source(), token=TOKEN, patience_s=20) as client:
+            waiting = asyncio.create_task(client.cluster_overview())
+            await asyncio.sleep(0)
+            directory.lead(two[0])
+            await waiting
+            assert client.url == two[0]
+
+    asyncio.run(run())
+
+
+def forged(url: str) -> Callable[[Directory], None]:
+    return lambda directory: directory.file.write_text(
+        json.dumps({**json.loads(directory.file.read_text()), "rest": url})
+    )
+
+
+def foreign(url: str) -> Callable[[Directory], None]:
+    def change(directory: Directory) -> None:
+        directory.lead(url, token="guessed")
+
+    return change
+
+
+def unsealed(url: str) -> Callable[[Directory], None]:
+    plain = {"rest": url, "app_id": "app", "attempt": "1", "epoch": 9}
+    return lambda directory: directory.file.write_text(json.dumps(plain))
+
+
+def of_another_cluster(url: str) -> Callable[[Directory], None]:
+    seal = LeaseSeal(TOKEN, "trains", 10)
+    document = seal.sealed({"rest": url, "app_id": "app", "attempt": "1", "epoch": 9})
+    return lambda directory: directory.file.write_text(json.dumps(document))
+
+
+@pytest.mark.row("air.1")
+@pytest.mark.parametrize("attack", [forged, foreign, unsealed, of_another_cluster])
+def test_an_address_that_is_not_proven_gets_nothing(
+    directory: Directory, attack: Callable[[str], Callable[[Directory], None]], blocking: bool
+) -> None:
+    with listening() as (stranger, heard):
+        directory.lead("http://127.0.0.1:1")
+        attack(stranger)(directory)
+        begun = time.monotonic()
+        with pytest.raises(LeaderUnproven, match=r"leader\.json does not prove"):
+            ask(directory.source(), blocking, patience_s=30)
+        assert time.monotonic() - begun < 10, "what is not proven now is not waited for"
+    assert heard == []
+
+
+@pytest.mark.parametrize("damage", [b"", b'{"rest": "http', b"[]", b"{}" * 40_000])
+def test_damage_gets_no_request_and_may_pass(directory: Directory, two: tuple[str, str], damage: bytes) -> None:
+    directory.lead(two[0])
+    sound = directory.file.read_bytes()
+    directory.file.write_bytes(damage)
+    with pytest.raises((LeaderUnknown, LeaderUnproven)):
+        ask(directory.source(), blocking=True)
+    directory.file.write_bytes(sound)
+    assert ask(directory.source(), blocking=True) == two[0]
+
+
+def test_nobody_has_led_yet(directory: Directory, blocking: bool) -> None:
+    with pytest.raises(LeaderUnknown, match="no leader has been there yet"):
+        ask(directory.source(), blocking)
+
+
+def test_an_old_document_is_no_proof(directory: Directory, blocking: bool) -> None:
+    """Put back later, when somebody else has the port."""
+    with listening() as (stranger, heard):
+        directory.lead(stranger, good_for_s=0.2)
+        old = directory.file.read_bytes()
+        until = json.loads(old)["good_until"]
+        while time.time() <= until:
+            time.sleep(0.02)
+        directory.file.write_bytes(old)
+        with pytest.raises(LeaderUnknown, match="no leader has renewed it"):
+            ask(directory.source(), blocking)
+    assert heard == []
+
+
+def test_a_client_that_has_seen_a_leader_goes_back_to_no_earlier_one(
+    directory: Directory, two: tuple[str, str]
+) -> None:
+    with listening() as (stranger, heard):
+        directory.lead(stranger)
+        old = directory.file.read_bytes()
+        directory.lead(two[0], good_for_s=0.2)
+        source = directory.source()
+        first = source.find(5)
+        directory.file.write_bytes(old)
+        with pytest.raises(LeaderUnknown, match="of epoch 1, and one of epoch 2"):
+            source.find(5, other_than=first)
+    assert heard == []
+
+
+def test_an_address_is_believed_no_longer_than_its_document(directory: Directory, two: tuple[str, str]) -> None:
+    """The client stays; the driver is gone, and a stranger takes its port: nothing failed in between."""
+    directory.lead(two[0], good_for_s=0.3)
+    with CkptClient(directory.source(), token=TOKEN, patience_s=0) as client:
+        client.cluster_overview()
+        until = json.loads(directory.file.read_text())["good_until"]
+        while time.time() <= until:
+            time.sleep(0.02)
+        with pytest.raises(LeaderUnknown, match="no leader has renewed it"):
+            client.cluster_overview()
+
+
+def test_a_refused_token_makes_it_look_again(directory: Directory, two: tuple[str, str]) -> None:
+    """Another session has the port of a dead driver; its document is good for some seconds still."""
+    with served(create_app(FakeGateway(), token="of another session")) as other:
+        directory.lead(other)
+        with CkptClient(directory.source(), token=TOKEN) as client:
+            with pytest.raises(Unauthorized):
+                client.cluster_overview()
+            directory.lead(two[1])
+            client.cluster_overview()
+            assert client.url == two[1]
+
+
+class Silent(LeaderSource):
+    """A directory that does not answer."""
+
+    def __init__(self) -> None:
+        super().__init__("nfs://silent")
+        self.answer = threading.Event()
+        self.asked = 0
+
+    def look_up(self) -> Leader:
+        self.asked += 1
+        self.answer.wait(30)
+        raise LeaderUnknown(self.where, "it came back")
+
+
+def test_a_directory_that_hangs_blocks_no_loop_and_costs_one_thread() -> None:
+    silent = Silent()
+
+    async def run() -> list[Any]:
+        async with AsyncCkptClient(silent, timeout_s=0.3, patience_s=0) as client:
+            waits = asyncio.gather(*(client.cluster_overview() for _ in range(20)), return_exceptions=True)
+            turns = 0
+            while not waits.done():
+                turns += 1
+                await asyncio.sleep(0.01)
+            assert turns > 5
+            return await waits
+
+    try:
+        failures = asyncio.run(run())
+        assert all(
+            isinstance(failure, LeaderUnknown) and "no answer within 0.3 s" in str(failure) for failure in failures
+        )
+        with CkptClient(silent, timeout_s=0.1, patience_s=0) as client, pytest.raises(LeaderUnknown, match="no answer"):
+            client.cluster_overview()
+        assert silent.asked == 1
+    finally:
+        silent.answer.set()
+
+
+def test_places_that_cannot_be_one() -> None:
+    for directory, cluster in (("relative", "default"), ("http://x/y", "default"), ("/ha", "../other")):
+        with pytest.raises(InvalidLeaderDirectory):
+            LeaderDirectory(directory, cluster, token=None)
+
+
+def test_without_a_token_nothing_is_proven_and_nothing_given_away(directory: Directory) -> None:
+    with served(create_app(FakeGateway(), token=None)) as open_to_all:
+        HaStore(str(directory.path)).leader.claim(open_to_all, "app", "1", after=0)
+        assert ask(directory.source(None), blocking=True, token=None) == open_to_all

@@ -1,0 +1,47 @@
+"""``likeJob``: what a request takes over from another job, and what it does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfiguration
+from ckpt_runtime.jobmaster.gateway import RunRequest
+from ckpt_runtime.jobmaster.request_checks import completed_like, like
+
+OTHER = RunRequest(
+    "old", "m:pipeline", ("--x",), 3, {"asked": "1", "changed": "1", "execution.state-recovery.path": "/p"}
+)
+NOW = OwnConfiguration(
+    Configuration(
+        {"asked": "1", "changed": "2", "added": "3", "by-the-program": "4", "execution.state-recovery.path": "/p"}
+    ),
+    version=3,
+    notes=(ChangeNote(2, 0, "me", ("changed",)), ChangeNote(3, 0, "me", ("added",))),
+)
+WISH = RunRequest("old", job_id="a" * 32, like_job="b" * 32, savepoint_path="/s")
+
+
+def test_the_same_program_runs_with_all_that_the_job_has_now() -> None:
+    found = like(WISH, OTHER, NOW)
+    assert (found.entry_point, found.arguments, found.parallelism) == ("m:pipeline", ("--x",), 3)
+    assert found.configuration == {"asked": "1", "changed": "2", "added": "3", "by-the-program": "4"}
+    assert (found.savepoint_path, found.job_id) == ("/s", "a" * 32)
+
+
+def test_another_program_sets_its_own_options() -> None:
+    found = like(replace(WISH, pipeline_id="new", configuration={"asked": "7"}, parallelism=5), OTHER, NOW)
+    assert found.configuration == {"asked": "7", "changed": "2", "added": "3"}
+    assert found.parallelism == 5
+
+
+def test_when_changes_are_forgotten_nothing_that_somebody_may_have_asked_for_is_left_out() -> None:
+    found = like(replace(WISH, pipeline_id="new"), OTHER, replace(NOW, version=9))
+    assert "by-the-program" in found.configuration
+
+
+def test_the_same_wish_again_is_the_same_request_whatever_became_of_the_other_job() -> None:
+    first = like(WISH, OTHER, NOW)
+    assert completed_like(WISH, first) == first
+    assert completed_like(replace(WISH, arguments=("--y",)), first) != first
+    assert completed_like(replace(WISH, like_job=None), first) != first

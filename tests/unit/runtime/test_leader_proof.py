@@ -1,0 +1,99 @@
+"""A published address is believed when who knows the token made it, for this cluster, a short while ago."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpt_runtime.leader_proof import (
+    DamagedDocument,
+    LeaderDocumentError,
+    OutdatedDocument,
+    PublishedLeader,
+    UnprovenDocument,
+    opened,
+    sealed,
+)
+
+NOW = 1_800_000_000.0
+PLAIN = {"rest": "http://driver:8081", "app_id": "app-1", "attempt": "a", "epoch": 3}
+SEALED = sealed(PLAIN, "token", "flights", NOW + 20)
+
+
+def data(document: object) -> bytes:
+    return json.dumps(document).encode()
+
+
+def test_what_was_sealed_is_opened_with_the_same_token() -> None:
+    assert opened(data(SEALED), "token", "flights", NOW) == PublishedLeader("http://driver:8081", "app-1", 3, NOW + 20)
+    reordered = dict(reversed(SEALED.items()))
+    assert opened(data(reordered), "token", "flights", NOW).epoch == 3
+
+
+def test_the_token_is_not_in_it() -> None:
+    assert b"token" not in data(sealed(PLAIN, "a-token-of-256-bits", "flights", NOW))
+
+
+@pytest.mark.parametrize("field", sorted(SEALED))
+def test_every_field_is_covered(field: str) -> None:
+    other: Any = SEALED[field] + 1 if isinstance(SEALED[field], int | float) else "http://driver:8082"
+    for changed in ({**SEALED, field: other}, {key: value for key, value in SEALED.items() if key != field}):
+        with pytest.raises(UnprovenDocument):
+            opened(data(changed), "token", "flights", NOW)
+    with pytest.raises(UnprovenDocument):
+        opened(data({**SEALED, "more": 1}), "token", "flights", NOW)
+
+
+@pytest.mark.parametrize(
+    ("token", "cluster", "now", "error", "said"),
+    [
+        ("other", "flights", NOW, UnprovenDocument, "not of this token"),
+        ("token", "trains", NOW, UnprovenDocument, "the cluster 'flights', not of 'trains'"),
+        ("token", "flights", NOW + 21, OutdatedDocument, "no leader has renewed it"),
+        ("token", "flights", NOW - 3600, OutdatedDocument, "clocks"),
+    ],
+)
+def test_what_is_not_believed(
+    token: str, cluster: str, now: float, error: type[LeaderDocumentError], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        opened(data(SEALED), token, cluster, now)
+
+
+def test_a_document_without_a_seal_is_for_clients_without_a_token() -> None:
+    assert opened(data(PLAIN), None, "flights", NOW) == PublishedLeader("http://driver:8081", "app-1", 3, None)
+    with pytest.raises(UnprovenDocument, match="not sealed"):
+        opened(data(PLAIN), "token", "flights", NOW)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        data(SEALED)[:-9],
+        b"[]",
+        b"\xff",
+        b"[" * 100_000,
+        data({**PLAIN, "rest": "file:///etc/passwd"}),
+        data({**PLAIN, "rest": "http://"}),
+        data({**PLAIN, "rest": "http://h:99999"}),
+        data({**PLAIN, "rest": 1}),
+        data({**PLAIN, "epoch": True}),
+        data({**PLAIN, "epoch": 0}),
+        data({**PLAIN, "app_id": None}),
+        data({**PLAIN, "good_until": "soon"}),
+    ],
+)
+def test_damage_is_named(damage: bytes) -> None:
+    with pytest.raises(DamagedDocument):
+        opened(damage, None, "flights", NOW)
+
+
+@given(st.binary(max_size=200))
+def test_anything_else_is_refused(content: bytes) -> None:
+    with pytest.raises(LeaderDocumentError):
+        opened(content, "token", "flights", NOW)
