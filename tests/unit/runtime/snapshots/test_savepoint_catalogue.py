@@ -24,6 +24,7 @@ from ckpt_runtime.snapshots.catalogue import (
     mark_savepoint,
     record_savepoint,
 )
+from ckpt_runtime.snapshots.copying import copy_snapshot
 from ckpt_runtime.snapshots.finding import find_places
 from ckpt_runtime.storage import disposal
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint
@@ -177,6 +178,17 @@ def test_a_disposal_that_is_broken_off_is_found_and_goes_on(base: Location, monk
     assert list_names(base) == []
     with pytest.raises(NotFoundError):
         dispose_of(base.child("savepoint-1").url)
+
+
+@pytest.mark.row("air.10")
+def test_a_copy_is_of_the_same_job_and_not_verified_yet(base: Location) -> None:
+    original = savepoint(base.child("here"), 1_000)
+    mark_savepoint(original, MarkKind.VERIFICATION, BAD)
+    copy_snapshot(original, base.child("there"))
+    found = latest_good(base.child("there"), "flights")
+    assert found is not None
+    assert found.entry is not None
+    assert (found.entry.taken_by, found.entry.verifications) == ("ana", ())
 
 
 def test_what_is_no_entry_is_told_and_deletes_nothing(tmp_path: Path) -> None:
