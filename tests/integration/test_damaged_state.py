@@ -64,7 +64,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 
 def _state_files(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.iterdir() if path.name != "_metadata")
+    return sorted(path for path in directory.iterdir() if path.name not in ("_metadata", "catalogue"))
 
 
 def _content(directory: Path) -> dict[str, bytes]:

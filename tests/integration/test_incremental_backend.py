@@ -185,7 +185,8 @@ def test_a_savepoint_duplicates_files_of_checkpoints_and_outlives_them(job: File
     assert 0 < taken.reused_size <= taken.state_size
     saved = CompletedCheckpoint.from_json(read_metadata(savepoint).document)
     assert not any(map(is_shared_path, files_of(saved)))
-    assert files_of(saved) | {"_metadata"} == {path.name for path in Path(resolve(savepoint).path).iterdir()}
+    names = {path.name for path in Path(resolve(savepoint).path).iterdir()}
+    assert files_of(saved) | {"_metadata", "catalogue"} == names
     cluster.wait_until(lambda: not job.checkpoints.exists(), "the end of the checkpoints")
     moved = (tmp_path / "savepoints").rename(tmp_path / "moved") / Path(savepoint).name
     job.start(1, rate=0, savepoint=moved.as_uri())

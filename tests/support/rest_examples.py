@@ -36,6 +36,8 @@ NOW_MS = START_MS + 60_000
 PIPELINE = "5bfa03f3a0324da19bf4d4cb96cbace4_p"
 SNAPSHOT = "file:/data/savepoints/savepoint-fa461a-5dcf0ae7b2f1"
 DRILLED = {"savepoint-path": SNAPSHOT, "kind": "DRILL", "passed": True}
+VERIFIED = {"savepoint-path": f"{SNAPSHOT}-old", "kind": "VERIFICATION", "passed": False, "detail": "a file is missing"}
+KNOWN = {"by": "airflow: drills/restore", "detail": "2 checkpoints after 9.8 s", "duration": 9_800}
 REFUSED = f"{SNAPSHOT}-refused"
 CAUSE = FailureCause("ckpt_runtime.storage.StorageError", "no space left", "StorageError: no space left")
 
@@ -271,9 +273,9 @@ CALLS = [
     Call("GET", "/savepoints"),
     Call("GET", "/savepoints/latest"),
     Call("GET", "/savepoints/latest", "of a job, by its name", query="?directory=/s&job=flights"),
-    Call(
-        "POST", "/savepoints/marks", arguments={"json": {"savepoint-path": SNAPSHOT, "kind": "DRILL", "passed": True}}
-    ),
+    Call("POST", "/savepoints/marks", "a drill", arguments={"json": DRILLED}),
+    Call("POST", "/savepoints/marks", "a drill, with what is known of it", arguments={"json": DRILLED | KNOWN}),
+    Call("POST", "/savepoints/marks", "a verification that failed", arguments={"json": VERIFIED}),
 ]
 
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 from ckpt_runtime.jobmaster.gateway import Conflict, InvalidRequest, NotFound, NotReady, SavepointList
 from ckpt_runtime.snapshots import catalogue
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
+from ckpt_runtime.snapshots.finding import NOT_ALLOWED
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
@@ -61,4 +62,6 @@ class SavepointCatalogue:
         except CorruptFileError as error:
             raise Conflict(str(error)) from error
         except StorageError as error:
+            if error.errno in NOT_ALLOWED:
+                raise InvalidRequest(field, given, f"this session may not do that: {error}") from error
             raise NotReady(str(error)) from error

@@ -22,7 +22,7 @@ from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.claims import Claimant, ClaimedError, place_of_snapshot, read_claim
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import Identity, identity, is_directory, resolve
-from ckpt_runtime.storage.savepoint_entry import entry_being_disposed
+from ckpt_runtime.storage.savepoint_entry import read_entry
 from ckpt_runtime.storage.snapshot_metadata import has_metadata, snapshot_directory
 
 
@@ -124,7 +124,7 @@ class SnapshotReferences:
     def _check_stored(self, path: str, cluster: str) -> None:
         """What the directories themselves say: whether it is a snapshot, and whom it belongs to."""
         directory = snapshot_directory(resolve(path)).real()
-        if is_directory(directory) and not has_metadata(directory) and entry_being_disposed(directory) is None:
+        if is_directory(directory) and not has_metadata(directory) and read_entry(directory) is None:
             raise NoSnapshot(path)
         place = place_of_snapshot(directory)
         try:

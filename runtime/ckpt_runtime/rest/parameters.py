@@ -72,7 +72,7 @@ SavepointDirectory = Annotated[
         description="absolute path or URL; without it the configured savepoint directory",
         min_length=1,
         max_length=4096,
-        examples=["s3://bucket/savepoints"],
+        examples=["/data/savepoints"],
     ),
 ]
 SavepointsOfJob = Annotated[

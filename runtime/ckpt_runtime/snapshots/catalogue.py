@@ -7,6 +7,7 @@ Found by listing the directory, whatever session or tool looks: each savepoint h
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -21,7 +22,6 @@ from ckpt_runtime.storage.savepoint_entry import (
     MarkKind,
     SavepointEntry,
     change_entry,
-    entry_being_disposed,
     read_entry,
 )
 from ckpt_runtime.storage.snapshot_metadata import has_metadata, snapshot_directory
@@ -129,20 +129,28 @@ def open_savepoint(path: str | Location) -> Snapshot:
 def list_savepoints(directory: str | Location, job: str | None = None) -> list[CataloguedSavepoint]:
     """The savepoints below a directory, the latest first; then those that nothing can be told of.
 
-    ``job`` is an id or a name. Raises :class:`NotFoundError` when there is no such directory, and StorageError when it
-    cannot be listed, also because too much lies below it.
+    ``job`` is an id or a name. One that cannot be read now is shown as that. Raises :class:`NotFoundError` when there
+    is no such directory, and StorageError when it cannot be listed, also because too much lies below it.
     """
+    return sorted(_found(directory, job, look_if_possible), key=_latest_first)
+
+
+def _found(
+    directory: str | Location, job: str | None, look: Callable[[Location], CataloguedSavepoint | None]
+) -> list[CataloguedSavepoint]:
     base = directory if isinstance(directory, Location) else resolve(directory)
     if not base.is_object_store and not is_directory(base):
         raise NotFoundError(f"there is no directory {base.url}", base.url)
-    found = (catalogued for place in find_places(base) if (catalogued := look_at(place)) is not None)
-    chosen = [catalogued for catalogued in found if job is None or catalogued.is_of(job)]
-    return sorted(chosen, key=_latest_first)
+    found = (catalogued for place in find_places(base) if (catalogued := look(place)) is not None)
+    return [catalogued for catalogued in found if job is None or catalogued.is_of(job)]
 
 
 def latest_good(directory: str | Location, job: str | None = None) -> CataloguedSavepoint | None:
-    """The latest savepoint that is good and whose metadata can be read; None when there is none."""
-    for catalogued in list_savepoints(directory, job):
+    """The latest savepoint that is good and whose metadata can be read; None when there is none.
+
+    Raises as :func:`list_savepoints`, and StorageError when one cannot be read now: an older one is not the latest.
+    """
+    for catalogued in sorted(_found(directory, job, look_at), key=_latest_first):
         if catalogued.is_good:
             with suppress(CorruptFileError, NotFoundError, InvalidLocationError):
                 open_savepoint(catalogued.location)
@@ -150,8 +158,16 @@ def latest_good(directory: str | Location, job: str | None = None) -> Catalogued
     return None
 
 
+def look_if_possible(place: Location) -> CataloguedSavepoint | None:
+    """As :func:`look_at`; a place that cannot be looked at now is one with a problem."""
+    try:
+        return look_at(place)
+    except StorageError as error:
+        return CataloguedSavepoint(place.url, None, str(error))
+
+
 def look_at(place: Location) -> CataloguedSavepoint | None:
-    """One savepoint, or what is left of it; None for a checkpoint."""
+    """One savepoint, or what is left of it; None for a checkpoint. Raises StorageError when it cannot be told now."""
     try:
         entry = read_entry(place)
         if entry is None:
@@ -184,7 +200,8 @@ def dispose_of(url: str) -> None:
     """Deletes a snapshot that a user names: metadata, files, and the entry last.
 
     The entry says which files there were until they are gone, so that a deletion which was broken off is found and
-    goes on when it is asked for again. Raises as ``open_snapshot``, and StorageError.
+    goes on when it is asked for again. An entry that is left alone goes by itself. Raises as
+    ``open_snapshot``, and StorageError.
     """
     location = resolve(url)
     try:
@@ -192,10 +209,10 @@ def dispose_of(url: str) -> None:
     except NotFoundError:
         directory = snapshot_directory(location)
         check_directory(directory.parent)
-        begun = entry_being_disposed(directory)
-        if begun is None:
+        left = read_entry(directory)
+        if left is None:
             raise
-        SnapshotDisposal.of(directory, begun.disposing or ()).execute()
+        SnapshotDisposal.of(directory, left.disposing or ()).execute()
         return
     disposal = snapshot.disposal()
     if snapshot.metadata.is_savepoint:

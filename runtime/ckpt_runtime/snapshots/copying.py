@@ -6,10 +6,11 @@ when something fails.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
@@ -29,9 +30,12 @@ from ckpt_runtime.storage.filesystem import (
     read_range,
 )
 from ckpt_runtime.storage.publish import publish
+from ckpt_runtime.storage.savepoint_entry import change_entry, read_entry
 from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, read_metadata_bytes
 from ckpt_runtime.storage.state_file_reader import is_relative, locate
 from ckpt_runtime.storage.state_file_writer import StateFileWriter
+
+logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 4 << 20
 _AT_ONCE = 4
@@ -74,7 +78,19 @@ def copy_snapshot(
     except BaseException:
         _discard(files, target)
         raise
+    _copy_entry(snapshot.directory, target)
     return CopiedSnapshot(target.url, len(files), sum(file.length for file in files) + len(metadata))
+
+
+def _copy_entry(source: Location, target: Location) -> None:
+    """Whose it is and who took it holds of a copy, what came of looking at the original does not. None is fine."""
+    try:
+        entry = read_entry(source)
+        if entry is not None:
+            facts = replace(entry, verifications=(), drills=(), disposing=None)
+            change_entry(target, lambda _: facts, lambda: facts)
+    except (StorageError, ValueError) as error:
+        logger.warning("the copy %s has no entry in the catalogue: %s", target.url, error)
 
 
 def own_files(snapshot: Snapshot) -> list[StateFile]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 from collections.abc import Iterator
 
 from ckpt_runtime.storage.checkpoint_storage import SHARED_NAME, TASK_OWNED_NAME
-from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.errors import InvalidLocationError, StorageError
 from ckpt_runtime.storage.filesystem import Location, is_directory, is_plain_name, list_names
 from ckpt_runtime.storage.savepoint_entry import CATALOGUE_NAME
 from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, has_metadata
 
 MAX_DEPTH = 4
 MAX_DIRECTORIES = 20_000
+NOT_ALLOWED = (errno.EACCES, errno.EPERM)
+_PASSED_OVER = (*NOT_ALLOWED, errno.EINVAL, errno.ELOOP, errno.ENOTDIR, errno.ESRCH)
+"""What says that a directory is no place for savepoints, and not that its storage is away."""
 _NO_SNAPSHOTS = (SHARED_NAME, TASK_OWNED_NAME)
 
 
@@ -29,7 +33,9 @@ def find_places(
 ) -> Iterator[Location]:
     """As :func:`find_snapshots`, with directories that only an entry of the catalogue is left in.
 
-    Raises :class:`StorageError` when it would have to look into more than ``at_most`` directories, too.
+    What lies below and may not, or cannot, be listed is passed over.
+
+    Raises :class:`InvalidLocationError` when it would have to look into more than ``at_most`` directories, too.
     """
     waiting = [(directory, depth)]
     for seen in itertools.count(1):
@@ -39,9 +45,14 @@ def find_places(
             message = (
                 f"there are more than {at_most} directories below {directory.url}; name one nearer to the savepoints"
             )
-            raise StorageError(message, directory.url)
+            raise InvalidLocationError(message, directory.url)
         found, levels = waiting.pop()
-        names = list_names(found)
+        try:
+            names = list_names(found)
+        except StorageError as error:
+            if found is directory or error.errno not in _PASSED_OVER:
+                raise
+            continue
         if METADATA_NAME in names or CATALOGUE_NAME in names:
             yield found
         elif levels > 0:

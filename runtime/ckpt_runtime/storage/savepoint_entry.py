@@ -14,7 +14,7 @@ from enum import StrEnum
 from msgspec import to_builtins
 
 from ckpt_runtime.graph.schema import DocumentError, NonNegative, checked
-from ckpt_runtime.storage.errors import AmbiguousWriteError, ConflictError, CorruptFileError, NotFoundError
+from ckpt_runtime.storage.errors import AmbiguousWriteError, ConflictError, CorruptFileError
 from ckpt_runtime.storage.filesystem import Location, check_directory
 from ckpt_runtime.storage.versioned_document import VersionedDocument
 
@@ -132,15 +132,6 @@ def change_entry(
 def delete_entry(savepoint: Location) -> None:
     """The last of a savepoint to go; none there is fine."""
     entry_document(savepoint).delete()
-
-
-def entry_being_disposed(savepoint: Location) -> SavepointEntry | None:
-    """The entry of a savepoint whose deletion has begun and is not known to be done."""
-    try:
-        entry = read_entry(savepoint)
-    except NotFoundError:
-        return None
-    return entry if entry is not None and entry.disposing is not None else None
 
 
 def _checked(document: object, savepoint: Location) -> SavepointEntry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,8 @@ from ckpt_runtime.snapshots.catalogue import (
     mark_savepoint,
     record_savepoint,
 )
+from ckpt_runtime.snapshots.copying import copy_snapshot
+from ckpt_runtime.snapshots.finding import find_places
 from ckpt_runtime.storage import disposal
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
@@ -165,8 +168,27 @@ def test_a_disposal_that_is_broken_off_is_found_and_goes_on(base: Location, monk
         assert latest_good(base) is None
         dispose_of(directory.url)
         assert list_names(base) == []
+    alone = savepoint(base, 1_000)
+    for name in list_names(alone):
+        if name != "catalogue":
+            delete_file(alone.child(name))
+    (left,) = list_savepoints(base)
+    assert left.problem == "it has no metadata any more"
+    dispose_of(alone.url)
+    assert list_names(base) == []
     with pytest.raises(NotFoundError):
         dispose_of(base.child("savepoint-1").url)
+
+
+@pytest.mark.row("air.10")
+def test_a_copy_is_of_the_same_job_and_not_verified_yet(base: Location) -> None:
+    original = savepoint(base.child("here"), 1_000)
+    mark_savepoint(original, MarkKind.VERIFICATION, BAD)
+    copy_snapshot(original, base.child("there"))
+    found = latest_good(base.child("there"), "flights")
+    assert found is not None
+    assert found.entry is not None
+    assert (found.entry.taken_by, found.entry.verifications) == ("ana", ())
 
 
 def test_what_is_no_entry_is_told_and_deletes_nothing(tmp_path: Path) -> None:
@@ -202,6 +224,27 @@ def test_entries_of_the_first_version_are_read(tmp_path: Path) -> None:
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="there is no directory"):
         list_savepoints(str(tmp_path / "none"))
+
+
+def test_what_cannot_be_read_now_is_shown_and_no_older_one_is_taken_for_the_latest(tmp_path: Path) -> None:
+    older = savepoint(resolve(tmp_path), 1_000)
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    os.mkfifo(odd / "_metadata")
+    (tmp_path / "none").symlink_to(tmp_path / "none")
+    found, unreadable = list_savepoints(str(tmp_path))
+    assert (found.location, found.is_good, unreadable.is_good) == (older.url, True, False)
+    assert "FIFO" in (unreadable.problem or "")
+    with pytest.raises(StorageError, match="FIFO"):
+        latest_good(str(tmp_path))
+
+
+def test_too_many_directories_are_refused(tmp_path: Path) -> None:
+    for number in range(5):
+        (tmp_path / str(number)).mkdir()
+    assert list(find_places(resolve(tmp_path), at_most=6)) == []
+    with pytest.raises(InvalidLocationError, match="name one nearer to the savepoints"):
+        list(find_places(resolve(tmp_path), at_most=5))
 
 
 # --- the command line
