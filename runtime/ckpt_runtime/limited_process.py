@@ -32,7 +32,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_runtime.process_template import Forked, Template, TemplateGoneError
+from ckpt_runtime.process_template import Forked, NotForkedError, Template, TemplateGoneError
 
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[1])
 _STDERR_BYTES = 4_000
@@ -105,9 +105,12 @@ def _begin(
         template = _TEMPLATES.of(variables)
         if template is None:
             break
-        with suppress(TemplateGoneError):
+        try:
             return template.fork(module, numbers, question, answer)
-        _TEMPLATES.lost(template)
+        except NotForkedError:
+            break
+        except TemplateGoneError:
+            _TEMPLATES.lost(template)
     return _Started(module, [str(question), str(answer), *numbers], (question, answer), variables)
 
 

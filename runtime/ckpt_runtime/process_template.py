@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 _MAX_MESSAGE = 1 << 14
-_FORKED = b"forked"
+_FORKED, _NOT_FORKED = b"forked", b"not forked"
 _START_TIMEOUT_S = 120.0
 _IDLE_S = 300.0
 _PR_SET_PDEATHSIG = 1
@@ -40,7 +40,11 @@ OFTEN_NEEDED = "OFTEN_NEEDED"
 
 
 class TemplateGoneError(OSError):
-    """Nothing was begun."""
+    """The template has ended. Nothing was begun."""
+
+
+class NotForkedError(OSError):
+    """The template lives and could not. Nothing was begun."""
 
 
 class Forked:
@@ -83,7 +87,7 @@ class Template:
             )
 
     def fork(self, module: str, arguments: Sequence[str], question: int, answer: int) -> Forked:
-        """A process that runs ``main`` of a module. Raises TemplateGoneError."""
+        """A process that runs ``main`` of a module. Raises TemplateGoneError or NotForkedError."""
         reading, writing = os.pipe()
         reply, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -91,8 +95,7 @@ class Template:
                 request = json.dumps([module, *arguments]).encode()
                 socket.send_fds(self._connection, [request], [question, answer, writing, theirs.fileno()])
             reply.settimeout(_START_TIMEOUT_S)
-            if reply.recv(_MAX_MESSAGE) != _FORKED:
-                raise TemplateGoneError("the template has ended")
+            told = reply.recv(_MAX_MESSAGE)
             reply.settimeout(None)
         except OSError as error:
             os.close(reading)
@@ -100,7 +103,11 @@ class Template:
             raise TemplateGoneError(str(error)) from error
         finally:
             os.close(writing)
-        return Forked(reply, reading)
+        if told == _FORKED:
+            return Forked(reply, reading)
+        os.close(reading)
+        reply.close()
+        raise NotForkedError if told == _NOT_FORKED else TemplateGoneError
 
     def close(self) -> None:
         """Ends it with all its processes."""
@@ -159,10 +166,11 @@ class _Server:
             pid = os.fork()
             if pid == 0:
                 self._become(template, reply, module, [str(question), str(answer), *arguments], errors)
-            self._watch(_Child(pid, os.pidfd_open(pid), reply))
-        except (ImportError, OSError):  # the driver hears that nothing was begun
+            self._watch(pid, reply)
+        except Exception:  # of imports, or of a system that is full
             traceback.print_exc()
-            reply.close()
+            with reply, suppress(OSError):
+                reply.send(_NOT_FORKED)
         finally:
             for descriptor in (question, answer, errors):
                 os.close(descriptor)
@@ -179,11 +187,18 @@ class _Server:
         if missing or self._asked == 1:
             gc.freeze()  # so that a process's first collection does not copy the memory of all of it
 
-    def _watch(self, child: _Child) -> None:
-        for descriptor in (child.descriptor, child.reply.fileno()):
+    def _watch(self, pid: int, reply: socket.socket) -> None:
+        try:
+            child = _Child(pid, os.pidfd_open(pid), reply)
+        except OSError:  # nobody could tell its end: it must not live
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        for descriptor in (child.descriptor, reply.fileno()):
             self._children[descriptor] = child
             self._poll.register(descriptor, select.POLLIN)
-        child.reply.send(_FORKED)
+        with suppress(OSError):  # who has asked is gone, as the next look will show
+            reply.send(_FORKED)
 
     def _end(self, child: _Child) -> None:
         """It has ended, or is to end. Its number is not given to another one before it is waited for."""
