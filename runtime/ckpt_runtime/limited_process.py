@@ -42,8 +42,7 @@ _LOOK_S = 0.02
 _MOST_TEMPLATES = 2
 _NAMES = frozenset({"HOME", "LANG", "LOGNAME", "PATH", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV"})
 _BEGINNINGS = ("ARROW_", "LC_", "LD_", "MALLOC_", "MKL_", "NUMBA_", "OMP_", "OPENBLAS_")
-"""Of the variables that a template has: what counts while modules are imported, and is no secret. Its processes have all
-that they are to have."""
+"""Of the variables that a template has: what counts while modules are imported, and is no secret."""
 _STATM = Path("/proc/self/statm")
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 """Each thread of a library takes memory in advance, by the number of cores."""
