@@ -97,6 +97,7 @@ setup(
     extras_require=EXTRAS_REQUIRE,
     entry_points={
         "apache_airflow_provider": ["provider_info=airflow_provider_ckpt.get_provider_info:get_provider_info"],
+        "airflow.plugins": ["ckpt=airflow_provider_ckpt.plugins.pages:CkptPlugin"],
         "console_scripts": ["ckpt=ckpt_runtime.cli.main:entry_point"],
     },
     classifiers=[

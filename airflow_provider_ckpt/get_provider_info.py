@@ -74,6 +74,11 @@ _CONNECTION: dict[str, Any] = {
             "description": "How long one request may take; waiting for jobs and operations is not limited by it.",
             "schema": {"type": ["number", "null"], "minimum": 1, "maximum": 600, "default": 30},
         },
+        "browser_address": {
+            "label": "Address for browsers",
+            "description": "Where links of tasks lead, as https://ckpt.example.com. Empty: to the pages in Airflow.",
+            "schema": {"type": ["string", "null"]},
+        },
     },
 }
 
@@ -155,5 +160,6 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "connection-types": [_CONNECTION],
         "extra-links": [f"{_PACKAGE}.links.CkptJobLink", f"{_PACKAGE}.links.CkptCheckpointsLink"],
+        "plugins": [{"name": "ckpt", "plugin-class": f"{_PACKAGE}.plugins.pages.CkptPlugin"}],
         "config": _CONFIG,
     }

@@ -39,6 +39,7 @@ from ckpt_runtime.spark.import_path import prefer_installed_pyspark
 from ckpt_runtime.spark.log_rotation import rotated_output
 from ckpt_runtime.spark.protection import SOCKET_DIRECTORY, UnprotectedSparkError, check_protected, protect
 from ckpt_runtime.spark.pyspark_guard import PySparkMismatchError, check_pyspark
+from ckpt_runtime.web.flink_dashboard import FlinkDashboard
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -73,6 +74,7 @@ class SessionOptions:
     log_file: Path | None
     configuration: Configuration
     token: str | None
+    flink_dashboard: FlinkDashboard | None = None
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -156,6 +158,7 @@ def parse_arguments(arguments: list[str] | None) -> SessionOptions:
         _configuration_of(given.configuration_file), Configuration.from_properties(given.properties)
     )
     validate(configuration, OptionScope.CLUSTER)
+    dashboard = configuration.get(RestOptions.FLINK_DASHBOARD)
     work = given.work_dir or Path(tempfile.mkdtemp(prefix="ckpt-session-"))
     return SessionOptions(
         rest_host=given.rest_host or configuration.get(RestOptions.BIND_ADDRESS),
@@ -166,6 +169,7 @@ def parse_arguments(arguments: list[str] | None) -> SessionOptions:
         log_file=given.log_file,
         configuration=configuration,
         token=_token(configuration),
+        flink_dashboard=None if dashboard is None else FlinkDashboard.of(dashboard),
     )
 
 
@@ -218,7 +222,8 @@ async def serve(context: SparkContext, options: SessionOptions) -> str:
     tls = rest_context(options.configuration)
     await cluster.start()
     limit = options.configuration.get(RestOptions.MAX_CONTENT_LENGTH)
-    app = create_app(cluster.dispatcher, token=options.token, max_upload_bytes=limit)
+    dashboard = options.flink_dashboard
+    app = create_app(cluster.dispatcher, token=options.token, max_upload_bytes=limit, flink_dashboard=dashboard)
     connections = options.configuration.get(RestOptions.MAX_CONNECTIONS)
     server, port = await rest_server.start(
         app, options.rest_host, options.rest_port, max_connections=connections, tls=tls

@@ -90,7 +90,11 @@ def test_the_metadata_imports_nothing_of_airflow() -> None:
 
 
 def test_the_provider_knows_the_runtime_through_the_client_only() -> None:
-    """And which keys hold a secret, which both sides have to agree on; one module finds leaders."""
+    """And which keys hold a secret, which both sides have to agree on; the files of its pages, which Airflow shows; one
+    module finds leaders.
+
+    The plugin runs where Airflow's own tables are at hand, tasks do not.
+    """
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -98,9 +102,13 @@ def test_the_provider_knows_the_runtime_through_the_client_only() -> None:
             for name in names:
                 if name == "ckpt_runtime.leader_retrieval":
                     assert path == PACKAGE / "leader.py"
-                elif name.startswith("ckpt_runtime") and name != "ckpt_runtime.secret_keys":
+                elif name.startswith("ckpt_runtime") and name not in (
+                    "ckpt_runtime.secret_keys",
+                    "ckpt_runtime.web.files",
+                ):
                     assert name == "ckpt_runtime.client" or name.startswith("ckpt_runtime.client."), path
-                assert not name.startswith(("airflow.models", "pyspark", "airflow.utils")), path
+                own = () if path.parent.name == "plugins" else ("airflow.models", "airflow.utils")
+                assert not name.startswith(("pyspark", *own)), path
 
 
 def test_configuration_defaults_are_those_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,6 +132,7 @@ def test_airflow_discovers_an_installed_provider(tmp_path: Path) -> None:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: airflow-provider-ckpt\nVersion: 0.1.0\n")
     (info / "entry_points.txt").write_text(
         "[apache_airflow_provider]\nprovider_info=airflow_provider_ckpt.get_provider_info:get_provider_info\n"
+        "[airflow.plugins]\nckpt=airflow_provider_ckpt.plugins.pages:CkptPlugin\n"
     )
     code = """
 import json
@@ -148,6 +157,7 @@ print(json.dumps([
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.strip().splitlines()[-1])
     assert found[:2] == [True, "airflow_provider_ckpt.hooks.ckpt.CkptHook"]
-    assert found[2] == [f"extra__ckpt__{name}" for name in ("ca_file", "ha_cluster_id", "ha_dir", "timeout", "verify")]
+    fields = ("browser_address", "ca_file", "ha_cluster_id", "ha_dir", "timeout", "verify")
+    assert found[2] == [f"extra__ckpt__{name}" for name in fields]
     links = sorted(f"airflow_provider_ckpt.links.{type(link).__name__}" for link in JOB_LINKS)
     assert found[3:] == ["Bearer token", 2.0, links, "ckpt://ckpt_default/orders%20of%20today/savepoints"]
