@@ -23,6 +23,8 @@ from starlette.concurrency import run_in_threadpool
 from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.hooks.connection import Endpoint
+from airflow_provider_ckpt.leader import leader_of
+from ckpt_runtime.client.errors import CkptClientError
 
 MAX_ANSWER_BYTES = 16 << 20
 MAX_TIMEOUT_S = 15.0
@@ -102,14 +104,26 @@ async def asked_of(conn_id: str, path: str, query: Mapping[str, str]) -> Answer:
     if endpoint.token is not None:
         headers["Authorization"] = f"Bearer {endpoint.token}"
     timeout = min(endpoint.timeout, MAX_TIMEOUT_S)
+    address = await _address(conn_id, endpoint)
     try:
         async with (
             httpx.AsyncClient(verify=_verification(endpoint.verify), timeout=timeout, trust_env=False) as client,
-            client.stream("GET", f"{endpoint.base_url}/{path}", params=wanted, headers=headers) as response,
+            client.stream("GET", f"{address}/{path}", params=wanted, headers=headers) as response,
         ):
             return await _checked(conn_id, response)
     except (httpx.HTTPError, OSError) as error:
         raise UpstreamRefused(502, f"The job manager of {conn_id!r} does not answer: {type(error).__name__}") from None
+
+
+async def _address(conn_id: str, endpoint: Endpoint) -> str:
+    """The connection's, or the one that the leader has proven. Raises UpstreamRefused."""
+    if endpoint.ha_dir is None:
+        return endpoint.base_url
+    try:
+        source = await run_in_threadpool(leader_of, conn_id, endpoint.ha_dir, endpoint.cluster_id, endpoint.token)
+        return (await source.afind(min(endpoint.timeout, MAX_TIMEOUT_S))).url
+    except (CkptClientError, CkptConnectionInvalid) as error:
+        raise UpstreamRefused(502, str(error)) from None
 
 
 async def _checked(conn_id: str, response: httpx.Response) -> Answer:
