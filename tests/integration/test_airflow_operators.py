@@ -61,6 +61,11 @@ def test_a_running_job_gets_another_configuration_and_parallelism_by_name(named:
         "execution.checkpointing.rescue.enabled": "restart",
     }
     assert run(UpdateJobConfigOperator(task_id="t", job=NAME, configuration=changed, **FAST))["changes"] == {}
+    live = {"execution.checkpointing.interval": "350 ms"}
+    for changes in ([*live], []):
+        assert (
+            list(run(UpdateJobConfigOperator(task_id="t", job=NAME, configuration=live, **FAST))["changes"]) == changes
+        )
     with pytest.raises(CkptRequestRejected, match="execution.checkpointing.interval.*'soon'"):
         run(UpdateJobConfigOperator(task_id="t", job=NAME, configuration={next(iter(changed)): "soon"}, **FAST))
     rescaled = run(RescaleJobOperator(task_id="t", job=NAME, parallelism=1, **FAST))
