@@ -167,8 +167,8 @@ with DAG(
         ask="{{ params.approval }}",
         subject="Upgrade of job {{ params.job }}",
         body=_BODY,
+        # Airflow fails a waiting task that is answered in its first five seconds: then it is asked again.
         response_timeout=timedelta(hours=1),
-        retries=0,
     )
     resume = FinishUpgradeOperator(
         task_id="start_and_watch",

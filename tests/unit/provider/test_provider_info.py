@@ -45,11 +45,9 @@ def test_every_public_module_is_listed_and_every_listed_module_exists(folder: st
     (entry,) = INFO[folder]
     for module in entry["python-modules"]:
         import_module(module)
-    private = (
-        {"__init__", "base", "operation", "journal", "connection", "upgrade_steps"}
-        if folder != "triggers"
-        else {"__init__", "base"}
-    )
+    private = {"__init__", "base"}
+    if folder != "triggers":
+        private |= {"operation", "journal", "connection", "upgrade_steps"}
     there = {f"airflow_provider_ckpt.{folder}.{path.stem}" for path in (PACKAGE / folder).glob("*.py")}
     assert set(entry["python-modules"]) == {name for name in there if name.rpartition(".")[2] not in private}
 
