@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ckpt_runtime.jobmaster.gateway import DispatcherGateway
+from ckpt_runtime.rest.audit import Caller
 from ckpt_runtime.rest.auth import Guard
 from ckpt_runtime.rest.errors import install_error_handlers
 from ckpt_runtime.rest.event_stream import EventStreams
@@ -77,5 +78,6 @@ def create_app(
     install_error_handlers(app)
     install_openapi(app, authenticated=token is not None)
     app.add_middleware(VersionPrefix)
+    app.add_middleware(Caller)
     app.add_middleware(Guard, token=token)
     return app

@@ -24,6 +24,7 @@ from ckpt_runtime.jobmaster.leadership import LEASE_TIMEOUT_S
 from ckpt_runtime.jobmaster.slots import SlotTimes
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
+from ckpt_runtime.rest.audit import AuditedGateway, audit_log
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.local_slots import LocalSlotProvider
 
@@ -84,7 +85,8 @@ class MiniCluster:
         await self.cluster.start()
         self._server = None
         if self._rest:
-            self._server, port = await rest_server.start(create_app(self.dispatcher, token=None), "127.0.0.1", 0)
+            gateway = AuditedGateway.over(self.dispatcher, audit_log(self._settings.configuration))
+            self._server, port = await rest_server.start(create_app(gateway, token=None), "127.0.0.1", 0)
             self.rest_url = f"http://127.0.0.1:{port}"
         await self.cluster.lead(self.rest_url, "mini-cluster")
 
