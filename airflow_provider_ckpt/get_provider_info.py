@@ -94,7 +94,8 @@ _CONFIG: dict[str, Any] = {
                 "default": "True",
             },
             "poll_interval": {
-                "description": "Seconds between two polls of a job or an operation, unless a task says otherwise.",
+                "description": "Seconds between two polls, where no stream of events says when to look, unless a task "
+                "says otherwise.",
                 "version_added": "0.1.0",
                 "type": "float",
                 "example": None,

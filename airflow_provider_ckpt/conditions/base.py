@@ -13,7 +13,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
+from ckpt_runtime.client.event_stream import StreamedEvent
 from ckpt_runtime.client.requests import Call
+
+POLL = "poll"
+"""The type of what a condition is told instead of events, again and again, where there is no stream of them."""
 
 Json: TypeAlias = dict[str, Any]
 
@@ -77,6 +81,15 @@ class Condition(ABC):
     def __init__(self) -> None:
         self.absence = Absence()
         self.standing = "not there yet"
+
+    @property
+    def job(self) -> str | None:
+        """The job whose events can be the reason for another look; None where nothing tells of it."""
+        return None
+
+    def concerns(self, event: StreamedEvent) -> bool:
+        """Whether an event of that job is a reason for another look."""
+        return True
 
     @abstractmethod
     def poll(self) -> Poll:

@@ -6,12 +6,18 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from airflow_provider_ckpt.conditions.base import Json, Poll, Status, Verdict
+from airflow_provider_ckpt.conditions.base import POLL, Json, Poll, Status, Verdict
 from airflow_provider_ckpt.conditions.job import OfJob
 from airflow_provider_ckpt.conditions.job_log import failure_of
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointStatistics
+from ckpt_runtime.client.event_stream import StreamedEvent
 from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails
+
+_TOLD_BY = (
+    *("checkpoint-completed", "checkpoint-failed", "savepoint-completed", "savepoint-failed"),
+    *("job-status", POLL),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,9 @@ class CheckpointCondition(OfJob):
     @property
     def subject(self) -> str:
         return f"{self._goal} of job {self._job_id}"
+
+    def concerns(self, event: StreamedEvent) -> bool:
+        return event.type in _TOLD_BY
 
     def look(self) -> Poll:
         # The state first: a job that had ended before its history was read has all of its history written.

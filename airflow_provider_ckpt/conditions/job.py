@@ -6,12 +6,13 @@ from abc import abstractmethod
 from collections.abc import Collection, Generator
 from typing import Any, Final
 
-from airflow_provider_ckpt.conditions.base import Condition, Json, Poll, Status, Verdict
+from airflow_provider_ckpt.conditions.base import POLL, Condition, Json, Poll, Status, Verdict
 from airflow_provider_ckpt.conditions.job_log import failure_of, progress_of
 from airflow_provider_ckpt.job_names import living
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
 from ckpt_runtime.client.errors import NotFound
+from ckpt_runtime.client.event_stream import StreamedEvent
 from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails
 from ckpt_runtime.client.requests import Call
 
@@ -19,6 +20,7 @@ STATES: Final = (
     *("INITIALIZING", "CREATED", "RUNNING", "RESTARTING", "RECONCILING", "FAILING", "CANCELLING", "SUSPENDED"),
     *sorted(TERMINAL_STATES),
 )
+_STATES_TOLD_BY: Final = ("job-status", "deployment", "tasks-running")
 _ON_THEIR_WAY: Final = ("CREATED", "SCHEDULED", "DEPLOYING", "INITIALIZING", "RECONCILING")
 
 
@@ -29,6 +31,10 @@ class OfJob(Condition):
         super().__init__()
         self._job_id = job_id
         self._state = ""
+
+    @property
+    def job(self) -> str:
+        return self._job_id
 
     def poll(self) -> Poll:
         try:
@@ -67,6 +73,9 @@ class JobCondition(OfJob):
     def subject(self) -> str:
         return f"job {self._job_id} to be {' or '.join(sorted(self._expected))}"
 
+    def concerns(self, event: StreamedEvent) -> bool:
+        return event.type in _STATES_TOLD_BY
+
     def look(self) -> Poll:
         job = yield from self._details()
         if job.state in self._expected and not (job.state == "RUNNING" and self._all_tasks and is_starting(job)):
@@ -90,6 +99,9 @@ class ReadyForSnapshotCondition(OfJob):
     @property
     def subject(self) -> str:
         return f"job {self._job_id} to run without another stop in progress"
+
+    def concerns(self, event: StreamedEvent) -> bool:
+        return event.type in (*_STATES_TOLD_BY, "savepoint-triggered", "savepoint-failed", POLL)
 
     def look(self) -> Poll:
         job = yield from self._details()

@@ -6,10 +6,11 @@ from collections.abc import Generator
 from enum import StrEnum
 from typing import Any
 
-from airflow_provider_ckpt.conditions.base import Json, Poll, Status, Verdict
+from airflow_provider_ckpt.conditions.base import POLL, Json, Poll, Status, Verdict
 from airflow_provider_ckpt.conditions.job import OfJob
 from airflow_provider_ckpt.conditions.job_log import job_line, shortened
 from ckpt_runtime.client import requests
+from ckpt_runtime.client.event_stream import StreamedEvent
 from ckpt_runtime.client.models import OperationStatus
 from ckpt_runtime.client.stack_traces import telling_line
 
@@ -43,6 +44,9 @@ class OperationCondition(OfJob):
     @property
     def subject(self) -> str:
         return f"{self._operation.noun} {self._trigger_id} of job {self._job_id}"
+
+    def concerns(self, event: StreamedEvent) -> bool:
+        return event.type == POLL or event.data.get("request-id") == self._trigger_id
 
     def look(self) -> Poll:
         status = yield requests.operation_status(self._operation.polled_as, self._trigger_id, self._job_id)

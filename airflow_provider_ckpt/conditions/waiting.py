@@ -12,17 +12,19 @@ import math
 import random
 import time
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from tenacity import RetryCallState
 from tenacity.wait import wait_exponential
 
 from airflow_provider_ckpt.conditions.base import Condition, Poll, Status, Verdict
 from airflow_provider_ckpt.conditions.progress import Log, Progress
-from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
+from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptApiError, CkptClientError, is_passing
 from ckpt_runtime.client.requests import Call
 from ckpt_runtime.client.waiting import Deadline, Pause, Steps, persistent, poll
+
+T = TypeVar("T")
 
 MAX_PAUSE_SECONDS = 30.0
 _JITTER = 0.2
@@ -44,11 +46,6 @@ class Backoff:
 def _jittered(pause: float) -> float:
     """Many tasks begin to wait at the same moment, and are not to ask at the same moments for ever."""
     return pause * random.uniform(1 - _JITTER, 1 + _JITTER)
-
-
-def _intervals(seconds: float) -> Iterator[float]:
-    while True:
-        yield _jittered(max(seconds, 0.0))
 
 
 def is_waited_out(error: BaseException) -> bool:
@@ -81,10 +78,31 @@ def look_until_sure(condition: Condition, progress: Progress, pause: float) -> S
         yield Pause(pause)
 
 
+class Runner(Protocol):
+    """Carries out the steps of a wait: a client, or what many waits have in common."""
+
+    async def run(self, steps: Steps[T]) -> T: ...
+
+
+@runtime_checkable
+class Alarm(Runner, Protocol):
+    """A runner that knows when a look is worth it: a pause ends once it is ``called``."""
+
+    @property
+    def called(self) -> bool: ...
+
+    def looking(self) -> None:
+        """A look begins."""
+
+    def pace(self) -> float:
+        """Seconds until the next look, unless it is called."""
+
+
 class Wait:
     """One wait for a condition; ``deadline`` is in seconds since the epoch, ``None``: never."""
 
     def __init__(self, condition: Condition, deadline: float | None, interval: float, log: Log) -> None:
+        self._alarm: Alarm | None = None
         self._condition = condition
         self._deadline = Deadline(deadline, time.time)
         self._interval = interval
@@ -95,19 +113,29 @@ class Wait:
         """Block until the end of the wait."""
         return client.run(self._steps())
 
-    async def in_the_triggerer(self, client: AsyncCkptClient) -> Verdict:
+    async def in_the_triggerer(self, runner: Runner) -> Verdict:
         """Await the end of the wait; a request that hangs cannot outlive the deadline either."""
+        self._alarm = runner if isinstance(runner, Alarm) else None
         limit = self._deadline.left + _LAST_LOOK_SECONDS
         try:
             async with asyncio.timeout(None if math.isinf(limit) else limit):
-                return await client.run(self._steps())
+                return await runner.run(self._steps())
         except TimeoutError:
             return self._over()
 
+    def _pauses(self, seconds: float) -> Iterator[float]:
+        for part in self._progress.pauses(seconds):
+            if self._alarm is not None and self._alarm.called:
+                return
+            yield part
+
+    def _intervals(self) -> Iterator[float]:
+        while True:
+            yield _jittered(max(self._interval if self._alarm is None else self._alarm.pace(), 0.0))
+
     def _steps(self) -> Steps[Verdict]:
-        pauses = self._progress.pauses
         try:
-            found = yield from poll(self._look, self._deadline, _intervals(self._interval), pauses)
+            found = yield from poll(self._look, self._deadline, self._intervals(), self._pauses)
         except CkptClientError as error:
             if not is_waited_out(error):
                 return Verdict(Status.REFUSED, str(error))
@@ -122,10 +150,12 @@ class Wait:
             passing=is_waited_out,
             backoff=Backoff(self._interval, self._deadline),
             on_away=self._away,
-            pauses=self._progress.pauses,
+            pauses=self._pauses,
         )
 
     def _look_once(self) -> Poll:
+        if self._alarm is not None:
+            self._alarm.looking()
         verdict = yield from look_and_tell(self._condition, self._progress)
         self._trouble = ""
         return verdict

@@ -1,4 +1,4 @@
-"""What all triggers share: one client, one condition, a deadline of their own, one event.
+"""What all triggers share: a place at the hub, one condition, a deadline of their own, one event.
 
 The event carries the verdict and everything that the trigger was made of, so that the operator needs no memory of its
 own to go on. A trigger never raises for a job manager that is away: it keeps trying until its deadline. Nothing is
@@ -18,6 +18,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from airflow_provider_ckpt import defaults
 from airflow_provider_ckpt.conditions.base import Condition, Verdict
 from airflow_provider_ckpt.conditions.waiting import Wait
+from airflow_provider_ckpt.event_hub import joined
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 
 ON_KILL_PATIENCE_SECONDS = 20.0
@@ -29,7 +30,7 @@ class CkptTrigger(BaseTrigger):
 
     :param ckpt_conn_id: the Airflow connection of the job manager.
     :param deadline: when to give up, in seconds since the epoch; ``None``: never.
-    :param poll_interval: seconds between two polls.
+    :param poll_interval: seconds between two polls, where no stream of events says when to look.
     :param memo: plain JSON values that come back in the event untouched.
     """
 
@@ -68,11 +69,19 @@ class CkptTrigger(BaseTrigger):
         the second process, and fails the task.
         """
         earliest = time.monotonic() + defaults.min_deferral()
-        wait = Wait(self.condition(), self.deadline, self.poll_interval, self.log)
-        async with await CkptHook(self.ckpt_conn_id).aget_conn() as client:
-            verdict = await wait.in_the_triggerer(client)
+        verdict = await self._verdict(CkptHook(self.ckpt_conn_id))
         await asyncio.sleep(max(0.0, earliest - time.monotonic()))
         yield TriggerEvent(event_payload(verdict, self))  # type: ignore[no-untyped-call]
+
+    async def _verdict(self, hook: CkptHook) -> Verdict:
+        """What nothing tells of is polled over a connection of its own."""
+        condition = self.condition()
+        wait = Wait(condition, self.deadline, self.poll_interval, self.log)
+        if condition.job is None:
+            async with await hook.aget_conn() as client:
+                return await wait.in_the_triggerer(client)
+        async with joined(hook, condition, condition.job, self.poll_interval) as member:
+            return await wait.in_the_triggerer(member)
 
 
 def event_payload(verdict: Verdict, trigger: CkptTrigger) -> dict[str, Any]:

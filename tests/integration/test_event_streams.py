@@ -127,3 +127,21 @@ def test_who_was_away_too_long_is_told_to_read_anew(cluster: MiniCluster, client
     assert (reset.type, start.type) == (RESET, START)
     assert reset.id == start.id
     assert reset.session_id == start.data["session"]
+
+
+def test_changes_of_configuration_and_parallelism_are_told(
+    client: CkptClient, cluster: MiniCluster, job: SequenceJob
+) -> None:
+    job.start(rate=500, parallelism=1)
+    job.running()
+    cluster.wait_for_checkpoints(job.job_id, 1)
+    with stream(client, job.job_id) as events:
+        client.patch_job_config(job.job_id, {"execution.buffer-timeout.interval": "10 ms"})
+        told = until(events, "tasks-running")
+        (changed,) = [event.data for event in told if event.type == "configuration"]
+        assert (changed["version"], changed["options"]) == (2, ["execution.buffer-timeout.interval"])
+        wanted = dict.fromkeys(client.resource_requirements(job.job_id), 2)
+        client.rescale(job.job_id, wanted, timeout_s=60)
+        (rescaled,) = [event.data for event in until(events, "tasks-running") if event.type == "rescale"]
+        assert rescaled["parallelism"] == wanted == client.resource_requirements(job.job_id)
+    job.canceled()

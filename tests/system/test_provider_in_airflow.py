@@ -86,14 +86,13 @@ def test_marking_a_waiting_task_failed_cancels_its_job_and_says_so(
     airflow: LocalAirflow, session: Session, job: SequenceJob
 ) -> None:
     known = session.jobs()
+    streams = session.requests["GET /events"]
     run = trigger(airflow, "system_submit", job)
     wait_state(airflow, run, "submit", "deferred")
     job.job_id = session.job_after(known)
     job.running()
     # Airflow has nobody to tell before the trigger runs.
-    poll = f"GET /jobs/{job.job_id}"
-    polls = session.requests[poll]
-    until(lambda: session.requests[poll] > polls, "the trigger's first poll")
+    until(lambda: session.requests["GET /events"] > streams, "the trigger's stream of events")
     airflow.api.set_task_state(run, "submit", "failed")
     job.cluster.wait_for_status(job.job_id, JobStatus.CANCELED)
     words = f"job {job.job_id} is being cancelled"

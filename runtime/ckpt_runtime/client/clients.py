@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
@@ -285,6 +285,22 @@ class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):
         return self._http_at(self._url), self._url
 
 
+async def run_steps(steps: Steps[T], carry_out: Callable[[Call[Any] | Pause], Awaitable[Any]]) -> T:
+    """Await steps one by one, as ``carry_out`` does it; gives their result."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                answer = await carry_out(step)
+            except CkptClientError as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
 class AsyncCkptClient(_Client[httpx.AsyncClient, httpx.AsyncBaseTransport]):
     """Asynchronous client; the same methods, awaited. Parameters as of :class:`CkptClient`."""
 
@@ -341,18 +357,7 @@ class AsyncCkptClient(_Client[httpx.AsyncClient, httpx.AsyncBaseTransport]):
 
     async def run(self, steps: Steps[T], *, patience_s: float = 0.0) -> T:
         """Carry out steps one by one, each call for ``patience_s`` while the server is away; gives their result."""
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    answer = await self._carry_out(step, patience_s)
-                except CkptClientError as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(answer)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+        return await run_steps(steps, lambda step: self._carry_out(step, patience_s))
 
     async def _carry_out(self, step: Call[Any] | Pause, patience_s: float) -> Any:
         if isinstance(step, Pause):

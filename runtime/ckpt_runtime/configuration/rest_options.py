@@ -24,6 +24,14 @@ class RestAuthentication(StrEnum):
     NONE = "NONE"
 
 
+class AuditDestination(StrEnum):
+    """Where records of changes go."""
+
+    NONE = "NONE"
+    LOG = "LOG"
+    FILE = "FILE"
+
+
 class RestOptions:
     """The REST endpoint."""
 
@@ -92,6 +100,22 @@ class RestOptions:
         IntegerType(minimum=1, maximum=1_000_000),
         4_096,
         "Events that are kept for clients of event streams that were away or are slow.",
+        _CLUSTER,
+        _NEVER,
+    )
+    AUDIT_DESTINATION = ConfigOption(
+        "rest.audit.destination",
+        EnumType(AuditDestination),
+        AuditDestination.NONE,
+        "Where it is recorded who has changed what over REST: the logger ckpt_runtime.audit (LOG), or rest.audit.file.",
+        _CLUSTER,
+        _NEVER,
+    )
+    AUDIT_FILE = ConfigOption(
+        "rest.audit.file",
+        NON_EMPTY_STRING,
+        None,
+        "Absolute path of a file on the driver's machine; records are appended, one JSON document in each line.",
         _CLUSTER,
         _NEVER,
     )

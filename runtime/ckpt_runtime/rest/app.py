@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ckpt_runtime.jobmaster.gateway import DispatcherGateway
+from ckpt_runtime.rest.audit import Caller
 from ckpt_runtime.rest.auth import Guard, has_session, has_token
 from ckpt_runtime.rest.errors import install_error_handlers
 from ckpt_runtime.rest.event_stream import EventStreams
@@ -100,6 +101,7 @@ def create_app(
     install_error_handlers(app)
     install_openapi(app, authenticated=token is not None)
     app.add_middleware(VersionPrefix)
+    app.add_middleware(Caller)
     _add_guard(app, token, flink_dashboard)
     return app
 

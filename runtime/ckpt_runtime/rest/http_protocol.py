@@ -29,6 +29,7 @@ LINGER_S = 1.0
 MAX_REFUSED = 64
 """Connections that wait for a 503 at most; more are closed without an answer."""
 
+_ENDLESS = "/events"
 _CLOSED = (h11.ERROR, h11.CLOSED, h11.MUST_CLOSE)
 
 
@@ -72,7 +73,12 @@ class BoundedHttpProtocol(H11Protocol):
                 self.transport.write_eof()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """A client that sends no more may still read: true keeps the connection open for the answer under way."""
+        """A client that sends no more may still read: true keeps the connection open for the answer under way.
+
+        Not for a stream without an end: whoever closes that one has gone.
+        """
+        if self.cycle is not None and self.cycle.scope["path"].endswith(_ENDLESS):
+            return False
         if self.cycle is None or self.cycle.response_complete or self.cycle.more_body or self.scheme == "https":
             return False
         self.cycle.keep_alive = False

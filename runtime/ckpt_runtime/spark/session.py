@@ -24,6 +24,7 @@ from ckpt_runtime.client.private_files import PRIVATE_UMASK, append_private, wri
 from ckpt_runtime.client.process_id import ProcessId
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.errors import InvalidOptionError
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.rest_options import RestOptions
 from ckpt_runtime.configuration.validation import validate
@@ -32,6 +33,7 @@ from ckpt_runtime.jobmaster.slots import SlotTimes
 from ckpt_runtime.network.tls import TlsFilesError, credentials, rest_context
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
+from ckpt_runtime.rest.audit import AuditedGateway, audit_log
 from ckpt_runtime.rest.auth import BindingRefused, check_binding
 from ckpt_runtime.spark.application_watch import ApplicationWatch
 from ckpt_runtime.spark.barrier_stage import BarrierStageProvider
@@ -93,7 +95,13 @@ def main(arguments: list[str] | None = None) -> None:
         check_pyspark()
         with tempfile.TemporaryDirectory(prefix="ckpt-sockets-", ignore_cleanup_errors=True) as sockets:
             lost = _run(options, sockets)
-    except (BindingRefused, PySparkMismatchError, UnprotectedSparkError, TlsFilesError) as error:
+    except (
+        BindingRefused,
+        InvalidOptionError,
+        PySparkMismatchError,
+        TlsFilesError,
+        UnprotectedSparkError,
+    ) as error:
         sys.exit(f"the session does not start: {error}")
     if lost:
         _say_at_last(options.log_file, f"the session has ended: {lost}")
@@ -195,6 +203,7 @@ def _token(configuration: Configuration) -> str | None:
 async def serve(context: SparkContext, options: SessionOptions) -> str:
     """The session on a given SparkContext. Returns when it was told to end, or why Spark's application is over."""
     driver_host = context.getConf().get("spark.driver.host") or "127.0.0.1"
+    audit = audit_log(options.configuration)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     lost: list[str] = []
@@ -222,8 +231,9 @@ async def serve(context: SparkContext, options: SessionOptions) -> str:
     tls = rest_context(options.configuration)
     await cluster.start()
     limit = options.configuration.get(RestOptions.MAX_CONTENT_LENGTH)
+    gateway = AuditedGateway.over(cluster.dispatcher, audit)
     dashboard = options.flink_dashboard
-    app = create_app(cluster.dispatcher, token=options.token, max_upload_bytes=limit, flink_dashboard=dashboard)
+    app = create_app(gateway, token=options.token, max_upload_bytes=limit, flink_dashboard=dashboard)
     connections = options.configuration.get(RestOptions.MAX_CONNECTIONS)
     server, port = await rest_server.start(
         app, options.rest_host, options.rest_port, max_connections=connections, tls=tls

@@ -25,8 +25,10 @@ os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 # There is no scheduler here that could misread an early event.
 os.environ["AIRFLOW__CKPT__MIN_DEFERRAL"] = "0"
 
+from ckpt_runtime.jobmaster.event_log import EventType
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
+from ckpt_runtime.rest.event_stream import EventStreams
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 
 if TYPE_CHECKING:
@@ -52,7 +54,10 @@ async def _nobody(_: Message) -> None:
 
 
 class JobManager:
-    """The REST API of a :class:`FakeGateway` on a loopback port; may be stopped and started again there."""
+    """The REST API of a :class:`FakeGateway` on a loopback port; may be stopped and started again there.
+
+    It has no streams of events, as Flink has none, unless ``streams`` is set: then the test publishes them.
+    """
 
     def __init__(self) -> None:
         self._app = create_app(FakeGateway(), token=None)
@@ -70,6 +75,7 @@ class JobManager:
         self._app.state.gateway = self.gateway
         self.received: list[str] = []
         self.faults: list[Fault] = []
+        self.streams = False
         self.start()
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,6 +85,8 @@ class JobManager:
         line = f"{scope['method']} {scope['path']}"
         self.received.append(line)
         fault = next((fault for fault in self.faults if fault.times > 0 and re.search(fault.pattern, line)), None)
+        if fault is None and scope["path"] == "/events" and not self.streams:
+            fault = Fault("/events", 404)
         if fault is None:
             await self._app(scope, receive, send)
             return
@@ -90,6 +98,7 @@ class JobManager:
 
     def start(self) -> None:
         if self._server is None:
+            self._app.state.event_streams = EventStreams()
             # uvicorn tells the kinds of applications apart by looking at plain functions
             application = partial(JobManager.serve, self)
             starting = rest_server.start(application, "127.0.0.1", self.port, interface="asgi3")
@@ -97,6 +106,7 @@ class JobManager:
 
     def stop(self) -> None:
         if self._server is not None:
+            self._loop.call_soon_threadsafe(self._app.state.event_streams.end)
             self._run(rest_server.stop(self._server))
             self._server = None
 
@@ -105,6 +115,10 @@ class JobManager:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=60)
         self._loop.close()
+
+    def happens(self, kind: EventType, job_id: str = JOB, **data: Any) -> None:
+        """Publish an event."""
+        self._loop.call_soon_threadsafe(self.gateway.events.publish, kind, job_id, {"jobid": job_id, **data})
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=60)

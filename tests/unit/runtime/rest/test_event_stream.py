@@ -75,11 +75,25 @@ def test_silence_is_filled_with_signs_of_life(serve: Callable[..., Served], monk
         await reader.readuntil(b"id: 5e551017a2b3c4d5-1\nevent: job-status\n")
         await reader.readuntil(b": keep-alive\nid: 5e551017a2b3c4d5-1\n\n")
         writer.close()
-        await writer.wait_closed()
-        while served.log.listeners:  # the server notices that nobody reads
-            await asyncio.sleep(0.01)
 
     served.run(listen())
+
+
+def test_a_client_that_closes_is_forgotten_before_anything_is_written(serve: Callable[..., Served]) -> None:
+    served = serve()
+
+    async def listen() -> None:
+        reader, writer = await connect(served)
+        await reader.readuntil(b"event: start\n")
+        assert served.log.listeners == 1
+        writer.close()
+        await writer.wait_closed()
+        while served.log.listeners or served.server.server_state.connections:
+            await asyncio.sleep(0.01)
+
+    begun = time.monotonic()
+    served.run(listen())
+    assert time.monotonic() - begun < event_stream.KEEP_ALIVE_S
 
 
 def test_a_slow_reader_is_told_and_cut_off_and_holds_nobody_up(serve: Callable[..., Served]) -> None:

@@ -1,0 +1,295 @@
+"""What wakes the waits of one process at one job manager: one stream of events, or one poll where there is none.
+
+A wait looks when it begins, when an event concerns its condition, and otherwise seldom. Looks that come together share
+their requests, and none is made while the job manager is known to be away. The hub lives as long as somebody waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from airflow_provider_ckpt.conditions.base import POLL, Condition
+from airflow_provider_ckpt.shared_answers import SharedAnswers
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.clients import AsyncCkptClient, run_steps
+from ckpt_runtime.client.errors import CkptClientError, is_passing
+from ckpt_runtime.client.event_stream import RESET, START, EventFeed, StreamedEvent
+from ckpt_runtime.client.models import JobLine
+from ckpt_runtime.client.requests import Call
+from ckpt_runtime.client.waiting import Pause, Steps
+
+if TYPE_CHECKING:
+    from airflow_provider_ckpt.hooks.ckpt import CkptHook
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+SELDOM_SECONDS = 300.0
+"""Between two looks of a wait that hears of everything: a stream that loses an event must not hang a task."""
+GAP_SECONDS = 0.25
+"""Between two looks of one wait at least, however fast events come."""
+STARTING_SECONDS = 5.0
+"""How long a stream may take to begin: it does so at once, unless something on the way holds it back."""
+SETTLING_SECONDS = 2.0
+"""How long a first look waits for the stream to begin: what happens later is told then."""
+STREAM_AGAIN_SECONDS = 60.0
+"""A job manager without a stream is asked for one again after this."""
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.2, 5.0
+
+
+class Member:
+    """One wait. ``called`` once an event has come since its last look."""
+
+    def __init__(self, hub: EventHub, condition: Condition, job_id: str, interval: float) -> None:
+        self._hub = hub
+        self.condition = condition
+        self.job_id = job_id
+        self.interval = interval
+        self._call = asyncio.Event()
+        self._looked_at = -GAP_SECONDS
+
+    def call(self) -> None:
+        self._call.set()
+
+    @property
+    def called(self) -> bool:
+        return self._call.is_set()
+
+    def looking(self) -> None:
+        """A look begins: what comes from now on is for the next one."""
+        self._call.clear()
+        self._looked_at = time.monotonic()
+
+    def pace(self) -> float:
+        """Seconds until the next look, unless it is called."""
+        if self.condition.absence.in_doubt or not self._hub.tells:
+            return self.interval
+        return SELDOM_SECONDS * random.uniform(0.8, 1.0)
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Carry out the steps of its wait."""
+        await self._hub.settled(SETTLING_SECONDS)
+        return await run_steps(steps, self._carry_out)
+
+    async def _carry_out(self, step: Call[Any] | Pause) -> Any:
+        if isinstance(step, Call):
+            return await self._hub.ask(step, self.job_id)
+        await _set_within(self._call, step.seconds)
+        if self.called:
+            await asyncio.sleep(max(0.0, self._looked_at + GAP_SECONDS - time.monotonic()))
+        return None
+
+
+class EventHub:
+    """Use :func:`joined`."""
+
+    def __init__(self, client: AsyncCkptClient) -> None:
+        self._client = client
+        self._members: dict[str, set[Member]] = {}
+        self._answers = SharedAnswers(client.execute)
+        self._away: CkptClientError | None = None
+        self._settled = asyncio.Event()
+        self.tells = False
+        # Not in the context of the trigger that comes first: what is logged here is in no task's log.
+        loop = asyncio.get_running_loop()
+        self._watching = loop.create_task(self._watch(), name="ckpt-event-hub", context=contextvars.Context())
+
+    # --- for waits
+
+    def join(self, condition: Condition, job_id: str, interval: float) -> Member:
+        member = Member(self, condition, job_id, interval)
+        self._members.setdefault(job_id, set()).add(member)
+        return member
+
+    def leave(self, member: Member) -> None:
+        members = self._members[member.job_id]
+        members.discard(member)
+        if not members:
+            del self._members[member.job_id]
+            self._answers.forget(member.job_id)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._members
+
+    def close(self) -> None:
+        """Its connections close as soon as the loop runs."""
+        self._watching.cancel()
+
+    async def settled(self, seconds: float) -> None:
+        """Until it is known how waits are woken."""
+        await _set_within(self._settled, seconds)
+
+    async def ask(self, call: Call[Any], job_id: str) -> Any:
+        if self._away is not None:
+            raise self._away
+        return await self._answers.get(call, job_id)
+
+    # --- what wakes them
+
+    def _take(self, event: StreamedEvent) -> None:
+        if event.type == START:
+            self._begins_to_tell()
+        elif event.type == RESET:
+            self._call_all()
+        elif event.job_id is not None:
+            self._tell(event)
+
+    def _tell(self, event: StreamedEvent) -> None:
+        members = self._members.get(event.job_id or "", ())
+        if members:
+            self._answers.changed(event.job_id)
+        for member in members:
+            if member.condition.concerns(event):
+                member.call()
+
+    def _begins_to_tell(self) -> None:
+        """What happens from now on is told; what happened before a break follows, or is reset."""
+        missed = not self.tells or self._away is not None
+        self.tells, self._away = True, None
+        self._settled.set()
+        if missed:
+            self._call_all()
+
+    def _call_all(self) -> None:
+        self._answers.changed()
+        for members in self._members.values():
+            for member in members:
+                member.call()
+
+    def _is_away(self, error: CkptClientError) -> None:
+        """Nobody else needs to find that out by a request."""
+        news = self._away is None
+        self._away = error
+        self._settled.set()
+        if news:
+            self._call_all()
+
+    # --- the one stream, or the one poll
+
+    async def _watch(self) -> None:
+        async with self._client, self._answers:
+            while True:
+                try:
+                    await self._tell_by_stream_or_poll()
+                except Exception:  # a mistake here must cost time, and no task
+                    logger.exception("the waits at %s look by themselves for a while", self._client.url)
+                    self.tells, self._away = False, None
+                    self._settled.set()
+                    self._call_all()
+                    await asyncio.sleep(STREAM_AGAIN_SECONDS)
+
+    async def _tell_by_stream_or_poll(self) -> None:
+        feed, pause = EventFeed(), FIRST_PAUSE_SECONDS
+        while True:
+            begun, lost = await self._stream(feed)
+            if not begun and (trouble := await self._trouble(lost)) is None:
+                await self._poll(STREAM_AGAIN_SECONDS)
+                feed, pause = EventFeed(), FIRST_PAUSE_SECONDS
+                continue
+            if begun:
+                pause = FIRST_PAUSE_SECONDS
+            else:
+                self._is_away(trouble)  # type: ignore[arg-type]
+            await asyncio.sleep(pause * random.uniform(0.8, 1.2))
+            pause = min(pause * 2, MAX_PAUSE_SECONDS)
+
+    async def _stream(self, feed: EventFeed) -> tuple[bool, CkptClientError | None]:
+        """One connection; whether it has begun, and what has broken it."""
+        begun = False
+        try:
+            async with asyncio.timeout(STARTING_SECONDS) as limit:
+                async for event in self._client.stream_events(feed):
+                    begun = True
+                    limit.reschedule(None)
+                    self._take(event)
+        except TimeoutError:
+            return begun, None
+        except CkptClientError as error:
+            return begun, error
+        return begun, None
+
+    async def _trouble(self, lost: CkptClientError | None) -> CkptClientError | None:
+        """What keeps all requests from being served; None when only the stream is not to be had."""
+        if lost is not None and not is_passing(lost):
+            return None
+        try:
+            await self._client.execute(requests.list_jobs(), patience_s=0)
+        except CkptClientError as error:
+            return error if is_passing(error) else None
+        return None
+
+    async def _poll(self, seconds: float) -> None:
+        """One request tells of all jobs; what cannot be seen by it is looked at as often."""
+        end, known = time.monotonic() + seconds, dict[str, JobLine]()
+        self.tells = False
+        while time.monotonic() < end:
+            try:
+                jobs = await self._client.execute(requests.list_jobs(), patience_s=0)
+            except CkptClientError as error:
+                if is_passing(error):
+                    self._is_away(error)
+                else:
+                    self._begins_to_tell()
+                    self._call_all()  # each is refused by itself
+            else:
+                self._begins_to_tell()
+                present = {line.job_id: line for line in jobs}
+                self._compare(known, present)
+                known = present
+            await asyncio.sleep(self._interval)
+
+    def _compare(self, before: dict[str, JobLine], now: dict[str, JobLine]) -> None:
+        for job_id in tuple(self._members):
+            line, earlier = now.get(job_id), before.get(job_id)
+            if line is None or earlier is None or _looks(line) != _looks(earlier):
+                self._tell(StreamedEvent("", "job-status", {"jobid": job_id}))
+            self._tell(StreamedEvent("", POLL, {"jobid": job_id}))
+
+    @property
+    def _interval(self) -> float:
+        return min((member.interval for members in self._members.values() for member in members), default=1.0)
+
+
+def _looks(line: JobLine) -> tuple[object, ...]:
+    """All but the duration, which always grows."""
+    return line.state, line.last_modification_ms, line.tasks
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        pass
+
+
+_hubs: Final[dict[tuple[object, ...], EventHub]] = {}
+
+
+@asynccontextmanager
+async def joined(hook: CkptHook, condition: Condition, job_id: str, interval: float) -> AsyncIterator[Member]:
+    """A place at this process's hub for the job manager that the connection names. The last one to go closes it."""
+    key = (asyncio.get_running_loop(), await hook.aendpoint())
+    if key not in _hubs:
+        client = await hook.aget_conn(patience=0)
+        if key in _hubs:  # another trigger was faster
+            await client.close()
+        else:
+            _hubs[key] = EventHub(client)
+    hub = _hubs[key]
+    member = hub.join(condition, job_id, interval)
+    try:
+        yield member
+    finally:
+        hub.leave(member)
+        if hub.is_idle:
+            del _hubs[key]
+            hub.close()

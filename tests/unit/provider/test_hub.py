@@ -1,0 +1,318 @@
+"""Many waits at one job manager: one stream or one poll wakes them, and what they ask is asked once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from airflow_provider_ckpt import event_hub as hub
+from airflow_provider_ckpt.conditions.base import POLL
+from airflow_provider_ckpt.shared_answers import SharedAnswers
+from airflow_provider_ckpt.triggers.base import CkptTrigger
+from airflow_provider_ckpt.triggers.checkpoint import CkptCheckpointTrigger
+from airflow_provider_ckpt.triggers.job import CkptJobTrigger
+from airflow_provider_ckpt.triggers.operation import CkptOperationTrigger, CkptReadyTrigger
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.errors import CkptApiError
+from ckpt_runtime.client.event_stream import StreamedEvent
+from ckpt_runtime.jobmaster.event_log import EventLog, EventType
+from ckpt_runtime.scheduler.job_status import JobStatus
+from tests.unit.provider.conftest import JOB, JobManager
+
+TIMEOUT_S = 60.0
+STREAM = "GET /events"
+WAIT: dict[str, Any] = {"ckpt_conn_id": "ckpt_default", "poll_interval": 0.05}
+
+pytestmark = pytest.mark.row("air.11")
+
+
+def finished(job_id: str = JOB) -> CkptJobTrigger:
+    return CkptJobTrigger(**WAIT, deadline=time.time() + TIMEOUT_S, job_id=job_id, expected=["FINISHED"])
+
+
+def checkpoints(count: int = 1) -> CkptCheckpointTrigger:
+    return CkptCheckpointTrigger(**WAIT, deadline=time.time() + TIMEOUT_S, job_id=JOB, goal={"count": count})
+
+
+async def status(trigger: CkptTrigger) -> str:
+    found: str = (await anext(aiter(trigger.run()))).payload["status"]
+    return found
+
+
+def waits(triggers: list[CkptTrigger]) -> list[asyncio.Task[str]]:
+    return [asyncio.create_task(status(trigger)) for trigger in triggers]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """Nothing is left behind: no hub, no task, and the loop has closed the sockets."""
+
+    async def whole() -> None:
+        await work
+        assert hub._hubs == {}
+        await asyncio.sleep(0)
+        await until(lambda: len(asyncio.all_tasks()) == 1)
+        await asyncio.sleep(0.01)
+
+    asyncio.run(whole())
+
+
+def streaming(manager: JobManager) -> bool:
+    return manager.gateway.events.listeners == 1
+
+
+def requests_for(manager: JobManager, triggers: list[CkptTrigger], end: Callable[[], Awaitable[None]]) -> int:
+    """How many requests these waits make up to their end."""
+
+    async def wait() -> None:
+        tasks = waits(triggers)
+        await until(lambda: streaming(manager) and f"GET /jobs/{JOB}" in manager.received)
+        await end()
+        async with asyncio.timeout(TIMEOUT_S):
+            assert set(await asyncio.gather(*tasks)) == {"done"}
+        await until(lambda: manager.gateway.events.listeners == 0)
+
+    manager.received.clear()
+    run(wait())
+    assert manager.count(STREAM) == 1
+    return len(manager.received)
+
+
+def test_five_hundred_waits_are_one_stream_and_ask_as_much_as_one(job_manager: JobManager) -> None:
+    """Of all kinds, and with a checkpoint that wakes many of them to no avail."""
+    job_manager.streams = True
+
+    async def end() -> None:
+        job_manager.happens(EventType.FAILURE)
+        job = job_manager.gateway.jobs[JOB]
+        job_manager.gateway.complete_checkpoint(job)
+        job_manager.happens(EventType.CHECKPOINT_COMPLETED)
+        looks = job_manager.count(f"GET /jobs/{JOB}/checkpoints")
+        await until(lambda: job_manager.count(f"GET /jobs/{JOB}/checkpoints") > looks)
+        job_manager.gateway.complete_checkpoint(job)
+        job_manager.gateway.move(JOB, JobStatus.FINISHED)
+        job_manager.happens(EventType.CHECKPOINT_COMPLETED)
+        job_manager.happens(EventType.JOB_STATUS)
+
+    found = {}
+    for each in (2, 250):
+        job_manager.gateway.jobs.pop(JOB)
+        job_manager.gateway.add_job(JOB)
+        found[each] = requests_for(job_manager, [finished() for _ in range(each)] + [checkpoints(2)] * each, end)
+    assert found[250] <= found[2] + 12, found
+
+
+def test_a_wait_looks_only_when_an_event_concerns_it(job_manager: JobManager) -> None:
+    job_manager.streams = True
+    job_manager.gateway.events = EventLog("5e551017a2b3c4d5")
+
+    async def wait() -> None:
+        other = "0" * 31 + "1"
+        job_manager.gateway.add_job(other)
+        (task,), others = waits([finished()]), waits([finished(other)])
+        await until(lambda: streaming(job_manager) and job_manager.count(f"GET /jobs/{JOB}") > 0)
+        await until(lambda: job_manager.count(f"GET /jobs/{other}") > 0)
+        await asyncio.sleep(hub.GAP_SECONDS)
+        looked = job_manager.count(f"GET /jobs/{JOB}")
+        for _ in range(5):
+            job_manager.happens(EventType.CHECKPOINT_COMPLETED)
+            job_manager.happens(EventType.JOB_STATUS, other)
+        job_manager.gateway.move(other, JobStatus.FINISHED)
+        job_manager.happens(EventType.JOB_STATUS, other)
+        assert await others[0] == "done"
+        assert job_manager.count(f"GET /jobs/{JOB}") == looked
+        job_manager.gateway.move(JOB, JobStatus.FINISHED)
+        job_manager.happens(EventType.JOB_STATUS)
+        assert await task == "done"
+
+    run(wait())
+
+
+def test_without_streams_one_poll_serves_everybody(job_manager: JobManager) -> None:
+    """As against Flink: the list of jobs, and for each job and poll what that cannot tell, however many wait."""
+
+    async def polls(more: int) -> None:
+        enough = job_manager.count("GET /jobs/overview") + more
+        await until(lambda: job_manager.count("GET /jobs/overview") >= enough)
+
+    async def wait() -> None:
+        tasks = waits([finished() for _ in range(100)] + [checkpoints() for _ in range(100)])
+        await polls(10)
+        assert job_manager.count(f"GET /jobs/{JOB}") <= 2 * job_manager.count("GET /jobs/overview")
+        job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
+        async with asyncio.timeout(TIMEOUT_S):
+            assert set(await asyncio.gather(*tasks[100:])) == {"done"}
+        # Those who wait for the job's state alone see in the list that there is nothing to look at.
+        await polls(10)
+        looked = job_manager.count(f"GET /jobs/{JOB}")
+        await polls(10)
+        assert job_manager.count(f"GET /jobs/{JOB}") == looked
+        job_manager.gateway.move(JOB, JobStatus.FINISHED)
+        async with asyncio.timeout(TIMEOUT_S):
+            assert set(await asyncio.gather(*tasks[:100])) == {"done"}
+
+    run(wait())
+    assert job_manager.count(STREAM) == 1
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_waits_go_on_behind_another_driver(
+    job_manager: JobManager, streams: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is away for a while, nobody asks it for anything twice, and what has happened meanwhile was never told."""
+    job_manager.streams = streams
+
+    async def wait() -> None:
+        tasks = waits([finished() for _ in range(20)])
+        await until(lambda: job_manager.count(f"GET /jobs/{JOB}") > 0)
+        await asyncio.to_thread(job_manager.stop)
+        (found,) = hub._hubs.values()
+        await until(lambda: found._away is not None)
+        job_manager.gateway.events = EventLog("another-driver")
+        job_manager.gateway.move(JOB, JobStatus.FINISHED)
+        await asyncio.to_thread(job_manager.start)
+        async with asyncio.timeout(TIMEOUT_S):
+            assert set(await asyncio.gather(*tasks)) == {"done"}
+
+    run(wait())
+
+
+def test_a_driver_that_does_not_lead_is_waited_for(job_manager: JobManager) -> None:
+    job_manager.streams = True
+    job_manager.gateway.ready = False
+
+    async def wait() -> None:
+        (task,) = waits([finished()])
+        await until(lambda: job_manager.count(STREAM) > 1)
+        job_manager.gateway.ready = True
+        job_manager.gateway.move(JOB, JobStatus.FINISHED)
+        assert await task == "done"
+
+    run(wait())
+
+
+def test_a_stream_that_something_on_the_way_holds_back_is_done_without(
+    job_manager: JobManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "STARTING_SECONDS", 0.2)
+    original = JobManager.serve
+
+    async def serve(self: JobManager, scope: Any, receive: Any, send: Any) -> None:
+        if scope.get("path") == "/events":
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            return
+        await original(self, scope, receive, send)
+
+    monkeypatch.setattr(JobManager, "serve", serve)
+    job_manager.stop()
+    job_manager.start()
+
+    async def wait() -> None:
+        (task,) = waits([finished()])
+        await until(lambda: job_manager.count("GET /jobs/overview") > 3)
+        job_manager.gateway.move(JOB, JobStatus.FINISHED)
+        assert await task == "done"
+
+    run(wait())
+    monkeypatch.undo()
+    job_manager.stop()
+
+
+def test_cancelled_waits_leave_nothing_behind(job_manager: JobManager) -> None:
+    """However far they have come; the last one closes the stream."""
+    job_manager.streams = True
+
+    async def wait() -> None:
+        kinds: list[Callable[[], CkptTrigger]] = [
+            finished,
+            checkpoints,
+            lambda: CkptReadyTrigger(**WAIT, deadline=None, job_id="0" * 32),
+            lambda: CkptOperationTrigger(
+                **WAIT, deadline=None, operation="savepoint", job_id="0" * 32, trigger_id="1" * 32
+            ),
+        ]
+        for steps in range(12):
+            tasks = waits([kind() for kind in kinds])
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            assert hub._hubs == {}
+        tasks = waits([kind() for kind in kinds])
+        await until(lambda: streaming(job_manager))
+        for task in tasks[1:]:
+            task.cancel()
+        await asyncio.wait(tasks[1:])
+        assert streaming(job_manager)
+        tasks[0].cancel()
+        await asyncio.wait(tasks)
+        await until(lambda: job_manager.gateway.events.listeners == 0)
+
+    run(wait())
+
+
+def test_which_events_are_a_reason_to_look() -> None:
+    def concerned(trigger: CkptTrigger) -> set[str]:
+        types = [*EventType, POLL]
+        return {kind for kind in types if trigger.condition().concerns(StreamedEvent("", kind, {"request-id": "x"}))}
+
+    states = {"job-status", "deployment", "tasks-running"}
+    assert concerned(finished()) == states
+    assert concerned(CkptReadyTrigger(**WAIT, deadline=None, job_id=JOB)) == states | {
+        "savepoint-triggered",
+        "savepoint-failed",
+        POLL,
+    }
+    ended = {f"{what}-{how}" for what in ("checkpoint", "savepoint") for how in ("completed", "failed")}
+    assert concerned(checkpoints()) == ended | {"job-status", POLL}
+    operation = CkptOperationTrigger(**WAIT, deadline=None, operation="stop", job_id=JOB, trigger_id="1" * 32)
+    assert concerned(operation) == {POLL}
+    mine = StreamedEvent("", "operation", {"request-id": "1" * 32})
+    assert operation.condition().concerns(mine)
+
+
+def test_answers_are_shared_until_something_happens() -> None:
+    asked: list[str] = []
+
+    async def execute(call: requests.Call[Any]) -> Any:
+        asked.append(call.path)
+        await asyncio.sleep(0)
+        if "fails" in call.path:
+            raise CkptApiError(503, ["not now"])
+        return f"answer {len(asked)}"
+
+    async def ask() -> None:
+        answers = SharedAnswers(execute)
+        mine: requests.Call[Any] = requests.job_details("mine")
+        other: requests.Call[Any] = requests.job_details("other")
+        slow: requests.Call[Any] = requests.job_details("slow")
+        first = await asyncio.gather(*(answers.get(mine, "mine") for _ in range(10)))
+        assert set(first) == {"answer 1"}
+        assert [await answers.get(mine, "mine"), await answers.get(other, "other")] == ["answer 1", "answer 2"]
+        answers.changed("mine")
+        assert [await answers.get(mine, "mine"), await answers.get(other, "other")] == ["answer 3", "answer 2"]
+        answers.changed()
+        assert [await answers.get(mine, "mine"), await answers.get(other, "other")] == ["answer 4", "answer 5"]
+        early = asyncio.create_task(answers.get(slow, "mine"))
+        await asyncio.sleep(0)
+        early.cancel()
+        assert await answers.get(slow, "mine") == "answer 6"
+        answers.forget("mine")
+        assert await answers.get(mine, "mine") == "answer 7"
+        for _ in range(2):
+            with pytest.raises(CkptApiError):
+                await answers.get(requests.job_details("fails"), "fails")
+        assert asked.count("/jobs/fails") == 2
+
+    asyncio.run(ask())
