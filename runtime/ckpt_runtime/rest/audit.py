@@ -62,6 +62,9 @@ CHANGES: Final[Mapping[str, Read | None]] = {
     "shutdown_cluster": None,
     "store_pipeline": None,
     "delete_pipeline": None,
+    "hold_pipeline": None,
+    "release_pipeline": None,
+    "mark_savepoint": None,
     "run_pipeline": None,
     "dispose_savepoint": None,
     "change_job_config": _configuration,
@@ -199,6 +202,7 @@ def _plain(value: Any) -> Any:
         case RunRequest():
             shown = {name: getattr(value, name) for name in ("pipeline_id", "entry_point", "job_id", "parallelism")}
             shown |= {"savepoint_path": value.savepoint_path, "claim_mode": value.claim_mode.value}
+            shown |= {"like_job": value.like_job, "drill": value.drill}
             return _plain(shown) | {"configuration": _options(value.configuration)}
         case ConfigurationRequest():
             return {"options": _options(value.options), "version": value.version, "partial": value.partial}

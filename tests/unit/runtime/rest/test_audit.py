@@ -24,7 +24,13 @@ READS = {
     *("cluster_overview", "slot_agents", "dashboard_config", "cluster_configuration", "event_log", "list_pipelines"),
     *("plan_pipeline", "list_jobs", "job_status", "job_details", "job_config", "job_metrics", "vertex_metrics"),
     *("vertex_backpressure", "exception_history", "execution_result", "checkpoint_statistics", "checkpoint_config"),
-    *("resource_requirements", "default_savepoint_directory", "operation_status"),
+    *(
+        "resource_requirements",
+        "default_savepoint_directory",
+        "operation_status",
+        "list_savepoints",
+        "latest_savepoint",
+    ),
 }
 
 
