@@ -22,6 +22,8 @@ ERROR_SCHEMA: dict[str, Any] = {
 }
 _JOB = "fa461ac280c9aa36bde4a060aa97618c"
 EVENT_STREAM = "text/event-stream"
+_EVENTS = {"description": "Events with `id`, `event` and `data`; `data` is a JSON object in one line."}
+"""No type: some tools check the whole text against it, and some each event."""
 _ERRORS = {
     308: (
         "The mode `stop` is gone; there is no `Location`.",
@@ -113,7 +115,7 @@ def _document(app: FastAPI, *, authenticated: bool) -> dict[str, Any]:
 def _describe_answer(operation: dict[str, Any], examples: dict[str, Any]) -> None:
     answer = next(answer for status, answer in operation["responses"].items() if status.startswith("2"))
     if EVENT_STREAM in answer["content"]:
-        answer["content"] = {EVENT_STREAM: {"schema": {"type": "string"}, "examples": _named(examples)}}
+        answer["content"] = {EVENT_STREAM: {"schema": _EVENTS, "examples": _named(examples)}}
         return
     answer["content"] = {"application/json": {"schema": schema_of(examples.values()), "examples": _named(examples)}}
 
