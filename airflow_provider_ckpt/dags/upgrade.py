@@ -62,6 +62,7 @@ PARAMS = {
         False,
         type="boolean",
         title="Drop state that the new version has no place for",
+        description="Otherwise such an upgrade is refused before anything is stopped.",
         section=_SECTIONS[0],
     ),
     "mode": Param(
@@ -74,6 +75,7 @@ PARAMS = {
             "stateless": "stateless: the new version begins with nothing",
         },
         title="Mode",
+        description="What the new version goes on from.",
         section=_SECTIONS[1],
     ),
     "last_state_max_age": _optional(
@@ -84,12 +86,24 @@ PARAMS = {
     ),
     "target_directory": _optional("Directory of the savepoint", "The job's default when empty.", _SECTIONS[1]),
     "savepoint_format": Param(
-        "NATIVE", type="string", enum=["NATIVE", "CANONICAL"], title="Form of the savepoint", section=_SECTIONS[1]
+        "NATIVE",
+        type="string",
+        enum=["NATIVE", "CANONICAL"],
+        title="Form of the savepoint",
+        description="CANONICAL is read by every state backend.",
+        section=_SECTIONS[1],
     ),
     "savepoint_timeout": _duration(
         "10 min", "Time to get ready for it", "After that it falls back, or is refused.", _SECTIONS[1]
     ),
-    "healthy_checkpoints": Param(1, type="integer", minimum=1, title="Completed checkpoints", section=_SECTIONS[2]),
+    "healthy_checkpoints": Param(
+        1,
+        type="integer",
+        minimum=1,
+        title="Completed checkpoints",
+        description="So many of the new version make it healthy.",
+        section=_SECTIONS[2],
+    ),
     "healthy_timeout": _duration("5 min", "within", "After that the old version is started again.", _SECTIONS[2]),
     "approval": Param(
         True,

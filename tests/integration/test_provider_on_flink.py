@@ -78,11 +78,11 @@ class Job:
 
     def run(self, kind: type[Any], **arguments: Any) -> Any:
         """What a task of the job returns. The triggerer's part runs as well."""
-        task = kind(task_id="t", job_id=self.job_id, poll_interval=0.1, **arguments)
+        task = kind(task_id="t", job=self.job_id, poll_interval=0.1, **arguments)
         return run_to_end(task, Task().context())
 
     def sense(self, kind: type[Any], **arguments: Any) -> Any:
-        sensor = kind(task_id="t", job_id=self.job_id, poke_interval=0.1, deferrable=True, **arguments)
+        sensor = kind(task_id="t", job=self.job_id, poke_interval=0.1, deferrable=True, **arguments)
         return run_to_end(sensor, Task().context())
 
 
@@ -139,7 +139,7 @@ def test_a_task_that_is_tried_again_attaches_to_its_job_and_its_savepoint(
 
     def savepoint() -> TakeSavepointOperator:
         target = str(job.directory / "savepoints")
-        return TakeSavepointOperator(task_id="t", job_id=job.job_id, target_directory=target, poll_interval=0.1)
+        return TakeSavepointOperator(task_id="t", job=job.job_id, target_directory=target, poll_interval=0.1)
 
     task, first_try = Task(), savepoint()
 

@@ -43,7 +43,7 @@ def test_airflow_stores_it_and_its_form_explains_every_field(dag: DAG) -> None:
         return
     for name, param in ((name, dag.params.get_param(name)) for name in dag.params):
         schema = param.schema
-        assert str(param.description).endswith("."), name
+        assert str(param.description or schema.get("description_md")).endswith("."), name
         assert {"title", "section", "type"} <= set(schema), name
 
 
