@@ -445,6 +445,17 @@ class TestRetention:
         assert driver.of(out.ShutdownComplete)
         assert driver.coordinator.state is CoordinatorState.CLOSED
 
+    def test_what_is_to_be_retained_outlives_cancelling_whatever_the_settings_say_later(self):
+        driver = Driver(retention=CheckpointRetention.DELETE_ON_CANCELLATION).run()
+        driver.complete()
+        driver.step(on.RetentionAsked())
+        settings = replace(driver.coordinator.configuration, retention=CheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS)
+        driver.step(on.ConfigurationPatched(settings))
+        driver.step(on.Shutdown("CANCELED"))
+        driver.step(on.StoreRemoved(1))
+        assert driver.of(out.DiscardCheckpoint) == []
+        assert driver.of(out.ShutdownComplete)
+
     def test_a_suspended_job_keeps_everything(self):
         driver = Driver().run()
         driver.complete()

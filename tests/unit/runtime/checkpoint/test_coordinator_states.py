@@ -77,6 +77,7 @@ EVENTS: tuple[Any, ...] = (
     on.PeriodicTriggerStarted(),
     on.Shutdown("FAILED"),
     on.ConfigurationPatched(CheckpointConfiguration()),
+    on.RetentionAsked(),
     on.GraphReplaced(two_vertex_graph(parallelism=3)),
     on.BacklogChanged(processing_backlog=True),
     on.TriggerRequested("r2", CheckpointProperties()),
